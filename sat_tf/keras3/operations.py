@@ -21,13 +21,7 @@ _register = functools.partial(keras3.saving.register_keras_serializable, package
 
 @_register()
 class Scaling(keras3.layers.Layer):
-    """A tensor and a number, or one number a channel, added to each other or multiplied.
-
-    Args:
-        formula: "x + c", "x - c", "c - x", "x * c" or "x / c".
-        number: c, a number or a list of as many as there are channels.
-        **options: options of any Keras layer.
-    """
+    """A tensor and a number, or one number a channel, added to each other or multiplied."""
 
     def __init__(self, formula: str, number: float | Sequence[float], **options: Any) -> None:
         super().__init__(**options)
@@ -35,7 +29,6 @@ class Scaling(keras3.layers.Layer):
         self.number = number
 
     def call(self, inputs: Any) -> Any:
-        """The formula."""
         number: Any = self.number
         if not isinstance(number, float | int):
             dtype = keras3.backend.standardize_dtype(inputs.dtype)
@@ -43,24 +36,15 @@ class Scaling(keras3.layers.Layer):
         return SCALINGS[self.formula].function(inputs, number)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the input."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {**super().get_config(), "formula": self.formula, "number": self.number}
 
 
 @_register()
 class Slice(keras3.layers.Layer):
-    """A part of each image, as Python's slices take it.
-
-    Args:
-        slices: for each axis but the batch, [start, stop, step], each an integer or None.
-        dropped: the axes, counted like the slices, that are left out of the result; their slices
-            have length 1.
-        **options: options of any Keras layer.
-    """
+    """A part of each image, as Python's slices take it."""
 
     def __init__(
         self, slices: Sequence[Sequence[int | None]], dropped: Sequence[int] = (), **options: Any
@@ -70,12 +54,10 @@ class Slice(keras3.layers.Layer):
         self.dropped = list(dropped)
 
     def call(self, inputs: Any) -> Any:
-        """The part."""
         part = inputs[(slice(None), *(slice(*bounds) for bounds in self.slices))]
         return ops.squeeze(part, tuple(axis + 1 for axis in self.dropped)) if self.dropped else part
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
 
 
@@ -84,11 +66,9 @@ class StopGradient(keras3.layers.Layer):
     """A tensor as it is, through which no gradient goes."""
 
     def call(self, inputs: Any) -> Any:
-        """The tensor."""
         return ops.stop_gradient(inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the input."""
         return input_shape
 
 
@@ -118,14 +98,12 @@ class Operation(keras3.layers.Layer):
         self.twin = twin
 
     def call(self, inputs: Any) -> Any:
-        """The operation on the tensors."""
         args, options = filled_in(self.arguments, keras3.tree.flatten(inputs))
         options.pop("name", None)
         compute: Any = operation_kinds.CALLS[self.function].keras3
         return compute(keras3, *args, **options)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         own = {"function": self.function, "arguments": self.arguments, "twin": self.twin}
         return {**super().get_config(), **own}
 
@@ -152,12 +130,10 @@ class OfSeveralTensors(keras3.layers.Wrapper):
         self.built = True
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """The layer on the tensors."""
         options = training_argument(self.layer.call, training)
         return self._on(self.layer, keras3.tree.flatten(inputs), **options)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of what the layer makes."""
         return self._on(self.layer.compute_output_spec, self._symbols(input_shape)).shape
 
     def _on(self, function: Callable[..., Any], tensors: Sequence[Any], **options: Any) -> Any:
@@ -170,7 +146,6 @@ class OfSeveralTensors(keras3.layers.Wrapper):
         return [keras3.KerasTensor(tuple(shape), self.layer.compute_dtype) for shape in shapes]
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {**super().get_config(), "arguments": self.arguments}
 
 
@@ -202,11 +177,9 @@ class KerasOperation(keras3.layers.Layer):
         self.output_number = output
 
     def call(self, inputs: Any) -> Any:
-        """The operation on the tensors."""
         return self._of(self.operation, inputs)
 
     def compute_output_spec(self, inputs: Any, **others: Any) -> Any:
-        """Shape and type of what the operation makes."""
         return self._of(self.operation.compute_output_spec, inputs)
 
     def _of(self, function: Callable[..., Any], inputs: Any) -> Any:
@@ -216,7 +189,6 @@ class KerasOperation(keras3.layers.Layer):
         return made if number is None else keras3.tree.flatten(made)[number]
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         own = {
             "operation": keras3.saving.serialize_keras_object(self.operation),
             "arguments": self.arguments,

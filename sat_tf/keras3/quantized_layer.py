@@ -218,7 +218,6 @@ class QuantizedLayer(keras3.layers.Wrapper):
             return self.layer.compute_output_spec(given).shape
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         config = super().get_config()
         own = {
             "weights": serialize_quantizer(self.weight_quantizer),
@@ -251,11 +250,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
 
 
 def _kernel_name(layer: Any) -> str:
-    """The attribute with a layer's kernel.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """The attribute with a layer's kernel."""
     for name in _KERNELS:
         if name in vars(layer):
             return name
@@ -289,5 +284,4 @@ class AtLeast(keras3.constraints.Constraint):
         return ops.maximum(w, ops.cast(self.minimum, w.dtype))
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {"minimum": self.minimum}

@@ -370,7 +370,7 @@ class WeightQuantizer(Quantizer):
         return latent
 
     def stages(self, latent: Tensor) -> dict[str, Tensor]:
-        """The tensors before the effective weights, by the names of `WeightUse` of the analysis."""
+        """The tensors before the effective weights, by their names in `LayerAudit` of audits."""
         del latent
         return {}
 

@@ -28,7 +28,6 @@ from sat_tf.training.linear_layers import (
     tail,
     unwrapped,
 )
-from sat_tf.training.measurements import variance
 
 
 def kappa_0(model: keras.Model) -> float | None:
@@ -40,15 +39,9 @@ def kappa_0(model: keras.Model) -> float | None:
     pooling. The variance is centred, over the whole kernel. Max-pooling does not count, as in the
     paper.
 
-    Args:
-        model: a Functional or Sequential model with one input and one output, quantized or not.
-
     Returns:
         κ₀; None if the output is not that of one linear layer which sat-tf knows, or the size of
         the pooled map is not fixed.
-
-    Raises:
-        ValueError: the model is not such a graph.
     """
     network = read_through(model)
     classifier = tail(network)[-1]
@@ -64,18 +57,29 @@ def kappa_0(model: keras.Model) -> float | None:
     return inputs * float(tf.math.reduce_variance(weights)) / area
 
 
-class Taps:
-    """The tensors that a forward pass went through.
+def variance(tensor: tf.Tensor) -> tf.Tensor:
+    """The centred variance over all elements, a float64 scalar.
 
-    Attributes:
-        kernels: the effective weights Ξ of each kernel, once per call, by the id of the layer and
-            the attribute that holds the kernel: the names of layers inside others may repeat.
-        levels: the clipping levels, by the name of the user's layer.
+    Gradients of 1e-25 are common, and their squares underflow in float32. They are divided by the
+    largest first, which for a kernel of 10^8 weights takes less memory than float64.
     """
+    values = tf.cast(tensor, tf.float32)
+    centred = values - tf.reduce_mean(values)
+    largest = tf.reduce_max(tf.abs(centred))
+    squares = tf.reduce_mean(tf.square(tf.math.divide_no_nan(centred, largest)))
+    # Non-finite values must not look like zero.
+    return tf.cast(squares, tf.float64) * tf.square(tf.cast(largest, tf.float64))
 
-    def __init__(self) -> None:
-        self.kernels: dict[tuple[int, str], list[tf.Tensor]] = {}
-        self.levels: dict[str, tf.Tensor] = {}
+
+@dataclasses.dataclass
+class Taps:
+    """The tensors that a forward pass went through."""
+
+    # The effective weights Ξ of each kernel, once per call, by the id of the layer and the
+    # attribute that holds the kernel: the names of layers inside others may repeat.
+    kernels: dict[tuple[int, str], list[tf.Tensor]] = dataclasses.field(default_factory=dict)
+    # The clipping levels, by the name of the user's layer.
+    levels: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -274,9 +278,6 @@ class GradientProbe:
         sample: images, which are one batch, with labels: class numbers or shares of classes.
         network: of the model, where it has been read already, by `read_through`.
         compiled: trace the measurement, which pays off after a few calls.
-
-    Raises:
-        ValueError: the model is not such a graph, or the images or labels do not fit it.
     """
 
     def __init__(
@@ -311,9 +312,8 @@ class GradientProbe:
             for name, call in self._linear_calls.items()
             if name in variances
         }
-        layers = tuple(_law(self._linear_calls[name], flows) for name in flows)
         return GradientFlow(
-            layers,
+            tuple(_law(self._linear_calls[name], flows) for name in flows),
             float(loss),
             float(logits),
             {name: float(value) for name, value in levels.items()},

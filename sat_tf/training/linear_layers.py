@@ -16,11 +16,7 @@ _ANOTHER_CALL = re.compile(r"@\d+/")
 
 
 def read_through(model: keras.Model) -> Network:
-    """Reads the graph of a model with one input and one output, through the models inside it.
-
-    Raises:
-        ValueError: the model has no graph, or several inputs or outputs; with the fix.
-    """
+    """Reads the graph of a model with one input and one output, through the models inside it."""
     check_model(model)
     check_one_of_each(model)
     return Network(model, through=True)
@@ -136,7 +132,12 @@ def neighbours(network: Network, node: Node) -> list[tuple[Node, int | None]]:
         if mixes(reader):
             followers.append((reader, area))
             behind_followers.add(reader.name)
-        elif _gates(reader) or all(name in areas for name in behind):
+            continue
+        layer = unwrapped(reader.layer)
+        # Every input of a product affects the others.
+        is_product = layer_kinds.find_kind(layer).role is Role.PRODUCT
+        is_product = is_product or "mul" in _symbol(layer).lower()
+        if is_product or all(name in areas for name in behind):
             pooled = _pooled_area(network, reader)
             areas[reader.name] = None if area is None or pooled is None else area * pooled
     return followers
@@ -166,13 +167,6 @@ def pooled_area_before(network: Network, node: Node) -> int | None:
 def _symbol(layer: keras.layers.Layer) -> str:
     """Returns the name of the TensorFlow function that a layer calls; "" for other layers."""
     return str(getattr(layer, "symbol", ""))
-
-
-def _gates(node: Node) -> bool:
-    """Whether a call multiplies tensors, so that every input affects the others."""
-    layer = unwrapped(node.layer)
-    is_product = layer_kinds.find_kind(layer).role is Role.PRODUCT
-    return is_product or "mul" in _symbol(layer).lower()
 
 
 def _pooled_area(network: Network, node: Node) -> int | None:

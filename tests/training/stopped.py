@@ -3,7 +3,7 @@
 import os
 import signal
 
-from sat_tf.training.loop.divergence import StopWhenNotFinite
+from sat_tf.training.loop.callbacks import StopWhenNotFinite
 
 
 def stop_behind(monkeypatch, step):

@@ -11,7 +11,7 @@ from rich.console import Console
 from sat_tf.messages import RunError
 from sat_tf.report.results import Results
 from sat_tf.training.data.arrays import ArraySource
-from sat_tf.training.loop.divergence import StopWhenNotFinite
+from sat_tf.training.loop.callbacks import StopWhenNotFinite
 from sat_tf.training.loop.start import describe_environment
 from sat_tf.training.report.run_report import write_curves
 from sat_tf.training.state.history import EpochMetrics

@@ -73,12 +73,7 @@ class Call:
     def filled_in(
         self, values: Mapping[int, Any], constant: Callable[[Any], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, with a value for every symbolic tensor.
-
-        Args:
-            values: by the identity of the symbolic tensor.
-            constant: converts everything else.
-        """
+        """The arguments, with a value for every symbolic tensor."""
         return self._arguments(values, constant)
 
     def _arguments(

@@ -79,16 +79,7 @@ def from_keras3(
 def convert(
     model: Any, *, custom_layers: Mapping[str, type] | None = None, safe_mode: bool = True
 ) -> Conversion:
-    """The model of `from_keras3`, with the result of its proof.
-
-    Args:
-        model: see `from_keras3`.
-        custom_layers: see `from_keras3`.
-        safe_mode: see `from_keras3`.
-
-    Raises:
-        ValueError: see `from_keras3`.
-    """
+    """The model of `from_keras3`, with the result of its proof."""
     if isinstance(model, str | os.PathLike):
         path = expect_path(model)
         loaded = _load(path, safe_mode)
@@ -121,14 +112,6 @@ def read_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> ReadM
     """The model of a `.keras` or HDF5 file of Keras 2 or Keras 3, or of a SavedModel of Keras 2.
 
     A model of Keras 3 is converted, with the proof of `from_keras3`.
-
-    Args:
-        path: of the file or the folder.
-        safe_mode: see `sat_tf.loading.load.load_model`.
-
-    Raises:
-        UntrustedModelError: it would run code.
-        ValueError: there is no such model, it is damaged, or has no counterpart in tf_keras.
     """
     found = read_model_file(path)
     if found is None or not found.is_keras3:
@@ -148,16 +131,7 @@ def read_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> ReadM
 def translated(
     model: Any, custom_layers: Mapping[str, type] | None = None, *, is_twin: bool = False
 ) -> "Translated":
-    """A Keras 3 model in both, before its proof.
-
-    Args:
-        model: the Keras 3 model.
-        custom_layers: see `from_keras3`.
-        is_twin: it is no model of the user's, so that it need not be saved.
-
-    Raises:
-        ValueError: something in the model has no counterpart in tf_keras.
-    """
+    """A Keras 3 model in both, before its proof."""
     from sat_tf.keras3.conversion.translator import Translator
 
     translator = Translator(_expect_layers(custom_layers), calls_others=is_twin)

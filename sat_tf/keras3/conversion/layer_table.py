@@ -38,18 +38,9 @@ OMITTED = object()  # It stands for a value that the layer's own default replace
 
 
 def translate_value(key: str, value: Any) -> Any:
-    """One value of a layer's configuration, for tf_keras.
+    """One value of a layer's configuration, for tf_keras; OMITTED for an initializer it lacks.
 
-    Args:
-        key: its name, such as "kernel_initializer".
-        value: as Keras 3's `get_config` gives it.
-
-    Returns:
-        What tf_keras takes for it; OMITTED for an initializer that tf_keras does not have: weights
-        are copied, so that an initializer has no effect.
-
-    Raises:
-        ValueError: tf_keras has no counterpart; says of what.
+    Weights are copied, so that an initializer has no effect.
     """
     if key.endswith("activation"):
         return _activation(key, value)
@@ -197,16 +188,7 @@ def is_known(layer: Any) -> bool:
 def make_layer(
     layer: Any, own: Mapping[str, type], inner: Callable[[Any], keras.layers.Layer]
 ) -> keras.layers.Layer:
-    """The tf_keras layer with the settings of a Keras 3 layer; not built, without its weights.
-
-    Args:
-        layer: the Keras 3 layer.
-        own: tf_keras classes for classes of the user's own, by their names in Keras 3.
-        inner: makes the layer that a wrapper wraps.
-
-    Raises:
-        ValueError: tf_keras has no such layer or setting; names every setting.
-    """
+    """The tf_keras layer with the settings of a Keras 3 layer; not built, without its weights."""
     name = type(layer).__name__
     made = own.get(name) or _own_class(layer) or getattr(keras.layers, name)
     activation = _activation_of_users(layer)
@@ -249,11 +231,7 @@ def _activation_of_users(layer: Any) -> Any:
 
 
 def _translated_activation(layer: Any, activation: Any, inner: Callable[[Any], Any]) -> Any:
-    """A layer, or a model of operations, that tf_keras calls for an activation of the user's.
-
-    Raises:
-        ValueError: it does something that is no layer or operation of Keras 3.
-    """
+    """A layer, or a model of operations, that tf_keras calls for an activation of the user's."""
     if isinstance(activation, keras3.layers.Layer):
         return inner(activation)
     if str(getattr(activation, "__module__", "")).startswith("keras."):

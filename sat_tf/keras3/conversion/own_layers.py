@@ -27,10 +27,6 @@ def layer_of_keras3(layer: Any, fix: str = "") -> "OfKeras3":
     """The tf_keras layer that does in inference what a built Keras 3 layer does.
 
     Its class has the name of the layer's. It is for the twin alone: no file can hold it.
-
-    Args:
-        layer: the Keras 3 layer.
-        fix: what its user can do about it, for messages.
     """
     of = layer.operation if isinstance(layer, KerasOperation) else layer
     kind = type(type(of).__name__, (OfKeras3,), {"fix": fix})
@@ -40,12 +36,7 @@ def layer_of_keras3(layer: Any, fix: str = "") -> "OfKeras3":
 
 
 class OfKeras3(LeftFloat):
-    """A layer of Keras 3 in a tf_keras model; abstract: see `layer_of_keras3`.
-
-    Args:
-        layer: the layer of Keras 3, built.
-        **options: options of any Keras layer.
-    """
+    """A layer of Keras 3 in a tf_keras model; abstract: see `layer_of_keras3`."""
 
     def __init__(self, layer: Any, **options: Any) -> None:
         super().__init__(**options)
@@ -69,11 +60,7 @@ class OfKeras3(LeftFloat):
         super().build(input_shape)
 
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
-        """The outputs of the layer in inference, with these variables for its weights.
-
-        Raises:
-            ValueError: the layer calls what has no counterpart in TensorFlow.
-        """
+        """The outputs of the layer in inference, with these variables for its weights."""
         if keras3.backend.backend() == "tensorflow":
             return _called(self.original, self._variables, *args, **kwargs)
         if self._operations is None:
@@ -82,7 +69,6 @@ class OfKeras3(LeftFloat):
         return self._operations(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, with the layer itself among them."""
         own = {} if self._autocast else {"autocast": False}
         return {**super().get_config(), **own, "layer": self.original}
 
@@ -92,13 +78,6 @@ class CarriedOperation:
 
     Of one that makes several tensors, each is computed by a layer of its own: layers that are left
     float make one.
-
-    Args:
-        call: the call of the operation.
-        fix: see `layer_of_keras3`.
-
-    Raises:
-        ValueError: a file of Keras 3 could not hold it.
     """
 
     def __init__(self, call: Call, fix: str = "") -> None:
@@ -172,17 +151,7 @@ class _BackendForTensorFlow:
 
 
 class _Operations:
-    """The operations that a layer calls, on tensors of TensorFlow; those of layers inside too.
-
-    Args:
-        layer: the Keras 3 layer.
-        given: the positional and the keyword arguments that it is called with; tensors among them
-            may be of either library, and symbolic.
-        variables: what stands for its weights, by their identity.
-
-    Raises:
-        ValueError: it calls something else.
-    """
+    """The operations that a layer calls, on tensors of TensorFlow; those of layers inside too."""
 
     def __init__(self, layer: Any, given: Any, variables: Mapping[int, tf.Variable]) -> None:
         self._variables = variables

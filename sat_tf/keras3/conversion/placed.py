@@ -71,16 +71,9 @@ def placed(plan: keras.Model, originals: Mapping[str, Original]) -> Placed:
     """The Keras 3 model in which the user's layers have the quantizers of a plan, and its values.
 
     Layers have the names of the plan, but for slashes, which Keras 3 refuses and which become `_`.
-
-    Args:
-        plan: the quantized model of tf_keras: which layer reads which, and what is placed there.
-        originals: the user's layers by the names that they have in the plan. They are copied with
-            their own settings, which tf_keras may not have, unless the plan has made another layer
-            of them; what the user's model does not have is made with the plan's settings.
-
-    Raises:
-        ValueError: a layer or a quantizer has no form in Keras 3; names all of them. Or Keras 3
-            cannot call a layer as tf_keras does; names the first.
+    Those of `originals`, by their names in the plan, are copied with their own settings, which
+    tf_keras may not have, unless the plan has made another layer of them; what the user's model
+    does not have is made with the plan's settings.
     """
     network = Network(plan)
     layers = {node.layer.name: node.layer for node in network}
@@ -245,11 +238,7 @@ def settings_text(settings: Any) -> str:
 
 
 def _settings(layer: Any, kind: type, counterpart: Keras3) -> dict[str, Any]:
-    """The settings of a layer of tf_keras for its class in Keras 3.
-
-    Raises:
-        ValueError: it has others; names each.
-    """
+    """The settings of a layer of tf_keras for its class in Keras 3."""
     accepted = layer_table.accepted_names(kind)
     settings: dict[str, Any] = {}
     problems: list[str] = []

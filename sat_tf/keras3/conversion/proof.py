@@ -76,14 +76,7 @@ class _Found:
 def prove(made: Translated, *, whole: bool = False) -> Proof:
     """Compares both models, once the twin has the codes of the weights in Keras 3.
 
-    Args:
-        made: the models.
-        whole: compare the outputs of the models, too, in which the differences of layers add up;
-            warns of what rounding does not explain.
-
-    Raises:
-        ValueError: a layer computes something else in tf_keras; names the first, with the
-            difference. Or the model does, whose layers agree.
+    With `whole`, also their outputs, in which the differences of layers add up.
     """
     found, largest = _Found(), 0.0
     for inputs in _random_inputs(made):
@@ -140,16 +133,7 @@ def _refuse_whole(made: Translated, found: _Found, off: float) -> None:
 def _judge_whole(
     made: Translated, found: _Found, off: float, lost: float, expected: Any, received: Any
 ) -> None:
-    """Warns of a difference that adds up from layers; refuses one that changes answers.
-
-    Args:
-        made: the models.
-        found: the differences of their layers.
-        off: the largest of their outputs.
-        lost: what float32 loses there.
-        expected: the outputs in Keras 3.
-        received: those in tf_keras.
-    """
+    """Warns of a difference `off` that adds up from layers; refuses one that changes answers."""
     if off <= _TIMES_LOST * lost or found.is_lower:
         return
     differs = (
@@ -215,15 +199,7 @@ def _walked(
     outputs_of: Callable[[Call, Any, dict[int, Any], str], list[Any]],
     prefix: str = "",
 ) -> list[Any]:
-    """The outputs of a graph of Keras 3, call by call.
-
-    Args:
-        made: the models.
-        inputs: of the graph.
-        outputs_of: makes the outputs of a call, given it, what is called in tf_keras, the values of
-            tensors by their identity in the graph, and the name.
-        prefix: of names.
-    """
+    """The outputs of a graph of Keras 3, call by call."""
     values = {id(t): v for t, v in zip(made.graph.inputs, inputs, strict=True)}
     # Tensors are forgotten when they have been read: those of a large network are 100 MB and more.
     last_readers = {id(t): call for call, _, _ in made.calls for t in call.tensors}
@@ -377,13 +353,6 @@ def _compare_quantized(
 
     It computes with the effective kernel of the layer in Keras 3, so that a code of a weight which
     flips is counted once, and not in every sum.
-
-    Args:
-        name: of the layer.
-        layer: the layer in tf_keras.
-        inputs: what both read.
-        seen: what the layer in Keras 3 has computed.
-        expected: its outputs.
     """
     output = layer.quantize_config.output
     quantizer = output if isinstance(output, ActivationQuantizer) and len(expected) == 1 else None
@@ -426,9 +395,6 @@ def _kernel_of(name: str, effective: Any, layer: QuantizedLayer) -> Iterator[Non
     """A scope in which a layer has the effective kernel of its counterpart in Keras 3.
 
     Before, its latent weights are moved to the codes of that kernel; see `keep_codes`.
-
-    Raises:
-        ValueError: its own kernel has other codes than ties explain.
     """
     kernel = keep_codes(layer, effective)
     if kernel is None:

@@ -79,9 +79,7 @@ class Translated:
 class Translator:
     """Translates one model; layers that are called more than once stay one layer.
 
-    Args:
-        own: tf_keras classes for classes of the user's own, by their names in Keras 3.
-        calls_others: other layers, and operations, are called as they are, which no file can hold.
+    With `calls_others`, other layers and operations are called as they are, which no file can hold.
 
     Attributes:
         without: names of layers that act in training only, and that tf_keras does not have.
@@ -95,11 +93,7 @@ class Translator:
         self._problems: list[str] = []
 
     def translate(self, model: Any) -> Translated:
-        """Builds the tf_keras model, with the weights.
-
-        Raises:
-            ValueError: it cannot be built; lists every problem.
-        """
+        """Builds the tf_keras model, with the weights."""
         self._check_model(model, "")
         self._raise_problems(model)
         made = self._model(model)

@@ -67,15 +67,7 @@ _twins: "weakref.WeakKeyDictionary[Any, _Twin]" = weakref.WeakKeyDictionary()
 
 
 def twin_of(model: keras3.Model) -> keras.Model:
-    """The tf_keras model that computes what a Keras 3 model does, with the values of now.
-
-    Args:
-        model: a float or a quantized Keras 3 model.
-
-    Raises:
-        ValueError: it cannot be translated, or a layer computes something else in tf_keras; names
-            the layers.
-    """
+    """The tf_keras model that computes what a Keras 3 model does, with the values of now."""
     found = _twins.get(model)
     if found is None or found.settings != _settings(layer for layer, _ in _layers(found)):
         made = translated(model, is_twin=True)
@@ -108,12 +100,7 @@ def take_values(model: keras3.Model) -> None:
 
 
 def warn_of_other_answers(model: Any, images: Any) -> None:
-    """Says where the model of the user's backend and its twin, which is exported, disagree.
-
-    Args:
-        model: the quantized Keras 3 model.
-        images: as `verify_tflite` takes them.
-    """
+    """Says where the model of the user's backend and its twin, which is exported, disagree."""
     twin = twin_of(model)
     network = Network(twin)
     images = network.given(images)
@@ -171,15 +158,7 @@ def is_quantized(model: keras3.Model) -> bool:
 
 
 def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> keras3.Model:
-    """The Keras 3 form of `quantize_model`.
-
-    Args:
-        model: a built Functional or Sequential Keras 3 model; it is not changed.
-        policy: see `quantize_model`.
-
-    Raises:
-        ValueError: it cannot be translated or quantized, or is quantized already.
-    """
+    """The Keras 3 form of `quantize_model`."""
     if is_quantized(model):
         raise ModelError(
             model.name,
@@ -219,11 +198,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def requantized(model: keras3.Model, policy: BitPolicy) -> keras3.Model:
-    """The Keras 3 form of `requantize`.
-
-    Raises:
-        ValueError: it is not quantized, or cannot be quantized as asked.
-    """
+    """The Keras 3 form of `requantize`."""
     plan = requantize(twin_of(model), policy)
     inner = (
         (layer.layer, other.layer) if isinstance(layer, QuantizedLayer) else (layer, other)

@@ -39,17 +39,7 @@ def matched(sources: Sequence[str], targets: Sequence[str]) -> list[int]:
 def arrange(
     names: Sequence[str], arrays: Sequence[np.ndarray], target_names: Sequence[str], shapes: Any
 ) -> list[np.ndarray]:
-    """The arrays of one layer in the order of another that holds the same.
-
-    Args:
-        names: of the arrays.
-        arrays: the weights.
-        target_names: of the other layer's weights.
-        shapes: of the other layer's weights.
-
-    Raises:
-        ValueError: they are not as many, or not of these shapes.
-    """
+    """The arrays of one layer in the order of another that holds the same."""
     shapes = [tuple(shape) for shape in shapes]
     if len(arrays) != len(shapes):
         raise ValueError(
@@ -84,17 +74,7 @@ def weights_of_keras3(layer: Any) -> tuple[list[str], list[np.ndarray]]:
 def fill(
     layer: Any, names: Sequence[str], arrays: Sequence[np.ndarray], own_names: Sequence[str]
 ) -> None:
-    """Gives a built layer of either Keras the weights of another that holds the same.
-
-    Args:
-        layer: the layer.
-        names: of the arrays.
-        arrays: the weights of the other layer.
-        own_names: of the layer's weights.
-
-    Raises:
-        ValueError: they are not as many, or not of its shapes.
-    """
+    """Gives a built layer of either Keras the weights of another that holds the same."""
     shapes = [variable.shape for variable in layer.weights]
     layer.set_weights(arrange(names, arrays, own_names, shapes))
     if hasattr(layer, "finalize_state"):
@@ -118,11 +98,7 @@ def without_initial_values(layer: Any) -> Iterator[None]:
 
 
 def copy_to_keras3(twin: Any, layer: Any) -> None:
-    """Gives a built layer of Keras 3 the values of its twin.
-
-    Raises:
-        ValueError: they have other variables.
-    """
+    """Gives a built layer of Keras 3 the values of its twin."""
     for one, other in _parts(twin, layer):
         if other.weights:
             arrays = [variable.numpy() for variable in one.weights]
@@ -133,11 +109,7 @@ def copy_to_keras3(twin: Any, layer: Any) -> None:
 
 
 def copy_to_twin(layer: Any, twin: Any) -> None:
-    """Gives a built layer of tf_keras the values of its counterpart in Keras 3.
-
-    Raises:
-        ValueError: they have other variables.
-    """
+    """Gives a built layer of tf_keras the values of its counterpart in Keras 3."""
     for one, other in _parts(twin, layer):
         if one.weights:
             fill(one, *weights_of_keras3(other), [variable.name for variable in one.weights])
@@ -157,13 +129,6 @@ def keep_codes(twin: Any, effective: Any) -> Any:
     has one code on one backend, and the next on another. Such a weight is moved towards the code
     that it has in Keras 3, where it was trained, by 2⁻²⁴ of the largest weight, doubled until the
     codes are equal; one that would need more than 2⁻¹⁷ stays for the proof to find.
-
-    Args:
-        twin: the quantized layer of tf_keras.
-        effective: the effective kernel of the layer in Keras 3; None where it has none.
-
-    Returns:
-        The effective kernel that the twin has from then on; None where it has none.
     """
     own, quantizer = twin.effective_kernel(), twin.quantize_config.weights
     if own is None or quantizer is None or quantizer.num_bits is None:

@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.labelled_images import (
@@ -17,8 +19,9 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.messages import ModelError
 from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
+from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
-from sat_tf.quantizers.protocol import CLIPPING_LEVEL
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL, WeightQuantizer
 from sat_tf.report.layers import ActivationProbe, ActivationUse, clipping_layers
 from sat_tf.training.audit.audited_model import Audit
 from sat_tf.training.audit.rules import (
@@ -28,9 +31,9 @@ from sat_tf.training.audit.rules import (
     judge_activation,
     judge_layer,
 )
-from sat_tf.training.audit.weight_use import WeightProbe, WeightUse
-from sat_tf.training.kappa import GradientFlow, GradientProbe
+from sat_tf.training.kappa import GradientFlow, GradientProbe, variance
 from sat_tf.training.linear_layers import (
+    LinearCall,
     find_classifier,
     is_linear,
     linear_calls,
@@ -90,17 +93,98 @@ def audit(
         return auditor(advance)
 
 
+class WeightProbe:
+    """Measures kernels, each time it is called."""
+
+    def __init__(self, linear_calls: Sequence[LinearCall], *, compiled: bool = False) -> None:
+        self._linear_calls = linear_calls
+        self._measure = as_graph(self._run) if compiled else self._run
+
+    def __call__(self) -> dict[str, dict[str, Any]]:
+        """The fields of `LayerAudit` that tell of each kernel, by the names of the calls."""
+        measured, fields = self._measure(), {}
+        for call in self._linear_calls:
+            values, quantizer = measured[call.name], quantizer_of(call)
+            codes = values.get("codes_used")
+            fields[call.name] = {
+                "weights": math.prod(call.shape),
+                "rescale": None if quantizer is None else quantizer.rescale,
+                **{
+                    f"{name}_variance": float(values[name])
+                    for name in ("latent", "clamped", "quantized", "effective")
+                    if name in values
+                },
+            }
+            if quantizer is not None and codes is not None:
+                fields[call.name] |= {
+                    "weight_bits": quantizer.num_bits,
+                    "weight_codes": quantizer.code_count(call.outer.kernel_variables),
+                    "weight_codes_used": int(codes),
+                }
+        return fields
+
+    def codes(self) -> dict[str, tf.Tensor]:
+        """The integers n = 0..top of every kernel that has codes, as uint8."""
+        return {
+            call.name: tf.cast(
+                quantizer.units(_latent(call), call.outer.kernel_variables), tf.uint8
+            )
+            for call in self._linear_calls
+            if (quantizer := quantizer_of(call)) is not None and quantizer.num_bits is not None
+        }
+
+    def _run(self) -> dict[str, dict[str, tf.Tensor]]:
+        return {call.name: _measured_kernel(call) for call in self._linear_calls}
+
+
+def quantizer_of(call: LinearCall) -> WeightQuantizer | None:
+    """The quantizer of a call's kernel, if sat-tf quantizes it."""
+    outer = call.outer
+    if not isinstance(outer, QuantizedLayer) or outer.layer is not call.layer:
+        return None
+    return outer.quantize_config.weights
+
+
+def _measured_kernel(call: LinearCall) -> dict[str, tf.Tensor]:
+    """The variances of a kernel and what becomes of it, and how many codes occur."""
+    latent, quantizer = _latent(call), quantizer_of(call)
+    if latent is None:  # a wrapper hides it
+        return {}
+    if quantizer is None:
+        values = {"latent": variance(latent)}
+        # The effective kernel of other wrappers exists only while they run.
+        if not isinstance(call.outer, keras.layers.Wrapper):
+            values["effective"] = values["latent"]
+        return values
+    values = {
+        "latent": variance(latent),
+        **{name: variance(stage) for name, stage in quantizer.stages(latent).items()},
+        "effective": variance(call.outer.effective_kernel()),
+    }
+    if quantizer.num_bits is not None:
+        units = tf.cast(quantizer.units(latent, call.outer.kernel_variables), tf.int32)
+        counts = tf.math.bincount(tf.reshape(units, [-1]), minlength=256, maxlength=256)
+        values["codes_used"] = tf.math.count_nonzero(counts)
+    return values
+
+
+def _latent(call: LinearCall) -> tf.Tensor | None:
+    """The variable that is trained; None if a wrapper hides it."""
+    kernel: Any = getattr(call.layer, call.kernel.attribute)
+    if not hasattr(kernel, "assign"):
+        same = [
+            weight
+            for weight in call.outer.trainable_weights
+            if weight.shape == kernel.shape and call.kernel.attribute in weight.name
+        ]
+        if len(same) != 1:
+            return None
+        kernel = same[0]
+    return tf.cast(tf.convert_to_tensor(kernel), tf.float32)
+
+
 class Auditor:
-    """Audits one model, on the same images each time it is called.
-
-    Args:
-        model: see `audit`. Its variables are read when the auditor is called.
-        sample: images, with labels or without; None audits weights alone.
-        compiled: trace the measurements, which pays off after a few calls.
-
-    Raises:
-        ValueError: see `audit`.
-    """
+    """Audits one model, on the same images each time it is called."""
 
     def __init__(
         self, model: keras.Model, sample: LabelledImages | None = None, *, compiled: bool = False
@@ -136,11 +220,7 @@ class Auditor:
             self._gradients = GradientProbe(model, sample, network=network, compiled=compiled)
 
     def __call__(self, advance: Advance = no_bar) -> Audit:
-        """Audits the model as it is now.
-
-        Args:
-            advance: of a bar; called for gradients, weights and activations.
-        """
+        """Audits the model as it is now."""
         flow = self._gradients() if self._gradients else None
         advance(1)
         notes = self._notes
@@ -164,11 +244,27 @@ class Auditor:
         )
 
     def _layers(
-        self, weights: dict[str, WeightUse], flow: GradientFlow | None
+        self, weights: dict[str, dict[str, Any]], flow: GradientFlow | None
     ) -> tuple[LayerAudit, ...]:
         rows = []
         flows = {layer.call.name: layer for layer in flow.layers} if flow else {}
         for call in self.linear_calls:
+            own, fields = flows.get(call.name), weights[call.name]
+            if own is not None:
+                fields |= {
+                    "effective_variance": own.weight_variance,
+                    "gradient_variance": own.gradient_variance,
+                    "kappa_1": own.kappa_1,
+                    "kappa_2": own.kappa_2,
+                }
+            is_classifier = (
+                call.layer is self._classifier
+                and call.kernel is layer_kinds.kernels_of(call.layer)[-1]
+            )
+            effective = fields.get("effective_variance")
+            area = kappa = None
+            if is_classifier and self._area is not None and effective is not None:
+                area, kappa = self._area, call.fan_in * effective / self._area
             row = LayerAudit(
                 name=call.name,
                 kind=type(call.layer).__name__,
@@ -176,35 +272,16 @@ class Auditor:
                 fan_out=call.fan_out,
                 normalization=call.normalization,
                 reads_image=call.reads_image,
+                is_classifier=is_classifier,
+                pooled_area=area,
+                kappa_0=kappa,
                 following=tuple(name for name, _ in call.following),
-                unknown=call.unknown,
-                **vars(weights[call.name]),
+                unknown=call.unknown if own is None else own.unknown,
+                **fields,
             )
-            if call.name in flows:
-                found = flows[call.name]
-                row = dataclasses.replace(
-                    row,
-                    effective_variance=found.weight_variance,
-                    gradient_variance=found.gradient_variance,
-                    kappa_1=found.kappa_1,
-                    kappa_2=found.kappa_2,
-                    unknown=found.unknown,
-                )
-            if (
-                call.layer is self._classifier
-                and call.kernel is layer_kinds.kernels_of(call.layer)[-1]
-            ):
-                row = self._with_kappa_0(row)
-            findings = judge_layer(row, measured=call.name in flows)
+            findings = judge_layer(row, measured=own is not None)
             rows.append(dataclasses.replace(row, findings=findings))
         return tuple(rows)
-
-    def _with_kappa_0(self, row: LayerAudit) -> LayerAudit:
-        row = dataclasses.replace(row, is_classifier=True)
-        if self._area is None or row.effective_variance is None:
-            return row
-        kappa = row.fan_in * row.effective_variance / self._area
-        return dataclasses.replace(row, pooled_area=self._area, kappa_0=kappa)
 
     def _activation_rows(self, flow: GradientFlow | None) -> tuple[ActivationAudit, ...]:
         uses: dict[str, ActivationUse] = self._activations() if self._activations else {}

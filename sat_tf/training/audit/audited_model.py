@@ -26,7 +26,6 @@ from sat_tf.training.audit.rules import (
     Verdict,
     worst,
 )
-from sat_tf.training.audit.weight_use import WeightUse
 
 _KINDS = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
 _NONE = "-"
@@ -35,24 +34,11 @@ _MOST_NAMED = 3
 # Three digits, or a dash if there is no value.
 _number = digits(".3g", missing=_NONE)
 
-
-def _fields(kind: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind) if field.name != "findings"]
-
-
-_OF_KERNEL = _fields(WeightUse)
-_OF_LAYER = [name for name in _fields(LayerAudit) if name not in _OF_KERNEL]
-# The columns of a kernel stand behind what its layer is, and in front of what was measured.
-_MEASURED = _OF_LAYER.index("pooled_area")
-COLUMNS = tuple(
-    dict.fromkeys(
-        (
-            *("row", "verdict"),
-            *(*_OF_LAYER[:_MEASURED], *_OF_KERNEL, *_OF_LAYER[_MEASURED:]),
-            *_fields(ActivationAudit),
-            *("rules", "reasons", "remedies"),
-        )
-    )
+_FIELDS = (*dataclasses.fields(LayerAudit), *dataclasses.fields(ActivationAudit))
+COLUMNS = (
+    *("row", "verdict"),
+    *dict.fromkeys(field.name for field in _FIELDS if field.name != "findings"),
+    *("rules", "reasons", "remedies"),
 )
 
 
@@ -97,12 +83,7 @@ class Audit(RowTable):
         ]
 
     def print_to(self, console: Console, *, only_findings: bool = False) -> None:
-        """Prints the verdict, the layers and their findings.
-
-        Args:
-            console: where to print.
-            only_findings: leave out layers and activations that keep all rules.
-        """
+        """Prints the verdict, the layers and their findings."""
         words = Marked(self.verdict.value, _KINDS[self.verdict])
         verdict = Text.assemble(f"{self.model}: ", marked_text(words))
         say(console, verdict.append(f"; {self._summary()}"))
@@ -172,11 +153,7 @@ class Audit(RowTable):
         return "; ".join(parts)
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes a page with tables and pictures: one self-contained HTML file.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
+        """Writes a page with tables and pictures: one self-contained HTML file."""
         wrong = {rule: (RULES[rule], lines) for rule, lines in self._by_rule().items()}
         activations = [_ACTIVATION_NAME, _VERDICT, *_ACTIVATION_NUMBERS]
         page = render_page(
@@ -297,66 +274,81 @@ def _numbered(columns: Sequence[Column[Any]], rows: Sequence[Any]) -> Table[tupl
 
 
 def _charts(audit: Audit) -> list[DotChart]:
-    layers, names = audit.layers, [layer.name for layer in audit.layers]
-    kappa = KAPPA_WATCHED.value
-    normalized = [row.kappa_1 if row.normalization else None for row in layers]
-    plain = [None if row.normalization else row.kappa_2 for row in layers]
+    layers, activations, kappa = audit.layers, audit.activations, KAPPA_WATCHED.value
+
+    def chart(
+        rows: Sequence[LayerAudit | ActivationAudit],
+        title: str,
+        y_label: str,
+        dots: dict[str, list[float | None]],
+        **options: Any,
+    ) -> DotChart:
+        what = "linear layer" if rows is layers else "quantized activation"
+        return DotChart(
+            title=title,
+            x_label=f"{what}, in graph order",
+            y_label=y_label,
+            names=[row.name for row in rows],
+            dots=[Dots(name, values) for name, values in dots.items()],
+            **options,
+        )
+
+    gradients = [row.gradient_variance for row in layers]
     of_layers = [
-        DotChart(
-            title="Gradient-flowing law: constant of each layer",
-            x_label="linear layer, in graph order",
-            y_label="κ₁ or κ₂",
-            names=names,
-            dots=[
-                Dots("κ₁, normalization behind", normalized),
-                Dots("κ₂, none behind", plain),
-            ],
+        chart(
+            layers,
+            "Gradient-flowing law: constant of each layer",
+            "κ₁ or κ₂",
+            {
+                "κ₁, normalization behind": [
+                    row.kappa_1 if row.normalization else None for row in layers
+                ],
+                "κ₂, none behind": [None if row.normalization else row.kappa_2 for row in layers],
+            },
             wanted=(1 / kappa, kappa),
         ),
-        DotChart(
-            title="Gradient with respect to the effective weights",
-            x_label="linear layer, in graph order",
-            y_label="VAR ∂L/∂Ξ",
-            names=names,
-            dots=[Dots("VAR ∂L/∂Ξ", [row.gradient_variance for row in layers])],
+        chart(
+            layers,
+            "Gradient with respect to the effective weights",
+            "VAR ∂L/∂Ξ",
+            {"VAR ∂L/∂Ξ": gradients},
         ),
-        DotChart(
-            title="Weights, from latent to effective",
-            x_label="linear layer, in graph order",
-            y_label="variance",
-            names=names,
-            dots=[
-                Dots("W, latent", [row.latent_variance for row in layers]),
-                Dots("Ŵ, clamped", [row.clamped_variance for row in layers]),
-                Dots("Q, quantized", [row.quantized_variance for row in layers]),
-                Dots("Ξ, effective", [row.effective_variance for row in layers]),
-            ],
+        chart(
+            layers,
+            "Weights, from latent to effective",
+            "variance",
+            {
+                "W, latent": [row.latent_variance for row in layers],
+                "Ŵ, clamped": [row.clamped_variance for row in layers],
+                "Q, quantized": [row.quantized_variance for row in layers],
+                "Ξ, effective": [row.effective_variance for row in layers],
+            },
         ),
     ]
-    if not audit.activations:
+    if not activations:
         return of_layers
+    shares = {
+        "clipped": [row.clipped for row in activations],
+        "codes used": [share_of(row.codes_used, row.codes) for row in activations],
+    }
+    wanted = {"clipped": (0.0, CLIPPED.value), "codes used": (CODES_USED.value, 1.0)}
+    labels = {"clipped": "share of values", "codes used": "share of codes"}
     return [
         *of_layers,
-        DotChart(
-            title="Activations: clipped",
-            x_label="quantized activation, in graph order",
-            y_label="share of values",
-            names=[row.name for row in audit.activations],
-            dots=[Dots("clipped", [row.clipped for row in audit.activations])],
-            wanted=(0.0, CLIPPED.value),
-            is_share=True,
-        ),
-        DotChart(
-            title="Activations: codes used",
-            x_label="quantized activation, in graph order",
-            y_label="share of codes",
-            names=[row.name for row in audit.activations],
-            dots=[Dots("codes used", [_used(row) for row in audit.activations])],
-            wanted=(CODES_USED.value, 1.0),
-            is_share=True,
+        *(
+            chart(
+                activations,
+                f"Activations: {name}",
+                labels[name],
+                {name: values},
+                wanted=wanted[name],
+                is_share=True,
+            )
+            for name, values in shares.items()
         ),
     ]
 
 
-def _used(row: ActivationAudit) -> float | None:
-    return None if row.codes is None or row.codes_used is None else row.codes_used / row.codes
+def share_of(used: int | None, whole: int | None) -> float | None:
+    """The share of codes that occur; None where they were not counted."""
+    return None if used is None or whole is None else used / whole

@@ -5,8 +5,6 @@ import enum
 import math
 from collections.abc import Iterable, Iterator
 
-from sat_tf.training.audit.weight_use import WeightUse
-
 
 class Verdict(enum.Enum):
     """How well a layer or a model keeps the rules."""
@@ -99,8 +97,11 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerAudit(WeightUse):
-    """One linear layer with its kernel; what it does not have, or was not measured, is None."""
+class LayerAudit:
+    """One linear layer with its kernel; what it does not have, or was not measured, is None.
+
+    Variances are centred, over the whole kernel.
+    """
 
     name: str  # Of the user's layer, with the path of models that it is nested in.
     kind: str  # Class of the layer.
@@ -109,6 +110,15 @@ class LayerAudit(WeightUse):
     normalization: str | None = None  # Class of the normalization right behind it.
     reads_image: bool = False  # No linear layer comes before it.
     is_classifier: bool = False  # Its output is the model's.
+    weights: int  # How many there are.
+    weight_bits: int | None = None  # Of the codes.
+    rescale: str | None = None  # Name of SAT's rescaling.
+    latent_variance: float | None = None  # VAR[W], of the variable that the optimizer updates.
+    clamped_variance: float | None = None  # VAR[Ŵ].
+    quantized_variance: float | None = None  # VAR[Q].
+    effective_variance: float | None = None  # VAR[Ξ].
+    weight_codes: int | None = None  # How many codes the grid has.
+    weight_codes_used: int | None = None  # How many of them occur.
     pooled_area: int | None = None  # K²_pool right before the classifier.
     kappa_0: float | None = None  # Of the classifier; wanted below 0.1.
     gradient_variance: float | None = None  # VAR[∂L/∂Ξ].
@@ -123,6 +133,11 @@ class LayerAudit(WeightUse):
     def kappa(self) -> float | None:
         """The constant that applies here: κ₁ with normalization, otherwise κ₂."""
         return self.kappa_2 if self.normalization is None else self.kappa_1
+
+    @property
+    def can_be_rescaled(self) -> bool:
+        """Whether its weights are clamped, and not rescaled."""
+        return self.clamped_variance is not None and self.rescale in (None, "none")
 
     @property
     def verdict(self) -> Verdict:
@@ -153,12 +168,7 @@ class ActivationAudit:
 
 
 def judge_layer(layer: LayerAudit, *, measured: bool) -> tuple[Finding, ...]:
-    """The rules that a linear layer breaks.
-
-    Args:
-        layer: without findings.
-        measured: whether gradients were measured.
-    """
+    """The rules that a linear layer breaks."""
     if layer.effective_variance is not None and not math.isfinite(layer.effective_variance):
         return (
             Finding(
@@ -181,22 +191,18 @@ def _rule_1(layer: LayerAudit) -> Iterator[Finding]:
     if kappa is None or kappa < KAPPA_0_WANTED.value:
         return
     saturates = kappa >= KAPPA_0_SATURATING.value
-    verdict = Verdict.BROKEN if saturates else Verdict.WATCH
+    remedy = "start it with smaller weights: variance 1/n̂ or less"
+    if layer.can_be_rescaled:
+        remedy = 'rescale it: BitPolicy(rescale="constant")'
+    elif layer.pooled_area == 1:
+        remedy = "average-pool the features right before it, or start it with smaller weights"
     yield Finding(
         "rule I",
-        verdict,
+        Verdict.BROKEN if saturates else Verdict.WATCH,
         f"kappa_0 = {kappa:.3g}{', saturating' if saturates else ''}; wanted below "
         f"{KAPPA_0_WANTED.value:g}",
-        _smaller_weights(layer),
+        remedy,
     )
-
-
-def _smaller_weights(layer: LayerAudit) -> str:
-    if layer.clamped_variance is not None and layer.rescale in (None, "none"):
-        return 'rescale it: BitPolicy(rescale="constant")'
-    if layer.pooled_area == 1:
-        return "average-pool the features right before it, or start it with smaller weights"
-    return "start it with smaller weights: variance 1/n̂ or less"
 
 
 def _weights_of_rule_2(layer: LayerAudit) -> Iterator[Finding]:
@@ -220,7 +226,7 @@ def _weights_of_rule_2(layer: LayerAudit) -> Iterator[Finding]:
 
 
 def _rescaled_or_normalized(layer: LayerAudit) -> str:
-    if layer.clamped_variance is not None and layer.rescale in (None, "none"):
+    if layer.can_be_rescaled:
         return 'rescale it: BitPolicy(rescale="constant"); or put BatchNormalization behind it'
     return "put BatchNormalization right behind it, or start it with weights of variance 1/n"
 
@@ -238,30 +244,24 @@ def _gradient(layer: LayerAudit) -> Iterator[Finding]:
     # Images in [0, 255] do not meet the law's assumptions; the paper leaves this layer out too.
     if kappa is None or layer.reads_image:
         return
-    if _within(kappa, KAPPA_WATCHED):
+    watched, broken = KAPPA_WATCHED.value, KAPPA_BROKEN.value
+    if 1.0 / watched <= kappa <= watched:
         return
-    form = "kappa_2" if layer.normalization is None else "kappa_1"
-    behind = layer.normalization or "no normalization"
+    form, behind, remedy = "kappa_2", "no normalization", _rescaled_or_normalized(layer)
+    if layer.normalization is not None:
+        form, behind, remedy = (
+            "kappa_1",
+            layer.normalization,
+            "check the layers between: pools of a map as small as the kernel, dead or saturated "
+            "activations, and factors that bypass normalization",
+        )
     yield Finding(
         "rule II",
-        Verdict.WATCH if _within(kappa, KAPPA_BROKEN) else Verdict.BROKEN,
+        Verdict.WATCH if 1.0 / broken <= kappa <= broken else Verdict.BROKEN,
         f"{form} = {kappa:.3g} between it and {' and '.join(layer.following)} ({behind} behind "
         "it); wanted near 1",
-        _flowing(layer),
+        remedy,
     )
-
-
-def _flowing(layer: LayerAudit) -> str:
-    if layer.normalization is None:
-        return _rescaled_or_normalized(layer)
-    return (
-        "check the layers between: pools of a map as small as the kernel, dead or saturated "
-        "activations, and factors that bypass normalization"
-    )
-
-
-def _within(kappa: float, limit: Limit) -> bool:
-    return 1.0 / limit.value <= kappa <= limit.value
 
 
 def _weight_codes(layer: LayerAudit) -> Iterator[Finding]:

@@ -15,34 +15,24 @@ from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
 from sat_tf.atomic_file import check_writable, refusals_explained, written_whole
 from sat_tf.messages import kind_of
 from sat_tf.presentation.tables import write_table
-from sat_tf.training.audit.audit import Auditor
-from sat_tf.training.audit.audited_model import Audit
+from sat_tf.qat.walk import as_graph
+from sat_tf.training.audit.audit import Auditor, WeightProbe
+from sat_tf.training.audit.audited_model import Audit, share_of
 from sat_tf.training.audit.rules import Verdict
-from sat_tf.training.audit.weight_use import CodeFlips
-from sat_tf.training.measurements import scalar_events
 
-_LEFT_OUT = ("remedies",)
+_FIRST = ("row", "verdict", "name")
 RULE_COLUMNS = (
-    "step",
-    "row",
-    "verdict",
-    "name",
-    *(name for name in Audit.COLUMNS if name not in ("row", "verdict", "name", *_LEFT_OUT)),
-    "flipped",
-    "moved",
+    *("step", *_FIRST),
+    *(name for name in Audit.COLUMNS if name not in (*_FIRST, "remedies")),
+    *("flipped", "moved"),
 )
+_SCALAR = 1  # TensorBoard's DATA_CLASS_SCALAR, which TensorFlow does not define
 
 
 class RuleLog:
     """Adds rows to a CSV file, all rows of a measurement at once.
 
     An existing file is continued: its rows up to the step that training starts from are kept.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        ValueError: it cannot be written, or holds another table.
     """
 
     def __init__(self, path: str) -> None:
@@ -52,11 +42,7 @@ class RuleLog:
         self._started = False
 
     def write(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Adds the rows of a step.
-
-        Raises:
-            ValueError: the file cannot be written.
-        """
+        """Adds the rows of a step."""
         if not self._started:
             kept = [row.values() for row in self._read() if int(row["step"]) < step]
             with written_whole(self._path) as name:
@@ -83,6 +69,40 @@ class RuleLog:
             )
         # The last line is truncated where the process was killed while it wrote.
         return [row for row in rows if (row["step"] or "").isdecimal() and None not in row.values()]
+
+
+class CodeFlips:
+    """Compares the codes of a model's weights with those of an earlier step."""
+
+    def __init__(self, weights: WeightProbe) -> None:
+        self._codes = as_graph(weights.codes)
+        self._share = as_graph(
+            lambda earlier, now: {
+                name: tf.reduce_mean(tf.cast(tf.not_equal(codes, now[name]), tf.float32))
+                for name, codes in earlier.items()
+            }
+        )
+        self._before: dict[str, tf.Tensor] = {}
+        self._at_last_measurement: dict[str, tf.Tensor] = {}
+
+    def remember(self) -> None:
+        """Keeps the current codes, to compare them with those of the next step."""
+        self._before = self._codes()
+
+    def measure(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Shares of weights whose code has changed since `remember`, and since the last `measure`.
+
+        By layer; empty if that has not been called, or nothing has codes.
+        """
+        now = self._codes()
+        flipped, moved = (
+            {name: float(share) for name, share in self._share(earlier, now).items()}
+            if earlier
+            else {}
+            for earlier in (self._before, self._at_last_measurement)
+        )
+        self._before, self._at_last_measurement = {}, now
+        return flipped, moved
 
 
 _log = logging.getLogger(__name__)
@@ -158,11 +178,7 @@ class TrainingRules(keras.callbacks.Callback):
         self._began = self._spent = 0.0
 
     def set_model(self, model: Any) -> None:
-        """Takes the model that is going to be trained.
-
-        Raises:
-            ValueError: it is one of Keras 3.
-        """
+        """Takes the model that is going to be trained."""
         if not isinstance(model, keras.Model):
             raise ValueError(
                 f"TrainingRules: received {kind_of(model)}, expected a model of tf_keras, whose "
@@ -213,11 +229,24 @@ class TrainingRules(keras.callbacks.Callback):
         self.flipped, self.moved = self._flips.measure()
         self._warn(self.latest)
         if self._rule_log is not None:
-            self._rule_log.write(self._step, self._rows(self.latest))
+            shares = {"flipped": self.flipped, "moved": self.moved}
+            rows = [
+                {**row, **{column: share.get(row["name"]) for column, share in shares.items()}}
+                if row["row"] == "layer"
+                else row
+                for row in self.latest.to_rows()
+            ]
+            self._rule_log.write(self._step, rows)
         if self._writer is not None:
+            # All values are one event: `tf.summary.scalar` would take half a millisecond for each.
+            summary = tf.compat.v1.Summary()
+            for tag, value in self._scalars(self.latest).items():
+                entry = summary.value.add(tag=tag, tensor=tf.make_tensor_proto(value, tf.float32))
+                entry.metadata.plugin_data.plugin_name = "scalars"
+                entry.metadata.data_class = _SCALAR
             with self._writer.as_default():
-                events = scalar_events(self._scalars(self.latest))
-                tf.summary.experimental.write_raw_pb(events, step=self._step)
+                event = summary.SerializeToString()
+                tf.summary.experimental.write_raw_pb(event, step=self._step)
 
     def _warn(self, audit: Audit) -> None:
         for name, finding in audit.findings():
@@ -236,14 +265,6 @@ class TrainingRules(keras.callbacks.Callback):
                 self._warned.add(("", note))
                 _log.warning("step %d: %s", self._step, note)
 
-    def _rows(self, audit: Audit) -> list[dict[str, Any]]:
-        return [
-            {**row, "flipped": self.flipped.get(row["name"]), "moved": self.moved.get(row["name"])}
-            if row["row"] == "layer"
-            else row
-            for row in audit.to_rows()
-        ]
-
     def _scalars(self, audit: Audit) -> dict[str, float]:
         values: dict[str, float | None] = {
             "rules/kappa_0": audit.kappa_0,
@@ -255,20 +276,16 @@ class TrainingRules(keras.callbacks.Callback):
             values[f"kappa/{layer.name}"] = layer.kappa
             values[f"gradient_variance/{layer.name}"] = layer.gradient_variance
             values[f"weight_variance/{layer.name}"] = layer.effective_variance
-            values[f"weight_codes_used/{layer.name}"] = _share(
+            values[f"weight_codes_used/{layer.name}"] = share_of(
                 layer.weight_codes_used, layer.weight_codes
             )
         for activation in audit.activations:
             values[f"clipped/{activation.name}"] = activation.clipped
             values[f"clipping_level/{activation.name}"] = activation.clipping_level
             values[f"clipping_level_gradient/{activation.name}"] = activation.level_gradient
-            values[f"codes_used/{activation.name}"] = _share(
+            values[f"codes_used/{activation.name}"] = share_of(
                 activation.codes_used, activation.codes
             )
         values.update({f"flipped/{name}": share for name, share in self.flipped.items()})
         values.update({f"moved/{name}": share for name, share in self.moved.items()})
         return {tag: value for tag, value in values.items() if value is not None}
-
-
-def _share(part: int | None, whole: int | None) -> float | None:
-    return None if part is None or whole is None else part / whole

@@ -210,9 +210,6 @@ def read_config(
         overrides: "key=value" with a dotted key and a YAML value, such as
             "stages.float.epochs=3"; they win over the file, later ones over earlier ones.
         seed: overrides the file's seed, if given.
-
-    Raises:
-        RunError: the file cannot be read, or does not describe a run; lists every problem.
     """
     path = pathlib.Path(path)
     try:
@@ -239,12 +236,6 @@ def parse_config(
     text: str, overrides: Iterable[str] = (), *, seed: int | None = None, subject: str = "config"
 ) -> Config:
     """Checks a configuration given as text; see `read_config`.
-
-    Args:
-        text: a YAML mapping.
-        overrides: see `read_config`.
-        seed: see `read_config`.
-        subject: what to call the text in errors.
 
     >>> parse_config("name: tiny", ["data.name=digits", "model.name=mobilenet_v3"])
     Traceback (most recent call last):

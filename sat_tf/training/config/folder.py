@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from sat_tf.messages import RunError
 from sat_tf.output_folder import run_name
-from sat_tf.training.data.class_folders import median_side
-from sat_tf.training.data.folder_tree import read_tree
+from sat_tf.training.data.class_folders import median_side, read_tree
 
 
 class Size(NamedTuple):
@@ -65,16 +64,16 @@ class FolderChoice(NamedTuple):
         return f"data.options.data_dir='{quoted}'"
 
     def overrides(self, given: Iterable[str] = ()) -> list[str]:
-        """The settings, as `parse_config` takes them.
-
-        Args:
-            given: those of the user, which come behind these. Stages that they make short warm up
-                for a tenth of their epochs.
-        """
+        """The settings, as `parse_config` takes them."""
         stride = 2 if self.image_size >= _FULL_STRIDE_FROM else 1
-        size = self.size
+        size, warmups = self.size, []
+        for setting in given:
+            key, _, value = setting.partition("=")
+            stage = key.removesuffix(".epochs")
+            if stage != key and value.isdecimal() and int(value) < _FEW_EPOCHS:
+                warmups.append(f"{stage}.warmup_epochs={int(value) / 10:g}")
         return [
-            *_short_warmups(given),
+            *warmups,
             f"name={self.name}",
             f"data.options.image_size={self.image_size}",
             f"model.options.width_multiplier={size.width_multiplier}",
@@ -96,27 +95,12 @@ class FolderChoice(NamedTuple):
         )
 
 
-def _short_warmups(given: Iterable[str]) -> list[str]:
-    """The warm-ups of stages that have few epochs by these settings."""
-    found = []
-    for setting in given:
-        key, _, value = setting.partition("=")
-        stage = key.removesuffix(".epochs")
-        if stage != key and value.isdecimal() and int(value) < _FEW_EPOCHS:
-            found.append(f"{stage}.warmup_epochs={int(value) / 10:g}")
-    return found
-
-
 def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
-    """How to train on a folder of pictures.
-
-    Raises:
-        RunError: it is no such folder; see `sat_tf.training.data.folder_tree.read_tree`.
-    """
+    """How to train on a folder of pictures."""
     # Path.resolve raises where links lead to each other.
     path = pathlib.Path(os.path.realpath(os.path.expanduser(data_dir)))
     try:
-        train = read_tree(path).train
+        train, _ = read_tree(path)
     except ValueError as error:
         raise RunError(f"--data: {error}") from error
     count = len(train.paths)

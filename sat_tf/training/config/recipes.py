@@ -142,11 +142,7 @@ class WeightAverageConfig(Section):
     decay: float = Field(
         default=0.999, gt=0, lt=1, description="a number between 0 and 1: weight of the past"
     )
-    stages: list[Literal["float", "quantized"]] = Field(
-        default=["quantized"],
-        min_length=1,
-        description="a list of stages, out of float and quantized",
-    )
+    stages: list[StageName] = Field(default=["quantized"], min_length=1, description=_STAGES)
 
 
 class LabelSmoothingConfig(Section):
@@ -158,24 +154,17 @@ class LabelSmoothingConfig(Section):
     )
 
 
+_OFF: Any = Field(default=None, description="a mapping, or null (off)")
+
+
 class RecipesConfig(Section):
     """Recipes beyond the paper, all off by default."""
 
-    distillation: DistillationConfig | None = Field(
-        default=None, description="a mapping, or null (off)"
-    )
-    progressive_bits: ProgressiveBitsConfig | None = Field(
-        default=None, description="a mapping, or null (off)"
-    )
-    oscillation: OscillationConfig | None = Field(
-        default=None, description="a mapping, or null (off)"
-    )
-    weight_average: WeightAverageConfig | None = Field(
-        default=None, description="a mapping, or null (off)"
-    )
-    label_smoothing: LabelSmoothingConfig | None = Field(
-        default=None, description="a mapping, or null (off)"
-    )
+    distillation: DistillationConfig | None = _OFF
+    progressive_bits: ProgressiveBitsConfig | None = _OFF
+    oscillation: OscillationConfig | None = _OFF
+    weight_average: WeightAverageConfig | None = _OFF
+    label_smoothing: LabelSmoothingConfig | None = _OFF
 
     def problems(self, stages: Collection[str]) -> list[str]:
         """Problems of recipes that name stages a run does not have."""

@@ -174,20 +174,16 @@ class StageConfig(Section):
             found.append(
                 "momentum=0 with nesterov=true: expected momentum above 0; set nesterov to false."
             )
-        return [*found, *self._warmup_problems()]
-
-    def _warmup_problems(self) -> list[str]:
-        first, base = self.warmup_learning_rate, self.base_learning_rate
-        if not first or not self.warmup_epochs:
-            return []
-        if first <= self.peak_learning_rate * (1 + 1e-9):  # which is a rounded product
-            return []
-        return [
-            f"warmup_learning_rate={first:g} with base_learning_rate={base:g} and "
-            f"batch_size={self.batch_size}: the warm-up would go down, from {first:g} to "
-            f"{self.peak_learning_rate:g} (base_learning_rate * batch_size / 256); expected at "
-            "most that peak; lower it, or set it to null."
-        ]
+        first, peak = self.warmup_learning_rate, self.peak_learning_rate
+        # The peak is a rounded product.
+        if first and self.warmup_epochs and first > peak * (1 + 1e-9):
+            found.append(
+                f"warmup_learning_rate={first:g} with base_learning_rate="
+                f"{self.base_learning_rate:g} and batch_size={self.batch_size}: the warm-up would "
+                f"go down, from {first:g} to {peak:g} (base_learning_rate * batch_size / 256); "
+                "expected at most that peak; lower it, or set it to null."
+            )
+        return found
 
 
 # The batch of which base_learning_rate is the peak.
@@ -225,9 +221,6 @@ class StagesConfig(Section):
         Args:
             from_file: the float model is read, not trained: what follows then has to state a rate,
                 because that of a fresh model destroys it.
-
-        Raises:
-            ValueError: settings of a stage do not fit each other; a line for each.
         """
         resolved: dict[str, StageConfig] = {}
         problems: list[str] = []

@@ -11,12 +11,11 @@ from sat_tf.pictures import spread_evenly
 from sat_tf.training.data.batch_order import (
     RANDOM,
     as_given,
-    checked_order,
     held_out_numbers,
     held_out_pieces,
     shuffled_spans,
 )
-from sat_tf.training.data.source import ImageSet, ImageSource, Shard
+from sat_tf.training.data.source import ImageSet, ImageSource, Order
 from sat_tf.validation import check
 
 # Makes the draws of the shifts independent of those of the order, which have the same seed.
@@ -30,9 +29,6 @@ class ArraySource(ImageSource):
         images: the data set.
         shift_pixels: the largest shift of training images in either direction, different in each
             epoch; the border is filled with black.
-
-    Raises:
-        ValueError: `shift_pixels` is not an integer of at least 0.
     """
 
     def __init__(self, images: ImageSet, *, shift_pixels: int = 0) -> None:
@@ -48,25 +44,7 @@ class ArraySource(ImageSource):
         self.num_train = len(images.train_labels)
         self.num_test = len(images.test_labels)
 
-    def training_batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        first_epoch: int = 0,
-        first_step: int = 0,
-        shard: Shard | None = None,
-    ) -> tf.data.Dataset:
-        """The endless training batches from a given step on; see `ImageSource`."""
-        order = checked_order(
-            self.name,
-            self.num_train,
-            batch_size=batch_size,
-            seed=seed,
-            first_epoch=first_epoch,
-            first_step=first_step,
-            shard=shard,
-        )
+    def _training_batches(self, order: Order) -> tf.data.Dataset:
         with tf.device("CPU"):
             pixels = tf.constant(self.images.train_images)
             labels = tf.constant(self.images.train_labels)
@@ -74,7 +52,18 @@ class ArraySource(ImageSource):
         def batch(epoch: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             chosen = tf.gather(pixels, indices)
             if self.shift_pixels:
-                corners = self._corners(tf.stack([seed, epoch]))
+                # A corner for every image of the set, so that its shift does not depend on its
+                # batch. Drawing all of them is faster than drawing each of a batch by itself.
+                corners = tf.random.stateless_uniform(
+                    (self.num_train, 2),
+                    tf.random.experimental.stateless_fold_in(
+                        tf.stack([order.seed, epoch]), _SHIFTS, alg=RANDOM
+                    ),
+                    0,
+                    2 * self.shift_pixels + 1,
+                    tf.int32,
+                    alg=RANDOM,
+                )
                 chosen = shifted(chosen, self.shift_pixels, tf.gather(corners, indices))
             return chosen, tf.gather(labels, indices)
 
@@ -82,23 +71,7 @@ class ArraySource(ImageSource):
         batches = spans.map(batch, num_parallel_calls=2)
         return as_given(order.in_pieces(batches))
 
-    def _corners(self, seed: tf.Tensor) -> tf.Tensor:
-        """A corner for every image of the set, so that its shift does not depend on its batch."""
-        # Drawing all of them is faster than drawing each of a batch by itself.
-        return tf.random.stateless_uniform(
-            (self.num_train, 2),
-            tf.random.experimental.stateless_fold_in(seed, _SHIFTS, alg=RANDOM),
-            0,
-            2 * self.shift_pixels + 1,
-            tf.int32,
-            alg=RANDOM,
-        )
-
-    def held_out_batches(
-        self, *, batch_size: int = 256, shard: Shard | None = None
-    ) -> tf.data.Dataset:
-        """Every held-out image once, in order; see `ImageSource`."""
-        order = checked_order(self.name, None, batch_size=batch_size, shard=shard)
+    def _held_out_batches(self, order: Order) -> tf.data.Dataset:
         with tf.device("CPU"):
             pixels = tf.constant(self.images.test_images)
             labels = tf.constant(self.images.test_labels)
@@ -108,13 +81,11 @@ class ArraySource(ImageSource):
         return as_given(held_out_pieces(images, self.num_test, order))
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
-        """`count` training images, or all there are, drawn at random; see `ImageSource`."""
         # RandomState, because NumPy guarantees that its streams never change.
         chosen = np.random.RandomState(seed).permutation(self.num_train)[:count]
         return self.images.train_images[chosen]
 
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """At most `most` held-out images, spread evenly over the set, and their labels."""
         chosen = spread_evenly(self.num_test, most)
         return self.images.test_images[chosen], self.images.test_labels[chosen]
 

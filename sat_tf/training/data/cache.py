@@ -17,11 +17,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def cache_folder(folder: str | os.PathLike[str] | None = None) -> pathlib.Path:
-    """The folder that cached files go to; it need not exist.
-
-    Args:
-        folder: by default the environment variable SAT_TF_CACHE, or ~/.cache/sat_tf.
-    """
+    """The folder that cached files go to; it need not exist."""
     chosen = folder or os.environ.get(ENVIRONMENT_VARIABLE) or "~/.cache/sat_tf"
     return pathlib.Path(chosen).expanduser()
 
@@ -38,34 +34,19 @@ def load_or_make(
         path: an .npz file. Its name has to change with everything the arrays depend on.
         make: creates the arrays, by name.
         names: the names that `make` gives.
-
-    Returns:
-        The arrays by name.
     """
-    arrays = _read(path, names)
-    if arrays is None:
-        arrays = make()
-        _write(path, arrays)
-    return arrays
-
-
-def _read(path: pathlib.Path, names: Collection[str]) -> Arrays | None:
-    if not path.is_file():
-        return None
-    try:
-        # The archive's checksums turn any changed byte of an array into an error here.
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in names}
-    except Exception as error:  # A damaged archive raises from many places, with many types.
-        warnings.warn(
-            f"cached file {path}: received a damaged file ({type(error).__name__}: {error}); "
-            "expected arrays; it is created again",
-            stacklevel=3,
-        )
-        return None
-
-
-def _write(path: pathlib.Path, arrays: Arrays) -> None:
+    if path.is_file():
+        try:
+            # The archive's checksums turn any changed byte of an array into an error here.
+            with np.load(path, allow_pickle=False) as archive:
+                return {name: archive[name] for name in names}
+        except Exception as error:  # A damaged archive raises from many places, with many types.
+            warnings.warn(
+                f"cached file {path}: received a damaged file ({type(error).__name__}: {error}); "
+                "expected arrays; it is created again",
+                stacklevel=2,
+            )
+    arrays = make()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with renamed_when_done(path) as temporary, temporary.open("xb") as file:
@@ -75,5 +56,6 @@ def _write(path: pathlib.Path, arrays: Arrays) -> None:
         warnings.warn(
             f"cached file {path}: could not be written ({error}); the data is complete, but the "
             f"next run creates it again; pass a writable cache_dir or set {ENVIRONMENT_VARIABLE}",
-            stacklevel=3,
+            stacklevel=2,
         )
+    return arrays

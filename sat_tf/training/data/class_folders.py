@@ -6,9 +6,9 @@ import statistics
 import warnings
 from collections.abc import Sequence
 
-from sat_tf.pictures import spread_evenly
+from sat_tf.messages import first_ones
+from sat_tf.pictures import Pictures, open_pictures, spread_evenly
 from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing, Ratio
-from sat_tf.training.data.folder_tree import read_tree
 from sat_tf.training.data.source import Area, Folder, ImageSize, ImageSource
 from sat_tf.validation import checked
 
@@ -16,6 +16,20 @@ from sat_tf.validation import checked
 _OPENED = 32
 # Pictures that are enlarged by more than this are remarked upon.
 _MOST_ENLARGED = 2
+
+
+def read_tree(data_dir: str | os.PathLike[str]) -> tuple[Pictures, Pictures]:
+    """The pictures of a folder to train on, and those held out; see `Pictures.split`."""
+    pictures = open_pictures(data_dir)
+    if pictures.array is not None:
+        raise ValueError(f"data_dir: received {data_dir}, a file; expected a folder of pictures.")
+    if pictures.labels is None:
+        raise ValueError(
+            f"{data_dir}: received {len(pictures)} pictures and no folders "
+            f"({first_ones(pictures.names)}); expected a folder for each class; move each picture "
+            "into the folder of its class, such as cat/1.jpg and dog/1.jpg."
+        )
+    return pictures.split()
 
 
 @checked
@@ -55,20 +69,24 @@ def load_folder_tree(
             everything.
     """
     preprocessing = Preprocessing(resize_ratio=resize_ratio)
-    tree = read_tree(data_dir)
-    side = median_side(tree.train.paths)
+    train, held_out = read_tree(data_dir)
+    side, notes = median_side(train.paths), (*train.notes, *held_out.notes)
     if side is not None and side * _MOST_ENLARGED < image_size:
         enlarged = (
             f"half of the pictures have a shorter side of at most {side} pixels, and are enlarged "
             f"to {image_size}: a smaller image_size shows a model as much, in less time"
         )
-        tree = tree._replace(notes=(*tree.notes, enlarged))
+        notes = (*notes, enlarged)
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.training.data.crops import TrainingCrops
-    from sat_tf.training.data.folder_source import FolderSource
+    from sat_tf.training.data.decoding import PictureFiles, PictureSource
 
-    return FolderSource(
-        tree,
+    return PictureSource(
+        train=PictureFiles(train),
+        held_out=PictureFiles(held_out),
+        num_classes=len(train.class_names),
+        class_names=train.class_names,
+        notes=notes,
         name=pathlib.Path(data_dir).resolve().name,
         image_size=image_size,
         deterministic=deterministic,
@@ -81,9 +99,6 @@ def median_side(paths: Sequence[str]) -> int | None:
     """The median of the shorter sides of pictures, of some spread evenly, in pixels.
 
     Only their headers are read.
-
-    Returns:
-        None if none of them can be read.
     """
     from PIL import Image
 

@@ -53,12 +53,6 @@ def training_crop(
         image_size: height and width of the result.
         turns: whether the picture is turned by its EXIF orientation.
         crops: which crops.
-
-    Returns:
-        (image_size, image_size, 3), uint8.
-
-    Raises:
-        tf.errors.OpError: the file cannot be decoded.
     """
 
     # One node in the graph of most JPEGs, where every node of a branch that is not taken costs
@@ -82,15 +76,7 @@ def training_crop(
 
 
 def whole_picture(encoded: Any, turns: bool) -> np.ndarray:
-    """Returns the pixels of a picture, (height, width, 3), uint8, decoded by Pillow.
-
-    Args:
-        encoded: the bytes of the file, as bytes or as TensorFlow hands them to Python.
-        turns: whether the picture is turned by its EXIF orientation.
-
-    Raises:
-        ValueError: it cannot be decoded.
-    """
+    """Returns the pixels of a picture, (height, width, 3), uint8, decoded by Pillow."""
     content = encoded if isinstance(encoded, bytes) else encoded.item()
     return np.asarray(image_of(content, "RGB", turns=turns), np.uint8)
 

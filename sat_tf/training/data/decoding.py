@@ -1,6 +1,7 @@
 """A source of encoded pictures: decoded in the graph, and named where that fails."""
 
 import abc
+import dataclasses
 import os
 import re
 from collections.abc import Callable
@@ -11,24 +12,25 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sat_tf.messages import ReadingError
-from sat_tf.pictures import DECODER, pixels_of
+from sat_tf.pictures import DECODER, Pictures, pixels_of, printable, spread_evenly
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.training.data.batch_order import (
     RANDOM,
-    Order,
     as_given,
-    checked_order,
+    held_out_numbers,
     held_out_pieces,
+    shuffled_spans,
 )
 from sat_tf.training.data.crops import INCEPTION, TrainingCrops, training_crop, whole_picture
-from sat_tf.training.data.source import ImageSource, Shard, expect_images
+from sat_tf.training.data.source import ImageSource, Order
+from sat_tf.validation import Positive, check
 
 _HELD_OUT_AT_ONCE = 32
 # Text that TensorFlow adds around its messages.
 _AROUND = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*|\n.*", re.DOTALL)
 
 
-class Pictures(abc.ABC):
+class EncodedPictures(abc.ABC):
     """Encoded pictures with labels: one split of a set, each picture told by a row of tensors."""
 
     count: int  # How many there are.
@@ -66,111 +68,114 @@ class Pictures(abc.ABC):
         """Raises ReadingError where a picture cannot be read, whatever its pixels."""
 
 
+class PictureFiles(EncodedPictures):
+    """The pictures of a split; a row is the number of one."""
+
+    def __init__(self, split: Pictures) -> None:
+        self.count = len(split.paths)
+        self._names = split.paths
+        with tf.device("CPU"):
+            # Paths are bytes, because names need not be UTF-8.
+            self._paths = tf.constant([os.fsencode(path) for path in split.paths])
+            self._labels = tf.constant(split.labels, tf.int32)
+
+    def training_rows(self, order: Order) -> tf.data.Dataset:
+        spans = shuffled_spans(self.count, order)
+        return spans.map(lambda epoch, numbers: (tf.fill(tf.shape(numbers), epoch), numbers))
+
+    def held_out_rows(self, order: Order) -> tf.data.Dataset:
+        return held_out_numbers(self.count, order)
+
+    def drawn_rows(self, count: int, seed: int) -> tf.data.Dataset:
+        # RandomState, because NumPy guarantees that its streams never change.
+        chosen = np.random.RandomState(seed).permutation(self.count)[:count]
+        return tf.data.Dataset.from_tensor_slices(chosen)
+
+    def spread_rows(self, most: int) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(spread_evenly(self.count, most))
+
+    def number(self, *row: tf.Tensor) -> tf.Tensor:
+        return row[0]
+
+    def read(self, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.io.read_file(self._paths[row[0]]), self._labels[row[0]]
+
+    def name(self, *row: Any) -> str:
+        return printable(self._names[row[0]])
+
+    def expect_readable(self, *row: Any) -> None:
+        try:
+            with open(self._names[row[0]], "rb"):
+                return
+        except OSError as error:
+            raise ReadingError(
+                f"{self.name(*row)}: received a file that cannot be opened ({error.strerror}); "
+                "expected the one found at the start; restore it."
+            ) from error
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
 class PictureSource(ImageSource):
     """A source of encoded pictures, from which batches are decoded on all cores.
 
     Pictures to train on are decoded and cropped by TensorFlow, in the graph; those to measure,
     calibrate and verify with by Pillow, as in every other command. A picture that cannot be decoded
     is an error that names it.
-
-    Args:
-        train: the pictures to train on.
-        held_out: those to measure with.
-        name: of the set.
-        image_size: height and width of the images.
-        num_classes: number of classes; 0 of pictures without labels.
-        class_names: by label; None where they are unknown.
-        deterministic: whether pictures keep their order.
-        preprocessing: how pictures become the images to measure with.
-        crops: how training varies them.
-        notes: what to tell those who train on it.
     """
 
-    def __init__(
-        self,
-        train: Pictures,
-        held_out: Pictures,
-        *,
-        name: str,
-        image_size: int,
-        num_classes: int,
-        class_names: tuple[str, ...] | None,
-        deterministic: bool,
-        preprocessing: Preprocessing,
-        crops: TrainingCrops = INCEPTION,
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self.name, self.image_size, self.num_classes = name, image_size, num_classes
-        self.num_train, self.num_test = train.count, held_out.count
-        self.class_names, self.notes = class_names, notes
-        self.preprocessing, self.decoder = preprocessing, DECODER
-        self._train, self._held_out = train, held_out
-        self._deterministic, self._crops = deterministic, crops
+    train: EncodedPictures
+    held_out: EncodedPictures
+    name: str
+    image_size: int
+    num_classes: int
+    class_names: tuple[str, ...] | None
+    preprocessing: Preprocessing
+    notes: tuple[str, ...] = ()
+    deterministic: bool  # Whether pictures keep their order.
+    crops: TrainingCrops = INCEPTION  # How training varies the pictures.
+    decoder = DECODER
+
+    def __post_init__(self) -> None:
+        self.num_train, self.num_test = self.train.count, self.held_out.count
         self._reading_error: ReadingError | None = None
 
     @property
     def reading_error(self) -> ReadingError | None:
-        """The first error of reading; see `ImageSource`."""
         return self._reading_error
 
-    def training_batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        first_epoch: int = 0,
-        first_step: int = 0,
-        shard: Shard | None = None,
-    ) -> tf.data.Dataset:
-        """Returns the endless training batches from a given step on; see `ImageSource`."""
-        order = checked_order(
-            self.name,
-            self.num_train,
-            batch_size=batch_size,
-            seed=seed,
-            first_epoch=first_epoch,
-            first_step=first_step,
-            shard=shard,
-        )
+    def _training_batches(self, order: Order) -> tf.data.Dataset:
         turns = self.preprocessing.exif_orientation
 
         def image(epoch: tf.Tensor, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            encoded, label = self._train.read(*row)
+            encoded, label = self.train.read(*row)
             # The crop of a picture does not depend on its batch.
             key = tf.random.experimental.stateless_fold_in(
-                tf.stack([tf.constant(seed, tf.int64), epoch]), self._train.number(*row), alg=RANDOM
+                tf.stack([tf.constant(order.seed, tf.int64), epoch]),
+                self.train.number(*row),
+                alg=RANDOM,
             )
-            crop = training_crop(encoded, key, self.image_size, turns=turns, crops=self._crops)
+            crop = training_crop(encoded, key, self.image_size, turns=turns, crops=self.crops)
             return crop, label
 
-        pieces = order.in_pieces(self._train.training_rows(order))
-        batches = self._images(pieces, image, self._train, has_epochs=True)
-        return as_given(batches, deterministic=self._deterministic)
+        pieces = order.in_pieces(self.train.training_rows(order))
+        batches = self._images(pieces, image, self.train, has_epochs=True)
+        return as_given(batches, deterministic=self.deterministic)
 
-    def held_out_batches(
-        self, *, batch_size: int = 256, shard: Shard | None = None
-    ) -> tf.data.Dataset:
-        """Returns every held-out image once; see `ImageSource`."""
-        order = checked_order(self.name, None, batch_size=batch_size, shard=shard)
-        images = self._prepared(self._held_out, self._held_out.held_out_rows(order))
+    def _held_out_batches(self, order: Order) -> tf.data.Dataset:
+        images = self._prepared(self.held_out, self.held_out.held_out_rows(order))
         pieces = held_out_pieces(images, self.num_test, order)
-        return as_given(pieces, deterministic=self._deterministic)
+        return as_given(pieces, deterministic=self.deterministic)
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
-        """Returns `count` training images, or all there are; see `ImageSource`."""
-        expect_images(self.name, count)
-        return self._sample(self._train, self._train.drawn_rows(count, seed))[0]
+        check(self.name, count=(count, Positive))
+        return self._sample(self.train, self.train.drawn_rows(count, seed))[0]
 
-    def held_out_sample(
-        self, most: int
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32] | None]:
-        """Returns at most `most` held-out images, spread evenly, and labels if any."""
-        expect_images(self.name, most)
-        images, labels = self._sample(self._held_out, self._held_out.spread_rows(most))
-        return images, labels if self.num_classes else None
+    def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        check(self.name, count=(most, Positive))
+        return self._sample(self.held_out, self.held_out.spread_rows(most))
 
     def _sample(
-        self, part: Pictures, rows: tf.data.Dataset
+        self, part: EncodedPictures, rows: tf.data.Dataset
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         try:
             pairs = list(self._prepared(part, rows).as_numpy_iterator())
@@ -182,7 +187,7 @@ class PictureSource(ImageSource):
         images, labels = zip(*pairs, strict=True)
         return np.stack(images), np.array(labels, np.int32)
 
-    def _prepared(self, part: Pictures, rows: tf.data.Dataset) -> tf.data.Dataset:
+    def _prepared(self, part: EncodedPictures, rows: tf.data.Dataset) -> tf.data.Dataset:
         """Returns pictures prepared like the held-out ones, and their labels."""
         shape = (self.image_size, self.image_size, 3)
 
@@ -202,7 +207,7 @@ class PictureSource(ImageSource):
         self,
         pieces: tf.data.Dataset,
         image: Callable[..., tuple[tf.Tensor, tf.Tensor]],
-        part: Pictures,
+        part: EncodedPictures,
         *,
         has_epochs: bool = False,
     ) -> tf.data.Dataset:
@@ -210,15 +215,6 @@ class PictureSource(ImageSource):
 
         An error in the graph cannot say which picture it is about, so that the pictures of a piece
         that fails are decoded once more, one after another, until one is found to name.
-
-        Args:
-            pieces: a dataset of tuples of tensors with one row for each picture.
-            image: makes an image (image_size, image_size, 3), uint8, and a label, int32, of a row.
-            part: the pictures.
-            has_epochs: whether the epoch stands in front of each row.
-
-        Returns:
-            A dataset of images and labels with as many rows as the pieces have.
         """
         cores = (
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -254,7 +250,7 @@ class PictureSource(ImageSource):
         @tf.autograph.experimental.do_not_convert
         def piece(*rows: tf.Tensor) -> tf.data.Dataset:
             images = tf.data.Dataset.from_tensor_slices(rows).map(
-                image, num_parallel_calls=cores, deterministic=self._deterministic
+                image, num_parallel_calls=cores, deterministic=self.deterministic
             )
             # Once a picture has failed, the others of the piece are too few for a batch.
             batch = images.batch(tf.shape(rows[0], tf.int64)[0], drop_remainder=True)
@@ -270,7 +266,7 @@ class PictureSource(ImageSource):
             cycle_length=at_once,
             num_parallel_calls=at_once,
             # Pieces of different sizes have to keep their order, or batches would have other sizes.
-            deterministic=self._deterministic or size is None,
+            deterministic=self.deterministic or size is None,
         )
         return batches.map(
             lambda images, labels: (

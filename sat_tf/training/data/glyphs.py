@@ -53,14 +53,7 @@ class DrawnCharacter(NamedTuple):
 
 
 class Typeface:
-    """One face, loaded from the font files of matplotlib.
-
-    Args:
-        name: one of `FACES`.
-
-    Raises:
-        FileNotFoundError: the installed matplotlib comes without this face.
-    """
+    """One face, loaded from the font files of matplotlib."""
 
     def __init__(self, name: str) -> None:
         # Imported here: naming a data set should not wait for matplotlib.
@@ -96,11 +89,7 @@ class Typeface:
         return right - left, bottom - top
 
     def draw(self, code_point: int) -> DrawnCharacter:
-        """Draws a character, its ink centred between left and right, its baseline on row 36.
-
-        Raises:
-            ValueError: the face does not hold the character, or its ink is larger than the cell.
-        """
+        """Draws a character, its ink centred between left and right, its baseline on row 36."""
         from PIL import Image, ImageDraw
 
         if code_point not in self.code_points:
@@ -163,13 +152,6 @@ def distinct_characters(typefaces: Sequence[Typeface], *, limit: int | None = No
 
     Latin A, Greek Alpha and Cyrillic A are drawn alike: only the first of them is kept, because no
     model could tell the three apart.
-
-    Args:
-        typefaces: the faces in which characters are compared.
-        limit: how many to find; None for all there are.
-
-    Returns:
-        At most `limit` code points; a smaller limit gives a prefix.
     """
     kept: list[int] = []
     kept_vectors = np.zeros((0, len(typefaces) * _COARSE_SIZE**2))
@@ -251,14 +233,31 @@ def pictures(
     Returns:
         (len(drawings), 24, 24, 3), uint8.
     """
+    from PIL import Image
+
     amounts = draw_amounts(randoms)
     noise = np.stack([r.standard_normal((PICTURE_SIZE, PICTURE_SIZE, 3)) for r in randoms])
     matrices, shifts = place(np.array([drawing.box for drawing in drawings]), amounts)
     # Pillow asks, for each pixel of the result, where it comes from: the inverse map.
     inverses = np.linalg.inv(matrices)
     origins = _CENTRE - (inverses @ (_CENTRE + shifts)[:, :, None])[:, :, 0]
-    ink = [_move(*move) for move in zip(drawings, inverses, origins, strict=True)]
-    colours = _colour(np.stack(ink) / 255, amounts)
+    moved = [
+        Image.fromarray(drawing.ink).transform(
+            (CELL_SIZE, CELL_SIZE),
+            Image.Transform.AFFINE,
+            (*inverse[0], origin[0], *inverse[1], origin[1]),
+            resample=Image.Resampling.BILINEAR,
+        )
+        for drawing, inverse, origin in zip(drawings, inverses, origins, strict=True)
+    ]
+    ink = np.stack([np.asarray(image.reduce(_DRAWN_PIXELS_PER_PIXEL)) for image in moved]) / 255
+    # Shares of ink (pictures, 24, 24) become shaded colours (pictures, 24, 24, 3).
+    ground = amounts["ground"][:, None, None, :]
+    colours = ground + ink[..., None] * (amounts["ink"][:, None, None, :] - ground)
+    places = np.linspace(-1, 1, PICTURE_SIZE)
+    direction = amounts["shading_direction"][:, :, None]
+    slope = np.cos(direction) * places + np.sin(direction) * places[:, None]
+    colours = colours * (1 + amounts["shading"][:, :, None] * slope)[..., None]
     colours += amounts["noise"][:, :, None, None] * noise
     return np.clip(np.rint(255 * colours), 0, 255).astype(np.uint8)
 
@@ -307,29 +306,6 @@ def place(boxes: npt.NDArray[np.int64], amounts: Mapping[str, Floats]) -> tuple[
 def _matrices(*rows: Floats) -> Floats:
     """Four vectors (n,), row by row, to matrices (n, 2, 2)."""
     return np.stack(rows, axis=-1).reshape(-1, 2, 2)
-
-
-def _move(drawing: DrawnCharacter, inverse: Floats, origin: Floats) -> npt.NDArray[np.uint8]:
-    """The ink of one drawing, moved and reduced to (24, 24)."""
-    from PIL import Image
-
-    moved = Image.fromarray(drawing.ink).transform(
-        (CELL_SIZE, CELL_SIZE),
-        Image.Transform.AFFINE,
-        (*inverse[0], origin[0], *inverse[1], origin[1]),
-        resample=Image.Resampling.BILINEAR,
-    )
-    return np.asarray(moved.reduce(_DRAWN_PIXELS_PER_PIXEL))
-
-
-def _colour(ink: Floats, amounts: Mapping[str, Floats]) -> Floats:
-    """Shares of ink (pictures, 24, 24) to shaded colours (pictures, 24, 24, 3)."""
-    ground = amounts["ground"][:, None, None, :]
-    colours = ground + ink[..., None] * (amounts["ink"][:, None, None, :] - ground)
-    places = np.linspace(-1, 1, PICTURE_SIZE)
-    direction = amounts["shading_direction"][:, :, None]
-    slope = np.cos(direction) * places + np.sin(direction) * places[:, None]
-    return colours * (1 + amounts["shading"][:, :, None] * slope)[..., None]
 
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -431,6 +407,9 @@ def _key(arguments: dict[str, int]) -> str:
 def _draw(
     *, num_classes: int, train_per_class: int, test_per_class: int, seed: int, progress: bool
 ) -> Arrays:
+    """The arrays of a set; the faces of a split take turns within each class."""
+    from rich.progress import track
+
     faces = {name: Typeface(name) for name in FACES}
     code_points = distinct_characters(list(faces.values()), limit=num_classes)
     if len(code_points) < num_classes:
@@ -443,39 +422,18 @@ def _draw(
         ("train", TRAIN_FACES, train_per_class),
         ("test", TEST_FACES, test_per_class),
     ):
-        arrays[f"{part}_images"] = _draw_part(
-            code_points,
-            [faces[name] for name in names],
-            count=count,
-            seeds=(seed, _SPLITS[part]),
-            progress=f"Drawing {part} pictures" if progress else None,
-        )
+        images = np.empty((num_classes, count, PICTURE_SIZE, PICTURE_SIZE, 3), np.uint8)
+        bar = track(code_points, description=f"Drawing {part} pictures", disable=not progress)
+        for label, code_point in enumerate(bar):
+            drawings = [faces[name].draw(code_point) for name in names[:count]]
+            # RandomState, because NumPy guarantees that its distributions never change; on PCG64,
+            # because seeding its default generator takes as long as drawing the picture.
+            randoms = [
+                np.random.RandomState(np.random.PCG64([seed, _SPLITS[part], code_point, number]))
+                for number in range(count)
+            ]
+            turns = [drawings[number % len(drawings)] for number in range(count)]
+            images[label] = pictures(turns, randoms)
+        arrays[f"{part}_images"] = images.reshape(-1, *images.shape[2:])
         arrays[f"{part}_labels"] = np.repeat(np.arange(num_classes, dtype=np.int32), count)
     return arrays
-
-
-def _draw_part(
-    code_points: list[int],
-    faces: list[Typeface],
-    *,
-    count: int,
-    seeds: tuple[int, int],
-    progress: str | None,
-) -> npt.NDArray[np.uint8]:
-    """(len(code_points) * count, 24, 24, 3); the faces take turns within each class."""
-    from rich.progress import track
-
-    images = np.empty((len(code_points), count, PICTURE_SIZE, PICTURE_SIZE, 3), np.uint8)
-    bar = track(code_points, description=progress or "", disable=progress is None)
-    for label, code_point in enumerate(bar):
-        drawings = [face.draw(code_point) for face in faces[:count]]
-        # RandomState, because NumPy guarantees that its distributions never change; on PCG64,
-        # because seeding its default generator takes as long as drawing the picture.
-        images[label] = pictures(
-            [drawings[number % len(drawings)] for number in range(count)],
-            [
-                np.random.RandomState(np.random.PCG64([*seeds, code_point, number]))
-                for number in range(count)
-            ],
-        )
-    return images.reshape(-1, *images.shape[2:])

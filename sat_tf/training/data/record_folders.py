@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import struct
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,9 +21,6 @@ from sat_tf.training.data.source import (
     NumClasses,
 )
 from sat_tf.validation import Positive, checked
-
-if TYPE_CHECKING:
-    from sat_tf.training.data.records import RecordFiles
 
 TRAIN = "train"
 HELD_OUT = ("validation", "val", "test")
@@ -78,100 +74,28 @@ def load_tfrecords(
             f"load_tfrecords: label_key={label_key!r}: expected another feature than image_key; "
             "name the feature that holds the class."
         )
-    train, held_out = find_files(data_dir)
+    files = find_files(data_dir)
     # Imported here: naming a data set needs no TensorFlow.
+    import tensorflow as tf
+
     from sat_tf.training.data.decoding import PictureSource
+    from sat_tf.training.data.records import RecordFiles, rows_of_files
 
-    cache = cache_folder(cache_dir)
-    counts = count_records(train, cache), count_records(held_out, cache)
-    _expect_records(str(data_dir), counts, (num_train, num_test))
-    features: dict[str, Any] = {
-        "image_key": image_key,
-        "label_key": label_key,
-        "first_label": first_label,
-        "num_classes": num_classes,
-        "shuffle_buffer": shuffle_buffer,
-    }
-    return PictureSource(
-        _part(train, counts[0], **features),
-        _part(held_out, counts[1], **features),
-        name=pathlib.Path(data_dir).resolve().name,
-        image_size=image_size,
-        num_classes=num_classes,
-        class_names=None,
-        deterministic=deterministic,
-        preprocessing=AS_IN_IMAGENET,
-    )
-
-
-def _expect_records(
-    subject: str,
-    counts: tuple[list[int], list[int]],
-    expected: tuple[int | None, int | None],
-) -> None:
-    """Raises an error if there are no records, or another number than expected."""
+    counts = [count_records(paths, cache_folder(cache_dir)) for paths in files]
     problems = []
-    for name, found, number in zip(("train", "test"), map(sum, counts), expected, strict=True):
-        files = f"{TRAIN}-*" if name == "train" else "-*, ".join(HELD_OUT) + "-*"
-        if not found:
-            problems.append(f"received no records in {files}; expected pictures; write them again.")
-        elif number not in (None, found):
+    for name, total, number in zip(
+        ("train", "test"), map(sum, counts), (num_train, num_test), strict=True
+    ):
+        names = f"{TRAIN}-*" if name == "train" else "-*, ".join(HELD_OUT) + "-*"
+        if not total:
+            problems.append(f"received no records in {names}; expected pictures; write them again.")
+        elif number not in (None, total):
             problems.append(
-                f"num_{name}: received {number}, and {files} hold {found} records; expected the "
+                f"num_{name}: received {number}, and {names} hold {total} records; expected the "
                 "same; write missing files again, or leave it out."
             )
     if problems:
-        raise ProblemsError(subject, problems)
-
-
-def find_files(
-    data_dir: str | os.PathLike[str],
-) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """The files of both splits, sorted by name.
-
-    Raises:
-        ValueError: there is no such folder, or no such files in it.
-    """
-    if not isinstance(data_dir, str | os.PathLike):
-        raise ValueError(f"data_dir: received {data_dir!r}; expected the path of a folder.")
-    root = pathlib.Path(data_dir).expanduser()
-    if not root.is_dir():
-        raise ValueError(
-            f"data_dir: received {root}, which is not a folder; expected one that holds "
-            f"{TRAIN}-* and {HELD_OUT[0]}-*."
-        )
-    found = {name: _files(root, name) for name in (TRAIN, *HELD_OUT)}
-    held_out = next((found[name] for name in HELD_OUT if found[name]), [])
-    problems = [
-        f"received no files {expected}-* in it or in its folders; expected TFRecord files."
-        for expected, files in ((TRAIN, found[TRAIN]), ("-*, ".join(HELD_OUT), held_out))
-        if not files
-    ]
-    if problems:
-        raise ProblemsError(str(root), problems)
-    return found[TRAIN], held_out
-
-
-def _files(root: pathlib.Path, name: str) -> list[pathlib.Path]:
-    """Files such as train-00000-of-01024, in the folder or in its subfolder `name`."""
-    places = (root, root / name)
-    return sorted(path for place in places for path in place.glob(f"{name}-*") if path.is_file())
-
-
-def _part(
-    files: list[pathlib.Path],
-    counts: list[int],
-    *,
-    image_key: str,
-    label_key: str,
-    first_label: int,
-    num_classes: int,
-    shuffle_buffer: int,
-) -> "RecordFiles":
-    import tensorflow as tf
-
-    from sat_tf.training.data.records import RecordFiles, rows_of_files
-
+        raise ProblemsError(str(data_dir), problems)
     keys = {
         image_key: tf.io.FixedLenFeature((), tf.string),
         label_key: tf.io.FixedLenFeature((), tf.int64),
@@ -181,27 +105,63 @@ def _part(
         features = tf.io.parse_single_example(serialized, keys)
         return features[image_key], features[label_key] - first_label
 
-    return RecordFiles(
-        count=sum(counts),
-        rows=rows_of_files(files, counts),
-        parse=parse,
+    train, held_out = (
+        RecordFiles(
+            count=sum(of_each),
+            rows=rows_of_files(paths, of_each),
+            parse=parse,
+            num_classes=num_classes,
+            shuffle_buffer=shuffle_buffer,
+            fix_of_features="correct image_key or label_key",
+            fix_of_labels="correct first_label or num_classes",
+        )
+        for paths, of_each in zip(files, counts, strict=True)
+    )
+    return PictureSource(
+        train=train,
+        held_out=held_out,
+        name=pathlib.Path(data_dir).resolve().name,
+        image_size=image_size,
         num_classes=num_classes,
-        shuffle_buffer=shuffle_buffer,
-        fix_of_features="correct image_key or label_key",
-        fix_of_labels="correct first_label or num_classes",
+        class_names=None,
+        deterministic=deterministic,
+        preprocessing=AS_IN_IMAGENET,
     )
 
 
+def find_files(
+    data_dir: str | os.PathLike[str],
+) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+    """The files of both splits, sorted by name."""
+    root = pathlib.Path(data_dir).expanduser()
+    if not root.is_dir():
+        raise ValueError(
+            f"data_dir: received {root}, which is not a folder; expected one that holds "
+            f"{TRAIN}-* and {HELD_OUT[0]}-*."
+        )
+    # Files such as train-00000-of-01024, in the folder or in its subfolder.
+    files = {
+        name: sorted(
+            path
+            for place in (root, root / name)
+            for path in place.glob(f"{name}-*")
+            if path.is_file()
+        )
+        for name in (TRAIN, *HELD_OUT)
+    }
+    held_out = next((files[name] for name in HELD_OUT if files[name]), [])
+    problems = [
+        f"received no files {expected}-* in it or in its folders; expected TFRecord files."
+        for expected, paths in ((TRAIN, files[TRAIN]), ("-*, ".join(HELD_OUT), held_out))
+        if not paths
+    ]
+    if problems:
+        raise ProblemsError(str(root), problems)
+    return files[TRAIN], held_out
+
+
 def count_records(files: list[pathlib.Path], cache: pathlib.Path) -> list[int]:
-    """The number of records in each file; counted again only when a file has changed.
-
-    Args:
-        files: TFRecord files, not compressed.
-        cache: folder where counts are kept.
-
-    Raises:
-        ValueError: a file does not hold records, or is truncated.
-    """
+    """The number of records in each file; counted again only when a file has changed."""
     facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     arrays = load_or_make(

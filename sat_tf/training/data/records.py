@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from sat_tf.messages import ReadingError
 from sat_tf.pictures import printable, spread_evenly
-from sat_tf.training.data.batch_order import RANDOM, Order
-from sat_tf.training.data.decoding import Pictures, tensorflow_reason
+from sat_tf.training.data.batch_order import RANDOM
+from sat_tf.training.data.decoding import EncodedPictures, tensorflow_reason
+from sat_tf.training.data.source import Order
 
 # Stands for a record that cannot be read.
 _MISSING = b""
@@ -45,7 +46,7 @@ Read = Callable[[Share, tf.Tensor | None], tf.data.Dataset]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordFiles(Pictures):
+class RecordFiles(EncodedPictures):
     """The pictures of one split in record files; a row is the name and the content of a record.
 
     Every epoch, the files are shuffled, interleaved and drawn from a shuffle buffer. Each of
@@ -63,7 +64,6 @@ class RecordFiles(Pictures):
     fix_of_labels: str  # The fix if a label is out of range.
 
     def training_rows(self, order: Order) -> tf.data.Dataset:
-        """Returns shuffled rows; see `Pictures`."""
         first, size = order.span
         steps = self.count // order.batch_size
 
@@ -71,24 +71,24 @@ class RecordFiles(Pictures):
         def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
             share = Share(first, size, order.batch_size)
             rows = self._shuffled(share, order.seed, epoch, self.shuffle_buffer)
-            rows = rows.take(steps * size).skip(order.first_step_of(epoch) * size)
-            return rows.map(lambda *row: (epoch, *row)).batch(size, drop_remainder=True)
+            return (
+                rows.take(steps * size)
+                .map(lambda *row: (epoch, *row))
+                .batch(size, drop_remainder=True)
+            )
 
         return tf.data.Dataset.range(order.first_epoch, tf.int64.max).flat_map(of_epoch)
 
     def held_out_rows(self, order: Order) -> tf.data.Dataset:
-        """Returns the rows of a share, in the order of the files; see `Pictures`."""
         return self.rows(Share(*order.span, order.batch_size), None)
 
     def drawn_rows(self, count: int, seed: int) -> tf.data.Dataset:
-        """Returns the first rows of an epoch of their own; see `Pictures`."""
         buffer = max(self.shuffle_buffer, count)
         # Inside a function, as `_shuffled` requires.
         epochs = tf.data.Dataset.range(_SAMPLE, _SAMPLE + 1)
         return epochs.flat_map(lambda e: self._shuffled(Share(), seed, e, buffer)).take(count)
 
     def spread_rows(self, most: int) -> tf.data.Dataset:
-        """Returns rows spread evenly; see `Pictures`."""
         chosen = np.zeros(self.count, bool)
         chosen[spread_evenly(self.count, most)] = True
         marks = tf.data.Dataset.from_tensor_slices(chosen)
@@ -107,21 +107,17 @@ class RecordFiles(Pictures):
         return rows.shuffle(buffer, seed=of_records, reshuffle_each_iteration=False)
 
     def number(self, *row: tf.Tensor) -> tf.Tensor:
-        """Returns a hash of the name."""
         return tf.strings.to_hash_bucket_fast(row[0], _BUCKETS)
 
     def read(self, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the bytes and the label of a record."""
         picture, label = self.parse(*row[1:])
         tf.debugging.Assert((label >= 0) & (label < self.num_classes), [label])
         return picture, tf.cast(label, tf.int32)
 
     def name(self, *row: Any) -> str:
-        """Returns the file of a record and its number in it."""
         return printable(row[0])
 
     def expect_readable(self, *row: Any) -> None:
-        """Raises ReadingError where a record is damaged, or has no picture, or a wrong label."""
         name = self.name(*row)
         if row[1] == _MISSING:
             raise ReadingError(
@@ -147,10 +143,6 @@ def rows_of_files(paths: Sequence[pathlib.Path], counts: Sequence[int]) -> Read:
 
     A share is that part of all records, in the order of the files: a process reads few files that
     others read as well.
-
-    Args:
-        paths: of the files.
-        counts: how many records each has.
     """
     ends = np.cumsum(counts)
     names = [printable(path.name) for path in paths]

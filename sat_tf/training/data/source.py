@@ -3,7 +3,8 @@
 import abc
 import dataclasses
 import os
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from pydantic import Field
 from sat_tf.arguments import is_integer
 from sat_tf.messages import ProblemsError, ReadingError
 from sat_tf.preprocessing import COVERING, Preprocessing
-from sat_tf.validation import Positive, check, up_to
+from sat_tf.validation import Count, Seed, find_problems, up_to
 
 _MOST_CLASSES = 1_000_000  # The models of `sat_tf.training.models` have no more.
 
@@ -75,6 +76,30 @@ class Shard:
 NO_LABEL = -1
 
 
+class Order(NamedTuple):
+    """The global batches that are asked for, and the place of this process in each of them."""
+
+    batch_size: int  # Images of a global batch.
+    shard: Shard  # Of this process.
+    seed: int = 0  # Of the order and the distortions.
+    first_epoch: int = 0  # Where to start.
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First image and number of images of this process in a global batch."""
+        return self.shard.span(self.batch_size)
+
+    def in_pieces(self, spans: Any) -> Any:
+        """Cuts the images of this process into one element for each of its replicas.
+
+        Shapes are static; if the replicas have different numbers of images, all but the first axis.
+        """
+        sizes = [size for _, size in self.shard.pieces(self.batch_size)]
+        if len(sizes) == 1:
+            return spans
+        return spans.rebatch(sizes[0] if len(set(sizes)) == 1 else sizes, drop_remainder=True)
+
+
 class ImageSource(abc.ABC):
     """An image data set that gives batches for training, and held-out ones to measure with.
 
@@ -98,27 +123,19 @@ class ImageSource(abc.ABC):
         """The first error of reading, for which TensorFlow has raised its own."""
         return None
 
-    @abc.abstractmethod
     def training_batches(
-        self,
-        *,
-        batch_size: int,
-        seed: int,
-        first_epoch: int = 0,
-        first_step: int = 0,
-        shard: Shard | None = None,
+        self, *, batch_size: int, seed: int, first_epoch: int = 0, shard: Shard | None = None
     ) -> Any:
-        """The endless training batches from a given step on.
+        """The endless training batches from a given epoch on.
 
-        A batch depends on the seed, its epoch and its step alone: a source that starts at step 7 of
-        epoch 3 continues exactly like one that has reached it. Every epoch has another order and
-        other distortions, and num_train // batch_size steps; the remainder is dropped.
+        A batch depends on the seed, its epoch and its step alone: a source that starts at epoch 3
+        continues exactly like one that has reached it. Every epoch has another order and other
+        distortions, and num_train // batch_size steps; the remainder is dropped.
 
         Args:
             batch_size: images of a global batch, over all replicas of all processes.
             seed: of the order and the distortions.
             first_epoch: where to start, from 0.
-            first_step: step in that epoch, from 0.
             shard: of this process; by default everything, in one piece.
 
         Returns:
@@ -126,8 +143,9 @@ class ImageSource(abc.ABC):
             (piece,), int32: one element for each replica of this process, in turns, cut by
             `Shard.pieces`. Shapes are static.
         """
+        order = Order(batch_size, shard or Shard(), seed, first_epoch)
+        return self._training_batches(self._checked(order, self.num_train))
 
-    @abc.abstractmethod
     def held_out_batches(self, *, batch_size: int = 256, shard: Shard | None = None) -> Any:
         """Every held-out image once, in order, as uint8 images and labels like the training's.
 
@@ -139,37 +157,40 @@ class ImageSource(abc.ABC):
         Returns:
             A `tf.data.Dataset` with the same number of elements for every process.
         """
+        return self._held_out_batches(self._checked(Order(batch_size, shard or Shard()), None))
+
+    def _checked(self, order: Order, most: int | None) -> Order:
+        """The order, unless some of its values are invalid."""
+        pieces = order.shard.workers * order.shard.replicas
+        expected = f"an integer of at least {pieces}, an image for each replica of each process"
+        size = Annotated[int, Field(ge=pieces, description=f"{expected}; raise it")]
+        own = {"batch_size": (order.batch_size, size)}
+        problems = find_problems(
+            **own, seed=(order.seed, Seed), first_epoch=(order.first_epoch, Count)
+        )
+        if most is not None and not find_problems(**own):
+            expected = f"at most {most}, the number of training images; lower it"
+            fitting = Annotated[int, Field(le=most, description=expected)]
+            problems += find_problems(batch_size=(order.batch_size, fitting))
+        if problems:
+            raise ProblemsError(self.name, problems)
+        return order
+
+    @abc.abstractmethod
+    def _training_batches(self, order: Order) -> Any:
+        """See `training_batches`."""
+
+    @abc.abstractmethod
+    def _held_out_batches(self, order: Order) -> Any:
+        """See `held_out_batches`."""
 
     @abc.abstractmethod
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
-        """`count` training images, drawn at random, prepared like the held-out ones.
-
-        Raises:
-            ReadingError: some cannot be read.
-        """
+        """`count` training images, drawn at random, prepared like the held-out ones."""
 
     @abc.abstractmethod
-    def held_out_sample(
-        self, most: int
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32] | None]:
-        """At most `most` held-out images, spread evenly over the set, and their labels if any.
-
-        Raises:
-            ReadingError: some cannot be read.
-        """
-
-
-def expect_images(owner: str, count: int) -> None:
-    """Checks the size of a sample.
-
-    Args:
-        owner: name of the data set, for the message.
-        count: the number of images.
-
-    Raises:
-        ValueError: it is not a positive integer.
-    """
-    check(owner, count=(count, Positive))
+    def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """At most `most` held-out images, spread evenly over the set, and their labels."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -212,8 +233,7 @@ class ImageSet:
                 "for each class; leave them out where they are unknown"
             )
         for part in ("train", "test"):
-            problems += self._image_problems(part)
-            problems += self._label_problems(part)
+            problems += self._problems(part)
         if not problems and self.train_images.shape[1:] != self.test_images.shape[1:]:
             problems.append(
                 f"test_images: received images {self.test_images.shape[1:]}; expected "
@@ -227,53 +247,46 @@ class ImageSet:
         """Height and width of every image in pixels."""
         return int(self.train_images.shape[1])
 
-    def _image_problems(self, part: str) -> list[str]:
-        images = getattr(self, f"{part}_images")
-        shape, dtype = _shape(images), _dtype(images)
-        problems = []
-        if dtype != "uint8":
-            problems.append(
-                f"{part}_images: received {dtype}; expected a uint8 array; "
+    def _problems(self, part: str) -> Iterator[str]:
+        """Says what is wrong with the images and labels of a split."""
+        images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
+        (image_shape, images_are), (shape, labels_are) = (
+            (array.shape, str(array.dtype))
+            if isinstance(array, np.ndarray)
+            else (None, type(array).__name__)
+            for array in (images, labels)
+        )
+        if images_are != "uint8":
+            yield (
+                f"{part}_images: received {images_are}; expected a uint8 array; "
                 "scale the values to 0..255, round and cast them"
             )
-        if shape is not None and not (
-            len(shape) == 4 and min(shape) > 0 and shape[1] == shape[2] and shape[3] == 3
+        if image_shape is not None and not (
+            len(image_shape) == 4
+            and min(image_shape) > 0
+            and image_shape[1] == image_shape[2]
+            and image_shape[3] == 3
         ):
-            problems.append(
-                f"{part}_images: received shape {shape}; expected (images, size, size, 3), all of "
-                "them above 0; crop to squares and repeat a single channel three times"
+            yield (
+                f"{part}_images: received shape {image_shape}; expected (images, size, size, 3), "
+                "all of them above 0; crop to squares and repeat a single channel three times"
             )
-        return problems
-
-    def _label_problems(self, part: str) -> list[str]:
-        images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
-        shape, dtype, image_shape = _shape(labels), _dtype(labels), _shape(images)
-        problems = []
-        if dtype != "int32":
-            problems.append(
-                f"{part}_labels: received {dtype}; expected an int32 array; "
+        if labels_are != "int32":
+            yield (
+                f"{part}_labels: received {labels_are}; expected an int32 array; "
                 "cast class numbers with .astype('int32')"
             )
         if shape is not None and (len(shape) != 1 or (image_shape and shape != image_shape[:1])):
             count = image_shape[0] if image_shape else "images"
-            problems.append(
+            yield (
                 f"{part}_labels: received shape {shape}; expected ({count},); "
                 "give one class number for each image"
             )
         # Labels of another type have been reported above, and may not be comparable with a number.
-        if dtype == "int32" and labels.size and is_integer(self.num_classes, lowest=1):
+        if labels_are == "int32" and labels.size and is_integer(self.num_classes, lowest=1):
             smallest, largest = int(labels.min()), int(labels.max())
             if smallest < 0 or largest >= self.num_classes:
-                problems.append(
+                yield (
                     f"{part}_labels: received labels {smallest} to {largest}; expected 0 to "
                     f"{int(self.num_classes) - 1}; number the classes from 0 or raise num_classes"
                 )
-        return problems
-
-
-def _shape(array: Any) -> tuple[int, ...] | None:
-    return array.shape if isinstance(array, np.ndarray) else None
-
-
-def _dtype(array: Any) -> str:
-    return str(array.dtype) if isinstance(array, np.ndarray) else type(array).__name__

@@ -59,13 +59,23 @@ def load_tfds(
     """
     prepared = _builder(builder, data_dir)
     image_key, label_key = _image_and_label(prepared)
-    held_out = held_out_split or _held_out(prepared)
+    splits = list(prepared.info.splits or {})
+    # If nothing has been prepared, the usual name: reading it reports what is missing.
+    held_out = held_out_split or next(
+        (name for name in _HELD_OUT if name in splits), None if splits else _HELD_OUT[0]
+    )
+    if held_out is None:
+        raise ValueError(
+            f"held_out_split: received none, and {prepared.name!r} has the splits "
+            f"{', '.join(splits)}; expected {' or '.join(_HELD_OUT)}; name another split, or a "
+            "part of one such as held_out_split='train[90%:]' with train_split='train[:90%]'."
+        )
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.training.data.decoding import PictureSource
 
     return PictureSource(
-        _part(prepared, train_split, image_key, label_key, shuffle_buffer),
-        _part(prepared, held_out, image_key, label_key, shuffle_buffer),
+        train=_part(prepared, train_split, image_key, label_key, shuffle_buffer),
+        held_out=_part(prepared, held_out, image_key, label_key, shuffle_buffer),
         name=prepared.name,
         image_size=image_size,
         num_classes=prepared.info.features[label_key].num_classes,
@@ -115,19 +125,6 @@ def _image_and_label(builder: Any) -> tuple[str, str]:
     return images[0], labels[0]
 
 
-def _held_out(builder: Any) -> str:
-    splits = list(builder.info.splits or {})
-    # If nothing has been prepared, the usual name: reading it reports what is missing.
-    name = next((name for name in _HELD_OUT if name in splits), None if splits else _HELD_OUT[0])
-    if name is None:
-        raise ValueError(
-            f"held_out_split: received none, and {builder.name!r} has the splits "
-            f"{', '.join(splits)}; expected {' or '.join(_HELD_OUT)}; name another split, or a "
-            "part of one such as held_out_split='train[90%:]' with train_split='train[:90%]'."
-        )
-    return name
-
-
 def _part(
     builder: Any, split: str, image_key: str, label_key: str, shuffle_buffer: int
 ) -> "RecordFiles":
@@ -161,7 +158,16 @@ def _part(
     try:
         count = int(read(split, None).cardinality())
     except AssertionError as error:
-        raise ValueError(_not_prepared(builder)) from error
+        root = builder.data_dir_root
+        message = (
+            f"tfds: received {builder.name!r}, which is not in {builder.data_dir}; expected a "
+            f"prepared data set; run `tfds build {builder.name} --data_dir={root}`, or name the "
+            f"folder that holds {builder.name}/ in data_dir."
+        )
+        if manual := " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split()):
+            downloads = f"{root}/downloads/manual"
+            message += f" Before that, download by hand into {downloads}: {manual}"
+        raise ValueError(message) from error
     except ValueError as error:
         known = ", ".join(builder.info.splits or {})
         raise ValueError(
@@ -193,17 +199,3 @@ def _part(
         fix_of_features=_OTHER_SPLIT,
         fix_of_labels=_OTHER_SPLIT,
     )
-
-
-def _not_prepared(builder: Any) -> str:
-    """Returns the message for a set that has not been prepared."""
-    root = builder.data_dir_root
-    message = (
-        f"tfds: received {builder.name!r}, which is not in {builder.data_dir}; expected a prepared "
-        f"data set; run `tfds build {builder.name} --data_dir={root}`, or name the folder that "
-        f"holds {builder.name}/ in data_dir."
-    )
-    manual = " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split())
-    if not manual:
-        return message
-    return f"{message} Before that, download by hand into {root}/downloads/manual: {manual}"

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import math
 import operator
 import os
 import pathlib
@@ -16,24 +17,23 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.messages import RunError, reason_of
+from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
 from sat_tf.report.layers import clipping_levels
+from sat_tf.training.data.source import ImageSource
 from sat_tf.training.kappa import kappa_0
 from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
 from sat_tf.training.state.run_folder import METRICS, RunFolder
-from sat_tf.training.step.learner import training_copy
+from sat_tf.training.step.learner import Learner, training_copy
 
 _RESTART = "start over with --no-resume"
+_PROBED_IMAGES = 16
+_MOST_NAMED = 3
 
 
 class Backup(keras.callbacks.BackupAndRestore):
-    """Keras' backup of a stage at the end of each epoch, which stays until the stage is done.
-
-    Args:
-        folder: of the checkpoints of the stage; the same for all processes of a run.
-    """
+    """Keras' backup of a stage at the end of each epoch, which stays until the stage is done."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         super().__init__(str(folder), delete_checkpoint=False)
@@ -46,11 +46,6 @@ class Backup(keras.callbacks.BackupAndRestore):
         return 0 if latest is None else int(latest.rpartition("-")[2])
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Restores the last epoch that is saved.
-
-        Raises:
-            RunError: it cannot be read.
-        """
         try:
             super().on_train_begin(logs)
         except Exception as error:  # TensorFlow has many types for a file that is damaged.
@@ -79,10 +74,6 @@ class BestEpoch(keras.callbacks.ModelCheckpoint):
     It comes before callbacks that measure other weights than those of the last step, so that what
     is saved is what was measured. Epoch 0, the start of the stage, is not saved.
 
-    Args:
-        folder: of the checkpoints of the stage.
-        rows: of the stage so far, that of its start included.
-
     Attributes:
         epoch: the best one.
     """
@@ -99,7 +90,6 @@ class BestEpoch(keras.callbacks.ModelCheckpoint):
                 self.epoch, self.best = row.epoch, rank
 
     def set_model(self, model: keras.Model) -> None:
-        """Takes the model that a learner trains."""
         super().set_model(model.student)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -118,11 +108,7 @@ class BestEpoch(keras.callbacks.ModelCheckpoint):
         """Does nothing: other callbacks have changed the weights since they were measured."""
 
     def restore(self) -> None:
-        """Gives the model the weights of the best epoch.
-
-        Raises:
-            RunError: they cannot be read.
-        """
+        """Gives the model the weights of the best epoch."""
         try:
             with np.load(self._file) as arrays:
                 self.model.set_weights([arrays[name] for name in arrays])
@@ -147,13 +133,6 @@ class EpochLog(keras.callbacks.CSVLogger):
     """Adds a row to the metrics of a run after every epoch.
 
     Rows of this stage behind the epoch that it resumes from are dropped first.
-
-    Args:
-        folder: of the run.
-        stage: name of the stage.
-        rows: of the run so far; the new ones are appended.
-        epochs: how many epochs of the stage are done.
-        writes: whether this process writes the file.
     """
 
     def __init__(
@@ -177,7 +156,6 @@ class EpochLog(keras.callbacks.CSVLogger):
         super().on_epoch_end(row.epoch, dataclasses.asdict(row))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds the row of the epoch."""
         self.add(EpochMetrics(stage=self._stage, epoch=epoch + 1, **logged(EPOCHS, logs)))
 
 
@@ -186,11 +164,6 @@ class EpochFacts(keras.callbacks.Callback):
 
     These are step (of the stage), learning_rate, seconds (held-out images included), kappa_0 of a
     classifier, and of a quantized model clipping_level/<layer> and their mean, clipping_level.
-
-    Args:
-        model: the one that is trained.
-        steps_per_epoch: of the stage.
-        total_steps: of the stage.
     """
 
     def __init__(self, model: keras.Model, *, steps_per_epoch: int, total_steps: int) -> None:
@@ -200,11 +173,9 @@ class EpochFacts(keras.callbacks.Callback):
         self._started = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Starts the clock."""
         self._started = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds the facts."""
         per_epoch, total = self._steps
         logs["step"] = min((epoch + 1) * per_epoch, total)
         logs["learning_rate"] = keras.backend.get_value(self.model.optimizer.learning_rate)
@@ -249,9 +220,6 @@ def kept_current(model: keras.Model) -> list[keras.callbacks.Callback]:
     The effective weights are copied when measuring begins, for all of its steps; what Keras traces
     reads the copies, so that it is measured with this callback or not at all. It comes after
     callbacks that change weights when measuring begins.
-
-    Returns:
-        The callback; none for a float model.
     """
     if not has_quantized_layers(model):
         return []
@@ -261,3 +229,74 @@ def kept_current(model: keras.Model) -> list[keras.callbacks.Callback]:
             on_test_begin=lambda logs: weights.fill(), on_test_end=lambda logs: weights.clear()
         )
     ]
+
+
+class StopWhenNotFinite(keras.callbacks.Callback):
+    """Raises `RunError` as soon as the loss or a logit is NaN or infinite.
+
+    Keras' TerminateOnNaN ends `fit` as if all were well, without a word on what broke.
+    """
+
+    # Keras would otherwise fetch every logged value after every step, and wait for the device.
+    _supports_tf_logs = True
+
+    def __init__(self, stage: str, source: ImageSource, backup: Backup) -> None:
+        super().__init__()
+        self._stage, self._source, self._backup = stage, source, backup
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch + 1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # The running mean stays NaN in every later batch; the message names the first one.
+        self._check("", loss=logs["batch_loss"], share=logs["top1"])
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Checks what the held-out images report."""
+        share = logs["top1"]
+        self._check("held-out images, after ", loss=logs["loss"], share=share)
+
+    def _check(self, where: str, *, loss: Any, share: Any) -> None:
+        for value, what in ((loss, "the loss"), (share, "a logit")):
+            if not math.isfinite(float(value)):
+                learner: Learner = self.model
+                step = int(learner.optimizer.iterations.numpy())
+                images = self._source.training_sample(_PROBED_IMAGES, seed=0)
+                raise RunError(
+                    f"{self._stage} stage, epoch {self._epoch}, {where}step {step}: {what} is NaN "
+                    f"or infinite ({describe_break(learner.student, images)}), expected finite "
+                    f"values; lower stages.{self._stage}.base_learning_rate, lengthen its "
+                    "warmup_epochs, or start from lower clipping levels. Epochs of the stage that "
+                    f"are saved: {self._backup.epochs}."
+                )
+
+
+def describe_break(model: keras.Model, images: np.ndarray) -> str:
+    """Says in one sentence which layers of a model diverged, in the order of the network.
+
+    Looks for non-finite variables; if there are none, for the first layer with a non-finite output.
+    """
+    broken = [
+        f"{layer.name} ({variable.name.rpartition('/')[2].partition(':')[0]})"
+        for layer in model.layers
+        for variable in layer.variables
+        if variable.dtype.is_floating and not _is_finite(variable)
+    ]
+    if broken:
+        return f"not finite: {first_ones(broken, _MOST_NAMED)}"
+    layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    probe = keras.Model(model.inputs, [layer.output for layer in layers])
+    outputs = probe(tf.cast(images, tf.float32), training=False)
+    for layer, output in zip(layers, outputs, strict=True):
+        # A layer that is called several times, or gives several tensors, has a list of them.
+        if not all(map(_is_finite, tf.nest.flatten(output))):
+            return f"all weights are finite, but the output of {layer.name} is not"
+    decayed = [layer.name for layer in layers if not all(map(_is_finite, layer.losses))]
+    if decayed:
+        return f"all weights are finite, but the weight decay of {first_ones(decayed)} is not"
+    return "all weights are finite, and so are the outputs of all layers"
+
+
+def _is_finite(values: Any) -> bool:
+    return bool(tf.reduce_all(tf.math.is_finite(tf.convert_to_tensor(values))))

@@ -14,15 +14,7 @@ from sat_tf.training.step.distribution import shard_of
 
 @contextlib.contextmanager
 def reading_errors_explained(source: ImageSource, *, advice: str = "") -> Iterator[None]:
-    """Raises reading errors as a `RunError`, without TensorFlow's tracebacks around them.
-
-    Args:
-        source: what is read in the block.
-        advice: what to do once the data can be read.
-
-    Raises:
-        RunError: see above.
-    """
+    """Raises reading errors as a `RunError`, without TensorFlow's tracebacks around them."""
     try:
         yield
     except ReadingError as error:
@@ -41,16 +33,8 @@ _OF_WORKERS = (
     tf.errors.DeadlineExceededError,
 )
 _REFUSED = {
-    errno.EACCES,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.ENOENT,
-    errno.ENOSPC,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ESTALE,
+    *(errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOENT, errno.ENOSPC),
+    *(errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE),
 }
 
 
@@ -58,15 +42,7 @@ _REFUSED = {
 def outside_failures_explained(
     folder: RunFolder, strategy: tf.distribute.Strategy
 ) -> Iterator[None]:
-    """Raises failures outside the program as a `RunError`, without tracebacks around them.
-
-    Args:
-        folder: of the run.
-        strategy: that it trains under.
-
-    Raises:
-        RunError: another worker no longer answers, or the file system refuses to write.
-    """
+    """Raises failures outside the program as a `RunError`, without tracebacks around them."""
     try:
         yield
     except tf.errors.OpError as error:

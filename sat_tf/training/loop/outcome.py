@@ -36,17 +36,7 @@ _MOST_MEASURED = 10_000
 
 
 def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) -> Results:
-    """Exports and verifies the model of a run, and writes its results, curves and report.
-
-    Args:
-        run: whose stages are done.
-        state: what they have achieved.
-        model: of the last stage; the float one has no file.
-        parameters: of the float model.
-
-    Raises:
-        RunError: the model has no integer form.
-    """
+    """Exports and verifies the model of a run, and writes its results, curves and report."""
     folder, stages = run.folder, run.config.stages
     write_curves(folder)  # also of a run whose model has no file
     accuracies: dict[str, Any] = {
@@ -77,16 +67,16 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
 
 def _of_training(run: Run, state: RunState) -> dict[str, Any]:
     """How the quantized stage was trained, as entries of the results."""
-    found: dict[str, Any] = {"given_float_model": run.config.training.float_model is not None}
+    entries: dict[str, Any] = {"given_float_model": run.config.training.float_model is not None}
     stage = run.config.stages.quantized
     if stage is None or not stage.trains:
-        return found
+        return entries
     # They have the digits of the file, because a run that has resumed has no others.
     for row in EpochMetrics.read(run.folder):
         if (row.stage, row.epoch) == ("quantized", 0):
-            found |= {"start_top1": row.held_out_top1, "start_top5": row.held_out_top5}
+            entries |= {"start_top1": row.held_out_top1, "start_top5": row.held_out_top5}
     return {
-        **found,
+        **entries,
         "learning_rate": stage.peak_learning_rate,
         "kept_epoch": state.stages["quantized"].get("kept_epoch"),
     }

@@ -85,12 +85,6 @@ def train(
 
     Returns:
         The results, or None where another worker has them.
-
-    Raises:
-        RunError: the configuration does not fit the data or the model, the folder cannot be
-            written or holds a run of another configuration, the data cannot be read, or training
-            diverged.
-        KeyboardInterrupt: the run has been asked to stop, and can be resumed.
     """
     if resume is not False:
         expect_same_run(folder, config)
@@ -169,17 +163,11 @@ def _prepare_folder(run: Run, *, start_over: bool) -> None:
     run.folder.write_text(output_folder.CONFIG, config_text(run.config))
 
 
+# -- the stages --------------------------------------------------------------------------------
+
+
 def float_stage(run: Run, state: RunState, start: keras.Model) -> keras.Model:
-    """The float model: read where the stage is done, otherwise trained, or given, and saved.
-
-    Args:
-        run: what it is a stage of.
-        state: how far the run has come.
-        start: the model to train; that of `training.float_model` is trained already.
-
-    Raises:
-        RunError: the saved model is gone, or cannot be read.
-    """
+    """The float model: read where the stage is done, otherwise trained, or given, and saved."""
     if "float" in state.stages:
         return _saved(run, "float")
     if run.config.training.float_model is None:
@@ -189,39 +177,82 @@ def float_stage(run: Run, state: RunState, start: keras.Model) -> keras.Model:
 
 
 def quantized_stage(run: Run, state: RunState, trained: keras.Model) -> keras.Model:
-    """The quantized model: read where the stage is done, otherwise trained and saved.
-
-    Args:
-        run: what it is a stage of.
-        state: how far the run has come.
-        trained: the float model; it is not changed.
-
-    Raises:
-        RunError: the saved model is gone, or cannot be read; or see `calibrated_start`.
-    """
+    """The quantized model: read where the stage is done, otherwise trained and saved."""
     if "quantized" in state.stages:
         return _saved(run, "quantized")
-    start = calibrated_start(run, trained)
-    return _ended(run, state, "quantized", train_quantized(run, start))
+    config, quantized = run.config, quantized_start(run.config, trained)
+    trains = config.stages.by_name()["quantized"].trains
+    if config.calibration.num_images:
+        run.say("quantized  calibrating")
+        _calibrate(
+            run,
+            quantized,
+            clipping_levels=config.calibration.clipping_levels,
+            # A given model keeps its function, whether it is trained or not.
+            keep_function=not trains or config.training.float_model is not None,
+        )
+    if config.calibration.reconstruction_steps:
+        _reconstruct(run, quantized, trained)
+    if not trains or run.keeps_best("quantized"):
+        _snapped(run, quantized)  # The start that can be kept is measured as it would end.
+    candidates = _trained(run, quantized) if trains else iter([(None, quantized)])
+    return _ended(run, state, "quantized", candidates)
+
+
+def _trained(run: Run, start: keras.Model) -> Iterator[Candidate]:
+    """What the quantized stage can end with, the best guess first."""
+    calibration = run.config.calibration
+    settle: Callable[[keras.Model], None] | None = None
+    if calibration.num_images and calibration.final_statistics and run.keeps_best("quantized"):
+        sample = _calibration_sample(run)
+
+        def measure_again(model: keras.Model) -> None:
+            # As at the end of the stage. A model whose activations are non-finite is measured as it
+            # is, which says so.
+            with contextlib.suppress(ValueError):
+                estimate_statistics(model, _fed(run, sample), num_images=len(sample))
+
+        settle = measure_again
+    epoch, model = train_stage(run, "quantized", start, settle=settle)
+    if epoch is None:
+        yield None, _finished(run, "quantized", model)
+        return
+    if epoch:
+        yield epoch, _finished(run, "quantized", training_copy(model))
+        yield epoch, _snapped(run, model)
+    yield 0, start
 
 
 def _ended(run: Run, state: RunState, name: str, candidates: Iterator[Candidate]) -> keras.Model:
-    """The candidate that a stage ends with, which is saved, and with that the stage is done."""
+    """Ends a stage with a candidate, which is saved.
+
+    That is the first that is as good as the stage's best epoch; failing that, the best: statistics
+    that are measured again, and snapped biases, can take some of the accuracy away.
+    """
     if not run.writes:
         _, model = next(candidates)
         return model
-    model, metrics = best_of(run, name, candidates)
+    measured: list[tuple[keras.Model, dict[str, float]]] = []
+    for epoch, model in candidates:  # of which the first is trained now
+        if not measured:
+            run.say(f"{name:9}  measuring held-out top-1")
+        metrics = held_out_metrics(model, run.source)
+        measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
+        best = max((row.held_out_top1 or 0.0 for row in run.rows if row.stage == name), default=0.0)
+        if epoch is None or metrics["top1"] >= best:
+            break
+    model, metrics = max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
     with run.folder.written(MODELS[name]) as temporary:
         model.save(temporary)
     state.finish(name, metrics)
     shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / name, ignore_errors=True)
-    epoch, remark = metrics.get("kept_epoch"), ""
+    kept, remark = metrics.get("kept_epoch"), ""
     if name == "float" and run.config.training.float_model is not None:
         remark = "; the float model may have been trained on these very pictures"
-    elif epoch == 0:
+    elif kept == 0:
         remark = ": the model before training, because no epoch was better"
-    elif epoch is not None:
-        remark = f": the weights of epoch {epoch}, the best on these pictures"
+    elif kept is not None:
+        remark = f": the weights of epoch {kept}, the best on these pictures"
     run.say(f"{name:9}  done: {run.held_out(metrics)}{remark}")
     return model
 
@@ -240,105 +271,11 @@ def _saved(run: Run, name: str) -> keras.Model:
         raise RunError(f"{error}; {expected}") from error
 
 
-def best_of(
-    run: Run, name: str, candidates: Iterator[Candidate]
-) -> tuple[keras.Model, dict[str, float]]:
-    """The first candidate that is as good as the stage's best epoch; failing that, the best.
-
-    Statistics that are measured again, and snapped biases, can take some of the accuracy away.
-
-    Args:
-        run: of the stage.
-        name: of the stage.
-        candidates: at least one.
-
-    Returns:
-        The model, and its held-out metrics, with `kept_epoch` where that was chosen.
-    """
-    measured: list[tuple[keras.Model, dict[str, float]]] = []
-    for epoch, model in candidates:  # of which the first is trained now
-        if not measured:
-            run.say(f"{name:9}  measuring held-out top-1")
-        metrics = held_out_metrics(model, run.source)
-        measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
-        best = max((row.held_out_top1 or 0.0 for row in run.rows if row.stage == name), default=0.0)
-        if epoch is None or metrics["top1"] >= best:
-            break
-    return max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
-
-
-def calibrated_start(run: Run, trained: keras.Model) -> keras.Model:
-    """The model that the quantized stage of a run starts from, in the form in which it is shipped.
-
-    Args:
-        run: of the stage.
-        trained: the float model; it is not changed.
-
-    Raises:
-        RunError: the policy does not fit the model, or activations are non-finite.
-    """
-    config = run.config
-    quantized, trains = (
-        quantized_start(config, trained),
-        config.stages.by_name()["quantized"].trains,
-    )
-    if config.calibration.num_images:
-        # A given model keeps its function, whether it is trained or not.
-        keeps = not trains or config.training.float_model is not None
-        levels = config.calibration.clipping_levels
-        run.say("quantized  calibrating")
-        _calibrate(run, quantized, clipping_levels=levels, keep_function=keeps)
-    if config.calibration.reconstruction_steps:
-        _reconstruct(run, quantized, trained)
-    # The start that can be kept is measured as it would end.
-    return _snapped(run, quantized) if not trains or run.keeps_best("quantized") else quantized
-
-
-def train_quantized(run: Run, start: keras.Model) -> Iterator[Candidate]:
-    """Trains through the quantized stage, and gives what it can end with, the best guess first.
-
-    Args:
-        run: of the stage.
-        start: see `calibrated_start`; it is not changed, and the end where nothing is trained.
-    """
-    if not run.config.stages.by_name()["quantized"].trains:
-        yield None, start
-        return
-    epoch, model = train_stage(run, "quantized", start, settle=_settle(run))
-    if epoch is None:
-        yield None, _finished(run, "quantized", model)
-        return
-    if epoch:
-        yield epoch, _finished(run, "quantized", training_copy(model))
-        yield epoch, _snapped(run, model)
-    yield 0, start
-
-
-def _settle(run: Run) -> Callable[[keras.Model], object] | None:
-    """Returns what measures the statistics of each epoch that may be kept; None where none is.
-
-    It is what the end of the stage does. Images are drawn for it only where it is used.
-    """
-    calibration = run.config.calibration
-    is_measured = calibration.num_images and calibration.final_statistics
-    if not (is_measured and run.keeps_best("quantized")):
-        return None
-    sample = _calibration_sample(run)
-
-    def settle(model: keras.Model) -> None:
-        # One whose activations are non-finite is measured as it is, which says so.
-        with contextlib.suppress(ValueError):
-            estimate_statistics(model, _fed(run, sample), num_images=len(sample))
-
-    return settle
-
-
 def _finished(run: Run, name: str, model: keras.Model) -> keras.Model:
     """A trained model as it is saved; it is changed in place.
 
     The statistics are measured again where the configuration asks for it, and the biases of a
-    quantized model are snapped to values that an integer file holds, so that what is measured is
-    what is shipped.
+    quantized model are snapped, so that what is measured is what is shipped.
     """
     calibration = run.config.calibration
     if calibration.num_images and calibration.final_statistics:
@@ -359,7 +296,8 @@ def _calibrate(
     run: Run, model: keras.Model, *, clipping_levels: bool, keep_function: bool = False
 ) -> None:
     """Calibrates a model in place; of an ordinary float model, the statistics of normalization."""
-    pixels, count = _calibration_images(run)
+    sample = _calibration_sample(run)
+    pixels, count = _fed(run, sample), len(sample)
     with value_errors_as_run_errors(), warnings.catch_warnings():
         if not keep_function:
             # Stale statistics are expected here: training comes next, or has just ended.
@@ -381,27 +319,21 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
 
     One that cannot be fitted stays as it is, which is said too.
     """
-    (pixels, count), config = _calibration_images(run), run.config
-    steps = config.calibration.reconstruction_steps
+    sample, steps = _calibration_sample(run), run.config.calibration.reconstruction_steps
     run.say(f"quantized  reconstructing, {steps} steps a block")
-
-    def measure() -> dict[str, float]:
-        return held_out_metrics(_snapped(run, model), run.source)
-
+    unfinished = run.folder.file(output_folder.UNFINISHED)
     try:
         fitted = fit(
             model,
             float_model,
-            pixels,
-            num_images=count,
+            _fed(run, sample),
+            num_images=len(sample),
             steps=steps,
-            seed=config.seed,
-            measure=measure,
+            seed=run.config.seed,
+            measure=lambda: held_out_metrics(_snapped(run, model), run.source),
             keep_better=run.keeps_best("quantized"),
             progress=run.writes,
-            checkpoint=Checkpoint(run.folder.file(output_folder.UNFINISHED), say=run.say)
-            if run.writes
-            else None,
+            checkpoint=Checkpoint(unfinished, say=run.say) if run.writes else None,
         )
     except (RunError, ReadingError):  # of what it is measured on
         raise
@@ -414,13 +346,8 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
         fitted.write(run.folder)
 
 
-def _calibration_images(run: Run) -> tuple[Iterator[np.ndarray], int]:
-    """Batches of images of the training set, drawn with the run's seed, and how many there are."""
-    sample = _calibration_sample(run)
-    return _fed(run, sample), len(sample)
-
-
 def _calibration_sample(run: Run) -> np.ndarray:
+    """Pixels of the training set, drawn with the run's seed."""
     count = min(run.config.calibration.num_images, run.source.num_train)
     return pixels_of(run.source).training_sample(count, seed=run.config.seed)
 

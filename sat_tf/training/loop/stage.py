@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Mapping
 
@@ -17,10 +18,10 @@ from sat_tf.training.loop.callbacks import (
     BestEpoch,
     EpochFacts,
     EpochLog,
+    StopWhenNotFinite,
     kept_current,
     settling,
 )
-from sat_tf.training.loop.divergence import StopWhenNotFinite
 from sat_tf.training.recipes.recipes import stage_recipes
 from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
 from sat_tf.training.state.run_folder import (
@@ -84,10 +85,6 @@ def train_stage(
     Returns:
         The trained model, neither compiled nor bound to the strategy: as it was after the last
         step, or the best epoch, which is then given too; see `Run.keeps_best`.
-
-    Raises:
-        RunError: the loss or a logit is non-finite, or a checkpoint cannot be read.
-        KeyboardInterrupt: says which epoch is saved.
     """
     config, stage = run.config.training, run.config.stages.by_name()[name]
     steps_per_epoch = stage.steps_per_epoch(run.source.num_train)
@@ -114,7 +111,6 @@ def train_stage(
             folder=run.folder,
             writes=run.writes,
         )
-    with run.strategy.scope():
         learner = Learner(
             trained,
             batch_size=stage.batch_size,
@@ -126,7 +122,14 @@ def train_stage(
         learner.optimizer.build(trained.trainable_variables)
 
     backup = Backup(run.folder.file(CHECKPOINTS) / name)
-    done = _saved_epochs(run, backup)
+    own = backup.epochs
+    done = int(from_first_worker(run.strategy, [own])[0])
+    if done != own:
+        raise RunError(
+            f"{backup.folder}: would resume here behind epoch {own}, and on the first machine "
+            f"behind epoch {done}; expected one run folder for all; put it on a file system that "
+            "they share."
+        )
     log = EpochLog(run.folder, name, run.rows, epochs=done, writes=run.writes)
     around_measuring = [*recipes.callbacks]
     if run.keeps_best(name) and settle is not None:
@@ -135,7 +138,7 @@ def train_stage(
     held_out = {
         "x": distributed(
             run.strategy,
-            lambda shard: run.source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE, shard=shard),
+            functools.partial(run.source.held_out_batches, batch_size=_HELD_OUT_BATCH_SIZE),
         ),
         "steps": -(-run.source.num_test // _HELD_OUT_BATCH_SIZE),
     }
@@ -173,9 +176,15 @@ def train_stage(
     try:
         for epochs, steps in ((whole, steps_per_epoch), (whole + 1, rest)):
             if steps and done < epochs:
+                batches = functools.partial(
+                    run.source.training_batches,
+                    batch_size=stage.batch_size,
+                    seed=run.config.seed,
+                    first_epoch=done,
+                )
                 with contextlib.redirect_stdout(run.console.file):
                     learner.fit(
-                        _training_batches(run, stage.batch_size, first_epoch=done),
+                        distributed(run.strategy, batches),
                         initial_epoch=done,
                         epochs=epochs,
                         steps_per_epoch=steps,
@@ -186,7 +195,12 @@ def train_stage(
                     )
                 done = epochs
     except KeyboardInterrupt as interrupt:
-        raise type(interrupt)(_saved(name, backup.epochs)) from None
+        saved = f"no epoch of the {name} stage was finished: the same command begins it again"
+        if epochs := backup.epochs:
+            saved = (
+                f"epoch {epochs} of the {name} stage is saved: the same command resumes behind it"
+            )
+        raise type(interrupt)(saved) from None
 
     if recipes.finish is not None:
         recipes.finish()
@@ -199,48 +213,8 @@ def train_stage(
     return best.epoch, training_copy(trained)
 
 
-def _saved_epochs(run: Run, backup: Backup) -> int:
-    """How many epochs of a stage are saved: the same on all workers."""
-    own = backup.epochs
-    first = int(from_first_worker(run.strategy, [own])[0])
-    if first != own:
-        raise RunError(
-            f"{backup.folder}: would resume here behind epoch {own}, and on the first machine "
-            f"behind epoch {first}; expected one run folder for all; put it on a file system that "
-            "they share."
-        )
-    return own
-
-
-def _saved(name: str, epochs: int) -> str:
-    if not epochs:
-        return f"no epoch of the {name} stage was finished: the same command begins it again"
-    return f"epoch {epochs} of the {name} stage is saved: the same command resumes behind it"
-
-
-def _training_batches(run: Run, batch_size: int, *, first_epoch: int = 0) -> tf.data.Dataset:
-    return distributed(
-        run.strategy,
-        lambda shard: run.source.training_batches(
-            batch_size=batch_size, seed=run.config.seed, first_epoch=first_epoch, shard=shard
-        ),
-    )
-
-
 def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float]:
-    """The loss and accuracy of a model on the held-out images, measured on this machine alone.
-
-    Args:
-        model: with logits as its output.
-        source: the data set.
-
-    Returns:
-        Shares in [0, 1], by the names of the metrics, the loss, and how many images they are of:
-        pictures that cannot be read do not count.
-
-    Raises:
-        RunError: a logit is non-finite.
-    """
+    """The loss and accuracy of a model on the held-out images, measured on this machine alone."""
     learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)
     learner.compile()
     batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)

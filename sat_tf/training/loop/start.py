@@ -37,7 +37,7 @@ from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.training import data, models
 from sat_tf.training.config.config import Config
-from sat_tf.training.data.source import ImageSource
+from sat_tf.training.data.source import ImageSource, Order
 from sat_tf.training.recipes.recipes import read_teacher
 from sat_tf.training.state.classifier_file import read_classifier
 from sat_tf.training.state.run_folder import differences, float_model_hash
@@ -56,15 +56,7 @@ _PACKAGES = (*COMPUTING, "scikit-learn", "matplotlib", "pillow")
 
 
 def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
-    """Opens the data set of a run, whose images are pixels; see `fed_source`.
-
-    Args:
-        config: of the run.
-        replicas: how many share a batch.
-
-    Raises:
-        RunError: an option is out of its range, or a batch is larger than the data set.
-    """
+    """Opens the data set of a run, whose images are pixels; see `fed_source`."""
     try:
         source = data.source(
             config.data.name, shift_pixels=config.data.shift_pixels, **config.data.options
@@ -124,12 +116,7 @@ def about_data(source: ImageSource) -> list[str]:
 
 
 class FedSource(ImageSource):
-    """The images of a source of pixels as float32 real values of an input range.
-
-    Args:
-        pixels: the source.
-        found: the real values of its pixels.
-    """
+    """The images of a source of pixels as float32 real values of an input range."""
 
     def __init__(self, pixels: ImageSource, found: InputRange) -> None:
         self.pixels, self.range = pixels, found
@@ -144,23 +131,18 @@ class FedSource(ImageSource):
 
     @property
     def reading_error(self) -> ReadingError | None:
-        """The error of the source."""
         return self.pixels.reading_error
 
-    def training_batches(self, **options: Any) -> Any:
-        """The batches of the source in the input range."""
-        return self.pixels.training_batches(**options).map(self._fed)
+    def _training_batches(self, order: Order) -> Any:
+        return self.pixels._training_batches(order).map(self._fed)
 
-    def held_out_batches(self, **options: Any) -> Any:
-        """The batches of the source in the input range."""
-        return self.pixels.held_out_batches(**options).map(self._fed)
+    def _held_out_batches(self, order: Order) -> Any:
+        return self.pixels._held_out_batches(order).map(self._fed)
 
     def training_sample(self, count: int, *, seed: int) -> Any:
-        """The sample of the source in the input range: float32."""
         return self.range.fed(self.pixels.training_sample(count, seed=seed))
 
     def held_out_sample(self, most: int) -> tuple[Any, Any]:
-        """The sample of the source in the input range: float32, and labels if any."""
         images, labels = self.pixels.held_out_sample(most)
         return self.range.fed(images), labels
 
@@ -197,16 +179,7 @@ def fed_range(model: keras.Model) -> InputRange:
 def expect_same_on_all_workers(
     strategy: tf.distribute.Strategy, config: Config, source: ImageSource
 ) -> None:
-    """Raises the same error on all workers unless they are to do the same; all call it together.
-
-    Args:
-        strategy: that they train under.
-        config: of this worker.
-        source: its data set.
-
-    Raises:
-        RunError: lists every setting, version and size of the data that differs.
-    """
+    """Raises the same error on all workers unless they are to do the same; all call it together."""
     own = {
         **config.model_dump(),
         "the float model": float_model_hash(config),
@@ -239,17 +212,26 @@ def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, Input
 
     The model of the quantized stage is built as well, and the file of a teacher read, so that what
     does not fit is an error before the training and not halfway through it.
-
-    Returns:
-        The model, and what it is fed for the pixels of the source.
-
-    Raises:
-        RunError: an option is out of its range, the file holds something else, or the policy does
-            not fit.
     """
     model = trained_float_model(config, source)
     if model is None:
-        model = float_start(config, _built(config, source))
+        plan = config.model
+        if plan is None:
+            raise RunError("model: received none, expected a mapping with the name of a model.")
+        problem = (
+            f"for {plan.name} with model.options={plan.options}, {source.num_classes:,} classes "
+            f"and images of {source.image_size} pixels, expected a smaller one; lower "
+            "width_multiplier, stage_blocks, hidden_units or image_size"
+        )
+        with value_errors_as_run_errors(), bounded_variables(_MOST_WEIGHT_BYTES, problem):
+            plain = models.build(
+                plan.name,
+                image_size=source.image_size,
+                num_classes=source.num_classes,
+                seed=config.seed,
+                **plan.options,
+            )
+        model = float_start(config, plain)
     found = fed_range(quantized_start(config, model))
     read_teacher(config, source)
     return model, found
@@ -259,9 +241,6 @@ def trained_float_model(config: Config, source: ImageSource) -> keras.Model | No
     """The trained float model that `training.float_model` names; None if it names none.
 
     It is an ordinary one, or one with clamped weights.
-
-    Raises:
-        RunError: there is no such file, or it holds something else, such as a quantized model.
     """
     path = config.training.float_model
     if path is None:
@@ -273,7 +252,12 @@ def trained_float_model(config: Config, source: ImageSource) -> keras.Model | No
         key="training.float_model",
         safe_mode=not config.training.trust_model,
     )
-    rounded = [layer.name for layer in model.layers if _rounds(layer)]
+    rounded = [
+        layer.name
+        for layer in model.layers
+        if isinstance(output_quantizer(layer), ActivationQuantizer)
+        or getattr(weight_quantizer(layer), "num_bits", None) is not None
+    ]
     if rounded:
         raise RunError(
             f"training.float_model={path!r}: received a model with quantized layers "
@@ -283,32 +267,6 @@ def trained_float_model(config: Config, source: ImageSource) -> keras.Model | No
     return model
 
 
-def _rounds(layer: keras.layers.Layer) -> bool:
-    weights, output = weight_quantizer(layer), output_quantizer(layer)
-    return isinstance(output, ActivationQuantizer) or (
-        weights is not None and weights.num_bits is not None
-    )
-
-
-@value_errors_as_run_errors()
-def _built(config: Config, source: ImageSource) -> keras.Model:
-    if config.model is None:
-        raise RunError("model: received none, expected a mapping with the name of a model.")
-    problem = (
-        f"for {config.model.name} with model.options={config.model.options}, "
-        f"{source.num_classes:,} classes and images of {source.image_size} pixels, expected a "
-        "smaller one; lower width_multiplier, stage_blocks, hidden_units or image_size"
-    )
-    with bounded_variables(_MOST_WEIGHT_BYTES, problem):
-        return models.build(
-            config.model.name,
-            image_size=source.image_size,
-            num_classes=source.num_classes,
-            seed=config.seed,
-            **config.model.options,
-        )
-
-
 @value_errors_as_run_errors()
 def float_start(config: Config, plain: keras.Model) -> keras.Model:
     """The model that the float stage trains: `plain` itself, or a copy with clamped weights.
@@ -316,13 +274,6 @@ def float_start(config: Config, plain: keras.Model) -> keras.Model:
     The copy is quantized by the policy with nothing rounded or clipped: weights are clamped and
     rescaled from the start, so that quantization later changes as little as it can (the paper's
     float model).
-
-    Args:
-        config: of the run; `training.start` decides.
-        plain: an ordinary float model, not trained.
-
-    Raises:
-        RunError: the policy does not fit the model; lists every problem.
     """
     if config.training.start == "vanilla":
         return plain
@@ -353,13 +304,6 @@ def quantized_start(config: Config, float_model: keras.Model) -> keras.Model:
     One with clamped weights keeps its latent weights, as in the paper. An ordinary one keeps its
     function, whatever `latent_start` of the policy: its weights become atanh(r W / max|W|), and a
     fixed gain gives the quantized weights the magnitude of the float ones.
-
-    Args:
-        config: of the run.
-        float_model: trained, in one of the two forms; it is not changed.
-
-    Raises:
-        RunError: the policy does not fit the model; lists every problem.
     """
     if not is_ordinary(float_model):
         return requantize(float_model, config.policy)
@@ -375,16 +319,6 @@ def check_range(
     """Measures trained models of files in the range they are to be fed, and in other usual ranges.
 
     These are `training.float_model`, and the teacher, which is fed what the student is.
-
-    Args:
-        config: of the run.
-        model: the float model.
-        pixels: the data set.
-        given: what the model is to be fed.
-        console: where to warn, if the policy asks for this range.
-
-    Raises:
-        RunError: another range is clearly better, and for the float model the policy states none.
     """
     trained = {}
     if config.training.float_model is not None:
@@ -394,8 +328,6 @@ def check_range(
         trained[f"recipes.distillation.teacher={plan.teacher!r}"] = teacher
     for key, one in trained.items():
         images, labels = pixels.held_out_sample(USUAL_IMAGES)
-        if labels is None:
-            break
         found = range_accuracies(one, images, labels, given)
         if found is None or found.fitting is None:
             continue
@@ -412,11 +344,7 @@ def check_range(
 
 
 def describe_environment(seed: int) -> dict[str, Any]:
-    """Describes versions, machine, devices and commit in plain values, for JSON.
-
-    Args:
-        seed: of the run.
-    """
+    """Describes versions, machine, devices and commit in plain values, for JSON."""
     details = tf.config.experimental.get_device_details
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -1,4 +1,18 @@
-"""Float Keras image models, one family per module, and a table to build them by name."""
+"""Float Keras image models, one family per module, and a table to build them by name.
+
+Every family takes images (batch, image_size, image_size, 3) with values in [0, 255], not
+standardized, to logits (batch, num_classes), and has these options:
+
+- `image_size`: height and width of the images in pixels.
+- `num_classes`: number of logits.
+- `width_multiplier`: factor on the channel counts of convolutions; each is rounded to a multiple of
+  8.
+- `rectifier_max`: upper end of the rectifiers; None for none.
+- `dropout`: share of the features in front of the classifier that training drops, in [0, 1).
+- `seed`: makes the initial weights and the dropout repeatable; None draws fresh ones.
+
+Those that are out of their range are an error that lists all of them.
+"""
 
 import types
 from collections.abc import Callable, Mapping

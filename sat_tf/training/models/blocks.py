@@ -15,10 +15,6 @@ def make_divisible(channels: float, divisor: int = 8) -> int:
     The nearest multiple is taken, at least `divisor`, and the next one up if rounding down would
     lose more than a tenth of the channels.
 
-    Args:
-        channels: the wanted number of channels, positive.
-        divisor: what the result is a multiple of, at least 1.
-
     Example:
         >>> [make_divisible(channels) for channels in (3, 24, 12, 24 * 0.75)]
         [8, 24, 16, 24]
@@ -50,21 +46,7 @@ class LayerBuilder:
         normalize: bool = True,
         rectify: bool = True,
     ) -> Any:
-        """Convolution and, unless left out, batch normalization and a rectifier.
-
-        Args:
-            inputs: Keras tensor (batch, height, width, channels).
-            name: prefix of the layer names: `<name>_conv`, `<name>_bn`, `<name>_relu`.
-            channels: output channels.
-            kernel_size: height and width of the kernel.
-            stride: stride in both directions, with "same" padding.
-            use_bias: True gives the convolution a bias.
-            normalize: False leaves the normalization out.
-            rectify: False leaves the rectifier out: a linear bottleneck.
-
-        Returns:
-            Keras tensor (batch, ceil(height / stride), ceil(width / stride), channels).
-        """
+        """Convolution and, unless left out, batch normalization and a rectifier."""
         layer = keras.layers.Conv2D(
             channels,
             kernel_size,
@@ -80,16 +62,7 @@ class LayerBuilder:
         return self.rectify(outputs, name) if rectify else outputs
 
     def depthwise(self, inputs: Any, name: str, *, stride: int = 1) -> Any:
-        """3x3 depthwise convolution without bias, batch normalization and rectifier.
-
-        Args:
-            inputs: Keras tensor (batch, height, width, channels).
-            name: name of the convolution, and prefix of `<name>_bn` and `<name>_relu`.
-            stride: stride in both directions, with "same" padding.
-
-        Returns:
-            Keras tensor (batch, ceil(height / stride), ceil(width / stride), channels).
-        """
+        """3x3 depthwise convolution without bias, batch normalization and rectifier."""
         layer = keras.layers.DepthwiseConv2D(
             3,
             strides=stride,
@@ -101,43 +74,17 @@ class LayerBuilder:
         return self.rectify(self.normalize(layer(inputs), name), name)
 
     def normalize(self, inputs: Any, name: str) -> Any:
-        """Batch normalization, named `<name>_bn`.
-
-        Args:
-            inputs: Keras tensor (batch, ..., channels).
-            name: prefix of the layer's name.
-
-        Returns:
-            Keras tensor of the same shape.
-        """
+        """Batch normalization, named `<name>_bn`."""
         return keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_bn")(
             inputs
         )
 
     def rectify(self, inputs: Any, name: str) -> Any:
-        """The rectifier, named `<name>_relu`.
-
-        Args:
-            inputs: Keras tensor of any shape.
-            name: prefix of the layer's name.
-
-        Returns:
-            Keras tensor of the same shape, from 0 to `rectifier_max`.
-        """
+        """The rectifier, named `<name>_relu`."""
         return keras.layers.ReLU(max_value=self.rectifier_max, name=f"{name}_relu")(inputs)
 
     def hidden(self, inputs: Any, name: str, *, units: int, dropout: float) -> Any:
-        """Dense layer with bias, rectifier, and dropout if it is above 0.
-
-        Args:
-            inputs: Keras tensor (batch, features).
-            name: prefix of the layer names: `<name>_dense`, `<name>_relu`, `<name>_dropout`.
-            units: number of outputs.
-            dropout: share of the outputs to drop in training.
-
-        Returns:
-            Keras tensor (batch, units).
-        """
+        """Dense layer with bias, rectifier, and dropout if it is above 0."""
         layer = keras.layers.Dense(
             units,
             kernel_initializer=self._rectified_initializer(f"{name}_dense"),
@@ -146,30 +93,12 @@ class LayerBuilder:
         return self.drop(self.rectify(layer(inputs), name), f"{name}_dropout", dropout)
 
     def classifier(self, inputs: Any, *, num_classes: int, dropout: float) -> Any:
-        """Global average pooling, dropout if it is above 0, and the logits' dense layer.
-
-        Args:
-            inputs: Keras tensor (batch, height, width, channels).
-            num_classes: number of logits.
-            dropout: share of the pooled features to drop in training.
-
-        Returns:
-            Logits: Keras tensor (batch, num_classes).
-        """
+        """Global average pooling, dropout if it is above 0, and the logits' dense layer."""
         features = keras.layers.GlobalAveragePooling2D(name="pool")(inputs)
         return self.logits(self.drop(features, "dropout", dropout), num_classes=num_classes)
 
     def logits(self, inputs: Any, *, num_classes: int, stddev: float | None = None) -> Any:
-        """The last dense layer, named `classifier`.
-
-        Args:
-            inputs: Keras tensor (batch, features).
-            num_classes: number of logits.
-            stddev: standard deviation of its initial weights; None for sqrt(1 / num_classes).
-
-        Returns:
-            Logits: Keras tensor (batch, num_classes).
-        """
+        """The last dense layer, named `classifier`."""
         seed = self._seed("classifier")
         if stddev is None:
             initializer = keras.initializers.VarianceScaling(
@@ -182,16 +111,7 @@ class LayerBuilder:
         )
 
     def drop(self, inputs: Any, name: str, share: float) -> Any:
-        """Dropout if it is above 0.
-
-        Args:
-            inputs: Keras tensor of any shape.
-            name: of the layer.
-            share: share of the values to drop in training.
-
-        Returns:
-            Keras tensor of the same shape.
-        """
+        """Dropout if it is above 0."""
         if share == 0:
             return inputs
         return keras.layers.Dropout(share, seed=self._seed(name), name=name)(inputs)

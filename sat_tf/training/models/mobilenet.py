@@ -97,21 +97,9 @@ def mobilenet_v1(
 ) -> "keras.Model":
     """Builds MobileNet-V1 as a functional Keras model.
 
-    Args:
-        image_size: height and width of the images in pixels, at least 1. Published: 224.
-        num_classes: number of logits, at least 1.
-        width_multiplier: factor on all channel counts, above 0; each is rounded to a multiple of 8.
-        stem_stride: stride of the first convolution: 2 as published, 1 for small images.
-        rectifier_max: upper end of the rectifiers, above 0; None for none.
-        dropout: share of the pooled features that training drops, in [0, 1).
-        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
+    Besides the options of every family:
 
-    Returns:
-        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
-        not standardized, to logits (batch, num_classes).
-
-    Raises:
-        ValueError: an argument is out of its range; lists all such arguments.
+    - `stem_stride`: stride of the first convolution: 2 as published, 1 for small images.
 
     Example:
         >>> model = mobilenet_v1(32, 10, width_multiplier=0.25, stem_stride=1, seed=0)
@@ -152,22 +140,10 @@ def mobilenet_v2(
 ) -> "keras.Model":
     """Builds MobileNet-V2 as a functional Keras model.
 
-    Args:
-        image_size: height and width of the images in pixels, at least 1. Published: 224.
-        num_classes: number of logits, at least 1.
-        width_multiplier: factor on all channel counts, above 0; each is rounded to a multiple of 8.
-            The last convolution never has fewer than 1280 channels, as published.
-        stem_stride: stride of the first convolution: 2 as published, 1 for small images.
-        rectifier_max: upper end of the rectifiers, above 0; None for none.
-        dropout: share of the pooled features that training drops, in [0, 1).
-        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
+    The last convolution never has fewer than 1280 channels, as published. Besides the options
+    of every family:
 
-    Returns:
-        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
-        not standardized, to logits (batch, num_classes).
-
-    Raises:
-        ValueError: an argument is out of its range; lists all such arguments.
+    - `stem_stride`: stride of the first convolution: 2 as published, 1 for small images.
 
     Example:
         >>> model = mobilenet_v2(32, 10, width_multiplier=0.25, stem_stride=1, seed=0)
@@ -192,30 +168,17 @@ def mobilenet_v2_small(
 ) -> "keras.Model":
     """Builds a small MobileNet-V2 as a functional Keras model.
 
-    Args:
-        image_size: height and width of the images in pixels, at least 1.
-        num_classes: number of logits, at least 1.
-        width_multiplier: factor on all channel counts, above 0; each is rounded to a multiple of 8.
-            The last convolution never has fewer than 512 channels.
-        head: "gap" averages over the positions behind the last convolution, as MobileNet-V2 does;
-            "pool_first" does so in front of it, as MobileNet-V3 does, so that the last rectifier
-            stands right in front of the classifier.
-        rectified_inputs: True puts a rectifier in front of every convolution and dense layer whose
-            input is not the output of one, so that a quantized model, which clips all of these
-            inputs at 0, computes the same except for the rounding. False: rectifiers only where
-            MobileNet-V2 has them.
-        classifier_stddev: standard deviation of the classifier's initial weights, above 0; None for
-            sqrt(1 / num_classes).
-        rectifier_max: upper end of the rectifiers, above 0; None for none.
-        dropout: share of the classifier's inputs that training drops, in [0, 1).
-        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
+    The last convolution never has fewer than 512 channels. Besides the options of every family:
 
-    Returns:
-        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
-        not standardized, to logits (batch, num_classes).
-
-    Raises:
-        ValueError: an argument is out of its range; lists all such arguments.
+    - `head`: "gap" averages over the positions behind the last convolution, as MobileNet-V2 does;
+      "pool_first" does so in front of it, as MobileNet-V3 does, so that the last rectifier stands
+      right in front of the classifier.
+    - `rectified_inputs`: True puts a rectifier in front of every convolution and dense layer whose
+      input is not the output of one, so that a quantized model, which clips all of these inputs at
+      0, computes the same except for the rounding. False: rectifiers only where MobileNet-V2 has
+      them.
+    - `classifier_stddev`: standard deviation of the classifier's initial weights, above 0; None for
+      sqrt(1 / num_classes).
 
     Example:
         >>> mobilenet_v2_small(24, 10, head="pool_first", seed=0).output_shape

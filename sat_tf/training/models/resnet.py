@@ -38,27 +38,13 @@ def resnet18(
     """Builds ResNet-18 as a functional Keras model: two 3x3 convolutions a block.
 
     Shortcuts are identities where shapes allow, and 1x1 convolutions with batch normalization
-    elsewhere. Padding is TensorFlow's "same".
+    elsewhere. Padding is TensorFlow's "same". Besides the options of every family:
 
-    Args:
-        image_size: height and width of the images in pixels, at least 1. Published: 224.
-        num_classes: number of logits, at least 1.
-        width_multiplier: factor on all channel counts, above 0; each is rounded to a multiple of 8.
-        stage_blocks: blocks of each stage. The first stage has 64 channels, every other one twice
-            as many as the one before; (3, 3, 3) at width 0.25 is ResNet-20 for small images.
-        stem_kernel_size: rows and columns of the first kernel: 7 as published, 3 for small images.
-        stem_stride: stride of the first convolution: 2 as published, 1 for small images.
-        stem_pool: a 3x3 max-pool of stride 2 behind it: True as published, False for small images.
-        rectifier_max: upper end of the rectifiers, above 0; None, as published, for none.
-        dropout: share of the pooled features that training drops, in [0, 1).
-        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
-
-    Returns:
-        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
-        not standardized, to logits (batch, num_classes).
-
-    Raises:
-        ValueError: an argument is out of its range; lists all such arguments.
+    - `stage_blocks`: blocks of each stage. The first stage has 64 channels, every other one twice
+      as many as the one before; (3, 3, 3) at width 0.25 is ResNet-20 for small images.
+    - `stem_kernel_size`: rows and columns of the first kernel: 7 as published, 3 for small images.
+    - `stem_stride`: stride of the first convolution: 2 as published, 1 for small images.
+    - `stem_pool`: a 3x3 max-pool of stride 2 behind it: True as published, False for small images.
 
     Example:
         >>> small = {"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False}
@@ -88,25 +74,8 @@ def resnet50(
     strides in the first 1x1). Shortcuts are identities where shapes allow, and 1x1 convolutions
     with batch normalization elsewhere. Padding is TensorFlow's "same".
 
-    Args:
-        image_size: height and width of the images in pixels, at least 1. Published: 224.
-        num_classes: number of logits, at least 1.
-        width_multiplier: factor on all channel counts, above 0; each is rounded to a multiple of 8.
-        stage_blocks: blocks of each stage. The bottlenecks of the first stage have 64 channels
-            inside and 256 outside, those of every other one twice as many as the one before.
-        stem_kernel_size: rows and columns of the first kernel: 7 as published, 3 for small images.
-        stem_stride: stride of the first convolution: 2 as published, 1 for small images.
-        stem_pool: a 3x3 max-pool of stride 2 behind it: True as published, False for small images.
-        rectifier_max: upper end of the rectifiers, above 0; None, as published, for none.
-        dropout: share of the pooled features that training drops, in [0, 1).
-        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
-
-    Returns:
-        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
-        not standardized, to logits (batch, num_classes).
-
-    Raises:
-        ValueError: an argument is out of its range; lists all such arguments.
+    The bottlenecks of the first stage have 64 channels inside and 256 outside, those of every other
+    one twice as many as the one before. The options are those of `resnet18`.
 
     Example:
         >>> resnet50(32, 10, width_multiplier=0.25, stage_blocks=(1, 1), seed=0).output_shape
@@ -136,27 +105,7 @@ def preresnet50(
     rectified normalization too, and has no normalization of its own; the 3x3 convolution is the one
     that strides. The stem is a convolution and a max-pool. Padding is TensorFlow's "same". The
     blocks are those of He et al., "Identity Mappings in Deep Residual Networks", arXiv:1603.05027,
-    figure 4 (e).
-
-    Args:
-        image_size: height and width of the images in pixels, at least 1. Published: 224.
-        num_classes: number of logits, at least 1.
-        width_multiplier: factor on all channel counts, above 0; each is rounded to a multiple of 8.
-        stage_blocks: blocks of each stage. The bottlenecks of the first stage have 64 channels
-            inside and 256 outside, those of every other one twice as many as the one before.
-        stem_kernel_size: rows and columns of the first kernel: 7 as published, 3 for small images.
-        stem_stride: stride of the first convolution: 2 as published, 1 for small images.
-        stem_pool: a 3x3 max-pool of stride 2 behind it: True as published, False for small images.
-        rectifier_max: upper end of the rectifiers, above 0; None, as published, for none.
-        dropout: share of the pooled features that training drops, in [0, 1).
-        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
-
-    Returns:
-        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
-        not standardized, to logits (batch, num_classes).
-
-    Raises:
-        ValueError: an argument is out of its range; lists all such arguments.
+    figure 4 (e); their channels are those of `resnet50`, and the options those of `resnet18`.
 
     Example:
         >>> preresnet50(32, 10, width_multiplier=0.25, stage_blocks=(1, 1), seed=0).output_shape
@@ -178,10 +127,6 @@ def plan_blocks(stage_blocks: Sequence[int], width_multiplier: float) -> Iterato
 
     The first stage has 64 channels; every other one doubles the channels of the one before, and
     halves rows and columns in its first block (table 1 of He et al., arXiv:1512.03385).
-
-    Args:
-        stage_blocks: number of blocks of each stage.
-        width_multiplier: factor on the channels; each count is rounded to a multiple of 8.
 
     Example:
         >>> for block in plan_blocks((1, 2), 0.5):

@@ -44,23 +44,11 @@ def vgg16(
 ) -> "keras.Model":
     """Builds VGG-16 as a functional Keras model, as published: without batch normalization.
 
-    Args:
-        image_size: height and width of the images in pixels, at least 1. Published: 224. The five
-            max-pools halve it, rounded up, so that 32 leaves one pixel.
-        num_classes: number of logits, at least 1.
-        width_multiplier: factor on the convolutions' channel counts, above 0; each is rounded to a
-            multiple of 8.
-        hidden_units: outputs of each of the two hidden dense layers, at least 1. Published: 4096.
-        rectifier_max: upper end of the rectifiers, above 0; None, as published, for none.
-        dropout: share of each hidden dense layer that training drops, in [0, 1). Published: 0.5.
-        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
+    Five max-pools halve the image, rounded up, so that 32 pixels leave one. Besides the options
+    of every family:
 
-    Returns:
-        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
-        not standardized, to logits (batch, num_classes).
-
-    Raises:
-        ValueError: an argument is out of its range; lists all such arguments.
+    - `hidden_units`: outputs of each of the two hidden dense layers, at least 1. Published: 4096.
+    - `dropout`: share of each hidden dense layer that training drops, in [0, 1). Published: 0.5.
 
     Example:
         >>> vgg16(32, 10, width_multiplier=0.25, hidden_units=64, seed=0).output_shape
@@ -82,23 +70,7 @@ def vgg16_bn(
 ) -> "keras.Model":
     """Builds VGG-16 with batch normalization behind every convolution, whose biases stay.
 
-    Args:
-        image_size: height and width of the images in pixels, at least 1. Published: 224. The five
-            max-pools halve it, rounded up, so that 32 leaves one pixel.
-        num_classes: number of logits, at least 1.
-        width_multiplier: factor on the convolutions' channel counts, above 0; each is rounded to a
-            multiple of 8.
-        hidden_units: outputs of each of the two hidden dense layers, at least 1. Published: 4096.
-        rectifier_max: upper end of the rectifiers, above 0; None, as published, for none.
-        dropout: share of each hidden dense layer that training drops, in [0, 1). Published: 0.5.
-        seed: makes the initial weights and the dropout repeatable; None draws fresh ones.
-
-    Returns:
-        A `tf_keras.Model` from images (batch, image_size, image_size, 3) with values in [0, 255],
-        not standardized, to logits (batch, num_classes).
-
-    Raises:
-        ValueError: an argument is out of its range; lists all such arguments.
+    The options are those of `vgg16`.
 
     Example:
         >>> vgg16_bn(32, 10, width_multiplier=0.25, hidden_units=64, seed=0).output_shape

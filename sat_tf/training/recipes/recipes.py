@@ -20,7 +20,7 @@ from sat_tf.qat.reconstruction.fit import soft_divergence
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.config.config import Config
-from sat_tf.training.config.recipes import FLOAT_STAGE
+from sat_tf.training.config.recipes import FLOAT_STAGE, OscillationConfig
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.state.classifier_file import read_classifier, read_weights
 from sat_tf.training.state.history import Row
@@ -143,10 +143,6 @@ class WeightAverage(tf.Module):
 
     To be called after every step of the optimizer, in every replica. Create it in the strategy's
     scope.
-
-    Args:
-        model: the one that is trained.
-        decay: weight of the past after many steps, between 0 and 1.
     """
 
     def __init__(self, model: keras.Model, *, decay: float) -> None:
@@ -228,12 +224,9 @@ class Motion:
     def after(self, units: tf.Tensor, momentum: float) -> "Motion":
         """The motion one step later.
 
-        A weight oscillates in a step (o = 1, otherwise 0) if its n changes against the direction
-        of its last change. f <- (1 - m) f + m o, and likewise for the average of n.
-
-        Args:
-            units: n now, float32.
-            momentum: m, the weight of a step.
+        A weight oscillates in a step (o = 1, otherwise 0) if its n, now `units`, changes against
+        the direction of its last change. f <- (1 - m) f + m o, with the momentum m, and likewise
+        for the average of n.
         """
         change = tf.sign(units - self.units)
         oscillates = tf.cast(change * self.direction < 0.0, tf.float32)
@@ -260,39 +253,22 @@ class Oscillation(tf.Module):
     Args:
         model: quantized by sat-tf; the one that is trained.
         total_steps: of the stage.
-        freeze: freeze weights, or only count.
-        momentum: weight of a step in the averages, between 0 and 1.
-        first_threshold: f above which weights are frozen when it begins.
-        last_threshold: the same at the end.
-        start: share of the steps after which it begins.
-        most_bits: layers with more bits are left alone.
+        **settings: those of `OscillationConfig`.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        *,
-        total_steps: int,
-        freeze: bool = True,
-        momentum: float = 0.01,
-        first_threshold: float = 0.04,
-        last_threshold: float = 0.01,
-        start: float = 0.0,
-        most_bits: int = 4,
-    ) -> None:
+    def __init__(self, model: keras.Model, *, total_steps: int, **settings: Any) -> None:
         super().__init__(name="oscillation")
-        self._freeze = freeze
-        self._momentum = momentum
-        self._thresholds = (first_threshold, last_threshold)
-        self._start = round(start * total_steps)
-        self._total_steps = total_steps
+        plan = OscillationConfig(**settings)
+        self._freeze, self._momentum = plan.freeze, plan.momentum
+        self._thresholds = (plan.first_threshold, plan.last_threshold)
+        self._start, self._total_steps = round(plan.start * total_steps), total_steps
         self.steps = replica_variable(0, "steps", dtype=tf.int64)
         self.kernels = [
             _Kernel(layer, quantizer, quantizer.num_bits)
             for layer in model.layers
             if (quantizer := weight_quantizer(layer)) is not None
             and quantizer.num_bits is not None
-            and quantizer.num_bits <= most_bits
+            and quantizer.num_bits <= plan.most_bits
         ]
 
     def __call__(self) -> None:
@@ -350,13 +326,7 @@ class _Kernel(tf.Module):
         return tf.convert_to_tensor(self.variable)
 
     def follow(self, begun: tf.Tensor, momentum: float, threshold: tf.Tensor | None) -> tf.Tensor:
-        """Follows one step; returns the latent weights, the frozen ones put back in place.
-
-        Args:
-            begun: whether steps count yet; until then only n is updated.
-            momentum: weight of a step.
-            threshold: frequency above which to freeze; None freezes nothing.
-        """
+        """Follows one step; returns the latent weights, the frozen ones put back in place."""
         quantizer, frozen = self._quantizer, tf.convert_to_tensor(self.frozen)
         units = tf.cast(self.units, tf.float32)
         own = self._own()
@@ -401,10 +371,6 @@ class OscillationLog(keras.callbacks.Callback):
 
     The logs get their shares of all followed weights, `oscillating` and `frozen`; the run folder
     gets a table with a row for every epoch and layer.
-
-    Args:
-        oscillation: of the model that is trained.
-        folder: where the table goes; None writes none.
     """
 
     def __init__(self, oscillation: Oscillation, folder: RunFolder | None) -> None:
@@ -413,12 +379,10 @@ class OscillationLog(keras.callbacks.Callback):
         self.folder = folder
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Writes the rows of an epoch."""
         counts = self.oscillation.counts(epoch + 1)
         weights = max(sum(count.weights for count in counts), 1)
-        if logs is not None:
-            logs["oscillating"] = sum(count.oscillating for count in counts) / weights
-            logs["frozen"] = sum(count.frozen for count in counts) / weights
+        logs["oscillating"] = sum(count.oscillating for count in counts) / weights
+        logs["frozen"] = sum(count.frozen for count in counts) / weights
         if self.folder is not None:
             # A resumed run writes the rows of later epochs again.
             rows = [row for row in OscillationCount.read(self.folder) if row.epoch <= epoch]
@@ -448,20 +412,7 @@ def stage_recipes(
     folder: RunFolder,
     writes: bool = True,
 ) -> StageRecipes:
-    """Makes the recipes of one stage, under the strategy that is in scope.
-
-    Args:
-        config: of the run.
-        stage: its name.
-        model: the one that is trained.
-        total_steps: how many the stage has.
-        source: the data set, which a teacher has to fit.
-        folder: of the run, with its trained float model; counts go there.
-        writes: whether this process writes them.
-
-    Raises:
-        RunError: the file of a teacher is missing, or holds something else.
-    """
+    """Makes the recipes of one stage, under the strategy that is in scope."""
     recipes, is_quantized = config.recipes, stage == "quantized"
     loss: ImageLoss = cross_entropy
     after_step: list[Callable[[], None]] = []
@@ -501,16 +452,7 @@ def stage_recipes(
 def read_teacher(
     config: Config, source: ImageSource, folder: RunFolder | None = None
 ) -> keras.Model | None:
-    """The teacher of a run, which fits the data; None if it has none, or has still to train it.
-
-    Args:
-        config: of the run.
-        source: the data set.
-        folder: of the run, once its float stage has left the teacher there.
-
-    Raises:
-        RunError: the file of the teacher is missing, or holds something else.
-    """
+    """The teacher of a run, which fits the data; None if it has none, or has still to train it."""
     plan = config.recipes.distillation
     if plan is None:
         return None

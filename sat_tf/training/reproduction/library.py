@@ -110,11 +110,7 @@ def base_text(base: str) -> str:
 
 @functools.cache
 def entries() -> Mapping[str, Entry]:
-    """All rows by their names, in the order of the paper.
-
-    Raises:
-        RunError: a file is damaged.
-    """
+    """All rows by their names, in the order of the paper."""
     found: dict[str, Entry] = {}
     for path in sorted((SHIPPED / "paper").glob("*.yaml"), key=_place):
         experiment = read(path, Experiment)
@@ -132,20 +128,13 @@ def entries() -> Mapping[str, Entry]:
 
 @functools.cache
 def data_sets() -> Mapping[str, Data]:
-    """All data sets that rows can be trained on, by their names.
-
-    Raises:
-        RunError: a file is damaged.
-    """
+    """All data sets that rows can be trained on, by their names."""
     files = sorted((SHIPPED / "paper" / "data").glob("*.yaml"))
     return types.MappingProxyType({path.stem: read(path, Data) for path in files})
 
 
 def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
     """The rows that match, each once, and the problems of the patterns.
-
-    Args:
-        patterns: names of rows, or patterns as in `fnmatch`, in which "*" matches "/" too.
 
     >>> rows, problems = find(["table1/mobilenet_v2/[45]bits", "table1/mobilenet_v2/4bit"])
     >>> [row.id for row in rows]
@@ -160,16 +149,19 @@ def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
         matching = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
         chosen.update((name, known[name]) for name in matching)
         if not matching:
-            problems.append(f"{pattern!r}: no such row. {_hint(pattern, known)}")
+            first = pattern.split("/")[0]
+            of_first = [name for name in known if name.startswith(f"{first}/")]
+            guess = did_you_mean(pattern, of_first or known)
+            if not of_first and not guess.startswith("Did"):
+                # No similar name: show the first words of all rows, not eighty names.
+                guess = did_you_mean(first, {name.split("/")[0] for name in known})
+                guess += " `sat-tf paper list` shows all rows."
+            problems.append(f"{pattern!r}: no such row. {guess}")
     return list(chosen.values()), problems
 
 
 def read(path: pathlib.Path, kind: type[_Read]) -> _Read:
-    """One file, checked.
-
-    Raises:
-        RunError: it cannot be read, or is invalid; lists every problem.
-    """
+    """One file, checked."""
     try:
         values: Any = load_yaml(path.read_text(encoding="utf-8"))
         return kind.model_validate(values)
@@ -184,14 +176,3 @@ def _place(path: pathlib.Path) -> tuple[bool, bool, bool, str]:
     is_table, is_figure = (path.stem.startswith(word) for word in ("table", "figure"))
     of_paper = is_table or is_figure
     return not of_paper, of_paper and "_s" in path.stem, is_figure, path.stem
-
-
-def _hint(pattern: str, known: Iterable[str]) -> str:
-    first = pattern.split("/")[0]
-    of_first = [name for name in known if name.startswith(f"{first}/")]
-    guess = did_you_mean(pattern, of_first or known)
-    if of_first or guess.startswith("Did"):
-        return guess
-    # No similar name: show the first words of all rows, not eighty names.
-    guess = did_you_mean(first, {name.split("/")[0] for name in known})
-    return f"{guess} `sat-tf paper list` shows all rows."

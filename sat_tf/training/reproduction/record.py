@@ -65,17 +65,7 @@ def outcome_of(
     stages: Mapping[str, Mapping[str, float]],
     environment: Mapping[str, Any],
 ) -> Outcome:
-    """The outcome in the files of a finished run.
-
-    Args:
-        row: name of the row.
-        data: name of the data set.
-        changes: what else was asked for.
-        run: name of the run.
-        results: its results.json; shares in [0, 1].
-        stages: held-out metrics of each of its stages, shares in [0, 1].
-        environment: its environment.json.
-    """
+    """The outcome in the files of a finished run."""
     measured = stages.get("quantized") or stages["float"]
     return Outcome(
         row=row,
@@ -96,11 +86,7 @@ def outcome_of(
 
 
 def read_outcomes(path: pathlib.Path) -> list[Outcome]:
-    """The outcomes in a file; none if it does not exist.
-
-    Raises:
-        RunError: it is not a file of outcomes.
-    """
+    """The outcomes in a file; none if it does not exist."""
     if not path.exists():
         return []
     try:
@@ -129,9 +115,6 @@ def add_outcomes(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
     """Adds outcomes to a file, replacing those of the same row, data, seed and changes.
 
     Several processes can do so at the same time; readers always see a whole file.
-
-    Raises:
-        RunError: it is not a file of outcomes, or cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

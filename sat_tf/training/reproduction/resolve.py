@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,90 +21,49 @@ _OF_PAPER = {
     "policy.weight_quantizer": DEFAULT_QUANTIZERS["weight"],
     "training.keep": "last",
 }
-# The settings that do not affect the outcome of a run.
-_WITHOUT_EFFECT: dict[str, Any] = {
-    "name": True,
-    "distribution": True,
-}
 
 
-def resolve(
-    entry: Entry,
-    *,
-    data: str | None = None,
-    data_dir: str | None = None,
-    changes: Iterable[str] = (),
-    seed: int | None = None,
-) -> Config:
-    """The configuration of a row.
-
-    The recipe of the row's network comes first, then the changes of the data set, of the row, and
-    last `changes`.
-
-    Args:
-        entry: the row.
-        data: name of the data set to train on; by default the row's own.
-        data_dir: folder of its images.
-        changes: "key=value", as in `sat_tf.training.config.config.read_config`.
-        seed: overrides the recipe's.
+def resolve(entry: Entry, **chosen: Any) -> Config:
+    """The configuration of a row, with what is `chosen` for `configure`.
 
     Returns:
         A configuration whose name consists of the network, the data, the bits, the seed, and an
         eight-digit hash of everything its outcome depends on: rows with the same training share it.
         If the row starts from the float model of another run, see `other_start`, that is named as a
         file relative to the folder of all runs.
-
-    Raises:
-        RunError: it does not describe a run; lists every problem.
     """
-    config = _config(entry, data, data_dir, tuple(changes), seed, {})
+    config = configure(entry, **chosen)
     if entry.row.measures == "float":
         return _named(float_part(config))
-    start = other_start(entry, data=data, data_dir=data_dir, changes=changes, seed=seed)
+    start = other_start(entry, **chosen)
     if start is not None:
         training = config.training.model_copy(update={"float_model": f"{start.name}/{FLOAT_MODEL}"})
         config = config.model_copy(update={"training": training})
     return _named(config)
 
 
-def other_start(
+def other_start(entry: Entry, **chosen: Any) -> Config | None:
+    """The run of the float model that a row starts from, if it is not that of its own method."""
+    if not entry.row.start:
+        return None
+    config = configure(entry, entry.row.start, **chosen)
+    return None if config.training.float_model is not None else float_part(config)
+
+
+def configure(
     entry: Entry,
+    start: Mapping[str, Any] = types.MappingProxyType({}),
     *,
     data: str | None = None,
     data_dir: str | None = None,
     changes: Iterable[str] = (),
     seed: int | None = None,
-) -> Config | None:
-    """The run of the float model that a row starts from, if it is not that of its own method.
-
-    Args:
-        entry: the row.
-        data: see `resolve`.
-        data_dir: see `resolve`.
-        changes: see `resolve`.
-        seed: see `resolve`.
-
-    Returns:
-        Its configuration; None if the row names no other start, or `changes` name a file.
-
-    Raises:
-        RunError: it does not describe a run; lists every problem.
-    """
-    if not entry.row.start:
-        return None
-    config = _config(entry, data, data_dir, tuple(changes), seed, entry.row.start)
-    return None if config.training.float_model is not None else float_part(config)
-
-
-def _config(
-    entry: Entry,
-    data: str | None,
-    data_dir: str | None,
-    changes: tuple[str, ...],
-    seed: int | None,
-    start: Mapping[str, Any],
 ) -> Config:
-    """The configuration of a row, still without a name; `start` comes after the row."""
+    """The configuration of a row, still without a name.
+
+    The recipe of the row's network comes first, then the changes of the data set, of the row, of
+    its start, and last `changes`.
+    """
     chosen = data_sets()[data or entry.data]
     row = entry.row
     bits = row.set.get("policy.activation_bits", 0)
@@ -139,12 +99,21 @@ def float_part(config: Config) -> Config:
         calibration = CalibrationConfig(num_images=0)
     elif not calibration.clipping_levels:
         calibration = calibration.model_copy(update={"clipping_levels": True})
-    stages = config.stages.model_copy(update={"quantized": None})
+    policy = BitPolicy()
+    if config.training.start != "vanilla":
+        overrides = {
+            pattern: {name: value for name, value in fields.items() if name in _FLOAT_FIELDS}
+            for pattern, fields in config.policy.overrides.items()
+        }
+        policy = BitPolicy(
+            **{name: getattr(config.policy, name) for name in _FLOAT_FIELDS},
+            overrides={pattern: fields for pattern, fields in overrides.items() if fields},
+        )
     return _named(
         config.model_copy(
             update={
-                "policy": _float_policy(config),
-                "stages": stages,
+                "policy": policy.of_one_kind(),
+                "stages": config.stages.model_copy(update={"quantized": None}),
                 "calibration": calibration,
                 "export": ExportConfig(),
                 "recipes": config.recipes.in_stages(["float"]),
@@ -156,23 +125,9 @@ def float_part(config: Config) -> Config:
 
 def digest(config: Config) -> str:
     """An eight-digit hash of everything the outcome of a run depends on."""
-    values = config.model_dump(exclude=_WITHOUT_EFFECT)
+    values = config.model_dump(exclude={"name", "distribution"})
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _float_policy(config: Config) -> BitPolicy:
-    if config.training.start == "vanilla":
-        return BitPolicy().of_one_kind()
-    policy = config.policy
-    overrides = {
-        pattern: {name: value for name, value in fields.items() if name in _FLOAT_FIELDS}
-        for pattern, fields in policy.overrides.items()
-    }
-    return BitPolicy(
-        **{name: getattr(policy, name) for name in _FLOAT_FIELDS},
-        overrides={pattern: fields for pattern, fields in overrides.items() if fields},
-    ).of_one_kind()
 
 
 def _named(config: Config) -> Config:

@@ -1,6 +1,7 @@
 """Runs rows: each float model once, each training once, and every outcome recorded."""
 
 import dataclasses
+import itertools
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from sat_tf import output_folder
 from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
 from sat_tf.report.results import Results
 from sat_tf.training.config.config import Config
-from sat_tf.training.reproduction.library import Entry, data_sets, find
+from sat_tf.training.reproduction.library import data_sets, find
 from sat_tf.training.reproduction.record import add_outcomes, outcome_of, read_outcomes
 from sat_tf.training.reproduction.resolve import float_part, other_start, resolve
 from sat_tf.training.state import run_folder
@@ -48,27 +49,49 @@ def plan(
         data_dir: folder of its images.
         changes: "key=value" with a dotted key.
         seeds: every row is run with each of them; None is the recipe's.
-
-    Returns:
-        A job for each row and seed, seed by seed.
-
-    Raises:
-        RunError: lists every problem.
     """
     rows, problems = find(patterns)
     known = data_sets()
     if data is not None and data not in known:
         problems.append(f"--data {data}: no such data set. {did_you_mean(data, known)}")
     else:
-        problems += _data_dir_problems({data or row.data for row in rows}, data_dir)
+        for name in sorted({data or row.data for row in rows}):
+            needed = known[name].data_dir
+            if needed == "required" and not data_dir:
+                problems.append(
+                    f"--data {name}: expected --data_dir, the folder of its images; add it, or try "
+                    "--data glyphs, which needs none."
+                )
+            elif data_dir is not None and needed == "none":
+                problems.append(
+                    f"--data_dir {data_dir} with --data {name}: expected none, its images are not "
+                    "in a folder; leave it out."
+                )
     jobs = []
-    if not problems:
-        for seed in seeds:
-            for row in rows:
-                try:
-                    jobs.append(_job(row, data, data_dir, tuple(changes), seed))
-                except RunError as error:
-                    problems += problems_of(error)
+    chosen = {"data": data, "data_dir": data_dir, "changes": tuple(changes)}
+    for seed, row in [] if problems else itertools.product(seeds, rows):
+        try:
+            config = resolve(row, seed=seed, **chosen)
+            name = data or row.data
+            if known[name].data_dir == "required":
+                # The folder tells which images these are.
+                folder = os.path.realpath(os.path.expanduser(str(data_dir)))
+                name = f"{name} {os.path.basename(folder)}"
+            start = other_start(row, seed=seed, **chosen)
+            if start is None and config.stages.quantized and config.training.float_model is None:
+                start = float_part(config)
+        except RunError as error:
+            problems += problems_of(error)
+        else:
+            jobs.append(
+                Job(
+                    row=row.id,
+                    data=name,
+                    changes=tuple(changes),
+                    config=config,
+                    float_config=start,
+                )
+            )
     if problems:
         # Most problems of changes are the same for every row.
         raise RunError(ProblemsError("sat-tf paper", dict.fromkeys(problems)))
@@ -85,18 +108,6 @@ def run(
 
     A finished run in this folder is not repeated, and an interrupted one resumes; a float model is
     trained once for all rows that start from it.
-
-    Args:
-        jobs: see `plan`.
-        folder: in which each run has a folder of its own.
-        results: the file that outcomes are added to.
-        console: where to show progress.
-
-    Returns:
-        The folders of those that are finished; another worker may have the files of the rest.
-
-    Raises:
-        RunError: a run failed, or a file cannot be read or written.
     """
     RunFolder(folder).check_writable()
     read_outcomes(results)
@@ -134,37 +145,6 @@ def run(
         folders.append(finished)
         console.print(f"{job.row}: top-1 {outcome.top1:.2f} %", highlight=False)
     return folders
-
-
-def _job(
-    row: Entry, data: str | None, data_dir: str | None, changes: tuple[str, ...], seed: int | None
-) -> Job:
-    config = resolve(row, data=data, data_dir=data_dir, changes=changes, seed=seed)
-    name = data or row.data
-    if data_sets()[name].data_dir == "required":
-        # The folder tells which images these are.
-        name = f"{name} {os.path.basename(os.path.realpath(os.path.expanduser(str(data_dir))))}"
-    start = other_start(row, data=data, data_dir=data_dir, changes=changes, seed=seed)
-    if start is None and config.stages.quantized and config.training.float_model is None:
-        start = float_part(config)
-    return Job(row=row.id, data=name, changes=changes, config=config, float_config=start)
-
-
-def _data_dir_problems(names: Iterable[str], data_dir: str | None) -> list[str]:
-    problems = []
-    for name in sorted(names):
-        needed = data_sets()[name].data_dir
-        if needed == "required" and not data_dir:
-            problems.append(
-                f"--data {name}: expected --data_dir, the folder of its images; add it, or try "
-                "--data glyphs, which needs none."
-            )
-        elif data_dir is not None and needed == "none":
-            problems.append(
-                f"--data_dir {data_dir} with --data {name}: expected none, its images are not in "
-                "a folder; leave it out."
-            )
-    return problems
 
 
 def _finish(

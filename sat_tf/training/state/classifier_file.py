@@ -1,5 +1,6 @@
 """Trained classifiers in files: read, checked against the data, and with logits as their output."""
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Mapping
@@ -39,12 +40,6 @@ def read_classifier(
         num_classes: of its data set.
         key: the key of the configuration that names the file, for errors.
         safe_mode: see `load_model`.
-
-    Returns:
-        The model, of tf_keras, which outputs logits.
-
-    Raises:
-        RunError: there is no such file, it cannot be read, or does not fit the data.
     """
     path = _expect_file(path, key)
     try:
@@ -61,7 +56,9 @@ def read_classifier(
                 "Keras as .keras or .h5, with no layers of its own; save it with model.save(...)."
             )
         raise RunError(problem) from error
-    model = _of_layers(model)
+    with contextlib.suppress(ValueError):  # which the check below tells
+        if Network(model).problems:
+            model = with_layers_for_operations(model)
     problems = data_problems(model, image_size, num_classes)
     if problems:
         raise RunError(ProblemsError(f"{key}={str(path)!r}", problems))
@@ -77,19 +74,7 @@ def read_weights(
     num_classes: int,
     key: str,
 ) -> keras.Model:
-    """Builds a model of `sat_tf.training.models` and gives it the weights of a file.
-
-    Args:
-        path: a file written by `save_weights`, or a whole model of the same layers.
-        name: of the model family.
-        options: of the family.
-        image_size: height and width of the images of the run.
-        num_classes: of its data set.
-        key: the key of the configuration that names the file, for errors.
-
-    Raises:
-        RunError: an option is out of its range, or the file does not hold these weights.
-    """
+    """Builds a model of `sat_tf.training.models` and gives it the weights of a file."""
     path = _expect_file(path, key)
     try:
         model = models.build(name, image_size=image_size, num_classes=num_classes, **options)
@@ -113,13 +98,7 @@ def _expect_file(path: str | os.PathLike[str], key: str) -> pathlib.Path:
 
 
 def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list[str]:
-    """Why a model does not classify the images of some data set; empty if it does.
-
-    Args:
-        model: any Keras model.
-        image_size: height and width of the images.
-        num_classes: of the data set.
-    """
+    """Why a model does not classify the images of some data set; empty if it does."""
     try:
         network = Network(model)
         check_one_of_each(model)
@@ -144,28 +123,12 @@ def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list
     return problems
 
 
-def _of_layers(model: keras.Model) -> keras.Model:
-    """A float model of one level, with layers for its operations; the model itself if it is so."""
-    try:
-        if not Network(model).problems:
-            return model
-        return with_layers_for_operations(model)
-    except ValueError:  # which the check of the model tells
-        return model
-
-
-def ends_in_softmax(model: keras.Model) -> bool:
-    """Whether a model with one output gives probabilities."""
-    network = Network(model)
-    return layer_kinds.is_softmax(inner_layer(network[network.output].layer))
-
-
 def _with_logits(model: keras.Model) -> keras.Model:
     """The model without the softmax at its end; the model itself if it has none."""
-    if not ends_in_softmax(model):
-        return model
     network = Network(model)
     last = network[network.output].layer
+    if not layer_kinds.is_softmax(inner_layer(last)):
+        return model
     if not model.get_layer(last.name).weights:  # a layer of its own
         return keras.Model(model.inputs, last.input, name=model.name)
 

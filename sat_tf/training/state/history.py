@@ -3,14 +3,15 @@
 import csv
 import dataclasses
 import io
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_type_hints
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sat_tf.messages import first_ones
 from sat_tf.presentation.charts import Line
-from sat_tf.presentation.tables import Cell, digits, percent, plain
+from sat_tf.presentation.tables import digits, percent
+from sat_tf.report.curves import ACCURACY, LEVEL, LOSS, RATE, Metric
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.validation import describe
@@ -36,9 +37,6 @@ class Row:
         """The rows in a folder; none if it has no such file.
 
         A line without its end does not count: a full disk, or a process that was killed, cut it.
-
-        Raises:
-            RunError: the file has other columns, or is damaged.
         """
         text = folder.read_text(cls.file)
         whole = io.StringIO(text[: text.rfind("\n") + 1])
@@ -58,120 +56,71 @@ class Row:
             raise folder.damaged(cls.file, problems, f"a table of {columns}") from error
 
 
-class Metric(NamedTuple):
-    """A value of a run: its names where it is listed, logged and drawn.
-
-    A field of `EpochMetrics` is recorded, listed and drawn by its metric alone.
-    """
-
-    title: str  # Of its column in the report.
-    show: Callable[[Any], Cell] = plain  # Formats it there.
-    log: str = ""  # Its name in Keras' logs.
-    chart: str = ""  # Title of the report's chart that draws it; "" for none.
-    line: Line = Line(label="", colour="")  # What draws it there, without points.
-
-
-LOSS, ACCURACY, RATE, LEVEL = "Loss", "Accuracy (%)", "Learning rate", "Clipping level"
-_NUMBER, _PERCENT = digits(".4g"), percent()
-_TRAINING = Line(label="training", colour="var(--curve)")
-_HELD_OUT = Line(label="held out", colour="var(--other)", dots=True)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EpochMetrics(Row):
     """One row of the metrics file."""
 
     file: ClassVar[str] = run_folder.METRICS
 
-    stage: Annotated[str, Metric("stage")]  # "float" or "quantized".
+    stage: str  # "float" or "quantized".
     # Counted from 1 in each stage; 0 is the model that the stage starts from, of which only the
     # held-out images are measured.
-    epoch: Annotated[int, Metric("epoch")]
-    # Steps of the stage at the end of the epoch.
-    step: Annotated[int, Metric("step", digits(","), "step")]
-    # At the last step of the epoch.
-    learning_rate: Annotated[
-        float | None,
-        Metric(
-            "learning rate",
-            digits(".3g"),
-            "learning_rate",
-            RATE,
-            Line(label="learning rate", colour="var(--curve)"),
-        ),
-    ] = None
-    # Mean over the epoch's training batches, weight decay included.
-    loss: Annotated[
-        float | None,
-        Metric(
-            "loss with weight decay",
-            _NUMBER,
-            "loss",
-            LOSS,
-            Line(label="training, with weight decay", colour="var(--soft)", dashed=True),
-        ),
-    ] = None
-    # The same without weight decay.
-    data_loss: Annotated[float | None, Metric("loss", _NUMBER, "data_loss", LOSS, _TRAINING)] = None
+    epoch: int
+    step: int  # Steps of the stage at the end of the epoch.
+    learning_rate: float | None = None  # At the last step of the epoch.
+    loss: float | None = None  # Mean over the epoch's training batches, weight decay included.
+    data_loss: float | None = None  # The same without weight decay.
     # Share of training images classified correctly, in [0, 1], while weights change.
-    train_top1: Annotated[
-        float | None,
-        Metric(
-            "top-1",
-            _PERCENT,
-            "top1",
-            ACCURACY,
-            Line(label="top-1, training", colour="var(--curve)"),
-        ),
-    ] = None
+    train_top1: float | None = None
     # Share of training images whose class is among the five likeliest; None if it is not measured.
-    train_top5: Annotated[float | None, Metric("top-5", _PERCENT, "top5")] = None
-    # Mean over the held-out images, after the epoch.
-    held_out_loss: Annotated[
-        float | None, Metric("held-out loss", _NUMBER, "val_loss", LOSS, _HELD_OUT)
-    ] = None
-    # Top-1 of the held-out images, after the epoch.
-    held_out_top1: Annotated[
-        float | None,
-        Metric(
-            "held-out top-1",
-            _PERCENT,
-            "val_top1",
-            ACCURACY,
-            Line(label="top-1, held out", colour="var(--other)", dots=True),
-        ),
-    ] = None
-    # The same for top-5.
-    held_out_top5: Annotated[
-        float | None,
-        Metric(
-            "held-out top-5",
-            _PERCENT,
-            "val_top5",
-            ACCURACY,
-            Line(label="top-5, held out", colour="var(--third)", dashed=True),
-        ),
-    ] = None
-    # The mean of those of all layers, after the epoch.
-    clipping_level: Annotated[
-        float | None,
-        Metric(
-            "clipping level",
-            _NUMBER,
-            "clipping_level",
-            LEVEL,
-            Line(label="mean of all layers", colour="var(--curve)"),
-        ),
-    ] = None
-    # Wall-clock time of the epoch, held-out images included.
-    seconds: Annotated[float | None, Metric("seconds", digits(".1f"), "seconds")] = None
+    train_top5: float | None = None
+    held_out_loss: float | None = None  # Mean over the held-out images, after the epoch.
+    held_out_top1: float | None = None  # Top-1 of the held-out images, after the epoch.
+    held_out_top5: float | None = None  # The same for top-5.
+    clipping_level: float | None = None  # The mean of those of all layers, after the epoch.
+    seconds: float | None = None  # Wall-clock time of the epoch, held-out images included.
 
 
+def _line(label: str, colour: str, *, dashed: bool = False, dots: bool = False) -> Line:
+    return Line(label=label, colour=f"var(--{colour})", dashed=dashed, dots=dots)
+
+
+_NUMBER, _PERCENT, _DECAYED = digits(".4g"), percent(), "training, with weight decay"
 # The metrics of an epoch, by the names of the fields.
 EPOCHS: dict[str, Metric] = {
-    name: hint.__metadata__[0]
-    for name, hint in get_type_hints(EpochMetrics, include_extras=True).items()
-    if hasattr(hint, "__metadata__")
+    "stage": Metric("stage"),
+    "epoch": Metric("epoch"),
+    "step": Metric("step", digits(","), "step"),
+    "learning_rate": Metric(
+        "learning rate", digits(".3g"), "learning_rate", RATE, _line("learning rate", "curve")
+    ),
+    "loss": Metric(
+        "loss with weight decay", _NUMBER, "loss", LOSS, _line(_DECAYED, "soft", dashed=True)
+    ),
+    "data_loss": Metric("loss", _NUMBER, "data_loss", LOSS, _line("training", "curve")),
+    "train_top1": Metric("top-1", _PERCENT, "top1", ACCURACY, _line("top-1, training", "curve")),
+    "train_top5": Metric("top-5", _PERCENT, "top5"),
+    "held_out_loss": Metric(
+        "held-out loss", _NUMBER, "val_loss", LOSS, _line("held out", "other", dots=True)
+    ),
+    "held_out_top1": Metric(
+        "held-out top-1",
+        _PERCENT,
+        "val_top1",
+        ACCURACY,
+        _line("top-1, held out", "other", dots=True),
+    ),
+    "held_out_top5": Metric(
+        "held-out top-5",
+        _PERCENT,
+        "val_top5",
+        ACCURACY,
+        _line("top-5, held out", "third", dashed=True),
+    ),
+    "clipping_level": Metric(
+        "clipping level", _NUMBER, "clipping_level", LEVEL, _line("mean of all layers", "curve")
+    ),
+    "seconds": Metric("seconds", digits(".1f"), "seconds"),
 }
 
 

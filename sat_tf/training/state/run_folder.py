@@ -69,12 +69,6 @@ class RunFolder(OutputFolder):
         """Locks this folder for the block; creates it if it does not exist.
 
         A file `.lock` stays in it. The system releases the lock however the process ends.
-
-        Args:
-            wait: for another process to release it; otherwise its lock is an error.
-
-        Raises:
-            RunError: another process trains in this folder.
         """
         self.make()
         with contextlib.ExitStack() as stack:
@@ -131,11 +125,7 @@ class RunState:
 
     @classmethod
     def read(cls, folder: RunFolder) -> "RunState":
-        """The state of the run in a folder; without a file no stage is done.
-
-        Raises:
-            RunError: the file holds something else.
-        """
+        """The state of the run in a folder; without a file no stage is done."""
         values = folder.read_values(STATE, _Values, "stages with their metrics")
         return cls(folder, **values.model_dump(exclude_none=True))
 
@@ -144,12 +134,6 @@ class RunState:
 
         A model of the stage that comes next is not an error, because a run killed right after
         saving it leaves one, but a warning: the stage is trained again.
-
-        Args:
-            stages: of the run, in order.
-
-        Raises:
-            RunError: the file that says which stages are done is gone, or is an older one.
         """
         to_do = [stage for stage in stages if stage not in self.stages]
         if not to_do:
@@ -224,11 +208,7 @@ def float_model_hash(config: Config) -> str | None:
 
 
 def expect_same_run(folder: RunFolder, config: Config) -> None:
-    """Raises an error unless a folder holds no run, or one of this configuration and float model.
-
-    Raises:
-        RunError: lists every setting that differs, or the content of the float model has changed.
-    """
+    """Refuses a folder that holds a run of another configuration or float model."""
     if not folder.holds_run:
         return
     file = folder.file(CONFIG)

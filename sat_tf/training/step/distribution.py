@@ -1,5 +1,7 @@
 """The `tf.distribute` strategies that a configuration can name, and values under them."""
 
+import collections
+import itertools
 import json
 import os
 import socket
@@ -24,12 +26,16 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
             TPU_NAME names, or that this machine has), or "auto": multi_worker where TF_CONFIG
             names several processes, tpu where TPU_NAME is set, mirrored where there are several
             GPUs, none otherwise.
-
-    Raises:
-        RunError: TF_CONFIG does not describe a cluster, or there is no TPU.
     """
     if name == "auto":
-        name = _chosen()
+        name = "none"
+        cluster = _cluster()["cluster"] if os.environ.get("TF_CONFIG") else {}
+        if sum(len(cluster.get(job, ())) for job in ("chief", "worker")) > 1:
+            name = "multi_worker"
+        elif os.environ.get("TPU_NAME"):
+            name = "tpu"
+        elif len(tf.config.list_physical_devices("GPU")) > 1:
+            name = "mirrored"
     if name == "mirrored":
         return tf.distribute.MirroredStrategy()
     if name == "multi_worker":
@@ -42,18 +48,24 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
                 f"({reason_of(error)}), expected every worker to start and to reach the others; "
                 "correct the addresses, and start the same command on all of them."
             ) from error
-    if name == "tpu":
-        return _tpu_strategy()
-    return tf.distribute.get_strategy()
+    if name != "tpu":
+        return tf.distribute.get_strategy()
+    tpu = os.environ.get("TPU_NAME", "")
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=tpu or "local")
+        tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+    except (ValueError, tf.errors.OpError, RuntimeError) as error:
+        raise RunError(
+            f"distribution='tpu': no TPU answers (TPU_NAME={tpu!r}: "
+            f"{str(error).splitlines()[0]}), expected one; set TPU_NAME, or choose another "
+            "distribution."
+        ) from error
+    return tf.distribute.TPUStrategy(resolver)
 
 
 def strategy_note(name: str, strategy: tf.distribute.Strategy) -> str | None:
-    """Says that a strategy has nothing to distribute over; None where it has.
-
-    Args:
-        name: as for `make_strategy`.
-        strategy: that it made.
-    """
+    """Says that a strategy has nothing to distribute over; None where it has."""
     if name not in ("mirrored", "multi_worker") or strategy.num_replicas_in_sync > 1:
         return None
     return (
@@ -82,38 +94,25 @@ def shard_of(strategy: tf.distribute.Strategy) -> Shard:
     )
 
 
-def distributed(
-    strategy: tf.distribute.Strategy, batches: Callable[[Shard | None], tf.data.Dataset]
-) -> Any:
-    """The batches of a source as `fit` takes them under a strategy.
-
-    Args:
-        strategy: the strategy.
-        batches: gives the dataset of one process for its shard; None is everything.
-    """
+def distributed(strategy: tf.distribute.Strategy, batches: Callable[..., tf.data.Dataset]) -> Any:
+    """The batches of a source, which gives those of a `shard`, as `fit` takes them."""
     if strategy.num_replicas_in_sync == 1:
-        return batches(None)
+        return batches()
 
     def pieces(context: tf.distribute.InputContext) -> tf.data.Dataset:
         pipelines = context.num_input_pipelines
-        return batches(
-            Shard(
-                worker=context.input_pipeline_id,
-                workers=pipelines,
-                replicas=context.num_replicas_in_sync // pipelines,
-            )
+        shard = Shard(
+            worker=context.input_pipeline_id,
+            workers=pipelines,
+            replicas=context.num_replicas_in_sync // pipelines,
         )
+        return batches(shard=shard)
 
     return strategy.distribute_datasets_from_function(pieces)
 
 
 def from_first_worker(strategy: tf.distribute.Strategy, arrays: Sequence[Any]) -> list[np.ndarray]:
-    """The arrays of the first worker, on every worker; all workers have to call it together.
-
-    Args:
-        strategy: the strategy.
-        arrays: of the same shapes on every worker; numbers.
-    """
+    """The arrays of the first worker, on every worker; all workers have to call it together."""
     if shard_of(strategy).workers == 1:
         return [np.asarray(array) for array in arrays]
     return _summed(strategy, arrays, [0])
@@ -164,16 +163,6 @@ def _summed(
     ]
 
 
-def _chosen() -> str:
-    if os.environ.get("TF_CONFIG"):
-        cluster = _cluster()["cluster"]
-        if sum(len(cluster.get(job, ())) for job in ("chief", "worker")) > 1:
-            return "multi_worker"
-    if os.environ.get("TPU_NAME"):
-        return "tpu"
-    return "mirrored" if len(tf.config.list_physical_devices("GPU")) > 1 else "none"
-
-
 def waiting_note(name: str) -> str | None:
     """Says that `make_strategy` is going to wait for other workers; None where it does not."""
     if name not in ("multi_worker", "auto") or not os.environ.get("TF_CONFIG"):
@@ -191,11 +180,7 @@ def waiting_note(name: str) -> str | None:
 
 
 def _cluster() -> dict[str, Any]:
-    """The contents of TF_CONFIG.
-
-    Raises:
-        RunError: it describes no cluster, or addresses that are none.
-    """
+    """The contents of TF_CONFIG."""
     text = os.environ.get("TF_CONFIG", "")
     try:
         values = json.loads(text)
@@ -203,37 +188,32 @@ def _cluster() -> dict[str, Any]:
         index, workers = found["task"]["index"], found["cluster"][found["task"]["type"]]
         # A negative index would count from the end.
         workers[index if index >= 0 else len(workers)]
-        problems = _address_problems(found["cluster"])
+        problems = []
+        for job, addresses in found["cluster"].items():
+            if not isinstance(addresses, list):
+                raise TypeError("addresses that are not in lists")
+            problems += [
+                f"cluster.{job}: received the address {address!r}, expected a host and a port from "
+                f"1 to {_LAST_PORT}, such as 'first:2222'; correct it."
+                for address in addresses
+                if not _is_address(address)
+            ]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise RunError(
             f"TF_CONFIG={text!r}: expected the cluster and the task of this process, such as "
             '{"cluster": {"worker": ["first:2222", "second:2222"]}, "task": {"type": "worker", '
             '"index": 0}}; set it, or choose another distribution.'
         ) from error
-    if problems:
-        raise RunError(ProblemsError("TF_CONFIG", problems))
-    return found
-
-
-def _address_problems(cluster: dict[str, Any]) -> list[str]:
-    """Problems of the addresses of a cluster; raises TypeError where they are no lists."""
-    if not all(isinstance(addresses, list) for addresses in cluster.values()):
-        raise TypeError("addresses that are not in lists")
-    named = [(job, address) for job, addresses in cluster.items() for address in addresses]
-    problems = [
-        f"cluster.{job}: received the address {address!r}, expected a host and a port from 1 to "
-        f"{_LAST_PORT}, such as 'first:2222'; correct it."
-        for job, address in named
-        if not _is_address(address)
-    ]
-    addresses = [str(address) for _, address in named]
-    twice = sorted({address for address in addresses if addresses.count(address) > 1})
+    counts = collections.Counter(map(str, itertools.chain(*found["cluster"].values())))
+    twice = sorted(address for address, count in counts.items() if count > 1)
     if twice:
         problems.append(
             f"cluster: received {first_ones(twice)} more than once, expected an address of its own "
             "for each process; correct it."
         )
-    return problems
+    if problems:
+        raise RunError(ProblemsError("TF_CONFIG", problems))
+    return found
 
 
 def _is_address(address: Any) -> bool:
@@ -266,21 +246,6 @@ def _expect_free_port(found: dict[str, Any]) -> None:
         ) from error
 
 
-def _tpu_strategy() -> tf.distribute.Strategy:
-    name = os.environ.get("TPU_NAME", "")
-    try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name or "local")
-        tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
-    except (ValueError, tf.errors.OpError, RuntimeError) as error:
-        raise RunError(
-            f"distribution='tpu': no TPU answers (TPU_NAME={name!r}: "
-            f"{str(error).splitlines()[0]}), expected one; set TPU_NAME, or choose another "
-            "distribution."
-        ) from error
-    return tf.distribute.TPUStrategy(resolver)
-
-
 def replica_variable(
     value: Any,
     name: str,
@@ -310,12 +275,7 @@ def replica_variable(
 
 
 def assign_alike(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
-    """Assigns to variables of the model, in a replica, values that are equal on all replicas.
-
-    Args:
-        variables: mirrored ones, such as kernels.
-        values: one for each.
-    """
+    """Assigns to variables of the model, in a replica, values that are equal on all replicas."""
 
     def assign(strategy: tf.distribute.Strategy, *values: Any) -> None:
         for variable, value in zip(variables, values, strict=True):

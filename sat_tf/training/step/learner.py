@@ -27,11 +27,6 @@ class TopK(keras.metrics.Metric):
 
     Images whose label is `data.source.NO_LABEL` pad a batch: neither they nor their logits
     count. Without any other image the share is 0.
-
-    Args:
-        k: 1 or more.
-        name: by default top1, top5 and so on.
-        **options: options of any Keras metric.
     """
 
     def __init__(self, k: int, name: str | None = None, **options: Any) -> None:
@@ -46,7 +41,14 @@ class TopK(keras.metrics.Metric):
         logits = tf.convert_to_tensor(y_pred)
         labels = tf.reshape(tf.cast(y_true, tf.int32), [-1])
         counted = tf.not_equal(labels, NO_LABEL)
-        hits = counted & (_rank(logits, labels) < self.k)
+        classes = tf.range(tf.shape(logits)[-1])[None]
+        own = classes == labels[:, None]
+        zeros = tf.zeros_like(logits)
+        of_label = tf.reduce_sum(tf.where(own, logits, zeros), axis=-1, keepdims=True)
+        before = comes_before(logits, of_label, classes, labels[:, None])
+        # How many logits are larger than the label's, which may be that of no class.
+        rank = tf.reduce_sum(tf.cast(before, tf.int32), axis=-1)
+        hits = counted & tf.reduce_any(own, axis=-1) & (rank < self.k)
         broken = counted[:, None] & tf.logical_not(tf.math.is_finite(logits))
         for variable, found in (
             (self._correct, hits),
@@ -61,12 +63,10 @@ class TopK(keras.metrics.Metric):
         return int(self._seen)
 
     def result(self) -> tf.Tensor:
-        """The share, in [0, 1]."""
         share = tf.math.divide_no_nan(self._correct, self._seen)
         return tf.where(self._not_finite > 0, tf.constant(float("nan"), share.dtype), share)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {**super().get_config(), "k": self.k}
 
 
@@ -76,23 +76,9 @@ Top5 = functools.partial(TopK, _FIVE)
 
 
 def accuracy_metrics(model: keras.Model) -> list[TopK]:
-    """The metrics of every stage beside its loss, newly created: top1, and top5 of many classes.
-
-    Args:
-        model: with logits as its output; with five classes or fewer every label is among its top 5.
-    """
+    """The metrics of every stage beside its loss, newly created: top1, and top5 of many classes."""
     num_classes = model.output_shape[-1]
     return [Top1()] if num_classes is not None and num_classes <= _FIVE else [Top1(), Top5()]
-
-
-def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """How many logits (batch, classes) are larger than the label's; int32.max for no class."""
-    classes = tf.range(tf.shape(logits)[-1])[None]
-    own = classes == labels[:, None]
-    of_label = tf.reduce_sum(tf.where(own, logits, tf.zeros_like(logits)), axis=-1, keepdims=True)
-    before = comes_before(logits, of_label, classes, labels[:, None])
-    rank = tf.reduce_sum(tf.cast(before, tf.int32), axis=-1)
-    return tf.where(tf.reduce_any(own, axis=-1), rank, tf.int32.max)
 
 
 class RandomGenerators:
@@ -101,9 +87,6 @@ class RandomGenerators:
     Every step sets their state. What is drawn depends on the seed, the step and the replica alone,
     so that no checkpoint has to hold a state, which would differ between replicas whose shards
     differ in size.
-
-    Args:
-        model: whose layers are built, with `enable_tf_random_generator` in force.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -113,11 +96,7 @@ class RandomGenerators:
         self._generators = [one for one in found if isinstance(one, tf.random.Generator)]
 
     def start_step(self, step: tf.Tensor) -> None:
-        """Called in every replica, before it draws.
-
-        Args:
-            step: counts the steps; int64, a scalar.
-        """
+        """Called in every replica, before it draws."""
         for generator in self._generators:
             # Philox has a counter of 128 bits and a key: the counter's upper half is the step.
             state = generator.state.read_value()
@@ -143,17 +122,17 @@ def training_copy(
 
     The copy's variables are created under the `tf.distribute` strategy in scope. They are float32
     in every precision, and so is the arithmetic of quantizers.
-
-    Args:
-        model: a float Keras model, or one quantized by sat-tf.
-        weight_decay: 0 (none) or more.
-        precision: name of the Keras dtype policy of its layers, such as "mixed_float16".
-        synchronized: BatchNormalization takes its statistics over all replicas.
     """
 
     def fresh(layer: keras.layers.Layer) -> keras.layers.Layer:
-        inner = _copied(inner_layer(layer))
-        copy = inner
+        float_layer = inner_layer(layer)
+        config, layer_class = float_layer.get_config(), type(float_layer)
+        if not isinstance(float_layer, keras.layers.InputLayer):
+            config["dtype"] = precision
+        if layer_kinds.role_of(float_layer) is Role.NORM:
+            config["synchronized"] = synchronized
+            layer_class = synchronized_class(layer_class, synchronized)
+        copy = inner = layer_class.from_config(config)
         if isinstance(layer, QuantizedLayer):
             config = layer.get_config()
             copy = type(layer).from_config({**config, "layer": keras.layers.serialize(inner)})
@@ -165,15 +144,6 @@ def training_copy(
         elif hasattr(inner, "kernel_regularizer") and not any(k.depthwise for k in kernels):
             inner.kernel_regularizer = regularizer
         return copy
-
-    def _copied(layer: keras.layers.Layer) -> keras.layers.Layer:
-        config, kind = layer.get_config(), type(layer)
-        if not isinstance(layer, keras.layers.InputLayer):
-            config["dtype"] = precision
-        if layer_kinds.role_of(layer) is Role.NORM:
-            config["synchronized"] = synchronized
-            kind = synchronized_class(kind, synchronized)
-        return kind.from_config(config)
 
     copy = keras.models.clone_model(model, clone_function=fresh)
     copy.set_weights(model.get_weights())
@@ -285,7 +255,6 @@ class Learner(keras.Model):
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """The metrics, which `fit` resets every epoch."""
         return [self._loss, self._data_loss, *self._accuracy]
 
     def _measure(

@@ -21,16 +21,15 @@ def assert_same(one, other):
         np.testing.assert_array_equal(mine[1], theirs[1])
 
 
-def assert_resumes_exactly(source, *, batch_size, starts):
-    """Batches from (epoch, step) on are those of a run that came there."""
+def assert_resumes_exactly(source, *, batch_size, epochs):
+    """Batches from an epoch on are those of a run that came there."""
     per_epoch = source.num_train // batch_size
-    whole = pieces(source.training_batches(batch_size=batch_size, seed=3), max(starts) + 3)
-    for start in starts:
-        epoch, step = divmod(start, per_epoch)
-        resumed = source.training_batches(
-            batch_size=batch_size, seed=3, first_epoch=epoch, first_step=step
-        )
-        assert_same(pieces(resumed, 3), whole[start : start + 3])
+    whole = pieces(
+        source.training_batches(batch_size=batch_size, seed=3), max(epochs) * per_epoch + 3
+    )
+    for epoch in epochs:
+        resumed = source.training_batches(batch_size=batch_size, seed=3, first_epoch=epoch)
+        assert_same(pieces(resumed, 3), whole[epoch * per_epoch :][:3])
 
 
 def assert_workers_share_batches(source, *, batch_size, steps):

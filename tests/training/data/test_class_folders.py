@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sat_tf.training.data.class_folders import load_folder_tree, median_side
-from sat_tf.training.data.folder_tree import read_tree
+from sat_tf.training.data.class_folders import load_folder_tree, median_side, read_tree
 
 
 def touch(root, *names):
@@ -33,7 +32,7 @@ def test_small_pictures_are_remarked_upon(tmp_path):
         for number in range(3):
             path = touch(tmp_path, f"{part}/cat/{number}.png") / f"{part}/cat/{number}.png"
             Image.new("RGB", (2, 2 + number)).save(path)
-    assert median_side(read_tree(tmp_path).train.paths) == 2
+    assert median_side(read_tree(tmp_path)[0].paths) == 2
     (note,) = load_folder_tree(tmp_path, image_size=32).notes
     assert "a shorter side of at most 2 pixels, and are enlarged to 32" in note
     assert load_folder_tree(tmp_path, image_size=4).notes == ()

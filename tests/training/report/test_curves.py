@@ -1,7 +1,10 @@
+import functools
 import math
 
-from sat_tf.training.report.run_report import learning_curves
-from sat_tf.training.state.history import EpochMetrics
+from sat_tf.report import curves
+from sat_tf.training.state.history import EPOCHS, EpochMetrics
+
+learning_curves = functools.partial(curves.learning_curves, metrics=EPOCHS)
 
 
 def epoch(stage="float", number=1, **changes):
