@@ -73,11 +73,7 @@ def to_keras(model: keras.Model) -> keras.Model:
 
 
 def keras_of_graph(graph: Graph) -> keras.Model:
-    """The model of `to_keras` for a deployed graph.
-
-    Raises:
-        ValueError: it has float streams.
-    """
+    """The model of `to_keras` for a deployed graph."""
     streams = list(_float_streams(graph))
     if streams:
         problems = [
@@ -306,13 +302,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
 
 
 def route_problems(route: object, settings: FileSettings, *, has_metadata: bool) -> list[str]:
-    """Why a file cannot be written in this way, with the fix.
-
-    Args:
-        route: what `export_tflite` was given for it.
-        settings: of the file.
-        has_metadata: the user says something of the model, which the file is to hold.
-    """
+    """Why a file cannot be written in this way, with the fix."""
     if not isinstance(route, str) or route not in _ROUTES:
         names = " or ".join(map(repr, _ROUTES))
         return [f"route: received {route!r}, expected {names}. {did_you_mean(str(route), _ROUTES)}"]
@@ -338,11 +328,7 @@ def route_problems(route: object, settings: FileSettings, *, has_metadata: bool)
 
 
 def converted(graph: Graph) -> bytes:
-    """The file that TensorFlow's converter writes from a deployed graph, of uint8 images.
-
-    Raises:
-        ValueError: the graph has float streams, or the converter fails.
-    """
+    """The file that TensorFlow's converter writes from a deployed graph, of uint8 images."""
     converter = tf.lite.TFLiteConverter.from_keras_model(keras_of_graph(graph))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     kinds = list(dict.fromkeys(image.type for image in graph.images if not image.is_kept))

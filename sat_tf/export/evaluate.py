@@ -122,20 +122,7 @@ def run_tflite(
     processes: int | None = None,
     progress: bool = True,
 ) -> np.ndarray:
-    """The outputs of a TFLite file in LiteRT with XNNPACK, in processes of one thread each.
-
-    Args:
-        path: a TFLite file with one input of images and one output.
-        images: (n, ...) as the file takes them, uint8 for files of sat-tf; at least one.
-        processes: how many; by default one for each core.
-        progress: show a bar.
-
-    Returns:
-        The outputs (n, ...), in the order of the images; integers as the real values of them.
-
-    Raises:
-        ValueError: no file that LiteRT runs, or images that it does not take.
-    """
+    """The outputs of a TFLite file in LiteRT with XNNPACK, in processes of one thread each."""
     path = existing_file(path)
     images = np.asarray(images)
     if not len(images):
@@ -154,22 +141,14 @@ def run_tflite(
 
 
 def file_interface(path: str | os.PathLike[str]) -> Interface:
-    """The input and the output of a file.
-
-    Raises:
-        ValueError: LiteRT does not run it.
-    """
+    """The input and the output of a file."""
     path = existing_file(path)
     with _worker(str(path), TfliteTask(path.read_bytes(), "xnnpack")) as worker:
         return worker.interface
 
 
 class SimulatorTask(Task):
-    """A graph in the integer simulation.
-
-    Args:
-        graph: of a file.
-    """
+    """A graph in the integer simulation."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -191,16 +170,7 @@ class SimulatorTask(Task):
 def _labelled_batches(
     images: Any, labels: Any, *, workers: int
 ) -> tuple[Iterator[Batch], int | None]:
-    """Small batches of images and labels, and how many images there are, where that is known.
-
-    Args:
-        images: (n, ...), or batches of images and labels.
-        labels: (n,), or None beside batches.
-        workers: how many take them.
-
-    Raises:
-        ValueError: they are not pairs; also while batches are taken.
-    """
+    """Small batches of images and labels, and how many images there are, where that is known."""
     if labels is None:
         if isinstance(images, np.ndarray) or not isinstance(images, Iterable):
             raise ValueError(
@@ -319,16 +289,7 @@ def _outputs(
     total: int | None,
     progress: bool,
 ) -> Iterator[Batch]:
-    """Runs batches through a task in processes; gives their outputs and numbers, in order.
-
-    Args:
-        name: of the file, for errors and the bar.
-        task: what the processes run.
-        pieces: gives the batches that the task takes, each with a number an image.
-        count: how many processes.
-        total: how many images, where that is known.
-        progress: show a bar.
-    """
+    """Runs batches through a task in processes; gives their outputs and numbers, in order."""
     idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
 
     def run(images: np.ndarray) -> np.ndarray:

@@ -74,13 +74,7 @@ class StorageCost:
 def storage_costs(
     contents: Mapping[str, bytes], *image_shapes: tuple[int, ...], measure_speed: bool
 ) -> list[StorageCost]:
-    """The cost of each file of a model.
-
-    Args:
-        contents: files by their choice of `pack`.
-        *image_shapes: of one image, for each input.
-        measure_speed: run them.
-    """
+    """The cost of each file of a model."""
     latencies = median_milliseconds(contents, *image_shapes) if measure_speed else {}
     return [
         StorageCost(pack, len(content), gzip_size(content), latencies.get(pack))
@@ -213,11 +207,7 @@ def float_layers_of_one_image(graph: Graph, content: bytes) -> Iterator[str]:
 
 
 def file_graph(model: keras.Model | Network, settings: FileSettings) -> Graph:
-    """The graph that a file with these settings holds.
-
-    Raises:
-        ValueError: the model has no such file; lists every problem with its fix.
-    """
+    """The graph that a file with these settings holds."""
     graph = deployed_graph(
         model, float_head=settings.float_head, pack=settings.packing, softmax=settings.softmax
     )
@@ -225,13 +215,7 @@ def file_graph(model: keras.Model | Network, settings: FileSettings) -> Graph:
 
 
 def file_content(graph: Graph, settings: FileSettings, metadata: Metadata = _NONE) -> bytes:
-    """The bytes of a file.
-
-    Args:
-        graph: a graph from `file_graph`, of the same settings.
-        settings: how it is written.
-        metadata: what the user says of it.
-    """
+    """The bytes of a file."""
     entries = {SETTINGS_NAME: settings.to_json(graph.layers_left_float)}
     if metadata:
         output = graph.tensors[graph.output]

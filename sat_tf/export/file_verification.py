@@ -80,22 +80,7 @@ def recheck(
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     progress: bool = True,
 ) -> Recheck:
-    """Checks a file against its certificate, on the same images.
-
-    Args:
-        path: the TFLite file.
-        recorded: its certificate.
-        images: those the certificate was made with; None draws them again where they were random.
-        runtimes: see `sat_tf.verify_tflite`.
-        progress: see `sat_tf.verify_tflite`.
-
-    Returns:
-        A `Recheck`. A code that differs is counted in it, not raised.
-
-    Raises:
-        ValueError: another file than the certificate's, or other images; lists every problem with
-            its fix.
-    """
+    """Checks a file against its certificate, on the same images; random ones are drawn again."""
     subject = read_subject(expect_path(path))
     if images is None:
         images = _drawn_again(recorded, subject.graph)

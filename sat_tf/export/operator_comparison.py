@@ -59,9 +59,6 @@ class AnyFile:
 
         What range a file wants its pixels in, it does not say: they are spread over all codes of
         the input, or over 0 to 1 where it is float and nothing quantizes it.
-
-        Raises:
-            ValueError: pixels, for an input whose values have a meaning of their own.
         """
         several = len(self.images) != 1
         if several and (not isinstance(images, list | tuple) or len(images) != len(self.images)):
@@ -90,12 +87,7 @@ def is_foreign(path: str | os.PathLike[str]) -> bool:
 
 
 def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
-    """A file whose operators can be compared.
-
-    Raises:
-        ValueError: it is not a TFLite file; it takes several images at a time; it computes with no
-            int8 codes.
-    """
+    """A file whose operators can be compared."""
     path = existing_file(expect_path(path))
     content = path.read_bytes()
     found = read_foreign(content, str(path))
@@ -226,13 +218,7 @@ def _running(
 
 
 class _Counter:
-    """Compares every operator of a file, image by image.
-
-    Args:
-        file: its operators.
-        kinds: the runtimes to compare, XNNPACK first.
-        running: those of them that run here.
-    """
+    """Compares every operator of a file, image by image."""
 
     def __init__(
         self,

@@ -64,18 +64,9 @@ def snap_biases(model: keras.Model, *, float_head: bool = False, pack: str = "au
 
 @contextlib.contextmanager
 def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterator[int]:
-    """In the block, a model has the biases of its file.
+    """In the block, a model has the biases of its file; where it `stays` so, behind it too.
 
-    Args:
-        network: of the model.
-        settings: of the file.
-        stays: whether it has them behind the block too, unless that fails.
-
-    Yields:
-        The number of layers whose biases have moved.
-
-    Raises:
-        ValueError: see `snap_biases`.
+    Gives the number of layers whose biases have moved.
     """
     moves = _moves(network, float_head=settings.float_head, pack=settings.packing)
     before = [move.variable.numpy() for move in moves]

@@ -40,12 +40,7 @@ from sat_tf.quantizers.seen_values import STATISTICS
 
 
 class TrainedModel:
-    """A quantized Keras model that shows the codes of all its tensors.
-
-    Args:
-        model: the quantized model, or its graph where that has been read already.
-        graph: its deployed graph, whose tensors are named after the layers that make them.
-    """
+    """A quantized Keras model that shows the codes of all its tensors."""
 
     def __init__(self, model: keras.Model | Network, graph: Graph) -> None:
         self._graph = graph
@@ -86,11 +81,7 @@ class TrainedModel:
         return frozenset(self._inputs)
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The integers by tensor, neither of them clipped to what a file stores, and the output.
-
-        Args:
-            images: uint8 (n, rows, columns, channels); a tuple of arrays for several inputs.
-        """
+        """The integers by tensor, neither of them clipped to what a file stores, and the output."""
         # Layer by layer: TFMOT leaves layers in two models, so that Keras cannot make a third.
         given = zip(self._network.inputs, arrays_of(images), self._graph.images, strict=True)
         codes: dict[str, np.ndarray] = {}

@@ -109,12 +109,7 @@ def _of_float(count: OutputCount, right: Mapping[str, float]) -> Marked:
 
 
 def _is_off(count: OutputCount, *, classes_differ: bool) -> bool:
-    """Whether an output is another function than the reference's.
-
-    Args:
-        count: the output.
-        classes_differ: whether too many places have another class.
-    """
+    """Whether an output is another function than the reference's."""
     if count.values is None:
         return classes_differ
     # Numbers of sigmoids that are close may be on both sides of a half.

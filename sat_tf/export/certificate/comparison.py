@@ -68,13 +68,7 @@ class Reference:
         }
 
     def counted(self, outputs: np.ndarray, kernels: KernelSet, **counts: Any) -> RuntimeCount:
-        """All that is counted of a runtime.
-
-        Args:
-            outputs: of the runtime, for all images.
-            kernels: those with its rounding.
-            **counts: further fields of the count, of its tensors.
-        """
+        """All that is counted of a runtime."""
         compared, right = self.compared(outputs), self.accuracy(outputs)
         return RuntimeCount(
             agreement=smallest_agreement(compared),
@@ -95,13 +89,7 @@ def _counts(graph: Graph) -> dict[str, TensorCount]:
 
 
 class RuntimeCounter:
-    """Compares one runtime with the simulation.
-
-    Args:
-        graph: of the file.
-        content: the file.
-        runtime: a name of `RUNTIMES`, of one that is not simulated.
-    """
+    """Compares one runtime with the simulation."""
 
     def __init__(self, graph: Graph, content: bytes, runtime: str) -> None:
         self._kernels = RUNTIMES[runtime].kernels
@@ -182,10 +170,6 @@ class SimulatedCounter:
     """Compares a runtime of other machines, which is simulated, with the simulation of this one.
 
     What the file computes alike there is not simulated again.
-
-    Args:
-        graph: of the file, on the kernels of the simulation.
-        runtime: a name of `RUNTIMES`, of one that is simulated.
     """
 
     def __init__(self, graph: Graph, runtime: str) -> None:
@@ -241,12 +225,7 @@ _MOST_ALONE = 16
 
 
 class TrainedCounter:
-    """Compares a Keras model with the simulation of its graph.
-
-    Args:
-        trained: the model.
-        graph: its deployed graph.
-    """
+    """Compares a Keras model with the simulation of its graph."""
 
     def __init__(self, trained: Trained, graph: Graph) -> None:
         self._trained = trained
@@ -314,13 +293,7 @@ class TrainedCounter:
         simulated: dict[str, np.ndarray],
         given: Mapping[str, np.ndarray],
     ) -> None:
-        """Runs and counts a batch.
-
-        Args:
-            images: the batch.
-            simulated: every tensor of it.
-            given: what a runtime makes of the layers that are left float.
-        """
+        """Runs and counts a batch."""
         codes, output = self._trained.run(images)
         self._outputs.append(as_in_file(output, self._graph))
         stored: dict[str, np.ndarray] = {}
@@ -390,12 +363,7 @@ class TrainedCounter:
 
 
 class CodesRecorder:
-    """Counts and hashes the codes of every integer tensor of the simulation.
-
-    Args:
-        graph: the graph that is simulated.
-        operators: of the file, by the tensor that each makes.
-    """
+    """Counts and hashes the codes of every integer tensor of the simulation."""
 
     def __init__(self, graph: Graph, operators: dict[str, str]) -> None:
         self._graph = graph

@@ -15,19 +15,7 @@ _MOST_RANDOM_BYTES = 2**32
 
 
 def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
-    """Pixels that are drawn independently: noise reaches more codes than pictures do.
-
-    Args:
-        shape: of an image.
-        count: how many.
-        seed: in [0, 2**32).
-
-    Returns:
-        uint8, (count, *shape).
-
-    Raises:
-        ValueError: a seed out of its range, or more images than fit into memory.
-    """
+    """Pixels that are drawn independently: noise reaches more codes than pictures do."""
     # RandomState, because its streams are the ones NumPy promises never to change.
     random = np.random.RandomState(seed)
     problem = ValueError(
@@ -61,15 +49,7 @@ def image_problems(
     kept: bool = False,
     name: str = "images",
 ) -> list[str]:
-    """Why these do not fit an input.
-
-    Args:
-        images: values of the input.
-        shape: of the input, without the batch; None for any.
-        kind: its type.
-        kept: it is kept as it is, for layers left float.
-        name: what the problems call the images.
-    """
+    """Why these do not fit an input."""
     problems = []
     if kept:
         problems += _kept_problems(images, kind)
@@ -131,14 +111,7 @@ def images_hash(images: Pixels) -> str:
 def checked_images(
     images: Any, shapes: list[tuple[int, ...]], kinds: list[str], kept: list[bool]
 ) -> tuple[Pixels, list[str]]:
-    """Images as an array, of several inputs one for each, and what is wrong with them.
-
-    Args:
-        images: they; for several inputs a list.
-        shapes: of the inputs, without the batch.
-        kinds: their types.
-        kept: whether each is kept as it is, for layers left float.
-    """
+    """Images as an array, of several inputs one for each, and what is wrong with them."""
     if len(shapes) == 1:
         array, problems = _as_array(images, "images")
         return array, problems or image_problems(array, shapes[0], kinds[0], kept=kept[0])

@@ -27,12 +27,7 @@ _OFF_ONE = 1e-3
 
 
 def as_in_file(values: np.ndarray, graph: Graph) -> np.ndarray:
-    """The output of a model as its file gives it: probabilities where the file adds a softmax.
-
-    Args:
-        values: the output, joined; probabilities stay what they are.
-        graph: of the file.
-    """
+    """The output of a model as its file gives it: probabilities where the file adds a softmax."""
     if not _gives_probabilities(graph):
         return values
     off = np.abs(np.sum(values, axis=-1) - 1.0)
@@ -241,10 +236,6 @@ class ValueCount:
 def compared_channels(values: np.ndarray, reference: np.ndarray) -> ValueCount:
     """The channels of an output against those of the reference.
 
-    Args:
-        values: (n, ..., channels), or (n,) of one number an image.
-        reference: likewise.
-
     >>> pixels = np.linspace(0.0, 300.0, 400)
     >>> found = compared_channels(
     ...     np.stack([pixels, np.round(pixels / 300)], axis=1),  # of scores, 0 and 1 are left
@@ -369,13 +360,7 @@ _CLASSES = {"SOFTMAX": "softmax", "LOGISTIC": "sigmoid"}
 
 
 def outputs_in(graph: Graph, contents: Contents, labels: Sequence[str] | None) -> list[Output]:
-    """The outputs of a graph, named by their keys where it has a dictionary of them.
-
-    Args:
-        graph: the graph.
-        contents: of its file.
-        labels: the names of classes in the file; None where it has none.
-    """
+    """The outputs of a graph, named by their keys where it has a dictionary of them."""
     makers = {made.name: operator for operator in contents.operators for made in operator.outputs}
 
     def said(name: str) -> str:
@@ -413,12 +398,8 @@ def labels_of(
 ) -> tuple[list[np.ndarray | None], list[str]]:
     """Labels for each output as arrays (count, *places), and what is wrong with them.
 
-    Args:
-        labels: of the only output; or for several a list with one for each, or a dictionary by
-            their names, with None for, or without, those that have none.
-        outputs: the outputs.
-        count: of the images.
-        names: other names of each output.
+    They are those of the only output; or of several a list with labels or None for each, or a
+    dictionary by any of their names, without those that have none.
     """
     if labels is None:
         return [None] * len(outputs), []
@@ -489,15 +470,7 @@ def label_problems(
     name: str = "labels",
     what: str = "an image",
 ) -> list[str]:
-    """Why these are not labels.
-
-    Args:
-        labels: they.
-        shape: that they should have.
-        classes: how many there are.
-        name: of the labels.
-        what: has a label.
-    """
+    """Why these are not labels."""
     if labels.shape != shape:
         return [
             f"{name}: received shape {labels.shape}, expected {shape}, one class number {what}."

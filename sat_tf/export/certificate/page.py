@@ -28,11 +28,7 @@ from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, perc
 
 
 def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
-    """The paths of a certificate and of its page: the page has the suffix .html.
-
-    Raises:
-        ValueError: they cannot be written there.
-    """
+    """The paths of a certificate and of its page: the page has the suffix .html."""
     path = check_writable(path)
     beside = path.with_suffix(".html")
     if beside == path:
@@ -44,11 +40,7 @@ def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, 
 
 
 def write_both(certificate: Certificate, path: str | os.PathLike[str]) -> None:
-    """Writes a certificate and, beside it, its page; each file appears whole, or not at all.
-
-    Raises:
-        ValueError: a path cannot be written.
-    """
+    """Writes a certificate and, beside it, its page; each file appears whole, or not at all."""
     path, beside = check_certificate_path(path)
     certificate.write(path)
     write_text(beside, certificate_page(certificate))
@@ -125,12 +117,7 @@ def accuracy_column(certificate: Certificate, model: str) -> Column[int]:
 
 
 def difference_columns(side: str, found: Sequence[OutputCount]) -> list[Column[int]]:
-    """How outputs differ from those of another model.
-
-    Args:
-        side: the other model, in words.
-        found: the outputs; rows of the table are their places in this list.
-    """
+    """How outputs differ from those of another model."""
 
     def same(index: int) -> float | None:
         return None if found[index].is_values else found[index].agreement

@@ -85,11 +85,7 @@ class Subject:
 
 
 def read_subject(path: pathlib.Path) -> Subject:
-    """A file and the graph that is read from it.
-
-    Raises:
-        ValueError: there is no file, or sat-tf did not write it.
-    """
+    """A file and the graph that is read from it."""
     content = existing_file(path).read_bytes()
     graph = read_graph(content, str(path))
     parsed = read_contents(content, str(path))
@@ -101,11 +97,7 @@ _MOST_BYTES = 2**31
 
 
 def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a TFLite file.
-
-    Raises:
-        ValueError: it is no path, or there is no file.
-    """
+    """The path of a TFLite file."""
     path = expect_path(path)
     if problems := file_problems(path):
         raise ValueError(problems[0])
@@ -131,11 +123,7 @@ def file_problems(path: pathlib.Path) -> list[str]:
 def checked_inputs(
     caller: str, subject: Subject, images: Any, labels: Any
 ) -> tuple[np.ndarray, list[np.ndarray | None]]:
-    """Images as an array, and labels as one for each output.
-
-    Raises:
-        ValueError: they do not fit the graph; lists every problem with its fix.
-    """
+    """Images as an array, and labels as one for each output."""
     graph = subject.graph
     graph.expect_one_of_each(f"{caller}: {subject.path}")
     image = graph.images[0]
@@ -150,15 +138,7 @@ def checked_inputs(
 def strangers(
     subject: Subject, images: Pixels | None, recorded: Any, what: str, advice: str
 ) -> list[str]:
-    """Why a file or images are not those of a record.
-
-    Args:
-        subject: the file.
-        images: as the file takes them; None where they are not at hand.
-        recorded: a `Certificate`, or the `KitRecord` of a proof kit.
-        what: its name, in words.
-        advice: the fix for another file, beside passing the right one.
-    """
+    """Why a file or images are not those of a `Certificate`, or of the `KitRecord` of a kit."""
     problems = []
     if subject.sha256 != recorded.sha256:
         problems.append(
@@ -354,16 +334,7 @@ def _counters(
 
 
 class FloatReference:
-    """A Keras model that is fed what the quantized model is fed.
-
-    Args:
-        model: any tf_keras model with the inputs and outputs of the file: pixels in the range that
-            the quantized model takes, and as many numbers of each image.
-        graph: of the file.
-
-    Raises:
-        ValueError: it has other inputs or outputs.
-    """
+    """A Keras model that is fed what the quantized model is fed."""
 
     def __init__(self, model: Any, graph: Graph) -> None:
         problem = self.problem(model, graph)
@@ -397,12 +368,7 @@ class FloatReference:
         return ["softmax" if layer_kinds.is_softmax(layer) else "" for layer in layers]
 
     def as_given(self, values: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:
-        """The outputs of the file as this model gives them: probabilities where it has a softmax.
-
-        Args:
-            values: the outputs, joined.
-            outputs: as the file alone describes them: its logits have no softmax.
-        """
+        """The file's outputs as this model gives them: probabilities where it has a softmax."""
         pieces = [
             softmax(piece) if ends and output.classes_by != "softmax" else piece
             for piece, output, ends in zip(
@@ -412,11 +378,7 @@ class FloatReference:
         return joined(pieces)
 
     def run(self, images: Pixels) -> np.ndarray:
-        """The model's outputs for a batch, as one array.
-
-        Args:
-            images: uint8 (n, rows, columns, channels); a tuple of arrays for several inputs.
-        """
+        """The model's outputs for a batch, as one array."""
         import tensorflow as tf
 
         pixels = [

@@ -46,11 +46,7 @@ USUAL_RUNTIMES = ("xnnpack", "builtin", "arm_xnnpack", "arm_xnnpack_unfused")
 
 
 def chosen(names: Iterable[str]) -> list[RuntimeKind]:
-    """The runtimes of these names, in the order of the table; "xnnpack" always takes part.
-
-    Raises:
-        ValueError: a name is unknown, or of a runtime that is not installed.
-    """
+    """The runtimes of these names, in the order of the table; "xnnpack" always takes part."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(
             f"runtimes: received {names!r}, expected a list of names; pass one such as ['builtin']."

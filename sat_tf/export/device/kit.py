@@ -146,11 +146,7 @@ def write_kit_of(
     images_from: ImagesFrom = GIVEN,
     progress: bool = False,
 ) -> Kit:
-    """Writes the proof kit of a file that is read, and what its graph says each tensor must be.
-
-    Raises:
-        ValueError: as for `write_kit`.
-    """
+    """Writes the proof kit of a file that is read, and what its graph says each tensor must be."""
     images, _ = checked_inputs("write_kit", subject, images, None)
     compared, behind = tensors_of(subject.graph)
     if not compared:
@@ -240,11 +236,7 @@ def simulated(subject: Subject, images: np.ndarray) -> Iterator[dict[str, np.nda
 
 
 class Expected:
-    """Hashes of the codes of some tensors, image by image.
-
-    Args:
-        names: of the tensors.
-    """
+    """Hashes of the codes of some tensors, image by image."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._images: dict[str, list[str]] = {name: [] for name in names}

@@ -141,12 +141,7 @@ def is_device_certificate(path: str | os.PathLike[str]) -> bool:
 
 
 def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
-    """The certificate of a device in a JSON file.
-
-    Raises:
-        ValueError: there is no such file, it holds something else, or was changed since check.py
-            wrote it.
-    """
+    """The certificate of a device in a JSON file."""
     path = pathlib.Path(path)
     again = "run check.py on the device again, and bring the file that it writes as it is"
     try:

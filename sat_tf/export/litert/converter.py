@@ -26,17 +26,7 @@ Signature = Sequence[tuple[tuple[int, ...], str]]
 def float_operators(
     function: Callable[..., Any], layers: Sequence[keras.layers.Layer], signature: Signature
 ) -> bytes:
-    """A TFLite file of one float layer, and of layers in front that are part of it.
-
-    Args:
-        function: what they compute, in float32.
-        layers: they, that at the end last.
-        signature: shape, without the batch dimension, and type of each tensor that it reads.
-
-    Raises:
-        ValueError: TensorFlow's converter has no builtin operators for the layer, LiteRT does not
-            run them, or the layer mixes the images of a batch.
-    """
+    """A TFLite file of a float layer, the last one, and of layers in front that are part of it."""
     content, batch, problem = b"", None, None
     # For some layers and an open batch, the converter fails, or writes a file that does not run, or
     # whose output is empty.
@@ -159,14 +149,7 @@ def _unrolled(
 
 
 def run_converter(converter: Any) -> bytes:
-    """Runs TensorFlow's converter, and catches what it prints.
-
-    Args:
-        converter: a `tf.lite.TFLiteConverter`.
-
-    Raises:
-        ValueError: it fails; says why in one line.
-    """
+    """Runs TensorFlow's converter, and catches what it prints."""
     with tempfile.TemporaryFile() as printed:
         try:
             with _root_logger_as_it_is(), native_output_in(printed):

@@ -22,15 +22,7 @@ _ARENA_IS_FULL = "missing:"
 
 
 class MicroRuntime:
-    """A file loaded in TFLite Micro, which takes one image at a time.
-
-    Args:
-        content: the file.
-        keep_tensors: keep every intermediate tensor to be read.
-
-    Raises:
-        ValueError: TFLite Micro does not load the file; gives the reason that it logs.
-    """
+    """A file loaded in TFLite Micro, which takes one image at a time."""
 
     def __init__(self, content: bytes, *, keep_tensors: bool) -> None:
         contents = read_contents(content, "file")

@@ -33,10 +33,6 @@ def child_environment() -> dict[str, str]:
 def describe_ending(status: int, errors: bytes) -> str:
     """Why such a process ended, in words.
 
-    Args:
-        status: its return code; negative where a signal ended it.
-        errors: what it has written to its standard error.
-
     >>> describe_ending(-11, b"")
     'it ends the process with SIGSEGV'
     """
@@ -51,11 +47,7 @@ def describe_ending(status: int, errors: bytes) -> str:
 
 
 def loaded(content: bytes, runtime: str, *, keep_tensors: bool) -> Runtime | MicroRuntime:
-    """A file in a runtime of this name.
-
-    Raises:
-        ValueError: the runtime does not load the file.
-    """
+    """A file in a runtime of this name."""
     if runtime == MICRO:
         return MicroRuntime(content, keep_tensors=keep_tensors)
     return Runtime(content, runtime, keep_tensors=keep_tensors)
@@ -71,10 +63,6 @@ def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
 
     The runtimes load the file, make room for two images and run one of zeros, with and without
     keeping every tensor.
-
-    Args:
-        content: the file.
-        runtimes: names of `RUNTIMES`, or "micro".
     """
     waiting = list(runtimes)
     found: dict[str, str | None] = {}
@@ -95,11 +83,7 @@ def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
 def trial(
     content: bytes, runtimes: list[str], seconds: float
 ) -> subprocess.CompletedProcess[bytes]:
-    """A process that tries a file in runtimes, once it has ended; see `refusals`.
-
-    Raises:
-        subprocess.TimeoutExpired: it took more than so many seconds.
-    """
+    """A process that tries a file in runtimes, once it has ended; see `refusals`."""
     return subprocess.run(
         child_command("sat_tf.export.litert.processes", *runtimes),
         input=content,
@@ -162,11 +146,7 @@ class Machine:
 
 
 def this_machine(content: bytes) -> Machine:
-    """The machine that this process runs on.
-
-    Args:
-        content: a file that LiteRT runs.
-    """
+    """The machine that this process runs on."""
     if not _found:
         _found.append(_delegate(content))
     return Machine(platform.machine(), _instruction_sets(), _found[0])

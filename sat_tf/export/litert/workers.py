@@ -21,28 +21,15 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def start(self) -> Interface:
-        """Gets ready.
-
-        Raises:
-            ValueError: it cannot.
-        """
+        """Gets ready."""
 
     @abc.abstractmethod
     def run(self, images: np.ndarray) -> np.ndarray:
-        """The outputs for a batch, (n, ...).
-
-        Raises:
-            ValueError: it cannot.
-        """
+        """The outputs for a batch, (n, ...)."""
 
 
 class TfliteTask(Task):
-    """A file in LiteRT.
-
-    Args:
-        content: the file.
-        runtime: a name of `RUNTIMES`.
-    """
+    """A file in LiteRT."""
 
     def __init__(self, content: bytes, runtime: str) -> None:
         self._content = content
@@ -67,14 +54,7 @@ _SECONDS_TO_END = 10
 
 
 class Worker:
-    """A process that has started a task; to be used in a `with` statement.
-
-    Args:
-        task: what it runs.
-
-    Raises:
-        ValueError: the task cannot start, or it ends the process.
-    """
+    """A process that has started a task; to be used in a `with` statement."""
 
     def __init__(self, task: Task) -> None:
         # Closed with the process.
@@ -93,11 +73,7 @@ class Worker:
             raise
 
     def run(self, images: np.ndarray) -> np.ndarray:
-        """The outputs for a batch, (n, ...).
-
-        Raises:
-            ValueError: the task refuses them, or they end the process.
-        """
+        """The outputs for a batch, (n, ...)."""
         return np.asarray(self._ask(images))
 
     def __enter__(self) -> Self:

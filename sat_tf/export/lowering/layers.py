@@ -31,16 +31,7 @@ def integer_kernel(wrapper: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
     """Codes and scales of a layer's effective weights: Ξ = code · scale.
 
     They come from its quantizer, and are checked here, in the one place that files get them from.
-
-    Args:
-        wrapper: a built linear layer, whose weights have codes.
-
-    Returns:
-        int32 codes shaped like the Keras kernel, and float64 scales, one an output channel.
-
-    Raises:
-        ArithmeticError: codes and scales do not give the weights the layer computes with, or int8
-            does not hold the codes, which is a defect of the quantizer.
+    The codes are shaped like the Keras kernel, with a scale for each output channel.
     """
     quantizer, layer = wrapper.quantize_config.weights, wrapper.layer
     if quantizer is None or quantizer.num_bits is None:
@@ -75,14 +66,9 @@ def codes_of(
     int8 saturates exactly where the quantizer clips at the top, and a fused activation, a table or
     a QUANTIZE where it clips at the bottom.
 
-    With fewer bits, a range with two ends is stored so that its larger end is at 1 or -1, where a
-    fused activation clips, and the smaller one at the end of int8, which saturates there.
-
-    Args:
-        quantizer: that of a tensor.
-        variables: its variables.
-        unit_free: store a range with two ends within [-1, 1], for tensors that only linear layers
-            read.
+    With fewer bits, and `unit_free` as only linear layers read it, a range with two ends is stored
+    so that its larger end is at 1 or -1, where a fused activation clips, and the smaller one at the
+    end of int8, which saturates there.
     """
     found = quantizer.code_range(variables)
     scale, (lowest, highest) = np.float32(found.scale), found.ends
@@ -134,13 +120,7 @@ def affine(norm: keras.layers.Layer) -> Affine:
 def linear_operation(
     layer: keras.layers.Layer, codes: np.ndarray, source: tuple[int, ...]
 ) -> tuple[LinearKind, np.ndarray, Window]:
-    """The operation of a linear layer, its codes with the output channels last, and its window.
-
-    Args:
-        layer: the layer.
-        codes: shaped like its kernel.
-        source: shape of its input, without the batch dimension.
-    """
+    """The operation of a linear layer, its codes with the output channels last, and its window."""
     kernel = layer_kinds.quantized_kernel(layer)
     if kernel is None or kernel.form is KernelForm.DENSE:
         if len(source) == 1:
@@ -218,14 +198,7 @@ def _zeros_around(size: int, kernel: int, stride: int, made: int) -> tuple[int, 
 def moved(
     layer: keras.layers.Layer, builder: GraphBuilder, source: str, shape: tuple[int, ...]
 ) -> str:
-    """Adds what a layer of data movement does; returns its tensor's name.
-
-    Args:
-        layer: the layer.
-        builder: where the operations go.
-        source: the tensor it reads.
-        shape: of what it makes, without the batch dimension.
-    """
+    """Adds what a layer of data movement does; returns its tensor's name."""
     for move in layer_kinds.moves_of(layer, builder.tensors[source].shape, shape):
         name = builder.between(f"{layer.name}_{move.suffix}") if move.suffix else layer.name
         operation = MOVES[move.operator].of_move(source, name, *move.arguments)

@@ -91,21 +91,7 @@ def packing_problem(pack: object) -> str | None:
 
 
 def pack_graph(graph: Graph, pack: str) -> Graph:
-    """Decides how the file stores each kernel; for the codes as they are trained.
-
-    Args:
-        graph: a traced graph, before its codes are multiplied.
-        pack: a name of `PACKINGS`.
-
-    Returns:
-        The graph with the storage of each kernel, why others have none of fewer bits, and warnings
-        of what it costs.
-
-    Raises:
-        NothingPackedError: it is one that is asked for, and no kernel fits into fewer bits than 8;
-            with the fix.
-        ValueError: no such packing.
-    """
+    """Decides how the file stores each kernel; for the codes as they are trained."""
     if problem := packing_problem(pack):
         raise ValueError(f"pack: {problem}")
     packing = ALL_PACKINGS[pack]
@@ -334,11 +320,7 @@ def stored_kernels(graph: Graph) -> list[StoredKernel]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileSettings:
-    """How a model is written as a file; see `sat_tf.export_tflite`.
-
-    Raises:
-        ValueError: a setting is invalid; lists every one.
-    """
+    """How a model is written as a file; see `sat_tf.export_tflite`."""
 
     float_head: bool = False  # The last layer is float.
     pack: str = "auto"  # How kernels are stored, a name of `PACKINGS`.
@@ -387,11 +369,7 @@ class FileSettings:
         return self.processor.packing(self.pack)
 
     def to_json(self, float_layers: Mapping[str, str]) -> bytes:
-        """The settings as an entry of the file.
-
-        Args:
-            float_layers: the layers that are left float, by the tensors that they make.
-        """
+        """The settings as an entry of the file."""
         values = {"version": __version__, **dataclasses.asdict(self), "islands": dict(float_layers)}
         if self.output_type == FLOAT:  # as files were before there were others
             del values["output_type"]
@@ -429,15 +407,7 @@ class FileSettings:
 
     @classmethod
     def of_file(cls, found: Mapping[str, Any] | None, path: str) -> "FileSettings":
-        """The settings that a file says it was written with.
-
-        Args:
-            found: its entry `contents.SETTINGS_NAME`; None where it has none.
-            path: what errors call it.
-
-        Raises:
-            ValueError: the file is not one of `export_tflite`.
-        """
+        """The settings that a file says it was written with."""
         names = [field.name for field in dataclasses.fields(cls)]
         # Earlier versions wrote only this one; the others had their defaults of then.
         if found is not None and "float_head" in found:

@@ -107,28 +107,13 @@ def deployed_graph(
     pack: str = "auto",
     softmax: bool = False,
 ) -> Graph:
-    """The graph of the deployed model, whose biases are integers of input scale · weight scale.
-
-    Args:
-        model: a model quantized by sat-tf, or its graph where that has been read already.
-        float_head: compute the last Dense layer in float32, from dequantized codes.
-        pack: how kernels are stored, a name of `packing.PACKINGS`.
-        softmax: end in probabilities.
-
-    Raises:
-        ValueError: the model has no integer form, or nothing to pack; lists every problem with its
-            fix.
-    """
+    """The graph of the deployed model, whose biases are integers of input scale · weight scale."""
     graph = rounded(trained_graph(model, float_head=float_head, pack=pack))
     return with_softmax(graph) if softmax else graph
 
 
 def rounded(graph: Graph) -> Graph:
-    """A graph from `trained_graph` as the file holds it.
-
-    Raises:
-        ValueError: an operation does not fit its integer kernel; lists every one with its fix.
-    """
+    """A graph from `trained_graph` as the file holds it."""
     for stage in (make_portable, settle_constants, scales.floor_scales, scales.round_biases):
         graph = stage(graph)
     return graph
@@ -137,17 +122,7 @@ def rounded(graph: Graph) -> Graph:
 def trained_graph(
     model: keras.Model | Network, *, float_head: bool = False, pack: str = "auto"
 ) -> Graph:
-    """The same graph before anything of the model is rounded: trace, fold, pack and upscale.
-
-    Args:
-        model: a model quantized by sat-tf, or its graph where that has been read already.
-        float_head: compute the last Dense layer in float32, from dequantized codes.
-        pack: how kernels are stored, a name of `packing.PACKINGS`.
-
-    Raises:
-        ValueError: the model has no integer form, or nothing to pack; lists every problem with its
-            fix.
-    """
+    """The same graph before anything of the model is rounded: trace, fold, pack and upscale."""
     network = in_inference(model if isinstance(model, Network) else Network(model))
     if problems := find_problems(network, float_head=float_head):
         raise ModelError(network.name, problems)

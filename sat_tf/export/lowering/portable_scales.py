@@ -28,12 +28,6 @@ def make_portable(graph: Graph) -> Graph:
     A scale moves together with those of all tensors that share its grid: what a max pool reads and
     makes, the parts of a concatenation. Where no scale near by is found, or a grid cannot move, the
     graph keeps it, and a warning says which operation is not portable.
-
-    Args:
-        graph: before its biases are rounded, as these depend on the scales.
-
-    Returns:
-        The graph with `moved_scales`, and with a warning for each operation that is not portable.
     """
     groups = _shared_grids(graph)
     moved: dict[str, int] = {}
@@ -59,9 +53,6 @@ def untie_means(graph: Graph) -> Graph:
 
     That is the grid of what the mean reads, as where both are parts of a concatenation, or the
     grid of an image.
-
-    Args:
-        graph: a traced graph.
     """
     groups = _shared_grids(graph)
     pinned = {op.output for op in graph.operations if op.of_input}

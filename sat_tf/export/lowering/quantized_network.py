@@ -51,13 +51,6 @@ def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.La
     """The user's layer as files compute it: in float32, in whatever precision it trains.
 
     An operator of an NPU has its weights as int8, and training computes with these.
-
-    Args:
-        node: the layer, and how it is called.
-        shapes: of its inputs, without the batch dimension.
-
-    Returns:
-        The layer itself, or a copy where it, one inside or weights have another precision.
     """
     layer, native = inner_layer(node.layer), native_of(node)
     weights = "" if native is None else native.weights
@@ -196,15 +189,7 @@ def is_fixed(node: Node) -> bool:
 
 
 def find_problems(network: Network, *, float_head: bool) -> list[str]:
-    """Why a model cannot be exported: what was received, what was expected, and the fix.
-
-    Args:
-        network: the quantized model.
-        float_head: whether its last layer is to be float.
-
-    Returns:
-        One line a problem, each with the name of its layer; empty where the model can be exported.
-    """
+    """Why a model cannot be exported: what was received, what was expected, and the fix."""
     if network.problems:  # the graph is incomplete
         return [f"{name}: {text}." for name, text in network.problems.items()]
     if not is_quantized(network):

@@ -199,11 +199,6 @@ def _exact_factors(graph: Graph, linear: Linear, most: np.ndarray) -> np.ndarray
 
     A preprocessing layer reads all pixels: with -1 off by half a unit, x / 127.5 - 1 has another
     code at 128. Its factor is free, so that all are tried at which the grid is fine.
-
-    Args:
-        graph: with the grids.
-        linear: one factor and one constant a channel.
-        most: the largest factor of each channel.
     """
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
     codes = linear.kernel.reshape(-1)
@@ -249,10 +244,6 @@ def round_biases(graph: Graph) -> Graph:
 
     This defines the deployed model: apart from float32 scales, rounding the biases is the whole
     difference to the trained one.
-
-    Raises:
-        ValueError: a layer cannot be computed in int32, has scales beyond float32, or is a sum with
-            much smaller scales than its summands; lists every such layer with its fix.
     """
     _refuse(graph, {name: _below_float32(tensor) for name, tensor in graph.tensors.items()})
     _check(graph, _beyond_float32)

@@ -91,13 +91,9 @@ def trace(
     float_head: bool = False,
     kernels: Mapping[str, KernelOutline],
 ) -> Graph:
-    """Reads a quantized model as a graph of integer operations.
+    """Reads a quantized model, in which `find_problems` finds none, as a graph of operations.
 
-    Args:
-        network: the model as it is in inference, without what `find_problems` finds.
-        float_head: compute the last layer in float32, from dequantized activations and weights.
-        kernels: placeholders for the codes and scales of linear layers, by their names; those of
-            the others are computed.
+    `kernels` has placeholders for the codes and scales of some linear layers, by their names.
     """
     head = quantized_network.find_head(network) if float_head else None
     return untie_means(_Tracer(network, head, kernels).trace())

@@ -169,12 +169,7 @@ def one_of_a_batch(operator: StoredOperator) -> tuple[str, str]:
 
 
 def scales_by(*factors: int, half_pixels: tuple[int, ...] | None = None) -> Constraint:
-    """Images grow by one of some factors, alike in rows and columns that are more than one.
-
-    Args:
-        *factors: without `halfPixelCenters`.
-        half_pixels: with it; the same where None.
-    """
+    """Images grow by one of some factors, alike in rows and columns that are more than one."""
 
     def check(operator: StoredOperator) -> tuple[str, str]:
         sizes = _resized(operator)

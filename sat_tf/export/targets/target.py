@@ -74,12 +74,7 @@ class Target(Processor):
     constraints: Sequence[Constraint] = ()  # Those of all operators.
 
     def verdict(self, found: Sequence[Elsewhere], count: int) -> Marked:
-        """How many of a file's operators its processor computes, in a sentence.
-
-        Args:
-            found: those that do not.
-            count: all of them.
-        """
+        """How many of a file's operators its processor computes, in a sentence."""
         if not found:
             return Marked(f"All {count} operators run on {self.title}.", "good")
         share = f"{len(found)} of {count} operators"
@@ -106,11 +101,7 @@ class Target(Processor):
         return [self.verdict(found, count), *(Marked(f"  {line}", "plain") for line in lines)]
 
     def elsewhere(self, contents: Contents) -> list[Elsewhere]:
-        """The operators of a file that its processor leaves to the CPU, or refuses, in order.
-
-        Args:
-            contents: the file, written by whatever tool.
-        """
+        """The operators of a file that its processor leaves to the CPU, or refuses, in order."""
         found: list[Elsewhere] = []
         ends = _float_ends(contents)
         given = {tensor.name for tensor in contents.inputs}

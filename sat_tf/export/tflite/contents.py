@@ -68,13 +68,6 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
 
     Its tables are unpacked one by one, and their bytes counted: this stops where a small file
     unpacks to a huge one, because its tables share others.
-
-    Args:
-        content: the file.
-        name: what errors call it.
-
-    Raises:
-        ValueError: it is not a TFLite file.
     """
     problem = ValueError(
         f"{name}: received a file that is not a TFLite flatbuffer ({len(content)} bytes), expected "
@@ -104,11 +97,7 @@ class _Budget:
         self._tables = 0
 
     def spend(self, value: Any) -> Any:
-        """The value, which has been unpacked.
-
-        Raises:
-            _TooMuchError: it is one too many.
-        """
+        """The value, which has been unpacked."""
         self._left -= _bytes_of(value)
         self._tables += 1
         if self._left < 0:
@@ -228,11 +217,7 @@ class StoredTensor:
 
     @functools.cached_property
     def values(self) -> np.ndarray | None:
-        """The values of a constant; None for what operators make.
-
-        Raises:
-            NotUnderstoodError: it is of an unknown type.
-        """
+        """The values of a constant; None for what operators make."""
         if self.data is None:
             return None
         if self.type in _PACKED_BITS:
@@ -349,25 +334,13 @@ class Contents:
 
 
 def read_contents(content: bytes, name: str) -> Contents:
-    """Reads a TFLite file.
-
-    Args:
-        content: the file.
-        name: what errors call it.
-
-    Raises:
-        ValueError: it is not a TFLite file.
-    """
+    """Reads a TFLite file."""
     with unpacked(content, name) as model:
         return _contents_of(model)
 
 
 def understood(model: Any) -> Contents:
-    """The contents of an unpacked flatbuffer, of a file as sat-tf writes them.
-
-    Raises:
-        NotUnderstoodError: it has several graphs, or tensors of absurd sizes or names.
-    """
+    """The contents of an unpacked flatbuffer, of a file as sat-tf writes them."""
     _check_one_graph(model)
     found = _of_usual_sizes(_contents_of(model))
     taken = set[str]()
@@ -394,10 +367,6 @@ def of_any_tool(model: Any) -> Contents:
 
     Names of tensors mean nothing to a runtime: one that is missing, not printable or another
     tensor's too is replaced.
-
-    Raises:
-        NotUnderstoodError: it has no graph, or its first one an input of open sizes beside the
-            batch, or one tensor for several inputs, or tensors of absurd sizes.
     """
     if not model.subgraphs:
         raise NotUnderstoodError("it has no graph")

@@ -74,13 +74,7 @@ def lines_of(text: str) -> list[str]:
 def checked_metadata(
     description: Any, labels: Any, preprocessing: Any = None
 ) -> tuple[Metadata, list[str]]:
-    """The user's words as `Metadata`, and what is wrong with them.
-
-    Args:
-        description: a text, or None.
-        labels: an iterable of texts, or None.
-        preprocessing: a `Preprocessing`, or None.
-    """
+    """The user's words as `Metadata`, and what is wrong with them."""
     problems = []
     if preprocessing is not None and not isinstance(preprocessing, Preprocessing):
         problems.append(
@@ -137,13 +131,7 @@ def _label_problems(labels: tuple[Any, ...]) -> list[str]:
 
 
 def misfits(metadata: Metadata, image: Image, shape: tuple[int, ...]) -> list[str]:
-    """Why labels and preprocessing are not those of a model, with the fix.
-
-    Args:
-        metadata: what the user says.
-        image: the model's input.
-        shape: of its output, without the batch dimension.
-    """
+    """Why labels and preprocessing are not those of a model, with the fix."""
     problems = []
     labels = metadata.labels
     if labels is not None and len(shape) != 1:
@@ -166,14 +154,7 @@ def misfits(metadata: Metadata, image: Image, shape: tuple[int, ...]) -> list[st
 
 
 def encode(metadata: Metadata, name: str, image: Image, output: Tensor) -> bytes:
-    """The flatbuffer of the file's entry `METADATA_NAME`.
-
-    Args:
-        metadata: what the user says.
-        name: of the model.
-        image: its input.
-        output: its output.
-    """
+    """The flatbuffer of the file's entry `METADATA_NAME`."""
     builder = flatbuffers.Builder(1024)
     labels: list[int] = []
     if metadata.labels is not None:
@@ -209,16 +190,7 @@ def append_archive(content: bytes, files: Mapping[str, str]) -> bytes:
 
 
 def read_metadata(content: bytes, name: str) -> Metadata:
-    """The labels and the preprocessing that a file holds; without its description.
-
-    Args:
-        content: the file.
-        name: what errors call it.
-
-    Raises:
-        ValueError: the archive behind the file is damaged, larger than any labels, or of another
-            version.
-    """
+    """The labels and the preprocessing that a file holds; without its description."""
     stream = io.BytesIO(content)
     if not is_archive(stream):
         return Metadata()

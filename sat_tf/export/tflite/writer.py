@@ -47,11 +47,6 @@ class Writer:
 
     Every tensor that an operation makes is in it before the operation writes itself; constants
     come behind. Errors of missing tensors are defects of the graph.
-
-    Args:
-        images: the inputs.
-        tensors: all other tensors, by name: their names are taken.
-        resizable: say that the batch size, 1, is free.
     """
 
     def __init__(
@@ -137,14 +132,7 @@ class Writer:
     def operator(
         self, kind: Operator, inputs: Iterable[int | str], output: int | str, **options: Any
     ) -> None:
-        """Adds an operator.
-
-        Args:
-            kind: which one.
-            inputs: the tensors that it reads, by name or, as constants are, by index.
-            output: the tensor that it makes, likewise.
-            **options: its builtin options, by the names that the schema gives them.
-        """
+        """Adds an operator."""
         operator = tfl.OperatorT()
         operator.opcodeIndex = self._code(kind.name, kind.version)
         operator.inputs = [self._index(tensor) for tensor in inputs]
@@ -162,14 +150,7 @@ class Writer:
         metadata: Mapping[str, bytes],
         keys: tuple[Sequence[str], Sequence[str]] = ((), ()),
     ) -> bytes:
-        """The file.
-
-        Args:
-            outputs: names of the output tensors, in order.
-            metadata: what the file says of itself, by the names of its entries.
-            keys: what its signature calls the inputs, and the outputs; without any, it calls them
-                as their tensors are called.
-        """
+        """The file."""
         self.subgraph.inputs = [self.indices[image.name] for image in self.images]
         self.subgraph.outputs = [self.indices[name] for name in outputs]
         self.subgraph.name = "main"
@@ -273,14 +254,7 @@ def file_of(model: Any) -> bytes:
 
 
 def packed_bytes(codes: np.ndarray, storage: Storage) -> np.ndarray:
-    """Codes as the file holds them: the first in the lowest bits of a byte, zeros at the end.
-
-    Args:
-        codes: integers within the range of `storage`, any shape.
-        storage: bits a code.
-
-    Returns:
-        uint8, flat.
+    """Codes as the bytes of the file: the first in the lowest bits of a byte, zeros at the end.
 
     >>> packed_bytes(np.array([1, -1, 7]), Storage.INT4).tolist()
     [241, 7]
@@ -339,19 +313,10 @@ def splice(
     output: int,
     name_of: Callable[[str], str],
 ) -> int:
-    """Puts the operators of a file into another one.
+    """Puts the operators of a file with one output into another one.
 
-    Args:
-        content: the file, with one subgraph and one output.
-        model: where they go, as the schema's ModelT.
-        subgraph: its SubGraphT.
-        inputs: the tensors of `subgraph` that stand for the file's inputs.
-        output: the one that its output becomes.
-        name_of: gives a tensor a name that no other has.
-
-    Returns:
-        The tensor with the result: `output`, or, where no operator makes it, the input or the
-        constant that it equals.
+    Its inputs become `inputs`, tensors of `subgraph`. Returns the tensor with its result: `output`,
+    or, where no operator makes it, the input or the constant that it equals.
     """
     source = tfl.ModelT.InitFromPackedBuf(content, 0)
     (graph,) = source.subgraphs
@@ -380,12 +345,7 @@ def splice(
 
 
 def spliced_bytes(content: bytes, output: str) -> int:
-    """How many bytes longer `splice` makes a file, beside the tensor that the operators make.
-
-    Args:
-        content: the file that is spliced into another one.
-        output: the name of that tensor, which others are named after.
-    """
+    """How many bytes longer `splice` makes a file, beside the tensor that the operators make."""
     model, subgraph = tfl.ModelT(), tfl.SubGraphT()
     source = tfl.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
     model.buffers, model.operatorCodes, model.subgraphs = [tfl.BufferT()], [], [subgraph]
