@@ -14,7 +14,7 @@ from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.input_ranges import CheckedRange
 from sat_tf.export.certificate.inputs import GIVEN, checked_images, taken_by
 from sat_tf.export.certificate.outputs import Output, labels_of
-from sat_tf.export.certificate.proof import FloatReference, Subject, file_problems, prove
+from sat_tf.export.certificate.proof import Subject, file_problems, float_model_problem, prove
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.lowering.packing import FileSettings
@@ -221,7 +221,7 @@ def _statistics_beside(
     float_model: Any, graph: Graph, images: Pixels, place: int, found: InputRange
 ) -> RangeStatistics | None:
     """The statistics of a float model beside those of images, by the place of the input."""
-    if FloatReference.problem(float_model, graph) is not None:
+    if float_model_problem(float_model, graph) is not None:
         return None  # `prove` says what is wrong with it
     fed = [one.fed(array) for one, array in zip(graph.images, arrays_of(images), strict=True)]
     return float_statistics(float_model, fed, place, found)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 import pathlib
 import platform
@@ -44,7 +45,6 @@ from sat_tf.export.operations.softmax import softmax
 from sat_tf.export.tflite.contents import Contents, gzip_size, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.metadata import read_metadata
-from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import ProblemsError, kind_of
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.targets import DEFAULT_TARGET
@@ -97,7 +97,7 @@ _MOST_BYTES = 2**31
 
 
 def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a TFLite file."""
+    """The path of a TFLite file that exists."""
     path = expect_path(path)
     if problems := file_problems(path):
         raise ValueError(problems[0])
@@ -106,18 +106,17 @@ def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:
 
 def file_problems(path: pathlib.Path) -> list[str]:
     """Why there is no file to verify."""
-    if os.path.isfile(path):
-        size = os.path.getsize(path)
-        if size <= _MOST_BYTES:
-            return []
+    if not os.path.isfile(path):
+        return [
+            f"{path}: received a path without a file, expected a TFLite file; write it with "
+            "sat_tf.export_tflite(model, path) first."
+        ]
+    if (size := os.path.getsize(path)) > _MOST_BYTES:
         return [
             f"{path}: received a file of {size:,} bytes, expected a TFLite file, which has at most "
             f"{_MOST_BYTES:,}; name another file."
         ]
-    return [
-        f"{path}: received a path without a file, expected a TFLite file; write it with "
-        "sat_tf.export_tflite(model, path) first."
-    ]
+    return []
 
 
 def checked_inputs(
@@ -309,44 +308,40 @@ def _counters(
     # TFLite Micro may end its process for any file.
     doubtful = [kind.name for kind in kinds if kind.name == MICRO or not subject.is_trusted]
     reasons = refusals(subject.content, doubtful)
-    found: dict[str, RuntimeCounter] = {}
+    counters: dict[str, RuntimeCounter] = {}
     refused: dict[str, str] = {}
     for kind in kinds:
-        name = kind.name
-        reason = reasons.get(name) or subject.graph.ends_process(kind.kernels)
-        if reason is None:
-            try:
-                found[name] = RuntimeCounter(subject.graph, subject.content, name)
-                continue
-            except ValueError as error:
-                reason = str(error.__cause__ or error)
-        refused[name] = reason
+        reason = reasons.get(kind.name) or subject.graph.ends_process(kind.kernels)
+        try:
+            if reason is None:
+                counters[kind.name] = RuntimeCounter(subject.graph, subject.content, kind.name)
+        except ValueError as error:
+            reason = str(error.__cause__ or error)
+        if reason is not None:
+            refused[kind.name] = reason
     if "xnnpack" in refused:
         raise ValueError(
             f"{subject.path}: received a TFLite file that LiteRT does not run "
             f"({refused['xnnpack']}), expected one that sat_tf.export_tflite wrote; export the "
             "model again."
         )
-    return found, refused
+    return counters, refused
 
 
 # -- the float model -------------------------------------------------------------------------------
 
 
 class FloatReference:
-    """A Keras model that is fed what the quantized model is fed."""
+    """A tf_keras model with the inputs and outputs of a file, fed what the quantized model is fed.
+
+    Its pixels are in the range that the quantized model takes.
+    """
 
     def __init__(self, model: Any, graph: Graph) -> None:
-        problem = self.problem(model, graph)
-        if problem:
+        if problem := float_model_problem(model, graph):
             raise ValueError(f"float_model: {problem}.")
         self._model, self._graph = model, graph
         self.name = str(model.name)
-
-    @staticmethod
-    def problem(model: Any, graph: Graph) -> str | None:
-        """Why a model is not one to compare the file of a graph with; None where it is."""
-        return _problem(model, graph)
 
     @property
     def loss(self) -> str:
@@ -369,22 +364,25 @@ class FloatReference:
 
     def as_given(self, values: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:
         """The file's outputs as this model gives them: probabilities where it has a softmax."""
-        pieces = [
-            softmax(piece) if ends and output.classes_by != "softmax" else piece
-            for piece, output, ends in zip(
-                separated(values, outputs), outputs, self.softmaxes, strict=True
-            )
-        ]
-        return joined(pieces)
+        pieces = zip(separated(values, outputs), outputs, self.softmaxes, strict=True)
+        return joined(
+            [
+                softmax(piece) if ends and output.classes_by != "softmax" else piece
+                for piece, output, ends in pieces
+            ]
+        )
 
     def run(self, images: Pixels) -> np.ndarray:
         """The model's outputs for a batch, as one array."""
         import tensorflow as tf
 
-        pixels = [
-            tf.constant(_fed(image, array))
-            for array, image in zip(arrays_of(images), self._graph.images, strict=True)
-        ]
+        pixels = []
+        for array, image in zip(arrays_of(images), self._graph.images, strict=True):
+            if image.range is not None or image.type != "uint8" or image.scale is None:
+                pixels.append(tf.constant(image.fed(array)))
+            else:  # of a file alone: pixels on the grid of its kernels
+                zeroed = array.astype(np.float32) - np.float32(image.zero_point)
+                pixels.append(tf.constant(zeroed * image.scale))
         structure = getattr(self._model, "_nested_inputs", None)
         given = pixels[0] if len(pixels) == 1 else pixels
         if structure is not None:
@@ -393,14 +391,8 @@ class FloatReference:
         return joined([np.asarray(output, np.float32) for output in outputs])
 
 
-def _fed(image: Image, pixels: np.ndarray) -> np.ndarray:
-    """The input of the quantized model; of a file alone, pixels on the grid of its kernels."""
-    if image.range is not None or image.type != "uint8" or image.scale is None:
-        return image.fed(pixels)
-    return (pixels.astype(np.float32) - np.float32(image.zero_point)) * image.scale
-
-
-def _problem(model: Any, graph: Graph) -> str | None:
+def float_model_problem(model: Any, graph: Graph) -> str | None:
+    """Why a model is not one to compare the file of a graph with; None where it is."""
     import tf_keras as keras
 
     if not isinstance(model, keras.Model):
@@ -412,22 +404,18 @@ def _problem(model: Any, graph: Graph) -> str | None:
         return (
             "received a model without a known input, expected a built one; call it once on images"
         )
-    sizes = [int(np.prod(graph.tensors[name].shape)) for name in graph.outputs]
     for role, tensors, expected in (
-        ("inputs", model.inputs, [int(np.prod(image.shape)) for image in graph.images]),
-        ("outputs", model.outputs, sizes),
+        ("inputs", model.inputs, [tuple(image.shape) for image in graph.images]),
+        ("outputs", model.outputs, [tuple(graph.tensors[name].shape) for name in graph.outputs]),
     ):
         shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
-        found = [None if None in shape else int(np.prod(shape)) for shape in shapes]
-        fits = len(found) == len(expected) and all(
-            one in (None, other) for one, other in zip(found, expected, strict=True)
+        fits = len(shapes) == len(expected) and all(
+            None in shape or math.prod(shape) == math.prod(wanted)
+            for shape, wanted in zip(shapes, expected, strict=True)
         )
         if not fits:
-            own = [image.shape for image in graph.images]
-            wanted = own if role == "inputs" else [graph.tensors[n].shape for n in graph.outputs]
             return (
                 f"received a model whose {role} have the shapes {shapes}, expected those of the "
-                f"file, {[tuple(shape) for shape in wanted]}; pass the float model that the "
-                "quantized one was made of"
+                f"file, {expected}; pass the float model that the quantized one was made of"
             )
     return None

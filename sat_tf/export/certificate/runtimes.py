@@ -26,18 +26,19 @@ class RuntimeKind:
     is_simulated: bool = False  # Whether it is only simulated, as what runs it is another machine.
 
 
-def _simulated(name: str, title: str, kernels: KernelSet) -> RuntimeKind:
-    return RuntimeKind(name, f"{title} (simulated)", kernels, is_simulated=True)
-
-
 _KINDS = (
     RuntimeKind("xnnpack", "LiteRT with XNNPACK", kernel_sets.of_this_machine()),
     RuntimeKind("builtin", "LiteRT, builtin kernels", kernel_sets.builtin_of_this_machine()),
     RuntimeKind("reference", "LiteRT, reference kernels", kernel_sets.REFERENCE),
     RuntimeKind(MICRO, "TFLite Micro", kernel_sets.MICRO),
-    _simulated("arm_xnnpack", "Arm, XNNPACK", kernel_sets.ARM),
-    _simulated("arm_xnnpack_unfused", "Arm, XNNPACK unfused", kernel_sets.ARM_UNFUSED),
-    _simulated("arm_builtin", "Arm, builtin kernels", kernel_sets.BUILTIN_ARM),
+    *(
+        RuntimeKind(name, f"{title} (simulated)", kernels, is_simulated=True)
+        for name, title, kernels in (
+            ("arm_xnnpack", "Arm, XNNPACK", kernel_sets.ARM),
+            ("arm_xnnpack_unfused", "Arm, XNNPACK unfused", kernel_sets.ARM_UNFUSED),
+            ("arm_builtin", "Arm, builtin kernels", kernel_sets.BUILTIN_ARM),
+        )
+    ),
 )
 RUNTIMES: dict[str, RuntimeKind] = {kind.name: kind for kind in _KINDS}
 
