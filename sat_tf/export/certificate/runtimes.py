@@ -67,11 +67,6 @@ def chosen(names: Iterable[str]) -> list[RuntimeKind]:
     return [kind for kind in _KINDS if kind.name in wanted]
 
 
-def installed() -> list[str]:
-    """The names of all runtimes that can be compared here."""
-    return [name for name in RUNTIMES if is_installed(name)]
-
-
 def is_installed(name: str) -> bool:
     """Whether a runtime can be compared here."""
     return name != MICRO or importlib.util.find_spec("tflite_micro") is not None
