@@ -110,12 +110,12 @@ class Runtime:
             for details, array in zip(self._inputs, arrays, strict=True):
                 self._interpreter.set_tensor(details["index"], array)
             self._interpreter.invoke()
-            return joined([self._output(details) for details in self._outputs])
-
-    def _output(self, details: dict[str, Any]) -> np.ndarray:
-        grid = details["quantization_parameters"]
-        stored = np.array(self._interpreter.get_tensor(details["index"]))
-        return real_outputs(stored, grid["scales"], grid["zero_points"])
+            outputs = []
+            for details in self._outputs:
+                grid = details["quantization_parameters"]
+                stored = np.array(self._interpreter.get_tensor(details["index"]))
+                outputs.append(real_outputs(stored, grid["scales"], grid["zero_points"]))
+            return joined(outputs)
 
     def zeros(self, shapes: Iterable[tuple[int, ...]]) -> tuple[np.ndarray, ...]:
         """One image of zeros for each input, of these shapes and the types that the file takes."""

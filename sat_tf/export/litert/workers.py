@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -79,12 +78,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._end()
 
     def _ask(self, question: Any) -> Any:
@@ -96,17 +90,15 @@ class Worker:
             stdin.flush()
             word, answer = pickle.load(stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(self._ending()) from error
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SECONDS_TO_END)
+            self._errors.seek(0)
+            status = self._process.poll()
+            ending = describe_ending(-1 if status is None else status, self._errors.read())
+            raise ValueError(ending) from error
         if word == _REFUSED:
             raise ValueError(answer)
         return answer
-
-    def _ending(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS_TO_END)
-        self._errors.seek(0)
-        status = self._process.poll()
-        return describe_ending(-1 if status is None else status, self._errors.read())
 
     def _end(self) -> None:
         self._process.kill()
