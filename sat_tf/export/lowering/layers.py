@@ -127,32 +127,27 @@ def linear_operation(
             return LinearKind.FULLY_CONNECTED, codes, WHOLE
         return LinearKind.CONVOLUTION, codes[np.newaxis, np.newaxis], WHOLE
     sizes = [tuple(layer.strides), tuple(layer.dilation_rate)]
-    one_row = kernel.one_dimensional
+    one_row, image = kernel.one_dimensional, source
     if one_row:
-        sizes, codes = [(1, *size) for size in sizes], codes[np.newaxis]
+        sizes, codes, image = [(1, *size) for size in sizes], codes[np.newaxis], (1, *source)
     window = Window(sizes[0], layer.padding.upper(), sizes[1])
     if kernel.transposed:
-        image = (1, *source) if one_row else source
-        made = layer.compute_output_shape((None, *source))[1:]
-        wanted = (1, *made) if one_row else tuple(made)
+        wanted = tuple(layer.compute_output_shape((None, *source))[1:])
+        if one_row:
+            wanted = (1, *wanted)
         usual = transposed_size(image[:2], codes.shape[:2], window)
         rows, columns = (int(size) - known for size, known in zip(wanted, usual, strict=False))
         window = dataclasses.replace(window, more=(rows, columns))
         codes, window = _for_xnnpack(np.swapaxes(codes, 2, 3), window, image[:2], wanted[:2])
         return LinearKind.TRANSPOSED, codes, window
-    window = _for_all_releases(window, codes.shape[:2], (1, *source) if one_row else source)
+    # VALID for SAME that pads nothing: earlier releases of XNNPACK compute some of SAME wrongly.
+    axes = zip(image, codes.shape[:2], window.strides, window.dilation, strict=False)
+    pads = any(any(placement(*axis, window.padding)[0]) for axis in axes)
+    if not pads and ends_early(image[:2], codes.shape[:2], window):
+        window = dataclasses.replace(window, padding="VALID")
     if kernel.depthwise:
         return LinearKind.DEPTHWISE, codes.reshape(*codes.shape[:2], -1), window
     return LinearKind.CONVOLUTION, codes, window
-
-
-def _for_all_releases(window: Window, kernel: tuple[int, ...], image: tuple[int, ...]) -> Window:
-    """VALID for SAME that pads nothing, where earlier releases of XNNPACK compute SAME wrongly."""
-    axes = zip(image, kernel, window.strides, window.dilation, strict=False)
-    pads = any(any(placement(*axis, window.padding)[0]) for axis in axes)
-    if pads or not ends_early(image[:2], kernel, window):
-        return window
-    return dataclasses.replace(window, padding="VALID")
 
 
 def _for_xnnpack(
