@@ -218,8 +218,7 @@ def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def simulated(subject: Subject, images: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
     """The codes of all tensors that every machine must agree on, int8 (1, ...), by image."""
-    graph = subject.graph
-    names, _ = tensors_of(graph)
+    graph, names = subject.graph, tensors_of(subject.graph)[0]
     left_float = graph.layers_left_float
     runtime = Runtime(subject.content, keep_tensors=True) if left_float else None
     for batch in batches(images, graph):
@@ -245,18 +244,16 @@ class Expected:
 
     def add(self, stored: dict[str, np.ndarray]) -> bytes:
         """Takes the codes of an image; returns those of all the tensors, one after the other."""
-        pieces = []
-        for name, found in self._images.items():
+        for name, digests in self._images.items():
             content = stored[name].tobytes()
-            found.append(hashlib.sha256(content).hexdigest())
+            digests.append(hashlib.sha256(content).hexdigest())
             self._over_all[name].update(content)
             self._shapes[name] = stored[name].shape[1:]
-            pieces.append(content)
-        return b"".join(pieces)
+        return b"".join(stored[name].tobytes() for name in self._images)
 
     def result(self) -> list[ExpectedTensor]:
         """A row for each tensor."""
         return [
-            ExpectedTensor(name, self._shapes[name], self._over_all[name].hexdigest(), found)
-            for name, found in self._images.items()
+            ExpectedTensor(name, self._shapes[name], self._over_all[name].hexdigest(), digests)
+            for name, digests in self._images.items()
         ]
