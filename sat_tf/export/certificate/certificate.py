@@ -80,6 +80,10 @@ def severest(headlines: Iterable[Marked]) -> Marked | None:
     return max(headlines, key=lambda headline: _KINDS.index(headline.kind), default=None)
 
 
+def _title_of(target: str) -> str:
+    return PROCESSORS[target].title if target in PROCESSORS else target
+
+
 def _is_off(count: OutputCount, *, classes_differ: bool) -> bool:
     """Whether an output is another function than the reference's."""
     if count.values is None:
@@ -369,8 +373,10 @@ class Certificate(Displayed):
         lines, count = [], sum(self.operators.values())
         for name, found in self.elsewhere.items():
             if found:
-                title = self._title_of(name)
-                lines += [f"{title} leaves {len(found)} of {count} operators to the CPU.", *found]
+                lines.append(
+                    f"{_title_of(name)} leaves {len(found)} of {count} operators to the CPU."
+                )
+                lines += found
         return lines
 
     @property
@@ -427,28 +433,28 @@ class Certificate(Displayed):
                 "which widens the range to what they reach, and export it again"
             )
             notes.append(Marked(words, "watch" if self._saturates else "plain"))
-        operators = {tensor.name: tensor.operator for tensor in self.codes}
+        makers = {tensor.name: f"{tensor.name} ({tensor.operator})" for tensor in self.codes}
         unexplained = [tensor for tensor in self.trained if tensor.is_unexplained]
         first = next((tensor for tensor in self.trained if tensor.alone_differing), None)
         if first and not unexplained and self.trained_differing > MOST_UNEXPLAINED:
             begin = why or (
-                f": {first.alone_differing:,} of {first.alone_compared:,} codes of {first.name} "
-                f"({operators[first.name]}) do by themselves, at ties or by a rounded constant, "
-                "and what reads them follows"
+                f": {first.alone_differing:,} of {first.alone_compared:,} codes of "
+                f"{makers[first.name]} do by themselves, at ties or by a rounded constant, and "
+                "what reads them follows"
             )
             words = f"{100 * self.trained_differing:.3g} % of the codes of Keras differ{begin}"
             notes.append(Marked(words, "plain" if why else "watch"))
         if unexplained:
             named = [
-                f"{tensor.name} ({operators[tensor.name]}) {100 * tensor.alone_share:.3g} %"
+                f"{makers[tensor.name]} {100 * tensor.alone_share:.3g} %"
                 for tensor in unexplained[:_MOST_NAMED]
             ]
-            more = len(unexplained) - len(named)
             words = (
                 "More codes differ from what Keras makes of the same inputs than rounding of "
                 f"biases explains: {', '.join(named)}"
-                f"{f' and {more} more tensors' if more else ''}"
             )
+            if more := len(unexplained) - len(named):
+                words += f" and {more} more tensors"
             notes.append(Marked(words, "watch"))
         return notes
 
@@ -512,19 +518,15 @@ class Certificate(Displayed):
     @property
     def target_title(self) -> str:
         """The target as sentences call it; its name where another version made the certificate."""
-        return self._title_of(self.target)
-
-    def _title_of(self, target: str) -> str:
-        return PROCESSORS[target].title if target in PROCESSORS else target
+        return _title_of(self.target)
 
     @property
     def beyond_proof(self) -> str:
         """The sentence on what is not proved of the processor of the file; empty for a CPU."""
-        processor = PROCESSORS.get(self.target)
-        if processor is None or not processor.native:
+        if self.target not in PROCESSORS or not PROCESSORS[self.target].native:
             return ""
         return (
-            f"The file is for {processor.title}, which was not here: codes were compared on the "
+            f"The file is for {self.target_title}, which was not here: codes were compared on the "
             "kernels of the runtimes that are listed, and how it rounds itself is not among them."
         )
 
@@ -545,13 +547,10 @@ class Certificate(Displayed):
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         values = dataclasses.asdict(self)
+        totals = ("codes_compared", "codes_differing", "first_differing")
         for name, count in self.runtimes.items():
-            totals = {
-                "codes_compared": count.codes_compared,
-                "codes_differing": count.codes_differing,
-                "first_differing": count.first_differing,
-            }
-            values["runtimes"][name] = {**totals, **values["runtimes"][name]}
+            found = {total: getattr(count, total) for total in totals}
+            values["runtimes"][name] = {**found, **values["runtimes"][name]}
         return {
             "codes_compared": self.codes_compared,
             "codes_differing": self.codes_differing,

@@ -145,9 +145,9 @@ def strangers(
             f"{recorded.sha256[:12]} ({recorded.file}) that the {what} was made of; pass that one, "
             f"or {advice}."
         )
-    if images is not None and (found := images_hash(images)) != recorded.images_sha256:
+    if images is not None and (digest := images_hash(images)) != recorded.images_sha256:
         problems.append(
-            f"received {number_of(images)} images with the hash {found[:12]}, expected the "
+            f"received {number_of(images)} images with the hash {digest[:12]}, expected the "
             f"{recorded.num_images} with the hash {recorded.images_sha256[:12]} that the {what} "
             f"was made with ({recorded.images_from.description}); pass those."
         )
@@ -206,11 +206,9 @@ def prove(
             simulated_outputs.append(outputs_of(simulated, graph))
             recorder.add(simulated)
             for name, counter in counters.items():
-                if name == "xnnpack":
-                    counter.count(simulated)
-                else:
-                    own = counter.run(batch)
-                    counter.count(simulate(graph, batch, own) if graph.float_layers else simulated)
+                own = given if name == "xnnpack" else counter.run(batch)
+                is_shared = own is given or not graph.float_layers
+                counter.count(simulated if is_shared else simulate(graph, batch, own))
             for other in others.values():
                 other.add(batch, simulated)
             if keras:
@@ -223,22 +221,22 @@ def prove(
     if keras:
         expected = outputs["quantized"] = keras.outputs
     outputs["tflite"] = counters["xnnpack"].outputs
-    counted = subject.outputs
-    labels = labels or [None] * len(counted)
-    softmaxes = beside.softmaxes if beside else [""] * len(counted)
+    in_file = subject.outputs
+    labels = labels or [None] * len(in_file)
+    softmaxes = beside.softmaxes if beside else [""] * len(in_file)
     loss = beside.loss if beside else ""
     counted = [
-        output.said_by(function, "" if given is None else "labels", loss)
-        for output, function, given in zip(counted, softmaxes, labels, strict=True)
+        output.said_by(function, "" if of_output is None else "labels", loss)
+        for output, function, of_output in zip(in_file, softmaxes, labels, strict=True)
     ]
     reference = Reference(expected, counted, labels)
     float_counts = []
     if beside:
         outputs["float"] = np.concatenate(float_outputs)
-        as_given = beside.as_given(outputs["tflite"], subject.outputs)
+        as_given = beside.as_given(outputs["tflite"], in_file)
         float_counts = dataclasses.replace(reference, values=outputs["float"]).compared(as_given)
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
-    xnnpack = counters["xnnpack"].result(reference)
+    counts = {name: each.result(reference) for name, each in {**counters, **others}.items()}
     machine = this_machine(content)
     packages = [*COMPUTING, *([PACKAGE] if MICRO in counters else [])]
     certificate = Certificate(
@@ -263,25 +261,13 @@ def prove(
         images_sha256=images_hash(images),
         images_from=images_from,
         reference="keras" if keras else "simulation",
-        agreement=xnnpack.agreement,
+        agreement=counts["xnnpack"].agreement,
         top1={name: share for name, shares in right.items() if (share := only(shares)) is not None},
-        runtimes={
-            "xnnpack": xnnpack,
-            **{
-                name: counter.result(reference)
-                for name, counter in counters.items()
-                if name != "xnnpack"
-            },
-            **{name: other.result(reference) for name, other in others.items()},
-        },
+        runtimes=counts,
         refused=refused,
         codes=recorder.result(),
         trained=keras.result() if keras else [],
-        warnings=[
-            *graph.warnings,
-            *wrong_before(subject.parsed),
-            *([machine.doubt] if machine.doubt else []),
-        ],
+        warnings=[*graph.warnings, *wrong_before(subject.parsed), *filter(None, [machine.doubt])],
         accuracy={
             output.name: {name: shares[output.name] for name, shares in right.items()}
             for output in counted

@@ -96,7 +96,7 @@ def check_kit_path(path: str | os.PathLike[str], name: str = "kit") -> pathlib.P
 
 
 def write_kit(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Subject,
     images: Any,
     kit_path: str | os.PathLike[str],
     *,
@@ -111,7 +111,7 @@ def write_kit(
     ai-edge-litert only, and writes a certificate of that machine for `read_device_check`.
 
     Args:
-        path: a TFLite file that sat-tf wrote.
+        path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
         images: as for `verify_file`; all of them go into the kit.
         kit_path: where to write the zip.
         codes: put every code in as well, so that those that differ are counted, and not only the
@@ -127,26 +127,12 @@ def write_kit(
             layers left float, or a path that is not that of a zip, or cannot be written.
     """
     kit_path = check_kit_path(kit_path)
-    own = expect_path(path)
+    own = path.path if isinstance(path, Subject) else expect_path(path)
     if kit_path.exists() and own.exists() and kit_path.samefile(own):
         raise ValueError(
             f"write_kit: received {str(kit_path)!r} for the file and its kit, expected two names."
         )
-    return write_kit_of(
-        read_subject(own), images, kit_path, codes=codes, images_from=images_from, progress=progress
-    )
-
-
-def write_kit_of(
-    subject: Subject,
-    images: Any,
-    kit_path: pathlib.Path,
-    *,
-    codes: bool = False,
-    images_from: ImagesFrom = GIVEN,
-    progress: bool = False,
-) -> Kit:
-    """Writes the proof kit of a file that is read, and what its graph says each tensor must be."""
+    subject = path if isinstance(path, Subject) else read_subject(own)
     images, _ = checked_inputs("write_kit", subject, images, None)
     compared, behind = tensors_of(subject.graph)
     if not compared:
