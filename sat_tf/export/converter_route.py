@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from sat_tf.export.operations.linear import Linear, map_linear
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.windows import LinearKind, transposed_size
-from sat_tf.export.tflite.tensors import Activation, Window
+from sat_tf.export.tflite.tensors import Activation
 from sat_tf.messages import ModelError, did_you_mean
 
 _ROUTES = ("direct", "converter")
@@ -73,48 +73,35 @@ def to_keras(model: keras.Model) -> keras.Model:
 
 
 def keras_of_graph(graph: Graph) -> keras.Model:
-    """The model of `to_keras` for a deployed graph.
-
-    Raises:
-        ValueError: it has float streams.
-    """
-    streams = list(_float_streams(graph))
-    if streams:
-        problems = [
-            f"{name}: received a float stream, which the converter quantizes on scales of its own; "
-            "requantize the model with stream_bits=8, or use sat_tf.export_tflite."
-            for name in streams
-        ]
+    """The model of `to_keras` for a deployed graph."""
+    # A float stream mixes values of tensors of codes, in front of any layer left float.
+    behind_float_layers, problems = set[str](), []
+    for operation in filter(lambda operation: operation.is_float(graph), graph.operations):
+        if operation.float_layer is not None or behind_float_layers.intersection(operation.inputs):
+            behind_float_layers.add(operation.output)
+        elif operation.mixes:
+            problems.append(
+                f"{operation.output}: received a float stream, which the converter quantizes on "
+                "scales of its own; requantize the model with stream_bits=8, or use "
+                "sat_tf.export_tflite."
+            )
+    if problems:
         raise ModelError(graph.name, problems)
     images = [
-        keras.Input(image.shape, name=called, dtype=image.type if image.is_kept else "float32")
-        for image, called in zip(graph.images, graph.input_keys, strict=True)
+        keras.Input(image.shape, name=key, dtype=image.type if image.is_kept else "float32")
+        for image, key in zip(graph.images, graph.input_keys, strict=True)
     ]
-    tensors: dict[str, Any] = {
-        image.name: made for image, made in zip(graph.images, images, strict=True)
-    }
-    for operation in _told_apart(graph.operations):
-        inputs = [tensors[name] for name in operation.inputs]
-        tensors[operation.output] = _FakeQuantized(operation, graph)(inputs)
+    tensors: dict[str, Any] = dict(zip((image.name for image in graph.images), images, strict=True))
+    for operation in _without_twins(graph.operations):
+        layer = _FakeQuantized(operation, graph)
+        tensors[operation.output] = layer([tensors[name] for name in operation.inputs])
     outputs = [tensors[name] for name in graph.outputs]
     if len(images) == len(outputs) == 1:
         return keras.Model(images[0], outputs[0], name=graph.name)
     return keras.Model(images, outputs, name=graph.name)
 
 
-def _float_streams(graph: Graph) -> Iterator[str]:
-    """The float tensors that mix values of tensors of codes, in front of any float layer."""
-    behind_float_layers: set[str] = set()
-    for operation in graph.operations:
-        if not operation.is_float(graph):
-            continue
-        if operation.float_layer is not None or behind_float_layers.intersection(operation.inputs):
-            behind_float_layers.add(operation.output)
-        elif operation.mixes:
-            yield operation.output
-
-
-def _told_apart(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+def _without_twins(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """The operations, with no two equal requantizations of one tensor.
 
     The converter would merge these into one, which then has no codes and stays float. The same
@@ -122,27 +109,18 @@ def _told_apart(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     """
     seen: collections.Counter[tuple[str, int]] = collections.Counter()
 
-    def told_apart(linear: Linear) -> Linear:
-        if not _is_identity(linear):
+    def apart(linear: Linear) -> Linear:
+        codes, scales = np.unique(linear.kernel), np.unique(linear.scales)
+        has_one_slope = linear.is_pointwise and len(codes) == len(scales) == 1 and codes[0] > 1
+        if not has_one_slope or np.any(linear.bias):
             return linear
-        key = linear.inputs[0], linear.kernel.size
-        code = int(linear.kernel.flat[0]) - seen[key]
-        seen[key] += 1
-        scales = (linear.scales * (linear.kernel.flat[0] / code)).astype(np.float32)
+        twins = linear.inputs[0], linear.kernel.size
+        code = int(codes[0]) - seen[twins]
+        seen[twins] += 1
+        scales = (linear.scales * (codes[0] / code)).astype(np.float32)
         return dataclasses.replace(linear, kernel=np.full_like(linear.kernel, code), scales=scales)
 
-    return map_linear(operations, told_apart)
-
-
-def _is_identity(linear: Linear) -> bool:
-    return (
-        linear.is_pointwise
-        and not np.any(linear.bias)
-        and linear.kernel.size > 0
-        and linear.kernel.flat[0] > 1
-        and bool(np.all(linear.kernel == linear.kernel.flat[0]))
-        and bool(np.all(linear.scales == linear.scales[0]))
-    )
+    return map_linear(operations, apart)
 
 
 class _FakeQuantized(keras.layers.Layer):
@@ -157,70 +135,18 @@ class _FakeQuantized(keras.layers.Layer):
 
     def call(self, inputs: list[tf.Tensor]) -> tf.Tensor:
         operation, codes = self._operation, self._graph.tensors[self._operation.output].codes
-        made = ON_REALS[type(operation)](operation, self._graph, *inputs)
+        values = ON_REALS[type(operation)](operation, self._graph, *inputs)
         if codes is None or operation.selects:
-            return made
+            return values
         if operation.fuses and codes.activation is Activation.RELU:
-            made = tf.nn.relu(made)
+            values = tf.nn.relu(values)
         elif operation.fuses and codes.activation is Activation.UNIT:
-            made = tf.clip_by_value(made, -1.0, 1.0)
+            values = tf.clip_by_value(values, -1.0, 1.0)
         low, high = ((end - codes.zero_point) * float(codes.scale) for end in (-128, 127))
-        return tf.quantization.fake_quant_with_min_max_args(made, low, high, num_bits=8)
+        return tf.quantization.fake_quant_with_min_max_args(values, low, high, num_bits=8)
 
 
 # -- operations on real values ------------------------------------------------------------------
-
-
-def _linear(op: Linear, graph: Graph, x: tf.Tensor) -> tf.Tensor:
-    """A linear layer, whose kernel is stored with the codes of a FakeQuant."""
-    scales, bias = op.scales.astype(np.float32), op.bias
-    if not op.real:
-        bias = bias * (float(graph.codes(op.inputs[0]).scale) * scales.astype(np.float64))
-    made = _PRODUCTS[op.kind](x, op.real_kernel, 127.0 * scales, op.window)
-    return made + bias.astype(np.float32)
-
-
-def _convolution(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
-    weights = _on_channels(np.moveaxis(kernel, 0, -1), ends)
-    return tf.nn.conv2d(x, weights, window.strides, window.padding, dilations=window.dilation)
-
-
-def _depthwise(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
-    # The converter takes the channels of a depthwise FakeQuant from this shape only; with another
-    # one it writes wrong codes, or leaves the layer float.
-    weights = _on_channels(kernel[:, :, np.newaxis, :], ends)
-    channels = x.shape[-1]
-    # tf.nn.depthwise_conv2d dilates by moving pixels around, which the converter leaves float.
-    return tf.raw_ops.DepthwiseConv2dNative(
-        input=x,
-        filter=tf.reshape(weights, [*kernel.shape[:2], channels, kernel.shape[-1] // channels]),
-        strides=[1, *window.strides, 1],
-        padding=window.padding,
-        dilations=[1, *window.dilation, 1],
-    )
-
-
-def _transposed(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
-    # The FakeQuant has its channels last, the operation has them third.
-    weights = tf.transpose(_on_channels(np.moveaxis(kernel, 0, -1), ends), (0, 1, 3, 2))
-    size = transposed_size(x.shape[1:3], kernel.shape[1:3], window)
-    shape = tf.stack([tf.shape(x)[0], *size, len(kernel)])
-    return tf.nn.conv2d_transpose(x, weights, shape, window.strides, window.padding)
-
-
-def _matrix(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
-    if np.any(ends != ends[0]):
-        # The converter takes one scale only for a matrix, so that it is a convolution of one pixel.
-        pixels = tf.reshape(x, [-1, 1, 1, kernel.shape[1]])
-        made = _convolution(pixels, kernel[:, np.newaxis, np.newaxis, :], ends, window)
-        return tf.reshape(made, [-1, kernel.shape[0]])
-    return tf.matmul(x, _on_one_scale(kernel.T, float(ends[0])))
-
-
-def _on_channels(kernel: np.ndarray, ends: np.ndarray) -> tf.Tensor:
-    return tf.quantization.fake_quant_with_min_max_vars_per_channel(
-        tf.constant(kernel), -ends, ends, num_bits=8, narrow_range=True
-    )
 
 
 def _on_one_scale(values: np.ndarray, end: float) -> tf.Tensor:
@@ -229,13 +155,49 @@ def _on_one_scale(values: np.ndarray, end: float) -> tf.Tensor:
     )
 
 
-# The products of a tensor and a kernel of real values, whose codes end at `ends`, one a channel.
-_PRODUCTS: Mapping[LinearKind, Callable[..., tf.Tensor]] = {
-    LinearKind.CONVOLUTION: _convolution,
-    LinearKind.TRANSPOSED: _transposed,
-    LinearKind.DEPTHWISE: _depthwise,
-    LinearKind.FULLY_CONNECTED: _matrix,
-}
+def _linear(op: Linear, graph: Graph, x: tf.Tensor) -> tf.Tensor:
+    """A linear layer, whose kernel is stored with the codes of a FakeQuant."""
+    kernel, window, scales, bias = op.real_kernel, op.window, op.scales.astype(np.float32), op.bias
+    if not op.real:
+        bias = bias * (float(graph.codes(op.inputs[0]).scale) * scales.astype(np.float64))
+    bias, ends = bias.astype(np.float32), 127.0 * scales
+    is_matrix, is_depthwise = (
+        op.kind is kind for kind in (LinearKind.FULLY_CONNECTED, LinearKind.DEPTHWISE)
+    )
+    if is_matrix and np.all(ends == ends[0]):
+        return tf.matmul(x, _on_one_scale(kernel.T, float(ends[0]))) + bias
+    if is_matrix:
+        # The converter takes one scale only for a matrix, so that it is a convolution of one pixel.
+        x = tf.reshape(x, [-1, 1, 1, kernel.shape[1]])
+        kernel = kernel[:, np.newaxis, np.newaxis, :]
+    # The converter takes the channels of a depthwise FakeQuant from this shape only; with another
+    # one it writes wrong codes, or leaves the layer float.
+    last = kernel[:, :, np.newaxis, :] if is_depthwise else np.moveaxis(kernel, 0, -1)
+    weights = tf.quantization.fake_quant_with_min_max_vars_per_channel(
+        tf.constant(last), -ends, ends, num_bits=8, narrow_range=True
+    )
+    if is_depthwise:
+        channels = x.shape[-1]
+        # tf.nn.depthwise_conv2d dilates by moving pixels around, which the converter leaves float.
+        values = tf.raw_ops.DepthwiseConv2dNative(
+            input=x,
+            filter=tf.reshape(weights, [*kernel.shape[:2], channels, kernel.shape[-1] // channels]),
+            strides=[1, *window.strides, 1],
+            padding=window.padding,
+            dilations=[1, *window.dilation, 1],
+        )
+    elif op.kind is LinearKind.TRANSPOSED:
+        size = transposed_size(x.shape[1:3], kernel.shape[1:3], window)
+        values = tf.nn.conv2d_transpose(
+            x,
+            tf.transpose(weights, (0, 1, 3, 2)),  # a FakeQuant has its channels last
+            tf.stack([tf.shape(x)[0], *size, len(kernel)]),
+            window.strides,
+            window.padding,
+        )
+    else:
+        values = tf.nn.conv2d(x, weights, window.strides, window.padding, dilations=window.dilation)
+    return (tf.reshape(values, [-1, len(kernel)]) if is_matrix else values) + bias
 
 
 def _looked_up(op: lookup.Lookup, graph: Graph, x: tf.Tensor) -> tf.Tensor:
@@ -306,13 +268,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
 
 
 def route_problems(route: object, settings: FileSettings, *, has_metadata: bool) -> list[str]:
-    """Why a file cannot be written in this way, with the fix.
-
-    Args:
-        route: what `export_tflite` was given for it.
-        settings: of the file.
-        has_metadata: the user says something of the model, which the file is to hold.
-    """
+    """Why a file cannot be written in this way, with the fix."""
     if not isinstance(route, str) or route not in _ROUTES:
         names = " or ".join(map(repr, _ROUTES))
         return [f"route: received {route!r}, expected {names}. {did_you_mean(str(route), _ROUTES)}"]
@@ -338,11 +294,7 @@ def route_problems(route: object, settings: FileSettings, *, has_metadata: bool)
 
 
 def converted(graph: Graph) -> bytes:
-    """The file that TensorFlow's converter writes from a deployed graph, of uint8 images.
-
-    Raises:
-        ValueError: the graph has float streams, or the converter fails.
-    """
+    """The file that TensorFlow's converter writes from a deployed graph, of uint8 images."""
     converter = tf.lite.TFLiteConverter.from_keras_model(keras_of_graph(graph))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     kinds = list(dict.fromkeys(image.type for image in graph.images if not image.is_kept))

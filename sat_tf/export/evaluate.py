@@ -122,20 +122,7 @@ def run_tflite(
     processes: int | None = None,
     progress: bool = True,
 ) -> np.ndarray:
-    """The outputs of a TFLite file in LiteRT with XNNPACK, in processes of one thread each.
-
-    Args:
-        path: a TFLite file with one input of images and one output.
-        images: (n, ...) as the file takes them, uint8 for files of sat-tf; at least one.
-        processes: how many; by default one for each core.
-        progress: show a bar.
-
-    Returns:
-        The outputs (n, ...), in the order of the images; integers as the real values of them.
-
-    Raises:
-        ValueError: no file that LiteRT runs, or images that it does not take.
-    """
+    """The outputs of a TFLite file in LiteRT with XNNPACK, in processes of one thread each."""
     path = existing_file(path)
     images = np.asarray(images)
     if not len(images):
@@ -154,22 +141,14 @@ def run_tflite(
 
 
 def file_interface(path: str | os.PathLike[str]) -> Interface:
-    """The input and the output of a file.
-
-    Raises:
-        ValueError: LiteRT does not run it.
-    """
+    """The input and the output of a file."""
     path = existing_file(path)
     with _worker(str(path), TfliteTask(path.read_bytes(), "xnnpack")) as worker:
         return worker.interface
 
 
 class SimulatorTask(Task):
-    """A graph in the integer simulation.
-
-    Args:
-        graph: of a file.
-    """
+    """A graph in the integer simulation."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -191,23 +170,25 @@ class SimulatorTask(Task):
 def _labelled_batches(
     images: Any, labels: Any, *, workers: int
 ) -> tuple[Iterator[Batch], int | None]:
-    """Small batches of images and labels, and how many images there are, where that is known.
-
-    Args:
-        images: (n, ...), or batches of images and labels.
-        labels: (n,), or None beside batches.
-        workers: how many take them.
-
-    Raises:
-        ValueError: they are not pairs; also while batches are taken.
-    """
+    """Small batches of images and labels, and how many images there are, where that is known."""
     if labels is None:
         if isinstance(images, np.ndarray) or not isinstance(images, Iterable):
             raise ValueError(
                 f"labels: received None beside images of type {type(images).__name__}, expected "
                 "class numbers, or batches of images and labels; pass labels too."
             )
-        return (piece for batch in images for piece in _pieces(*_pair(batch), workers)), None
+
+        def pieces() -> Iterator[Batch]:
+            for batch in images:
+                if not isinstance(batch, tuple | list) or len(batch) != 2:
+                    raise ValueError(
+                        f"images: received a batch of type {type(batch).__name__}, expected a pair "
+                        "of images and labels; use dataset.batch(...) with both, or pass labels "
+                        "too."
+                    )
+                yield from _pieces(np.asarray(batch[0]), np.asarray(batch[1]), workers)
+
+        return pieces(), None
     arrays = np.asarray(images), np.asarray(labels)
     if arrays[0].shape[:1] != arrays[1].shape:
         raise ValueError(
@@ -215,15 +196,6 @@ def _labelled_batches(
             "expected one class number an image."
         )
     return _pieces(*arrays, workers), len(arrays[0])
-
-
-def _pair(batch: Any) -> Batch:
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise ValueError(
-            f"images: received a batch of type {type(batch).__name__}, expected a pair of images "
-            "and labels; use dataset.batch(...) with both, or pass labels too."
-        )
-    return np.asarray(batch[0]), np.asarray(batch[1])
 
 
 def _pieces(images: np.ndarray, labels: np.ndarray, workers: int) -> Iterator[Batch]:
@@ -252,19 +224,17 @@ def _evaluate(
     processes: int | None,
     progress: bool,
 ) -> Accuracy:
-    start = time.perf_counter()
-    wanted = tuple(top)
-    check("evaluation", top=(wanted, _Top), processes=(processes, _Processes))
+    start, top = time.perf_counter(), tuple(top)
+    check("evaluation", top=(top, _Top), processes=(processes, _Processes))
     count = processes or _cores()
     source, total = _labelled_batches(images, labels, workers=count)
     if total is not None:
         count = max(1, min(count, total))
-    tally = _Tally(wanted)
 
     def pieces(interface: Interface) -> Iterator[Batch]:
-        if max(wanted) > interface.num_outputs:
+        if max(top) > interface.num_outputs:
             raise ValueError(
-                f"top: received {max(wanted)}, expected at most the {interface.num_outputs} "
+                f"top: received {max(top)}, expected at most the {interface.num_outputs} "
                 f"outputs of {name}; ask for fewer."
             )
         for images, labels in source:
@@ -274,14 +244,19 @@ def _evaluate(
                 raise ProblemsError("evaluation", problems)
             yield images, labels
 
+    num_images, not_finite, hits = 0, 0, dict.fromkeys(top, 0)
     for outputs, numbers in _outputs(name, task, pieces, count, total, progress):
-        tally.add(outputs, numbers)
-    if not tally.num_images:
+        rows = outputs.reshape(len(outputs), -1)
+        num_images += len(numbers)
+        not_finite += int(np.count_nonzero(~np.all(np.isfinite(rows), axis=1)))
+        for k in hits:
+            hits[k] += top_hits(rows, numbers, k)
+    if not num_images:
         raise ValueError("images: received none, expected at least one.")
     return Accuracy(
-        num_images=tally.num_images,
-        top={k: hits / tally.num_images for k, hits in tally.hits.items()},
-        not_finite=tally.not_finite,
+        num_images=num_images,
+        top={k: right / num_images for k, right in hits.items()},
+        not_finite=not_finite,
         seconds=time.perf_counter() - start,
         processes=count,
     )
@@ -295,22 +270,6 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-class _Tally:
-    """The images, and those classified right by k, over all batches."""
-
-    def __init__(self, top: tuple[int, ...]) -> None:
-        self.num_images = 0
-        self.not_finite = 0
-        self.hits = dict.fromkeys(top, 0)
-
-    def add(self, outputs: np.ndarray, labels: np.ndarray) -> None:
-        rows = outputs.reshape(len(outputs), -1)
-        self.num_images += len(labels)
-        self.not_finite += int(np.count_nonzero(~np.all(np.isfinite(rows), axis=1)))
-        for k in self.hits:
-            self.hits[k] += top_hits(rows, labels, k)
-
-
 def _outputs(
     name: str,
     task: Task,
@@ -319,16 +278,7 @@ def _outputs(
     total: int | None,
     progress: bool,
 ) -> Iterator[Batch]:
-    """Runs batches through a task in processes; gives their outputs and numbers, in order.
-
-    Args:
-        name: of the file, for errors and the bar.
-        task: what the processes run.
-        pieces: gives the batches that the task takes, each with a number an image.
-        count: how many processes.
-        total: how many images, where that is known.
-        progress: show a bar.
-    """
+    """Runs batches through a task in processes; gives their outputs and numbers, in order."""
     idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
 
     def run(images: np.ndarray) -> np.ndarray:
@@ -336,7 +286,7 @@ def _outputs(
             worker = idle.get_nowait()
         except queue.Empty:  # there are no more workers than threads
             worker = workers.enter_context(_worker(name, task))
-        with _named(name):
+        with _refused_as(name):
             outputs = worker.run(images)
         idle.put(worker)
         return outputs
@@ -370,14 +320,14 @@ def _outputs(
 
 @contextlib.contextmanager
 def _worker(name: str, task: Task) -> Iterator[Worker]:
-    with _named(name):
+    with _refused_as(name):
         worker = Worker(task)
     with worker:
         yield worker
 
 
 @contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
+def _refused_as(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:

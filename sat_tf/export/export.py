@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,23 +69,6 @@ class StorageCost:
     def __str__(self) -> str:
         time_taken = "" if self.milliseconds is None else f", {self.milliseconds:.2f} ms an image"
         return f"pack={self.pack}: {self.bytes:,} bytes, {self.gzip_bytes:,} after gzip{time_taken}"
-
-
-def storage_costs(
-    contents: Mapping[str, bytes], *image_shapes: tuple[int, ...], measure_speed: bool
-) -> list[StorageCost]:
-    """The cost of each file of a model.
-
-    Args:
-        contents: files by their choice of `pack`.
-        *image_shapes: of one image, for each input.
-        measure_speed: run them.
-    """
-    latencies = median_milliseconds(contents, *image_shapes) if measure_speed else {}
-    return [
-        StorageCost(pack, len(content), gzip_size(content), latencies.get(pack))
-        for pack, content in contents.items()
-    ]
 
 
 def median_milliseconds(
@@ -159,10 +142,8 @@ class ExportReport(Displayed):
     @property
     def summary(self) -> str:
         """The file, its size and its operators, in a line."""
-        return (
-            f"{self.path}: {self.bytes:,} bytes, {self.gzip_bytes:,} after gzip, "
-            f"{sum(self.operators.values())} operators"
-        )
+        sizes = f"{self.bytes:,} bytes, {self.gzip_bytes:,} after gzip"
+        return f"{self.path}: {sizes}, {sum(self.operators.values())} operators"
 
     def kernel_table(self) -> Table[AlikeKernels]:
         """The bits of weights, as the command prints them; no rows where all have 8."""
@@ -177,13 +158,11 @@ class ExportReport(Displayed):
     @property
     def statements(self) -> list[Marked]:
         """All that is to be known beside the summary, in the order in which it is shown."""
+        words = [f"It runs in ai-edge-litert {self.runs_from} and later."]
+        if self.moved_biases:
+            words.append(f"{self.moved_biases} layers of the model took its biases.")
         return [
-            Marked(f"It runs in ai-edge-litert {self.runs_from} and later.", "plain"),
-            *(
-                [Marked(f"{self.moved_biases} layers of the model took its biases.", "plain")]
-                if self.moved_biases
-                else []
-            ),
+            *(Marked(line, "plain") for line in words),
             *([verdict_of(self.holds)] if self.holds else []),
             *self.on_target,
             *(Marked(f"Note: {warning}", "watch") for warning in self.warnings),
@@ -202,22 +181,8 @@ class ExportReport(Displayed):
         return {"is_portable": self.is_portable, **dataclasses.asdict(self)}
 
 
-def float_layers_of_one_image(graph: Graph, content: bytes) -> Iterator[str]:
-    """The warning for layers left float whose operators are for a batch of 1."""
-    known = any(one_image_only(graph.operations))
-    if graph.float_layers and not known and Runtime(content, keep_tensors=False).takes_one_image:
-        yield (
-            f"{', '.join(graph.float_layers)}: as TensorFlow's converter writes layers left float, "
-            "their shapes have a batch of 1, so that LiteRT runs one image at a time"
-        )
-
-
 def file_graph(model: keras.Model | Network, settings: FileSettings) -> Graph:
-    """The graph that a file with these settings holds.
-
-    Raises:
-        ValueError: the model has no such file; lists every problem with its fix.
-    """
+    """The graph that a file with these settings holds."""
     graph = deployed_graph(
         model, float_head=settings.float_head, pack=settings.packing, softmax=settings.softmax
     )
@@ -225,13 +190,7 @@ def file_graph(model: keras.Model | Network, settings: FileSettings) -> Graph:
 
 
 def file_content(graph: Graph, settings: FileSettings, metadata: Metadata = _NONE) -> bytes:
-    """The bytes of a file.
-
-    Args:
-        graph: a graph from `file_graph`, of the same settings.
-        settings: how it is written.
-        metadata: what the user says of it.
-    """
+    """The bytes of a file."""
     entries = {SETTINGS_NAME: settings.to_json(graph.layers_left_float)}
     if metadata:
         output = graph.tensors[graph.output]
@@ -356,11 +315,8 @@ def export_tflite(
     if route == "converter":  # which stores all kernels in 8 bits
         settings = settings.with_pack("none")
     network, direct = Network(model), route == "direct"
-    with (
-        snapped(network, settings, stays=True)
-        if snap_biases
-        else contextlib.nullcontext(0) as moved
-    ):
+    moving = snapped(network, settings, stays=True) if snap_biases else contextlib.nullcontext(0)
+    with moving as moved:
         graph = file_graph(network, settings)
         if metadata:
             graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
@@ -376,11 +332,37 @@ def export_tflite(
     if moved and model is not given:
         for layer in model.layers:
             copied_weights(layer, given.get_layer(layer.name))
-    compared = compare_storage and direct
-    others = _alternatives(network, settings, metadata) if compared else {}
-    files = {settings.pack: content, **others}
+    files = {settings.pack: content}
+    for pack in PACKINGS if compare_storage and direct else ():
+        with contextlib.suppress(ValueError):  # nothing to pack
+            other = settings.with_pack(pack)
+            other_graph = file_graph(network, other)
+            other = other.of_graph(other_graph)
+            if other.pack == pack != settings.pack:
+                files[pack] = file_content(other_graph, other, metadata)
+    latencies = median_milliseconds(files, *shapes) if compare_storage else {}
+    costs = [
+        StorageCost(pack, len(content), gzip_size(content), latencies.get(pack))
+        for pack, content in files.items()
+    ]
     kernels = linear_operations(graph.operations)
-    costs = storage_costs(files, *shapes, measure_speed=compare_storage)
+    warnings = list(graph.warnings)
+    processor = settings.processor
+    if beyond := sorted({kernel.storage.value for kernel in kernels} - processor.stores):
+        warnings.append(
+            f"pack={settings.pack!r} stores kernels in {' and '.join(map(str, beyond))} bits, and "
+            f"{processor.title} takes {' and '.join(map(str, sorted(processor.stores)))} alone; "
+            "use pack='auto'"
+        )
+    has_untold = graph.float_layers and not any(one_image_only(graph.operations))
+    if has_untold and Runtime(content, keep_tensors=False).takes_one_image:
+        warnings.append(
+            f"{', '.join(graph.float_layers)}: as TensorFlow's converter writes layers left float, "
+            "their shapes have a batch of 1, so that LiteRT runs one image at a time"
+        )
+    warnings += wrong_before(parsed)
+    if not direct:
+        warnings.append(CONVERTED)
     return ExportReport(
         path=str(path),
         bytes=len(content),
@@ -393,43 +375,12 @@ def export_tflite(
         certified=list(graph.integer_tensors) if direct else [],
         storage=costs,
         kernels=stored_kernels(graph) if direct else [],
-        runs_from=first_release((one.storage for one in kernels if one.is_product), parsed),
+        runs_from=first_release((each.storage for each in kernels if each.is_product), parsed),
         holds=holds_of(graph) if direct else [],
         moved_scales=dict(graph.moved_scales) if direct else {},
         moved_biases=moved,
         target=settings.target,
         elsewhere=TARGETS[settings.target].elsewhere(parsed),
-        warnings=[
-            *graph.warnings,
-            *_beyond_target(graph, settings),
-            *float_layers_of_one_image(graph, content),
-            *wrong_before(parsed),
-            *([] if direct else [CONVERTED]),
-        ],
+        warnings=warnings,
         seconds=time.perf_counter() - start,
     )
-
-
-def _beyond_target(graph: Graph, settings: FileSettings) -> Iterator[str]:
-    """The warning for kernels that the target does not take."""
-    processor = settings.processor
-    stored = {linear.storage.value for linear in linear_operations(graph.operations)}
-    if beyond := sorted(stored - processor.stores):
-        yield (
-            f"pack={settings.pack!r} stores kernels in {' and '.join(map(str, beyond))} bits, and "
-            f"{processor.title} takes {' and '.join(map(str, sorted(processor.stores)))} alone; "
-            "use pack='auto'"
-        )
-
-
-def _alternatives(model: Network, settings: FileSettings, metadata: Metadata) -> dict[str, bytes]:
-    """The files of the other choices of `pack`, where the model has them."""
-    contents = {}
-    for pack in PACKINGS:
-        other = settings.with_pack(pack)
-        with contextlib.suppress(ValueError):  # nothing to pack
-            graph = file_graph(model, other)
-            other = other.of_graph(graph)
-            if other.pack == pack != settings.pack:
-                contents[pack] = file_content(graph, other, metadata)
-    return contents

@@ -12,7 +12,6 @@ from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.inputs import GIVEN, random_images
 from sat_tf.export.certificate.proof import Subject, checked_inputs, prove, read_subject, strangers
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
-from sat_tf.export.operations.graph import Graph
 from sat_tf.messages import ProblemsError
 
 
@@ -80,25 +79,16 @@ def recheck(
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     progress: bool = True,
 ) -> Recheck:
-    """Checks a file against its certificate, on the same images.
-
-    Args:
-        path: the TFLite file.
-        recorded: its certificate.
-        images: those the certificate was made with; None draws them again where they were random.
-        runtimes: see `sat_tf.verify_tflite`.
-        progress: see `sat_tf.verify_tflite`.
-
-    Returns:
-        A `Recheck`. A code that differs is counted in it, not raised.
-
-    Raises:
-        ValueError: another file than the certificate's, or other images; lists every problem with
-            its fix.
-    """
+    """Checks a file against its certificate, on the same images; random ones are drawn again."""
     subject = read_subject(expect_path(path))
     if images is None:
-        images = _drawn_again(recorded, subject.graph)
+        if (seed := recorded.images_from.seed) is None:
+            raise ValueError(
+                f"images: received none, expected the {recorded.num_images} that the certificate "
+                f"was made with ({recorded.images_from.description}); name them."
+            )
+        image = subject.graph.images[0]
+        images = image.drawn(random_images(image.shape, recorded.num_images, seed))
     images, _ = checked_inputs("recheck", subject, images, None)
     advice = "certify this one with sat-tf verify"
     problems = strangers(subject, images, recorded, "certificate", advice)
@@ -112,32 +102,18 @@ def recheck(
         runtimes=runtimes,
         progress=progress,
     )
-    return Recheck(fresh, _differences(recorded, fresh))
-
-
-def _differences(recorded: Certificate, fresh: Certificate) -> list[str]:
-    lines = []
     before = {tensor.name: tensor.sha256 for tensor in recorded.codes}
     now = {tensor.name: tensor.sha256 for tensor in fresh.codes}
-    lines += [f"{name}: it is not in the certificate" for name in now if name not in before]
+    lines = [f"{name}: it is not in the certificate" for name in now if name not in before]
     lines += [f"{name}: it is not in the file" for name in before if name not in now]
     lines += [
         f"{name}: its codes differ from the certificate"
         for name, digest in now.items()
         if before.get(name, digest) != digest
     ]
-    counts = recorded.codes_differing, fresh.codes_differing
-    if counts[0] != counts[1]:
-        lines.append(f"XNNPACK: {counts[1]} codes differ, {counts[0]} in the certificate")
-    return lines
-
-
-def _drawn_again(recorded: Certificate, graph: Graph) -> np.ndarray:
-    seed = recorded.images_from.seed
-    if seed is None:
-        raise ValueError(
-            f"images: received none, expected the {recorded.num_images} that the certificate was "
-            f"made with ({recorded.images_from.description}); name them."
+    if recorded.codes_differing != fresh.codes_differing:
+        lines.append(
+            f"XNNPACK: {fresh.codes_differing} codes differ, {recorded.codes_differing} in the "
+            "certificate"
         )
-    image = graph.images[0]
-    return image.drawn(random_images(image.shape, recorded.num_images, seed))
+    return Recheck(fresh, lines)

@@ -59,28 +59,23 @@ class AnyFile:
 
         What range a file wants its pixels in, it does not say: they are spread over all codes of
         the input, or over 0 to 1 where it is float and nothing quantizes it.
-
-        Raises:
-            ValueError: pixels, for an input whose values have a meaning of their own.
         """
         several = len(self.images) != 1
         if several and (not isinstance(images, list | tuple) or len(images) != len(self.images)):
             return images
-        try:
-            given = zip(self.images, images if several else [images], strict=True)
-            found = [_values(image, array) for image, array in given]
-        except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from error
-        return found if several else found[0]
-
-
-def _values(image: Image, images: Any) -> Any:
-    """Pixels as values of an input; anything else as it is."""
-    if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or image.type == "uint8":
-        return images
-    if image.is_kept and image.type == "float32":
-        return images.astype(np.float32) / np.float32(_PIXEL_ENDS)
-    return image.drawn(images)
+        taken = []
+        for image, values in zip(self.images, images if several else [images], strict=True):
+            is_pixels = isinstance(values, np.ndarray) and values.dtype == np.uint8
+            try:
+                if not is_pixels or image.type == "uint8":
+                    taken.append(values)
+                elif image.is_kept and image.type == "float32":
+                    taken.append(values.astype(np.float32) / np.float32(_PIXEL_ENDS))
+                else:
+                    taken.append(image.drawn(values))
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from error
+        return taken if several else taken[0]
 
 
 def is_foreign(path: str | os.PathLike[str]) -> bool:
@@ -90,12 +85,7 @@ def is_foreign(path: str | os.PathLike[str]) -> bool:
 
 
 def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
-    """A file whose operators can be compared.
-
-    Raises:
-        ValueError: it is not a TFLite file; it takes several images at a time; it computes with no
-            int8 codes.
-    """
+    """A file whose operators can be compared."""
     path = existing_file(expect_path(path))
     content = path.read_bytes()
     found = read_foreign(content, str(path))
@@ -186,8 +176,25 @@ def compare_operators(
     if problems:
         raise ProblemsError(f"compare_operators: {file.path}", problems)
     pixels = taken_by(file.read.graph, taken)
-    kinds = chosen(runtimes)
-    running, refused = _running(file, [kind for kind in kinds if not kind.is_simulated])
+    kinds, refused = chosen(runtimes), dict[str, str]()
+    here = [kind for kind in kinds if not kind.is_simulated]
+    reasons = refusals(file.content, [kind.name for kind in here])
+    if reasons["xnnpack"] is not None:
+        raise ValueError(
+            f"{file.path}: received a TFLite file that LiteRT does not run "
+            f"({reasons['xnnpack']}), expected one that it does; convert the model again."
+        )
+    for kind in here:
+        reason = reasons[kind.name]
+        if reason is None:
+            reason = file.read.graph.ends_process(kind.kernels)
+        if reason:
+            refused[kind.name] = reason
+    running = {
+        kind.name: loaded(file.content, kind.name, keep_tensors=True)
+        for kind in here
+        if kind.name not in refused
+    }
     compared = [kind for kind in kinds if kind.is_simulated or kind.name in running]
     counter = _Counter(file.read, compared, running)
     with image_bar(file.path.name, number_of(pixels), shown=progress) as advance:
@@ -207,32 +214,8 @@ def compare_operators(
     )
 
 
-def _running(
-    file: AnyFile, kinds: list[RuntimeKind]
-) -> tuple[dict[str, Runtime | MicroRuntime], dict[str, str]]:
-    """The runtimes that run a file, keeping every tensor, and why the others do not."""
-    reasons = refusals(file.content, [kind.name for kind in kinds])
-    refused = {name: reason for name, reason in reasons.items() if reason is not None}
-    if "xnnpack" in refused:
-        raise ValueError(
-            f"{file.path}: received a TFLite file that LiteRT does not run "
-            f"({refused['xnnpack']}), expected one that it does; convert the model again."
-        )
-    for kind in kinds:
-        if reason := file.read.graph.ends_process(kind.kernels):
-            refused.setdefault(kind.name, reason)
-    names = [kind.name for kind in kinds if kind.name not in refused]
-    return {name: loaded(file.content, name, keep_tensors=True) for name in names}, refused
-
-
 class _Counter:
-    """Compares every operator of a file, image by image.
-
-    Args:
-        file: its operators.
-        kinds: the runtimes to compare, XNNPACK first.
-        running: those of them that run here.
-    """
+    """Compares every operator of a file, image by image."""
 
     def __init__(
         self,
@@ -359,19 +342,19 @@ class _Counter:
         self, operation: Operation, image: Pixels, values: Mapping[int, np.ndarray]
     ) -> list[np.ndarray] | None:
         """The tensor that an operation reads in a runtime; None where that does not hand it out."""
-        images = [one.name for one in self._file.graph.images]
-        found = []
+        images = [each.name for each in self._file.graph.images]
+        arrays = []
         for name in operation.inputs:
-            is_image = name in images
-            array = (
-                arrays_of(image)[images.index(name)] if is_image else values.get(self._places[name])
-            )
-            if array is None:
+            if name in images:
+                array = arrays_of(image)[images.index(name)]
+            elif self._places[name] in values:
+                array = values[self._places[name]]
+            else:
                 return None
             # Pixels become codes by an operation that knows their type; codes are int32.
             widened = array.dtype.kind in "iu" and not operation.of_input
-            found.append(array.astype(np.int32) if widened else array)
-        return found
+            arrays.append(array.astype(np.int32) if widened else array)
+        return arrays
 
 
 def _reason(stored: StoredOperator, made: Mapping[str, Operation], file: ForeignFile) -> str:

@@ -5,9 +5,7 @@ channels get another scale for that (`lowering.scales`); this is nearly all that
 compute other numbers than the trained model. In a deep network of few bits these differences do not
 stay small: a code that flips in an early layer flips others behind it, and in the end the logits
 differ as if the model had been quantized again. With the model itself moved to that grid before
-top-1 is measured, the measured model is the shipped one, except for ties and for what the
-certificate names: sums and products of more than two tensors, windows of means that reach far
-beyond an image, and values of signed streams below all codes.
+top-1 is measured, the measured model is the shipped one, except for what the certificate names.
 """
 
 import contextlib
@@ -64,18 +62,9 @@ def snap_biases(model: keras.Model, *, float_head: bool = False, pack: str = "au
 
 @contextlib.contextmanager
 def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterator[int]:
-    """In the block, a model has the biases of its file.
+    """In the block, a model has the biases of its file; where it `stays` so, behind it too.
 
-    Args:
-        network: of the model.
-        settings: of the file.
-        stays: whether it has them behind the block too, unless that fails.
-
-    Yields:
-        The number of layers whose biases have moved.
-
-    Raises:
-        ValueError: see `snap_biases`.
+    Gives the number of layers whose biases have moved.
     """
     moves = _moves(network, float_head=settings.float_head, pack=settings.packing)
     before = [move.variable.numpy() for move in moves]
@@ -86,9 +75,8 @@ def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterato
         yield len({id(move.holder) for move in moves})
         is_kept = stays
     finally:
-        for move, value in zip(moves, before, strict=True):
-            if not is_kept:
-                move.variable.assign(value)
+        for move, value in () if is_kept else zip(moves, before, strict=True):
+            move.variable.assign(value)
 
 
 def has_biases_of_file(network: Network, settings: FileSettings) -> bool:
@@ -105,22 +93,13 @@ class _Move:
     value: np.ndarray  # That of the file.
     near: np.ndarray  # The distance within which the variable has that value already.
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the variable has its value, as far as float32 holds it."""
-        return bool(np.all(np.abs(self.variable.numpy() - self.value) <= self.near))
-
 
 def _moves(network: Network, *, float_head: bool, pack: str) -> list[_Move]:
     """All that moves in a model, for the packing of one target; nothing if it is there already."""
     trained = pipeline.trained_graph(network, float_head=float_head, pack=pack)
     deployed = pipeline.rounded(trained)
     nodes = {call_name(node): node for node in network}
-    shaped = {
-        operation.inputs[0]: operation.output
-        for operation in trained.operations
-        if operation.reshapes
-    }
+    shaped = {op.inputs[0]: op.output for op in trained.operations if op.reshapes}
     pairs = (linear_operations(graph.operations) for graph in (trained, deployed))
     moves: list[_Move] = []
     for exact, rounded in zip(*pairs, strict=True):
@@ -130,7 +109,8 @@ def _moves(network: Network, *, float_head: bool, pack: str) -> list[_Move]:
             if holder is not None:
                 moves += _moves_of(holder, trained, exact, rounded)
     # Moved once more, float32 would only be rounded once more.
-    return [] if all(move.is_done for move in moves) else moves
+    are_done = (np.all(np.abs(move.variable.numpy() - move.value) <= move.near) for move in moves)
+    return [] if all(are_done) else moves
 
 
 def _moves_of(

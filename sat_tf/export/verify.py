@@ -1,8 +1,9 @@
 """The verification: a TFLite file against the model it was exported from, integer by integer."""
 
+import contextlib
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.input_ranges import CheckedRange
 from sat_tf.export.certificate.inputs import GIVEN, checked_images, taken_by
 from sat_tf.export.certificate.outputs import Output, labels_of
-from sat_tf.export.certificate.proof import FloatReference, Subject, file_problems, prove
+from sat_tf.export.certificate.proof import Subject, file_problems, float_model_problem, prove
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.lowering.packing import FileSettings
@@ -33,18 +34,12 @@ from sat_tf.qat.input_range_checks import RangeStatistics, converting_layer, flo
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import output_quantizer
-from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import STATISTICS
 
 
 class TrainedModel:
-    """A quantized Keras model that shows the codes of all its tensors.
-
-    Args:
-        model: the quantized model, or its graph where that has been read already.
-        graph: its deployed graph, whose tensors are named after the layers that make them.
-    """
+    """A quantized Keras model that shows the codes of all its tensors."""
 
     def __init__(self, model: keras.Model | Network, graph: Graph) -> None:
         self._graph = graph
@@ -85,11 +80,7 @@ class TrainedModel:
         return frozenset(self._inputs)
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The integers by tensor, neither of them clipped to what a file stores, and the output.
-
-        Args:
-            images: uint8 (n, rows, columns, channels); a tuple of arrays for several inputs.
-        """
+        """The integers by tensor, neither of them clipped to what a file stores, and the output."""
         # Layer by layer: TFMOT leaves layers in two models, so that Keras cannot make a third.
         given = zip(self._network.inputs, arrays_of(images), self._graph.images, strict=True)
         codes: dict[str, np.ndarray] = {}
@@ -174,8 +165,7 @@ def verify_tflite(
     model = _of_size(model, images)
     network = Network(model)
     images = _checked(model, network, path, images, labels)
-    subject = _subject(network, path)
-    settings = FileSettings.of_file(subject.parsed.settings, str(subject.path))
+    subject, settings = _subject(network, path)
     names = _names_of_outputs(model, network)
     found, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
@@ -215,8 +205,13 @@ def _checked_ranges(
         layer = converting_layer(network, nodes[name], own)
         if not checked_by and layer is not None:
             checked_by = f"the model's own layer {layer}, which converts pixels"
-        if not checked_by and float_model is not None:
-            statistics = _statistics_beside(float_model, graph, images, place, own)
+        # `prove` says what is wrong with a float model that does not fit.
+        is_usable = float_model is not None and float_model_problem(float_model, graph) is None
+        if not checked_by and is_usable:
+            pixels = zip(graph.images, arrays_of(images), strict=True)
+            fed = [image.fed(array) for image, array in pixels]
+            # Beside those of the images.
+            statistics = float_statistics(float_model, fed, place, own)
             if statistics is not None and statistics.fitting is not None:
                 problem = f"the float model was trained with {statistics.likely} by {statistics}."
             elif statistics is not None and statistics.decides:
@@ -225,22 +220,11 @@ def _checked_ranges(
     return found
 
 
-def _statistics_beside(
-    float_model: Any, graph: Graph, images: Pixels, place: int, found: InputRange
-) -> RangeStatistics | None:
-    """The statistics of a float model beside those of images, by the place of the input."""
-    if FloatReference.problem(float_model, graph) is not None:
-        return None  # `prove` says what is wrong with it
-    fed = [one.fed(array) for one, array in zip(graph.images, arrays_of(images), strict=True)]
-    return float_statistics(float_model, fed, place, found)
-
-
 def _of_size(model: keras.Model, images: Any) -> keras.Model:
     """The model for images of the given size, where it takes any size."""
     first = images[0] if isinstance(images, list | tuple) and len(images) else images
-    if is_sized(model):
-        return model
-    if np.ndim(first) not in (3, 4) or np.ndim(first) != len(model.inputs[0].shape):
+    is_image = np.ndim(first) in (3, 4) and np.ndim(first) == len(model.inputs[0].shape)
+    if is_sized(model) or not is_image:
         return model
     return with_image_size(model, np.shape(first)[1:-1])
 
@@ -249,10 +233,8 @@ def _names_of_outputs(quantized: keras.Model, network: Network) -> list[set[str]
     """The names of each output for the user: Keras' before and after, and its key."""
     layers = [inner_layer(network[name].layer).name for name in network.outputs]
     called = distinct(network.output_names)
-    names = [set(found) for found in zip(quantized.output_names, layers, called, strict=True)]
-    for found, key in zip(names, network.keys[1], strict=False):
-        found.add(key)
-    return names
+    keys = network.keys[1] or called
+    return [set(names) for names in zip(quantized.output_names, layers, called, keys, strict=True)]
 
 
 def _checked(
@@ -278,26 +260,22 @@ def _checked(
     return images
 
 
-def _subject(network: Network, path: pathlib.Path) -> Subject:
-    """The file and the graph that it should hold; raises if it holds another."""
+def _subject(network: Network, path: pathlib.Path) -> tuple[Subject, FileSettings]:
+    """The file and the graph that it should hold, and its settings; raises if it holds another."""
     content = path.read_bytes()
-    found = read_contents(content, str(path))
-    settings = FileSettings.of_file(found.settings, str(path))
+    parsed = read_contents(content, str(path))
+    settings = FileSettings.of_file(parsed.settings, str(path))
     problems: list[str] = []
-    for graph in _exportable(network, settings):
+    # As the model is, and with the biases of a file.
+    for biases in (contextlib.nullcontext(), snapped(network, settings, stays=False)):
+        with biases:
+            graph = file_graph(network, settings)
         expected = file_content(graph, settings)
-        other = differences(read_contents(expected, str(path)), found)
-        if not other:
-            return Subject(path, content, found, graph, is_trusted=content == expected)
-        problems = problems or other
+        others = differences(read_contents(expected, str(path)), parsed)
+        if not others:
+            subject = Subject(path, content, parsed, graph, is_trusted=content == expected)
+            return subject, settings
+        problems = problems or others
     header = f"{path}: received the file of another model, or of another state of this one"
     fix = "Expected what the model exports to; export it again."
     raise ProblemsError(header, problems, fix, most=MOST_OF_A_FILE)
-
-
-def _exportable(network: Network, settings: FileSettings) -> Iterator[Graph]:
-    """The graphs that a model exports to: as it is, and with the biases of a file."""
-    yield file_graph(network, settings)
-    with snapped(network, settings, stays=False):
-        graph = file_graph(network, settings)
-    yield graph

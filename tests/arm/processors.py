@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.export.certificate.proof import Subject
-from sat_tf.export.device.kit import write_kit_of
+from sat_tf.export.device.kit import write_kit
 from sat_tf.export.device.report import DeviceCheck, read_device_certificate
 from sat_tf.export.litert.processes import describe_ending
 
@@ -186,7 +186,7 @@ def check_on_arm(
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        kit = write_kit_of(subject, images, folder / "kit.zip", codes=True)
+        kit = write_kit(subject, images, folder / "kit.zip", codes=True)
         with zipfile.ZipFile(kit.path) as archive:
             archive.extractall(folder / "kit")
         for processor in processors:

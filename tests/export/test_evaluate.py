@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sat_tf.export import evaluate
 from sat_tf.export.evaluate import (
-    _Tally,
     evaluate_simulator,
     evaluate_tflite,
     file_interface,
@@ -83,12 +83,14 @@ def test_a_file_that_does_not_run_is_named(small_file, small_images, labels, tmp
             function(path, small_images, labels)
 
 
-def test_outputs_that_are_not_finite_are_counted_and_wrong():
-    tally = _Tally((1, 2))
+def test_outputs_that_are_not_finite_are_counted_and_wrong(
+    small_file, small_images, labels, monkeypatch
+):
     outputs = np.array([[np.nan, 1.0, 0.0], [1.0, 0.0, 0.0], [np.inf, 0.0, 0.0]])
-    tally.add(outputs, np.array([1, 0, 0]))
-    tally.add(np.zeros((1, 3)), np.array([1]))
-    assert (tally.num_images, tally.not_finite, tally.hits) == (4, 2, {1: 1, 2: 2})
+    batches = [(outputs, np.array([1, 0, 0])), (np.zeros((1, 3)), np.array([1]))]
+    monkeypatch.setattr(evaluate, "_outputs", lambda *_: iter(batches))
+    found = evaluate_tflite(small_file, small_images, labels, top=(1, 2))
+    assert (found.num_images, found.not_finite, found.top) == (4, 2, {1: 0.25, 2: 0.5})
 
 
 def test_a_script_without_a_main_guard_is_run_once(small_file, small_images, labels, tmp_path):

@@ -6,7 +6,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 
@@ -61,6 +61,7 @@ _MOST_NAMED = 5
 # The headline is green where no larger share of a tensor saturates in the file and not in Keras.
 MOST_SATURATED = 0.01
 
+_Record = TypeVar("_Record")
 _KINDS = ("good", "watch", "bad")
 _LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
 
@@ -74,86 +75,69 @@ def kind_of_loss(lost: float) -> str:
     return "good" if lost <= ONE_POINT else "watch" if lost <= FEW_POINTS else "bad"
 
 
-def worst(kinds: Iterable[str]) -> str:
-    """The worst of some kinds of `Marked`: "good", "watch" or "bad".
-
-    >>> worst(["good", "bad", "watch"]), worst([])
-    ('bad', 'good')
-    """
-    return max(kinds, key=_KINDS.index, default="good")
-
-
 def severest(headlines: Iterable[Marked]) -> Marked | None:
     """The first of the headlines with the worst kind; None of none."""
-    return max(headlines, key=lambda one: _KINDS.index(one.kind), default=None)
+    return max(headlines, key=lambda headline: _KINDS.index(headline.kind), default=None)
 
 
-def _of_float(count: OutputCount, right: Mapping[str, float]) -> Marked:
-    """Says what an output keeps of the float model: accuracy, or without labels its classes."""
-    if "float" in right:
-        lost = right["float"] - right["tflite"]
-        words = (
-            f"{100 * right['tflite']:.2f} % right, {100 * lost:.2f} points below the float model"
-        )
-        return Marked(words, kind_of_loss(lost))
-    if count.is_values or count.agreement is None:
-        is_off = count.values is not None and count.values.is_bad
-        words = "values are off beside the float model" if is_off else "values as the float model's"
-        return Marked(words, "bad" if is_off else "good")
-    kind = kind_of_loss(1.0 - count.agreement)
-    # Numbers of sigmoids that are close may be on both sides of a half.
-    if count.values is not None and not count.values.is_bad:
-        kind = "good"
-    share = f"{100 * count.agreement:.2f} % of {count.places:,} {count.what}"
-    return Marked(f"{share} have the class of the float model", kind)
+def _title_of(target: str) -> str:
+    return PROCESSORS[target].title if target in PROCESSORS else target
 
 
 def _is_off(count: OutputCount, *, classes_differ: bool) -> bool:
-    """Whether an output is another function than the reference's.
-
-    Args:
-        count: the output.
-        classes_differ: whether too many places have another class.
-    """
+    """Whether an output is another function than the reference's."""
     if count.values is None:
         return classes_differ
     # Numbers of sigmoids that are close may be on both sides of a half.
     return count.values.is_bad and (count.is_values or classes_differ)
 
 
-def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool) -> Marked:
-    """How the file and the float model differ in one output; see `FLOAT_RULE`."""
-    where = f"{count.name}: " if several else ""
-    is_bad, parts = False, []
+def _beside_float(
+    count: OutputCount, right: Mapping[str, float], *, several: bool
+) -> tuple[Marked, Marked]:
+    """What an output keeps of the float model, in short and in all; see `FLOAT_RULE`.
+
+    Accuracy tells it, or without labels its classes, or its values.
+    """
+    values_are_off = count.values is not None and count.values.is_bad
+    agreement = 1.0 if count.agreement is None else count.agreement
+    has_classes = count.agreement is not None and not count.is_values
+    share = f"{100 * agreement:.2f} % of {count.places:,} {count.what}"
+    parts, classes_differ = [], not agreement >= 1.0 - FEW_POINTS
     if "float" in right:
-        lost = right["tflite"] - right["float"]
-        is_bad |= not abs(lost) <= FEW_POINTS
+        lost, accuracy = right["float"] - right["tflite"], f"{100 * right['tflite']:.2f} % right"
+        # Where labels tell which of two classes is right, accuracy says what another one costs.
+        classes_differ = not abs(lost) <= FEW_POINTS
+        short = f"{accuracy}, {100 * lost:.2f} points below the float model"
+        kind = kind_of_loss(lost)
         parts.append(
-            f"{100 * right['tflite']:.2f} % right, the float model {100 * right['float']:.2f} % "
-            f"({points(lost)} points)"
+            f"{accuracy}, the float model {100 * right['float']:.2f} % ({points(-lost)} points)"
         )
-    # Where labels tell which of two classes is right, accuracy says what another one costs.
-    parts_alike = "float" in right or count.agreement is None or count.agreement >= 1.0 - FEW_POINTS
-    is_bad |= _is_off(count, classes_differ=not parts_alike)
-    if count.agreement is not None and not count.is_values:
-        parts.append(
-            f"the same class as the float model for {100 * count.agreement:.2f} % of "
-            f"{count.places:,} {count.what}"
-        )
+    elif has_classes:
+        short = f"{share} have the class of the float model"
+        is_near = count.values is not None and not values_are_off
+        kind = "good" if is_near else kind_of_loss(1.0 - agreement)
+    else:
+        short = "values as the float model's"
+        if values_are_off:
+            short = "values are off beside the float model"
+        kind = "bad" if values_are_off else "good"
+    if has_classes:
+        parts.append(f"the same class as the float model for {share}")
     if not right:
-        of = f"their standard deviation is {count.spread:.4g}"
+        spread = f"their standard deviation is {count.spread:.4g}"
         parts.append(
             f"values differ from the float model's by {count.mean_difference:.4g} in the mean and "
-            f"{count.largest_difference:.4g} at most "
-            f"({of if count.values is None else str(count.values)})"
+            f"{count.largest_difference:.4g} at most ({count.values or spread})"
         )
     if count.agreement is not None and count.is_values:
-        parts.append(
-            f"if the channels are classes, which nothing says, the same one "
-            f"for {100 * count.agreement:.2f} % of {count.places:,} {count.what}"
-        )
+        parts.append(f"if the channels are classes, which nothing says, the same one for {share}")
+    is_bad = _is_off(count, classes_differ=classes_differ)
+    if "float" in right:
+        is_bad |= classes_differ
+    where = f"{count.name}: " if several else ""
     words = f"Beside the float model: {where}{'; '.join(parts)}"
-    return Marked(words, "bad" if is_bad else _of_float(count, right).kind)
+    return Marked(short, kind), Marked(words, "bad" if is_bad else kind)
 
 
 PARTING_RULE = (
@@ -163,28 +147,6 @@ PARTING_RULE = (
     f"than {FEWEST_IMAGES} answers cannot tell, and of fewer than {FEWEST_IMAGES} images the "
     "headline is not green."
 )
-
-
-def _ties(count: OutputCount) -> Marked:
-    """Says that the 8-bit codes of an output leave no single class to some places."""
-    words = (
-        f"{count.name}: {count.ties:,} of {count.places:,} {count.what} have several largest "
-        "values in the file, whose codes have 8 bits, and one in Keras; their class is the first "
-        "of these. Where a float layer at the end is of use, float_head=True (export.float_head "
-        "of a run) tells them apart"
-    )
-    return Marked(words, "watch" if count.ties > ONE_POINT * count.places else "plain")
-
-
-def _parting(count: OutputCount) -> str:
-    """How far an output of the file parts from that of Keras; "" where it is near enough."""
-    differing = round((1.0 - (count.agreement or 0.0)) * count.places)
-    classes_differ = differing > max(FEW_POINTS * count.places, _FEW_PLACES)
-    if not _is_off(count, classes_differ=classes_differ):
-        return ""
-    if not count.is_values:
-        return f"{count.name}: another class for {differing:,} of {count.places:,} {count.what}"
-    return f"{count.name}: values differ by {count.values}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,14 +306,22 @@ class Certificate(Displayed):
         )
 
     @property
+    def _beside_float(self) -> list[tuple[Marked, Marked]]:
+        """What each output keeps of the float model; not red where its answers are too few."""
+        pairs, several = [], len(self.float_outputs) > 1
+        for count in self.float_outputs:
+            notes = _beside_float(count, self.accuracy.get(count.name, {}), several=several)
+            short, note = (
+                note._replace(kind="watch") if note.kind == "bad" and self._are_few(count) else note
+                for note in notes
+            )
+            pairs.append((short, note))
+        return pairs
+
+    @property
     def float_notes(self) -> list[Marked]:
         """The comparison of the file with the float model, one line an output; see `FLOAT_RULE`."""
-        several = len(self.float_outputs) > 1
-        notes = [
-            _float_note(count, self.accuracy.get(count.name, {}), several=several)
-            for count in self.float_outputs
-        ]
-        return list(map(self._judged, notes, self.float_outputs))
+        return [note for _, note in self._beside_float]
 
     @property
     def few_images(self) -> str:
@@ -369,25 +339,15 @@ class Certificate(Displayed):
         """Whether an output has too few answers to be red; see `FEWEST_IMAGES`."""
         return max(count.places, self.num_images) < FEWEST_IMAGES
 
-    def _judged(self, note: Marked, count: OutputCount) -> Marked:
-        """A note about the answers of an output, which is not red where there are too few."""
-        return note._replace(kind="watch") if note.kind == "bad" and self._are_few(count) else note
-
     @property
     def of_float(self) -> Marked | None:
         """Says what the output that loses most keeps of the float model; see `LOSS_RULE`.
 
         Random images may be near to many ties: nothing about them is red.
-        Nor is anything about a few; see `FEWEST_IMAGES`.
         """
-        most = severest(
-            self._judged(_of_float(count, self.accuracy.get(count.name, {})), count)
-            for count in self.float_outputs
-        )
-        if most is None:
-            return None
-        is_random = self.images_from.seed is not None
-        return most._replace(kind="watch") if is_random and most.kind == "bad" else most
+        most = severest(short for short, _ in self._beside_float)
+        is_red_by_chance = most and most.kind == "bad" and self.images_from.seed is not None
+        return most._replace(kind="watch") if most and is_red_by_chance else most
 
     @property
     def statements(self) -> list[Marked]:
@@ -413,20 +373,25 @@ class Certificate(Displayed):
         lines, count = [], sum(self.operators.values())
         for name, found in self.elsewhere.items():
             if found:
-                title = self._title_of(name)
-                lines += [f"{title} leaves {len(found)} of {count} operators to the CPU.", *found]
+                lines.append(
+                    f"{_title_of(name)} leaves {len(found)} of {count} operators to the CPU."
+                )
+                lines += found
         return lines
 
     @property
     def parting(self) -> list[str]:
         """How outputs of the file part from the quantized Keras model's; see `PARTING_RULE`."""
-        if self.reference != "keras":
-            return []
-        return [
-            text
-            for count in self.runtimes["xnnpack"].outputs
-            if not self._are_few(count) and (text := _parting(count))
-        ]
+        sentences = []
+        for count in self.runtimes["xnnpack"].outputs if self.reference == "keras" else ():
+            differing = round((1.0 - (count.agreement or 0.0)) * count.places)
+            classes_differ = differing > max(FEW_POINTS * count.places, _FEW_PLACES)
+            if self._are_few(count) or not _is_off(count, classes_differ=classes_differ):
+                continue
+            classes = f"another class for {differing:,} of {count.places:,} {count.what}"
+            values = f"values differ by {count.values}"
+            sentences.append(f"{count.name}: {values if count.is_values else classes}")
+        return sentences
 
     @property
     def saturated(self) -> int:
@@ -448,9 +413,16 @@ class Certificate(Displayed):
             "call sat_tf.export.snap_biases(model), and the model has those of its file"
         ) * rounds
         notes = [Marked(f"The file's answers part: {text}{why}", kind) for text in self.parting]
-        if self.reference == "keras":
-            outputs = self.runtimes["xnnpack"].outputs
-            notes += [_ties(count) for count in outputs if count.ties and not count.is_values]
+        for count in self.runtimes["xnnpack"].outputs if self.reference == "keras" else ():
+            if count.ties and not count.is_values:
+                words = (
+                    f"{count.name}: {count.ties:,} of {count.places:,} {count.what} have several "
+                    "largest values in the file, whose codes have 8 bits, and one in Keras; their "
+                    "class is the first of these. Where a float layer at the end is of use, "
+                    "float_head=True (export.float_head of a run) tells them apart"
+                )
+                is_much = count.ties > ONE_POINT * count.places
+                notes.append(Marked(words, "watch" if is_much else "plain"))
         if self.saturated:
             most = max(self.trained, key=lambda tensor: tensor.saturated_share)
             words = (
@@ -461,28 +433,28 @@ class Certificate(Displayed):
                 "which widens the range to what they reach, and export it again"
             )
             notes.append(Marked(words, "watch" if self._saturates else "plain"))
-        operators = {tensor.name: tensor.operator for tensor in self.codes}
+        makers = {tensor.name: f"{tensor.name} ({tensor.operator})" for tensor in self.codes}
         unexplained = [tensor for tensor in self.trained if tensor.is_unexplained]
         first = next((tensor for tensor in self.trained if tensor.alone_differing), None)
         if first and not unexplained and self.trained_differing > MOST_UNEXPLAINED:
             begin = why or (
-                f": {first.alone_differing:,} of {first.alone_compared:,} codes of {first.name} "
-                f"({operators[first.name]}) do by themselves, at ties or by a rounded constant, "
-                "and what reads them follows"
+                f": {first.alone_differing:,} of {first.alone_compared:,} codes of "
+                f"{makers[first.name]} do by themselves, at ties or by a rounded constant, and "
+                "what reads them follows"
             )
             words = f"{100 * self.trained_differing:.3g} % of the codes of Keras differ{begin}"
             notes.append(Marked(words, "plain" if why else "watch"))
         if unexplained:
             named = [
-                f"{tensor.name} ({operators[tensor.name]}) {100 * tensor.alone_share:.3g} %"
+                f"{makers[tensor.name]} {100 * tensor.alone_share:.3g} %"
                 for tensor in unexplained[:_MOST_NAMED]
             ]
-            more = len(unexplained) - len(named)
             words = (
                 "More codes differ from what Keras makes of the same inputs than rounding of "
                 f"biases explains: {', '.join(named)}"
-                f"{f' and {more} more tensors' if more else ''}"
             )
+            if more := len(unexplained) - len(named):
+                words += f" and {more} more tensors"
             notes.append(Marked(words, "watch"))
         return notes
 
@@ -498,7 +470,8 @@ class Certificate(Displayed):
         kept, differing = self.of_float, self.differing
         if kept is None or kept.kind == "good":
             return differing
-        return Marked(f"{kept.words}; {differing.words}", worst([kept.kind, differing.kind]))
+        kind = max(kept.kind, differing.kind, key=_KINDS.index)
+        return Marked(f"{kept.words}; {differing.words}", kind)
 
     @property
     def differing(self) -> Marked:
@@ -545,19 +518,15 @@ class Certificate(Displayed):
     @property
     def target_title(self) -> str:
         """The target as sentences call it; its name where another version made the certificate."""
-        return self._title_of(self.target)
-
-    def _title_of(self, target: str) -> str:
-        return PROCESSORS[target].title if target in PROCESSORS else target
+        return _title_of(self.target)
 
     @property
     def beyond_proof(self) -> str:
         """The sentence on what is not proved of the processor of the file; empty for a CPU."""
-        processor = PROCESSORS.get(self.target)
-        if processor is None or not processor.native:
+        if self.target not in PROCESSORS or not PROCESSORS[self.target].native:
             return ""
         return (
-            f"The file is for {processor.title}, which was not here: codes were compared on the "
+            f"The file is for {self.target_title}, which was not here: codes were compared on the "
             "kernels of the runtimes that are listed, and how it rounds itself is not among them."
         )
 
@@ -578,13 +547,10 @@ class Certificate(Displayed):
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         values = dataclasses.asdict(self)
+        totals = ("codes_compared", "codes_differing", "first_differing")
         for name, count in self.runtimes.items():
-            totals = {
-                "codes_compared": count.codes_compared,
-                "codes_differing": count.codes_differing,
-                "first_differing": count.first_differing,
-            }
-            values["runtimes"][name] = {**totals, **values["runtimes"][name]}
+            found = {total: getattr(count, total) for total in totals}
+            values["runtimes"][name] = {**found, **values["runtimes"][name]}
         return {
             "codes_compared": self.codes_compared,
             "codes_differing": self.codes_differing,
@@ -651,28 +617,15 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
         ValueError: there is no such file, or it holds no certificate; lists all that it lacks.
     """
     path = pathlib.Path(path)
-    try:
-        values = json.loads(read_text(path))
-    except OSError as error:
-        raise ValueError(
-            f"{path}: {error.strerror}; expected the certificate that sat-tf verify has written."
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path}: received a file that is not JSON ({error}), expected the certificate that "
-            "sat-tf verify has written."
-        ) from error
+    values = read_json(path, "sat-tf verify")
     fields = {field.name for field in dataclasses.fields(Certificate)}
     if not isinstance(values, dict) or fields.isdisjoint(values):
         raise ValueError(
             f"{path}: received JSON that is no certificate, expected the one that sat-tf verify "
             "has written; pass its certificate.json."
         )
-    try:
-        certificate = _CERTIFICATE.validate_python(values)
-    except pydantic.ValidationError as error:
-        fix = "Expected a certificate of this version; create it again with sat-tf verify."
-        raise ProblemsError(str(path), describe(error), fix, most=MOST_OF_A_FILE) from error
+    fix = "Expected a certificate of this version; create it again with sat-tf verify."
+    certificate = as_record(Certificate, values, path, fix)
     if "xnnpack" not in certificate.runtimes:
         raise ValueError(
             f"{path}: received a certificate without XNNPACK, expected one that sat-tf verify has "
@@ -681,4 +634,22 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
     return certificate
 
 
-_CERTIFICATE = pydantic.TypeAdapter(Certificate)
+def read_json(path: pathlib.Path, author: str, again: str = "") -> Any:
+    """The values in the certificate that a command or a script has written as JSON."""
+    expected = f"expected the certificate that {author} has written"
+    try:
+        return json.loads(read_text(path))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; {expected}.") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: received a file that is not JSON ({error}), {expected}{again}."
+        ) from error
+
+
+def as_record(record: type[_Record], values: Any, path: pathlib.Path, fix: str) -> _Record:
+    """The record of a class in the values of a JSON file."""
+    try:
+        return pydantic.TypeAdapter(record).validate_python(values)
+    except pydantic.ValidationError as error:
+        raise ProblemsError(str(path), describe(error), fix, most=MOST_OF_A_FILE) from error

@@ -23,13 +23,7 @@ from sat_tf.export.certificate.outputs import (
 from sat_tf.export.certificate.runtimes import RUNTIMES, RuntimeCount, TensorCount, TrainedCount
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.litert.processes import loaded
-from sat_tf.export.operations.graph import (
-    Graph,
-    by_name,
-    outputs_of,
-    simulate,
-    simulate_on,
-)
+from sat_tf.export.operations.graph import Graph, by_name, outputs_of, simulate, simulate_on
 from sat_tf.export.operations.linear import (
     linear_operations,
     requantization_multipliers,
@@ -60,29 +54,24 @@ class Reference:
 
     def accuracy(self, values: np.ndarray) -> dict[str, float]:
         """Share of places that a model classifies right, by the outputs that have labels."""
-        found = zip(self.outputs, separated(values, self.outputs), self.labels, strict=True)
+        pieces = zip(self.outputs, separated(values, self.outputs), self.labels, strict=True)
         return {
             output.name: output.accuracy(piece, labels)
-            for output, piece, labels in found
+            for output, piece, labels in pieces
             if labels is not None
         }
 
     def counted(self, outputs: np.ndarray, kernels: KernelSet, **counts: Any) -> RuntimeCount:
-        """All that is counted of a runtime.
-
-        Args:
-            outputs: of the runtime, for all images.
-            kernels: those with its rounding.
-            **counts: further fields of the count, of its tensors.
-        """
-        compared, right = self.compared(outputs), self.accuracy(outputs)
+        """All that is counted of a runtime."""
+        compared = self.compared(outputs)
+        nothing = {"float_values_compared": 0, "largest_float_difference": 0.0}
         return RuntimeCount(
             agreement=smallest_agreement(compared),
             largest_output_difference=largest_difference(self.values, outputs),
-            top1=only(right),
+            top1=only(self.accuracy(outputs)),
             outputs=compared,
             kernels=kernels.name,
-            **counts,
+            **{**nothing, "outputs_differing": 0, "delegation": None, **counts},
         )
 
 
@@ -95,13 +84,7 @@ def _counts(graph: Graph) -> dict[str, TensorCount]:
 
 
 class RuntimeCounter:
-    """Compares one runtime with the simulation.
-
-    Args:
-        graph: of the file.
-        content: the file.
-        runtime: a name of `RUNTIMES`, of one that is not simulated.
-    """
+    """Compares one runtime with the simulation."""
 
     def __init__(self, graph: Graph, content: bytes, runtime: str) -> None:
         self._kernels = RUNTIMES[runtime].kernels
@@ -129,29 +112,23 @@ class RuntimeCounter:
 
     def run(self, images: Pixels) -> dict[str, np.ndarray]:
         """Runs a batch; returns what it makes of the layers that are left float."""
-        self._count_own(images)
-        output = self._plain.run(images)
-        kept = self._keeping.run(images)
+        if self._own_graph is not None:
+            # Compares the first images with its own kernels: one by one, as they see all of a
+            # batch. Blocks of values that kernels take together would reach from one image into
+            # the next.
+            count = min(MOST_OWN_IMAGES - self._own_images, number_of(images))
+            for index in range(count):
+                image = some_of(images, index, index + 1)
+                self._keeping.run(image)
+                given = self._keeping.tensors(self._left_float)
+                simulated = simulate(self._own_graph, image, given)
+                for name, computed in self._keeping.tensors(self._own).items():
+                    self._own[name].add(simulated[name], computed)
+            self._own_images += count
+        output, kept = self._plain.run(images), self._keeping.run(images)
         self._outputs.append(output)
         self._outputs_differing += int(np.count_nonzero(output != kept))
         return self._keeping.tensors(self._left_float)
-
-    def _count_own(self, images: Pixels) -> None:
-        """Compares the first images with its own kernels: one by one, as they see all of a batch.
-
-        Blocks of values that kernels take together would reach from one image into the next.
-        """
-        if self._own_graph is None:
-            return
-        count = min(MOST_OWN_IMAGES - self._own_images, number_of(images))
-        for index in range(count):
-            image = some_of(images, index, index + 1)
-            self._keeping.run(image)
-            given = self._keeping.tensors(self._left_float)
-            simulated = simulate(self._own_graph, image, given)
-            for name, computed in self._keeping.tensors(self._own).items():
-                self._own[name].add(simulated[name], computed)
-        self._own_images += count
 
     def count(self, simulated: dict[str, np.ndarray]) -> None:
         """Compares the batch that was run last."""
@@ -182,10 +159,6 @@ class SimulatedCounter:
     """Compares a runtime of other machines, which is simulated, with the simulation of this one.
 
     What the file computes alike there is not simulated again.
-
-    Args:
-        graph: of the file, on the kernels of the simulation.
-        runtime: a name of `RUNTIMES`, of one that is simulated.
     """
 
     def __init__(self, graph: Graph, runtime: str) -> None:
@@ -202,10 +175,10 @@ class SimulatedCounter:
 
     def add(self, images: Pixels, simulated: dict[str, np.ndarray]) -> None:
         """Simulates a batch, of which the simulation of this machine is known, and counts it."""
-        found = simulate_on(self._graph, images, simulated, self._changing)
-        self._outputs.append(outputs_of(found, self._graph))
+        computed = simulate_on(self._graph, images, simulated, self._changing)
+        self._outputs.append(outputs_of(computed, self._graph))
         for name, counted in self._tensors.items():
-            counted.add(simulated[name], found[name])
+            counted.add(simulated[name], computed[name])
 
     def result(self, reference: Reference) -> RuntimeCount:
         """All counts."""
@@ -213,10 +186,6 @@ class SimulatedCounter:
             np.concatenate(self._outputs),
             self._kernels,
             tensors=list(self._tensors.values()),
-            float_values_compared=0,
-            largest_float_difference=0.0,
-            outputs_differing=0,
-            delegation=None,
             is_simulated=True,
         )
 
@@ -241,12 +210,7 @@ _MOST_ALONE = 16
 
 
 class TrainedCounter:
-    """Compares a Keras model with the simulation of its graph.
-
-    Args:
-        trained: the model.
-        graph: its deployed graph.
-    """
+    """Compares a Keras model with the simulation of its graph."""
 
     def __init__(self, trained: Trained, graph: Graph) -> None:
         self._trained = trained
@@ -258,9 +222,7 @@ class TrainedCounter:
                 shares[linear.output] = float(np.mean(np.minimum(multipliers / 2.0, 1.0)))
         self._tensors = {
             name: TrainedCount(
-                name,
-                graph.tensors[name].shape,
-                explained_share=shares.get(name, 0.0),
+                name, graph.tensors[name].shape, explained_share=shares.get(name, 0.0)
             )
             for name in trained.names
         }
@@ -314,26 +276,21 @@ class TrainedCounter:
         simulated: dict[str, np.ndarray],
         given: Mapping[str, np.ndarray],
     ) -> None:
-        """Runs and counts a batch.
-
-        Args:
-            images: the batch.
-            simulated: every tensor of it.
-            given: what a runtime makes of the layers that are left float.
-        """
+        """Runs and counts a batch."""
         codes, output = self._trained.run(images)
         self._outputs.append(as_in_file(output, self._graph))
         stored: dict[str, np.ndarray] = {}
         for name, counted in self._tensors.items():
-            found = codes.pop(name)  # which is large, and not looked at again
+            computed = codes.pop(name)  # which is large, and not looked at again
             if name in self._told_apart:
-                found = np.clip(found, *self._told_apart[name])
-            stored[name] = self._stored(name, found)
-            beyond = stored[name] != found
+                computed = np.clip(computed, *self._told_apart[name])
+            grid = self._graph.codes(name)
+            stored[name] = np.clip(computed, grid.lowest, grid.highest)
+            beyond = stored[name] != computed
             axes = tuple(range(beyond.ndim - 1))
             self._saturated[name] = self._saturated.get(name, 0) + np.sum(beyond, axis=axes)
             is_clipped = name in self._trained.raw_inputs
-            counted.add(simulated[name], stored[name] if is_clipped else found)
+            counted.add(simulated[name], stored[name] if is_clipped else computed)
         count = min(_MOST_ALONE - self._alone_images, number_of(images))
         if count > 0:
             self._alone_images += count
@@ -372,11 +329,6 @@ class TrainedCounter:
                 differs = stored[name] != simulated[name]
                 alike[name] = ~np.any(differs.reshape(len(differs), -1), axis=1)
 
-    def _stored(self, name: str, found: np.ndarray) -> np.ndarray:
-        """Codes as the file can store them."""
-        codes = self._graph.codes(name)
-        return np.clip(found, codes.lowest, codes.highest)
-
     def result(self) -> list[TrainedCount]:
         """All counts."""
         for name, counted in self._tensors.items():
@@ -390,12 +342,7 @@ class TrainedCounter:
 
 
 class CodesRecorder:
-    """Counts and hashes the codes of every integer tensor of the simulation.
-
-    Args:
-        graph: the graph that is simulated.
-        operators: of the file, by the tensor that each makes.
-    """
+    """Counts and hashes the codes of every integer tensor of the simulation."""
 
     def __init__(self, graph: Graph, operators: dict[str, str]) -> None:
         self._graph = graph
@@ -417,11 +364,11 @@ class CodesRecorder:
             for operation in linear_operations(self._graph.operations)
             if not operation.real
         }
-        found = []
+        tensors = []
         for name, counts in self._counts.items():
             codes = self._graph.codes(name)
             first = codes.lowest - np.iinfo(codes.dtype).min
-            found.append(
+            tensors.append(
                 TensorCodes(
                     name=name,
                     operator=self._operators[name],
@@ -435,4 +382,4 @@ class CodesRecorder:
                     weights=weights.get(name, {}),
                 )
             )
-        return found
+        return tensors

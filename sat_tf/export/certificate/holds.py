@@ -49,29 +49,31 @@ _BEHIND_FLOAT = Portability(
 
 def holds_of(graph: Graph) -> list[Hold]:
     """A statement on each operation of a graph; those of which the same is said share one."""
-    groups: dict[tuple[str, str, str, bool], list[tuple[str, int, dict[str, int]]]]
-    groups = collections.defaultdict(list)
+    groups = collections.defaultdict[tuple[str, Basis, str, bool], list[tuple[str, Portability]]](
+        list
+    )
     behind = graph.behind_float_values
     for operation in graph.operations:
-        found = operation.portability(graph)
-        if operation.output in behind and found.basis is not Basis.FLOAT:
-            found = _BEHIND_FLOAT
-        key = ", ".join(operation.operators), found.basis.value, found.why, found.holds
-        groups[key].append((operation.output, found.inputs, dict(found.differing)))
+        portability = operation.portability(graph)
+        if operation.output in behind and portability.basis is not Basis.FLOAT:
+            portability = _BEHIND_FLOAT
+        names = ", ".join(operation.operators)
+        key = names, portability.basis, portability.why, portability.holds
+        groups[key].append((operation.output, portability))
     return [
         Hold(
             operators=operators,
-            tensors=[tensor for tensor, _, _ in made],
-            basis=basis,
+            tensors=[tensor for tensor, _ in group],
+            basis=basis.value,
             why=why,
-            inputs=sum(inputs for _, inputs, _ in made),
+            inputs=sum(portability.inputs for _, portability in group),
             differing={
                 kernels.name: total
                 for kernels in XNNPACK_SETS
-                if (total := sum(differing.get(kernels.name, 0) for _, _, differing in made))
+                if (total := sum(each.differing.get(kernels.name, 0) for _, each in group))
             },
         )
-        for (operators, basis, why, _), made in groups.items()
+        for (operators, basis, why, _), group in groups.items()
     ]
 
 
@@ -82,37 +84,32 @@ def are_portable(holds: list[Hold]) -> bool:
 
 
 def verdict_of(holds: list[Hold]) -> Marked:
-    """Says of all of them where they hold; it is good where that is everywhere."""
-    return Marked(_in_words(holds), "good" if are_portable(holds) else "watch")
-
-
-def _in_words(holds: list[Hold]) -> str:
-    """One sentence on all of them, and one more on what is behind float values."""
+    """Says of all of them where they hold, and which are behind float values."""
     integer = [hold for hold in holds if not hold.is_float]
     behind = [hold for hold in integer if hold.basis == Basis.BEHIND_FLOAT.value]
     before = [hold for hold in integer if hold not in behind]
     left = [hold for hold in before if not hold.is_portable]
     if not before:
-        return "The file computes in float32, of which processors differ in the last bits."
+        words = "The file computes in float32, of which processors differ in the last bits."
+        return Marked(words, "good" if are_portable(holds) else "watch")
     if left:
-        verdict = f"It holds for x86 only: on Arm, {_named(left)} may compute other codes."
+        words = f"It holds for x86 only: on Arm, {_named(left)} may compute other codes."
     else:
-        ruled, enumerated = (
-            [hold for hold in before if bool(hold.inputs) == known] for known in (False, True)
-        )
+        ruled = [hold for hold in before if not hold.inputs]
+        enumerated = [hold for hold in before if hold.inputs]
         reasons = [f"{_operators(ruled)} by their rules"] if ruled else []
         if enumerated:
             inputs = sum(hold.inputs for hold in enumerated)
             reasons.append(f"{_operators(enumerated)} proved for all {inputs:,} inputs")
         where = " in front of float values" if behind else ""
-        verdict = f"With XNNPACK, the codes{where} are the same on {EVERYWHERE}: "
-        verdict += f"{', '.join(reasons)}."
-    if not behind:
-        return verdict
-    return (
-        f"{verdict} Nothing is said of the codes behind float values, in which processors differ "
-        f"in the last bits: {_named(behind)}."
-    )
+        words = f"With XNNPACK, the codes{where} are the same on {EVERYWHERE}: "
+        words += f"{', '.join(reasons)}."
+    if behind:
+        words += (
+            " Nothing is said of the codes behind float values, in which processors differ in the "
+            f"last bits: {_named(behind)}."
+        )
+    return Marked(words, "good" if are_portable(holds) else "watch")
 
 
 def _named(holds: list[Hold]) -> str:

@@ -49,13 +49,7 @@ def kind_of_ranges(ranges: Iterable[CheckedRange]) -> str:
 def checked_by_accuracy(
     ranges: Sequence[CheckedRange], labels: Sequence[np.ndarray | None], top1: Sequence[float]
 ) -> list[CheckedRange]:
-    """The ranges, of which an only one is checked by accuracy clearly above that of guessing.
-
-    Args:
-        ranges: of all image inputs.
-        labels: of each output, or None.
-        top1: the share of places whose class is right, for each output with labels.
-    """
+    """The ranges, of which an only one is checked by accuracy clearly above that of guessing."""
     given = [one[one >= 0] for one in labels if one is not None]
     is_open = len(ranges) == 1 and not (ranges[0].checked_by or ranges[0].problem)
     for classes, share in zip(given, top1, strict=True) if is_open else ():

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.export.certificate.outputs import as_array
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.tflite.images import Pixels, arrays_of
 
@@ -15,19 +16,7 @@ _MOST_RANDOM_BYTES = 2**32
 
 
 def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
-    """Pixels that are drawn independently: noise reaches more codes than pictures do.
-
-    Args:
-        shape: of an image.
-        count: how many.
-        seed: in [0, 2**32).
-
-    Returns:
-        uint8, (count, *shape).
-
-    Raises:
-        ValueError: a seed out of its range, or more images than fit into memory.
-    """
+    """Pixels that are drawn independently: noise reaches more codes than pictures do."""
     # RandomState, because its streams are the ones NumPy promises never to change.
     random = np.random.RandomState(seed)
     problem = ValueError(
@@ -44,15 +33,6 @@ def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
     return images
 
 
-def _as_array(values: Any, name: str) -> tuple[np.ndarray, list[str]]:
-    """An array of the images, and what is wrong with them."""
-    try:
-        return np.asarray(values), []
-    except ValueError:
-        problem = "received a ragged list, expected an array; give all the same size."
-        return np.empty(0), [f"{name}: {problem}"]
-
-
 def image_problems(
     images: np.ndarray,
     shape: tuple[int, ...] | None,
@@ -61,25 +41,31 @@ def image_problems(
     kept: bool = False,
     name: str = "images",
 ) -> list[str]:
-    """Why these do not fit an input.
-
-    Args:
-        images: values of the input.
-        shape: of the input, without the batch; None for any.
-        kind: its type.
-        kept: it is kept as it is, for layers left float.
-        name: what the problems call the images.
-    """
-    problems = []
-    if kept:
-        problems += _kept_problems(images, kind)
-    elif kind != "uint8":
-        problems += _value_problems(images, kind)
-    elif images.dtype != np.uint8:
+    """Why these do not fit an input: one that is `kept` as it is, for layers left float, or not."""
+    problems, real = [], np.issubdtype(images.dtype, np.floating)
+    if kept and (images.dtype.kind not in "biuf" or not np.all(np.isfinite(images))):
+        problems.append(f"received {images.dtype} values, expected finite ones of {kind}.")
+    elif kept:
+        with np.errstate(invalid="ignore"):
+            is_held = np.dtype(kind).kind == "f" or np.array_equal(images.astype(kind), images)
+        if not is_held:
+            problems.append(
+                f"received {images.dtype} values that {kind} does not hold, expected the ones that "
+                f"the Keras model takes, such as ids; pass them as {kind}."
+            )
+    elif kind == "uint8" and images.dtype != np.uint8:
         problems.append(
             f"received {images.dtype}, expected uint8 pixels from 0 to 255; pass the images "
             "as they were before any scaling."
         )
+    elif kind != "uint8" and not real and not (kind == "int8" and images.dtype == np.int8):
+        codes = " or the int8 codes of them" if kind == "int8" else ""
+        problems.append(
+            f"received {images.dtype}, expected real values{codes}; pass the arrays that "
+            "the Keras model takes, as float32."
+        )
+    elif kind != "uint8" and real and not np.all(np.isfinite(images)):
+        problems.append("received values that are NaN or infinite, expected finite ones.")
     if shape is not None and (images.ndim != len(shape) + 1 or images.shape[1:] != shape):
         sizes = ", ".join(str(size) for size in shape)
         problems.append(
@@ -89,35 +75,6 @@ def image_problems(
     elif not images.size:
         problems.append("received none, expected at least one.")
     return [f"{name}: {problem}" for problem in problems]
-
-
-def _value_problems(values: np.ndarray, kind: str) -> list[str]:
-    """Problems of the values of an input that is not an image."""
-    codes = " or the int8 codes of them" if kind == "int8" else ""
-    real = np.issubdtype(values.dtype, np.floating)
-    if not real and not (kind == "int8" and values.dtype == np.int8):
-        return [
-            f"received {values.dtype}, expected real values{codes}; pass the arrays that "
-            "the Keras model takes, as float32."
-        ]
-    if real and not np.all(np.isfinite(values)):
-        return ["received values that are NaN or infinite, expected finite ones."]
-    return []
-
-
-def _kept_problems(values: np.ndarray, kind: str) -> list[str]:
-    """Problems of the values of an input that is kept as it is."""
-    if values.dtype.kind not in "biuf" or not np.all(np.isfinite(values)):
-        return [f"received {values.dtype} values, expected finite ones of {kind}."]
-    wanted = np.dtype(kind)
-    with np.errstate(invalid="ignore"):
-        same = wanted.kind == "f" or np.array_equal(values.astype(wanted), values)
-    if same:
-        return []
-    return [
-        f"received {values.dtype} values that {kind} does not hold, expected the ones that "
-        f"the Keras model takes, such as ids; pass them as {kind}."
-    ]
 
 
 def images_hash(images: Pixels) -> str:
@@ -131,16 +88,9 @@ def images_hash(images: Pixels) -> str:
 def checked_images(
     images: Any, shapes: list[tuple[int, ...]], kinds: list[str], kept: list[bool]
 ) -> tuple[Pixels, list[str]]:
-    """Images as an array, of several inputs one for each, and what is wrong with them.
-
-    Args:
-        images: they; for several inputs a list.
-        shapes: of the inputs, without the batch.
-        kinds: their types.
-        kept: whether each is kept as it is, for layers left float.
-    """
+    """Images as an array, of several inputs one for each, and what is wrong with them."""
     if len(shapes) == 1:
-        array, problems = _as_array(images, "images")
+        array, problems = as_array(images, "images")
         return array, problems or image_problems(array, shapes[0], kinds[0], kept=kept[0])
     if not isinstance(images, list | tuple) or len(images) != len(shapes):
         count = len(images) if isinstance(images, list | tuple) else 1
@@ -152,7 +102,7 @@ def checked_images(
     expected = zip(images, shapes, kinds, kept, strict=True)
     for index, (given, shape, kind, is_kept) in enumerate(expected):
         name = f"images[{index}]"
-        array, of_input = _as_array(given, name)
+        array, of_input = as_array(given, name)
         problems += of_input or image_problems(array, shape, kind, kept=is_kept, name=name)
         arrays.append(array)
     if not problems and len({len(array) for array in arrays}) > 1:

@@ -27,42 +27,32 @@ _OFF_ONE = 1e-3
 
 
 def as_in_file(values: np.ndarray, graph: Graph) -> np.ndarray:
-    """The output of a model as its file gives it: probabilities where the file adds a softmax.
-
-    Args:
-        values: the output, joined; probabilities stay what they are.
-        graph: of the file.
-    """
-    if not _gives_probabilities(graph):
-        return values
-    off = np.abs(np.sum(values, axis=-1) - 1.0)
-    if np.all(values >= 0.0) and np.all(off <= _OFF_ONE):
-        return values
-    return softmax(values)
-
-
-def _gives_probabilities(graph: Graph) -> bool:
-    """Whether its only output is what a softmax makes."""
+    """The output of a model as its file gives it: probabilities where the file adds a softmax."""
     makers = {operation.output: operation for operation in graph.operations}
     last = makers[graph.output]
     last = makers.get(last.represented, last)
-    return last.makes_probabilities and not graph.more_outputs
+    if graph.more_outputs or not last.makes_probabilities:
+        return values
+    off = np.abs(np.sum(values, axis=-1) - 1.0)
+    are_probabilities = np.all(values >= 0.0) and np.all(off <= _OFF_ONE)
+    return values if are_probabilities else softmax(values)
+
+
+def _differences(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
+    """The absolute differences, infinite where one is NaN."""
+    with np.errstate(invalid="ignore"):
+        differences = np.abs(expected.astype(np.float64) - computed)
+    return np.where(np.isnan(differences), np.inf, differences)
 
 
 def largest_difference(expected: np.ndarray, computed: np.ndarray) -> float:
     """The largest absolute difference; infinite where one is NaN, 0 where there are no values."""
-    with np.errstate(invalid="ignore"):
-        differences = np.abs(expected.astype(np.float64) - computed)
-    return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))
+    return float(np.max(_differences(expected, computed), initial=0.0))
 
 
 def mean_difference(expected: np.ndarray, computed: np.ndarray) -> float:
-    """The mean absolute difference; infinite where one is NaN, 0 where there are no values."""
-    with np.errstate(invalid="ignore"):
-        found = (
-            float(np.mean(np.abs(expected.astype(np.float64) - computed))) if expected.size else 0
-        )
-    return float("inf") if np.isnan(found) else float(found)
+    """The mean absolute difference, likewise."""
+    return float(np.mean(_differences(expected, computed))) if expected.size else 0.0
 
 
 # The output of a single sigmoid is class 1 above this, else 0.
@@ -241,10 +231,6 @@ class ValueCount:
 def compared_channels(values: np.ndarray, reference: np.ndarray) -> ValueCount:
     """The channels of an output against those of the reference.
 
-    Args:
-        values: (n, ..., channels), or (n,) of one number an image.
-        reference: likewise.
-
     >>> pixels = np.linspace(0.0, 300.0, 400)
     >>> found = compared_channels(
     ...     np.stack([pixels, np.round(pixels / 300)], axis=1),  # of scores, 0 and 1 are left
@@ -338,6 +324,7 @@ def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> Outpu
     """One output against the reference's."""
     with np.errstate(invalid="ignore"):
         spread = float(np.std(reference, dtype=np.float64))
+    may_be_values = output.classes_by in ("", "sigmoid")
     return OutputCount(
         name=output.name,
         shape=output.shape,
@@ -347,9 +334,7 @@ def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> Outpu
         mean_difference=mean_difference(reference, values),
         spread=spread,
         classes_by=output.classes_by,
-        values=None
-        if output.classes_by not in ("", "sigmoid")
-        else compared_channels(values, reference),
+        values=compared_channels(values, reference) if may_be_values else None,
         ties=output.ties(values, reference),
     )
 
@@ -369,31 +354,25 @@ _CLASSES = {"SOFTMAX": "softmax", "LOGISTIC": "sigmoid"}
 
 
 def outputs_in(graph: Graph, contents: Contents, labels: Sequence[str] | None) -> list[Output]:
-    """The outputs of a graph, named by their keys where it has a dictionary of them.
+    """The outputs of a graph, named by their keys where it has a dictionary of them."""
+    makers = {tensor.name: maker for maker in contents.operators for tensor in maker.outputs}
 
-    Args:
-        graph: the graph.
-        contents: of its file.
-        labels: the names of classes in the file; None where it has none.
-    """
-    makers = {made.name: operator for operator in contents.operators for made in operator.outputs}
-
-    def said(name: str) -> str:
+    def classes_by(name: str) -> str:
         maker = makers.get(name)
         if maker is None or maker.name not in _KEEPING:
             return "" if maker is None else _CLASSES.get(maker.name, "")
         kept = [tensor for tensor in maker.reads if tensor.name in makers]
-        found = {said(tensor.name) for tensor in kept}
+        functions = {classes_by(tensor.name) for tensor in kept}
         moved = any(tensor.shape[-1:] != maker.outputs[0].shape[-1:] for tensor in kept)
-        return found.pop() if found in ({"sigmoid"}, set() if moved else {"softmax"}) else ""
+        is_known = functions == {"sigmoid"} or (functions == {"softmax"} and not moved)
+        return functions.pop() if is_known else ""
 
-    shapes = [tuple(graph.tensors[name].shape) for name in graph.outputs]
-    return [
-        Output(key, shape, said(name)).said_by("labels" if (len(labels or ()),) == shape else "")
-        for key, name, shape in zip(
-            graph.keys[1] or graph.outputs, graph.outputs, shapes, strict=True
-        )
-    ]
+    outputs = []
+    for key, name in zip(graph.keys[1] or graph.outputs, graph.outputs, strict=True):
+        shape = tuple(graph.tensors[name].shape)
+        by_labels = "labels" if (len(labels or ()),) == shape else ""
+        outputs.append(Output(key, shape, classes_by(name)).said_by(by_labels))
+    return outputs
 
 
 def separated(joined: np.ndarray, outputs: Sequence[Output]) -> list[np.ndarray]:
@@ -413,55 +392,57 @@ def labels_of(
 ) -> tuple[list[np.ndarray | None], list[str]]:
     """Labels for each output as arrays (count, *places), and what is wrong with them.
 
-    Args:
-        labels: of the only output; or for several a list with one for each, or a dictionary by
-            their names, with None for, or without, those that have none.
-        outputs: the outputs.
-        count: of the images.
-        names: other names of each output.
+    They are those of the only output; or of several a list with labels or None for each, or a
+    dictionary by any of their names, without those that have none.
     """
     if labels is None:
         return [None] * len(outputs), []
-    known = [{output.name} for output in outputs]
-    for also, called in zip(known, names, strict=False):
-        also.update(called)
-    given: list[Any]
+    listed = ", ".join(str(output.name) for output in outputs)
+    by_output: list[Any]
     if isinstance(labels, Mapping):
-        unknown = [key for key in labels if not any(key in called for called in known)]
-        if unknown:
-            listed = ", ".join(str(output.name) for output in outputs)
+        keys = [{output.name} for output in outputs]
+        for own, others in zip(keys, names, strict=False):
+            own.update(others)
+        if unknown := [key for key in labels if not any(key in own for own in keys)]:
             return [], [
                 f"labels: received some for {', '.join(map(repr, unknown))}, expected names of "
                 f"outputs; they are {listed}."
             ]
-        given = [next((labels[key] for key in labels if key in called), None) for called in known]
+        by_output = [next((labels[key] for key in labels if key in own), None) for own in keys]
     elif len(outputs) == 1:
-        given = [labels]
+        by_output = [labels]
     elif isinstance(labels, list | tuple) and len(labels) == len(outputs):
-        given = list(labels)
+        by_output = list(labels)
     else:
         size = f" of {len(labels)}" if isinstance(labels, list | tuple) else ""
-        listed = ", ".join(str(output.name) for output in outputs)
         return [], [
             f"labels: received {type(labels).__name__}{size} for {len(outputs)} outputs ({listed}),"
             " expected a list with labels or None for each, or a dictionary by their names."
         ]
     arrays, problems = [], []
-    for output, one in zip(outputs, given, strict=True):
+    for output, values in zip(outputs, by_output, strict=True):
         name = "labels" if len(outputs) == 1 else f"labels of {output.name}"
-        array, found = (None, []) if one is None else _checked(name, one, output, count)
+        array, wrong = (None, []) if values is None else _checked(name, values, output, count)
         arrays.append(array)
-        problems += found
+        problems += wrong
     return arrays, problems
 
 
-def _checked(
-    name: str, given: Any, output: Output, count: int
-) -> tuple[np.ndarray | None, list[str]]:
+def as_array(values: Any, name: str) -> tuple[np.ndarray, list[str]]:
+    """Images or labels as an array, and what is wrong with them."""
     try:
-        labels = np.asarray(given)
+        return np.asarray(values), []
     except ValueError:
-        return None, [f"{name}: received a ragged list, expected an array; give all the same size."]
+        problem = "received a ragged list, expected an array; give all the same size."
+        return np.empty(0), [f"{name}: {problem}"]
+
+
+def _checked(
+    name: str, values: Any, output: Output, count: int
+) -> tuple[np.ndarray | None, list[str]]:
+    labels, problems = as_array(values, name)
+    if problems:
+        return None, problems
     classes, expected = output.num_classes, (count, *output.places)
     if not classes:
         return None, [
@@ -489,15 +470,7 @@ def label_problems(
     name: str = "labels",
     what: str = "an image",
 ) -> list[str]:
-    """Why these are not labels.
-
-    Args:
-        labels: they.
-        shape: that they should have.
-        classes: how many there are.
-        name: of the labels.
-        what: has a label.
-    """
+    """Why these are not labels."""
     if labels.shape != shape:
         return [
             f"{name}: received shape {labels.shape}, expected {shape}, one class number {what}."

@@ -3,7 +3,7 @@
 import math
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from markupsafe import Markup
 
@@ -16,7 +16,6 @@ from sat_tf.export.certificate.runtimes import (
     REFERENCE_TITLES,
     RUNTIMES,
     RuntimeRow,
-    TrainedCount,
     runtime_columns,
     shown_share,
 )
@@ -28,11 +27,7 @@ from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, perc
 
 
 def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
-    """The paths of a certificate and of its page: the page has the suffix .html.
-
-    Raises:
-        ValueError: they cannot be written there.
-    """
+    """The paths of a certificate and of its page: the page has the suffix .html."""
     path = check_writable(path)
     beside = path.with_suffix(".html")
     if beside == path:
@@ -44,11 +39,7 @@ def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, 
 
 
 def write_both(certificate: Certificate, path: str | os.PathLike[str]) -> None:
-    """Writes a certificate and, beside it, its page; each file appears whole, or not at all.
-
-    Raises:
-        ValueError: a path cannot be written.
-    """
+    """Writes a certificate and, beside it, its page; each file appears whole, or not at all."""
     path, beside = check_certificate_path(path)
     certificate.write(path)
     write_text(beside, certificate_page(certificate))
@@ -88,30 +79,26 @@ def _outputs(certificate: Certificate) -> str:
     sides = {REFERENCE_TITLES[certificate.reference]: counts}
     if certificate.float_outputs:
         sides["the float model"] = certificate.float_outputs
+
+    def read_as(index: int) -> str:
+        count = counts[index]
+        by = f", by the {count.classes_by}" if count.classes_by else ""
+        return "values" if count.is_values else f"classes of {count.places:,} {count.what}{by}"
+
     columns: list[Column[int]] = [
         Column("output", lambda index: Marked(counts[index].name, "name")),
         Column("shape", lambda index: counts[index].shape, _shape),
-        Column("read as", lambda index: _read_as(counts[index])),
+        Column("read as", read_as),
         *(accuracy_column(certificate, name) for name in models),
     ]
-    for side, found in sides.items():
-        columns += difference_columns(side, found)
-        columns.append(Column(f"channels beside {side}", _channels(found), wrap="fold"))
+    for side, compared in sides.items():
+        channels = ["–" if each.values is None else str(each.values) for each in compared]
+        columns += difference_columns(side, compared)
+        columns.append(Column(f"channels beside {side}", channels.__getitem__, wrap="fold"))
     columns.append(
         Column("standard deviation", lambda index: counts[index].spread, _FOUR, number=True)
     )
     return Table(columns=columns, rows=range(len(counts))).to_html("Outputs")
-
-
-def _read_as(count: OutputCount) -> str:
-    if count.is_values:
-        return "values"
-    by = f", by the {count.classes_by}" if count.classes_by else ""
-    return f"classes of {count.places:,} {count.what}{by}"
-
-
-def _channels(found: Sequence[OutputCount]) -> Callable[[int], str]:
-    return lambda index: "–" if found[index].values is None else str(found[index].values)
 
 
 def accuracy_column(certificate: Certificate, model: str) -> Column[int]:
@@ -125,12 +112,7 @@ def accuracy_column(certificate: Certificate, model: str) -> Column[int]:
 
 
 def difference_columns(side: str, found: Sequence[OutputCount]) -> list[Column[int]]:
-    """How outputs differ from those of another model.
-
-    Args:
-        side: the other model, in words.
-        found: the outputs; rows of the table are their places in this list.
-    """
+    """How outputs differ from those of another model."""
 
     def same(index: int) -> float | None:
         return None if found[index].is_values else found[index].agreement
@@ -167,9 +149,9 @@ def _facts(certificate: Certificate) -> dict[str, str]:
 
 def _runtimes(certificate: Certificate) -> Table[RuntimeRow]:
     def pieces(row: RuntimeRow) -> str:
-        if row.found is None or row.found.delegation is None:
+        taken = row.found and row.found.delegation
+        if taken is None:
             return ""
-        taken = row.found.delegation
         piece = f"piece{'s' if taken.partitions != 1 else ''}"
         return f"{taken.delegated} of {taken.operators} in {taken.partitions} {piece}"
 
@@ -187,13 +169,25 @@ def _runtimes(certificate: Certificate) -> Table[RuntimeRow]:
 
 def _holds(certificate: Certificate) -> Table[Hold]:
     def differing(kernels: KernelSet) -> Column[Hold]:
+        # How many codes differ on the images, as far as that was simulated.
+        simulated = [
+            certificate.runtimes[each.name].tensors
+            for each in RUNTIMES.values()
+            if each.is_simulated and each.kernels is kernels and each.name in certificate.runtimes
+        ]
+
         def show(hold: Hold) -> Cell:
             if hold.is_float:
                 return "not compared"
             if hold.basis == Basis.BEHIND_FLOAT.value:
                 return Marked("not known", "watch")
             if hold.basis == Basis.IMAGES.value and kernels is not XNNPACK_SETS[0]:
-                return Marked(_on_images(certificate, hold, kernels), "watch")
+                if not simulated:
+                    return Marked("may differ", "watch")
+                tensors = [tensor for tensor in simulated[0] if tensor.name in hold.tensors]
+                codes = sum(tensor.codes_differing for tensor in tensors)
+                compared = sum(tensor.codes_compared for tensor in tensors)
+                return Marked(f"{codes:,} of {compared:,} differ", "watch")
             count = hold.differing.get(kernels.name, 0)
             return Marked(f"{count:,} differ", "bad") if count else "the same"
 
@@ -210,18 +204,11 @@ def _holds(certificate: Certificate) -> Table[Hold]:
     return Table(columns=columns, rows=certificate.holds)
 
 
-def _on_images(certificate: Certificate, hold: Hold, kernels: KernelSet) -> str:
-    """How many codes differ on the images with other kernels, as far as that was simulated."""
-    for kind in RUNTIMES.values():
-        if kind.is_simulated and kind.kernels is kernels and kind.name in certificate.runtimes:
-            found = certificate.runtimes[kind.name].tensors
-            tensors = [tensor for tensor in found if tensor.name in hold.tensors]
-            differing = sum(tensor.codes_differing for tensor in tensors)
-            return f"{differing:,} of {sum(tensor.codes_compared for tensor in tensors):,} differ"
-    return "may differ"
-
-
 def _tensors(certificate: Certificate) -> Table[TensorCodes]:
+    def used(tensor: TensorCodes) -> Markup:
+        first = tensor.lowest - tensor.zero_point
+        return histogram(tensor.counts, f"codes {first} to {first + len(tensor.counts) - 1}")
+
     columns: list[Column[TensorCodes]] = [
         Column("tensor", lambda tensor: Marked(tensor.name, "name")),
         Column("operator", lambda tensor: tensor.operator.replace("_2D", "")),
@@ -232,7 +219,7 @@ def _tensors(certificate: Certificate) -> Table[TensorCodes]:
             lambda tensor: f"{tensor.codes_used} of {len(tensor.counts)}",
             number=True,
         ),
-        Column("", _histogram),
+        Column("", used),
         Column("weights used", lambda tensor: len(tensor.weights) or None, number=True),
         Column("", lambda tensor: _weights(tensor.weights) if tensor.weights else None),
     ]
@@ -243,18 +230,26 @@ def _tensors(certificate: Certificate) -> Table[TensorCodes]:
         columns.append(
             _differing(name, {tensor.name: tensor.codes_differing for tensor in tensors})
         )
-    if certificate.trained:
-        trained = {tensor.name: tensor for tensor in certificate.trained}
-        columns += [
-            Column("by itself", lambda tensor: trained.get(tensor.name), _by_itself, number=True),
-            Column("saturated", lambda tensor: trained.get(tensor.name), _saturated, number=True),
-        ]
+    trained = {tensor.name: tensor for tensor in certificate.trained}
+
+    def by_itself(tensor: TensorCodes) -> Cell:
+        count = trained.get(tensor.name)
+        if count is None or not count.alone_compared:
+            return ""
+        share = f"{100 * count.alone_share:.3g} %"
+        return Marked(share, "bad") if count.is_unexplained else share
+
+    def saturated(tensor: TensorCodes) -> str:
+        count = trained.get(tensor.name)
+        if count is None or not count.saturated:
+            return ""
+        worst = f"{100 * count.worst_share:.3g} % of channel {count.worst_channel}"
+        return f"{count.saturated:,} ({worst})"
+
+    if trained:
+        columns.append(Column("by itself", by_itself, number=True))
+        columns.append(Column("saturated", saturated, number=True))
     return Table(columns=columns, rows=certificate.codes)
-
-
-def _histogram(tensor: TensorCodes) -> Markup:
-    first = tensor.lowest - tensor.zero_point
-    return histogram(tensor.counts, f"codes {first} to {first + len(tensor.counts) - 1}")
 
 
 def _weights(counts: dict[int, int]) -> Markup:
@@ -276,20 +271,6 @@ def _differing(runtime: str, differing: dict[str, int]) -> Column[TensorCodes]:
     return Column(
         f"differing, {runtime}", lambda tensor: differing.get(tensor.name), show, number=True
     )
-
-
-def _by_itself(count: TrainedCount | None) -> Cell:
-    if count is None or not count.alone_compared:
-        return ""
-    share = f"{100 * count.alone_share:.3g} %"
-    return Marked(share, "bad") if count.is_unexplained else share
-
-
-def _saturated(count: TrainedCount | None) -> str:
-    if count is None or not count.saturated:
-        return ""
-    worst = f"{100 * count.worst_share:.3g} % of channel {count.worst_channel}"
-    return f"{count.saturated:,} ({worst})"
 
 
 def _shape(shape: tuple[int, ...]) -> str:

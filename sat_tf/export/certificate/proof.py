@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import math
 import os
 import pathlib
 import platform
@@ -44,7 +45,6 @@ from sat_tf.export.operations.softmax import softmax
 from sat_tf.export.tflite.contents import Contents, gzip_size, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.metadata import read_metadata
-from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import ProblemsError, kind_of
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.targets import DEFAULT_TARGET
@@ -85,11 +85,7 @@ class Subject:
 
 
 def read_subject(path: pathlib.Path) -> Subject:
-    """A file and the graph that is read from it.
-
-    Raises:
-        ValueError: there is no file, or sat-tf did not write it.
-    """
+    """A file and the graph that is read from it."""
     content = existing_file(path).read_bytes()
     graph = read_graph(content, str(path))
     parsed = read_contents(content, str(path))
@@ -101,11 +97,7 @@ _MOST_BYTES = 2**31
 
 
 def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a TFLite file.
-
-    Raises:
-        ValueError: it is no path, or there is no file.
-    """
+    """The path of a TFLite file that exists."""
     path = expect_path(path)
     if problems := file_problems(path):
         raise ValueError(problems[0])
@@ -114,28 +106,23 @@ def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:
 
 def file_problems(path: pathlib.Path) -> list[str]:
     """Why there is no file to verify."""
-    if os.path.isfile(path):
-        size = os.path.getsize(path)
-        if size <= _MOST_BYTES:
-            return []
+    if not os.path.isfile(path):
+        return [
+            f"{path}: received a path without a file, expected a TFLite file; write it with "
+            "sat_tf.export_tflite(model, path) first."
+        ]
+    if (size := os.path.getsize(path)) > _MOST_BYTES:
         return [
             f"{path}: received a file of {size:,} bytes, expected a TFLite file, which has at most "
             f"{_MOST_BYTES:,}; name another file."
         ]
-    return [
-        f"{path}: received a path without a file, expected a TFLite file; write it with "
-        "sat_tf.export_tflite(model, path) first."
-    ]
+    return []
 
 
 def checked_inputs(
     caller: str, subject: Subject, images: Any, labels: Any
 ) -> tuple[np.ndarray, list[np.ndarray | None]]:
-    """Images as an array, and labels as one for each output.
-
-    Raises:
-        ValueError: they do not fit the graph; lists every problem with its fix.
-    """
+    """Images as an array, and labels as one for each output."""
     graph = subject.graph
     graph.expect_one_of_each(f"{caller}: {subject.path}")
     image = graph.images[0]
@@ -150,15 +137,7 @@ def checked_inputs(
 def strangers(
     subject: Subject, images: Pixels | None, recorded: Any, what: str, advice: str
 ) -> list[str]:
-    """Why a file or images are not those of a record.
-
-    Args:
-        subject: the file.
-        images: as the file takes them; None where they are not at hand.
-        recorded: a `Certificate`, or the `KitRecord` of a proof kit.
-        what: its name, in words.
-        advice: the fix for another file, beside passing the right one.
-    """
+    """Why a file or images are not those of a `Certificate`, or of the `KitRecord` of a kit."""
     problems = []
     if subject.sha256 != recorded.sha256:
         problems.append(
@@ -166,9 +145,9 @@ def strangers(
             f"{recorded.sha256[:12]} ({recorded.file}) that the {what} was made of; pass that one, "
             f"or {advice}."
         )
-    if images is not None and (found := images_hash(images)) != recorded.images_sha256:
+    if images is not None and (digest := images_hash(images)) != recorded.images_sha256:
         problems.append(
-            f"received {number_of(images)} images with the hash {found[:12]}, expected the "
+            f"received {number_of(images)} images with the hash {digest[:12]}, expected the "
             f"{recorded.num_images} with the hash {recorded.images_sha256[:12]} that the {what} "
             f"was made with ({recorded.images_from.description}); pass those."
         )
@@ -227,11 +206,9 @@ def prove(
             simulated_outputs.append(outputs_of(simulated, graph))
             recorder.add(simulated)
             for name, counter in counters.items():
-                if name == "xnnpack":
-                    counter.count(simulated)
-                else:
-                    own = counter.run(batch)
-                    counter.count(simulate(graph, batch, own) if graph.float_layers else simulated)
+                own = given if name == "xnnpack" else counter.run(batch)
+                is_shared = own is given or not graph.float_layers
+                counter.count(simulated if is_shared else simulate(graph, batch, own))
             for other in others.values():
                 other.add(batch, simulated)
             if keras:
@@ -244,22 +221,22 @@ def prove(
     if keras:
         expected = outputs["quantized"] = keras.outputs
     outputs["tflite"] = counters["xnnpack"].outputs
-    counted = subject.outputs
-    labels = labels or [None] * len(counted)
-    softmaxes = beside.softmaxes if beside else [""] * len(counted)
+    in_file = subject.outputs
+    labels = labels or [None] * len(in_file)
+    softmaxes = beside.softmaxes if beside else [""] * len(in_file)
     loss = beside.loss if beside else ""
     counted = [
-        output.said_by(function, "" if given is None else "labels", loss)
-        for output, function, given in zip(counted, softmaxes, labels, strict=True)
+        output.said_by(function, "" if of_output is None else "labels", loss)
+        for output, function, of_output in zip(in_file, softmaxes, labels, strict=True)
     ]
     reference = Reference(expected, counted, labels)
     float_counts = []
     if beside:
         outputs["float"] = np.concatenate(float_outputs)
-        as_given = beside.as_given(outputs["tflite"], subject.outputs)
+        as_given = beside.as_given(outputs["tflite"], in_file)
         float_counts = dataclasses.replace(reference, values=outputs["float"]).compared(as_given)
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
-    xnnpack = counters["xnnpack"].result(reference)
+    counts = {name: each.result(reference) for name, each in {**counters, **others}.items()}
     machine = this_machine(content)
     packages = [*COMPUTING, *([PACKAGE] if MICRO in counters else [])]
     certificate = Certificate(
@@ -284,25 +261,13 @@ def prove(
         images_sha256=images_hash(images),
         images_from=images_from,
         reference="keras" if keras else "simulation",
-        agreement=xnnpack.agreement,
+        agreement=counts["xnnpack"].agreement,
         top1={name: share for name, shares in right.items() if (share := only(shares)) is not None},
-        runtimes={
-            "xnnpack": xnnpack,
-            **{
-                name: counter.result(reference)
-                for name, counter in counters.items()
-                if name != "xnnpack"
-            },
-            **{name: other.result(reference) for name, other in others.items()},
-        },
+        runtimes=counts,
         refused=refused,
         codes=recorder.result(),
         trained=keras.result() if keras else [],
-        warnings=[
-            *graph.warnings,
-            *wrong_before(subject.parsed),
-            *([machine.doubt] if machine.doubt else []),
-        ],
+        warnings=[*graph.warnings, *wrong_before(subject.parsed), *filter(None, [machine.doubt])],
         accuracy={
             output.name: {name: shares[output.name] for name, shares in right.items()}
             for output in counted
@@ -329,53 +294,40 @@ def _counters(
     # TFLite Micro may end its process for any file.
     doubtful = [kind.name for kind in kinds if kind.name == MICRO or not subject.is_trusted]
     reasons = refusals(subject.content, doubtful)
-    found: dict[str, RuntimeCounter] = {}
+    counters: dict[str, RuntimeCounter] = {}
     refused: dict[str, str] = {}
     for kind in kinds:
-        name = kind.name
-        reason = reasons.get(name) or subject.graph.ends_process(kind.kernels)
-        if reason is None:
-            try:
-                found[name] = RuntimeCounter(subject.graph, subject.content, name)
-                continue
-            except ValueError as error:
-                reason = str(error.__cause__ or error)
-        refused[name] = reason
+        reason = reasons.get(kind.name) or subject.graph.ends_process(kind.kernels)
+        try:
+            if reason is None:
+                counters[kind.name] = RuntimeCounter(subject.graph, subject.content, kind.name)
+        except ValueError as error:
+            reason = str(error.__cause__ or error)
+        if reason is not None:
+            refused[kind.name] = reason
     if "xnnpack" in refused:
         raise ValueError(
             f"{subject.path}: received a TFLite file that LiteRT does not run "
             f"({refused['xnnpack']}), expected one that sat_tf.export_tflite wrote; export the "
             "model again."
         )
-    return found, refused
+    return counters, refused
 
 
 # -- the float model -------------------------------------------------------------------------------
 
 
 class FloatReference:
-    """A Keras model that is fed what the quantized model is fed.
+    """A tf_keras model with the inputs and outputs of a file, fed what the quantized model is fed.
 
-    Args:
-        model: any tf_keras model with the inputs and outputs of the file: pixels in the range that
-            the quantized model takes, and as many numbers of each image.
-        graph: of the file.
-
-    Raises:
-        ValueError: it has other inputs or outputs.
+    Its pixels are in the range that the quantized model takes.
     """
 
     def __init__(self, model: Any, graph: Graph) -> None:
-        problem = self.problem(model, graph)
-        if problem:
+        if problem := float_model_problem(model, graph):
             raise ValueError(f"float_model: {problem}.")
         self._model, self._graph = model, graph
         self.name = str(model.name)
-
-    @staticmethod
-    def problem(model: Any, graph: Graph) -> str | None:
-        """Why a model is not one to compare the file of a graph with; None where it is."""
-        return _problem(model, graph)
 
     @property
     def loss(self) -> str:
@@ -397,32 +349,26 @@ class FloatReference:
         return ["softmax" if layer_kinds.is_softmax(layer) else "" for layer in layers]
 
     def as_given(self, values: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:
-        """The outputs of the file as this model gives them: probabilities where it has a softmax.
-
-        Args:
-            values: the outputs, joined.
-            outputs: as the file alone describes them: its logits have no softmax.
-        """
-        pieces = [
-            softmax(piece) if ends and output.classes_by != "softmax" else piece
-            for piece, output, ends in zip(
-                separated(values, outputs), outputs, self.softmaxes, strict=True
-            )
-        ]
-        return joined(pieces)
+        """The file's outputs as this model gives them: probabilities where it has a softmax."""
+        pieces = zip(separated(values, outputs), outputs, self.softmaxes, strict=True)
+        return joined(
+            [
+                softmax(piece) if ends and output.classes_by != "softmax" else piece
+                for piece, output, ends in pieces
+            ]
+        )
 
     def run(self, images: Pixels) -> np.ndarray:
-        """The model's outputs for a batch, as one array.
-
-        Args:
-            images: uint8 (n, rows, columns, channels); a tuple of arrays for several inputs.
-        """
+        """The model's outputs for a batch, as one array."""
         import tensorflow as tf
 
-        pixels = [
-            tf.constant(_fed(image, array))
-            for array, image in zip(arrays_of(images), self._graph.images, strict=True)
-        ]
+        pixels = []
+        for array, image in zip(arrays_of(images), self._graph.images, strict=True):
+            if image.range is not None or image.type != "uint8" or image.scale is None:
+                pixels.append(tf.constant(image.fed(array)))
+            else:  # of a file alone: pixels on the grid of its kernels
+                zeroed = array.astype(np.float32) - np.float32(image.zero_point)
+                pixels.append(tf.constant(zeroed * image.scale))
         structure = getattr(self._model, "_nested_inputs", None)
         given = pixels[0] if len(pixels) == 1 else pixels
         if structure is not None:
@@ -431,14 +377,8 @@ class FloatReference:
         return joined([np.asarray(output, np.float32) for output in outputs])
 
 
-def _fed(image: Image, pixels: np.ndarray) -> np.ndarray:
-    """The input of the quantized model; of a file alone, pixels on the grid of its kernels."""
-    if image.range is not None or image.type != "uint8" or image.scale is None:
-        return image.fed(pixels)
-    return (pixels.astype(np.float32) - np.float32(image.zero_point)) * image.scale
-
-
-def _problem(model: Any, graph: Graph) -> str | None:
+def float_model_problem(model: Any, graph: Graph) -> str | None:
+    """Why a model is not one to compare the file of a graph with; None where it is."""
     import tf_keras as keras
 
     if not isinstance(model, keras.Model):
@@ -450,22 +390,18 @@ def _problem(model: Any, graph: Graph) -> str | None:
         return (
             "received a model without a known input, expected a built one; call it once on images"
         )
-    sizes = [int(np.prod(graph.tensors[name].shape)) for name in graph.outputs]
     for role, tensors, expected in (
-        ("inputs", model.inputs, [int(np.prod(image.shape)) for image in graph.images]),
-        ("outputs", model.outputs, sizes),
+        ("inputs", model.inputs, [tuple(image.shape) for image in graph.images]),
+        ("outputs", model.outputs, [tuple(graph.tensors[name].shape) for name in graph.outputs]),
     ):
         shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
-        found = [None if None in shape else int(np.prod(shape)) for shape in shapes]
-        fits = len(found) == len(expected) and all(
-            one in (None, other) for one, other in zip(found, expected, strict=True)
+        fits = len(shapes) == len(expected) and all(
+            None in shape or math.prod(shape) == math.prod(wanted)
+            for shape, wanted in zip(shapes, expected, strict=True)
         )
         if not fits:
-            own = [image.shape for image in graph.images]
-            wanted = own if role == "inputs" else [graph.tensors[n].shape for n in graph.outputs]
             return (
                 f"received a model whose {role} have the shapes {shapes}, expected those of the "
-                f"file, {[tuple(shape) for shape in wanted]}; pass the float model that the "
-                "quantized one was made of"
+                f"file, {expected}; pass the float model that the quantized one was made of"
             )
     return None

@@ -26,18 +26,19 @@ class RuntimeKind:
     is_simulated: bool = False  # Whether it is only simulated, as what runs it is another machine.
 
 
-def _simulated(name: str, title: str, kernels: KernelSet) -> RuntimeKind:
-    return RuntimeKind(name, f"{title} (simulated)", kernels, is_simulated=True)
-
-
 _KINDS = (
     RuntimeKind("xnnpack", "LiteRT with XNNPACK", kernel_sets.of_this_machine()),
     RuntimeKind("builtin", "LiteRT, builtin kernels", kernel_sets.builtin_of_this_machine()),
     RuntimeKind("reference", "LiteRT, reference kernels", kernel_sets.REFERENCE),
     RuntimeKind(MICRO, "TFLite Micro", kernel_sets.MICRO),
-    _simulated("arm_xnnpack", "Arm, XNNPACK", kernel_sets.ARM),
-    _simulated("arm_xnnpack_unfused", "Arm, XNNPACK unfused", kernel_sets.ARM_UNFUSED),
-    _simulated("arm_builtin", "Arm, builtin kernels", kernel_sets.BUILTIN_ARM),
+    *(
+        RuntimeKind(name, f"{title} (simulated)", kernels, is_simulated=True)
+        for name, title, kernels in (
+            ("arm_xnnpack", "Arm, XNNPACK", kernel_sets.ARM),
+            ("arm_xnnpack_unfused", "Arm, XNNPACK unfused", kernel_sets.ARM_UNFUSED),
+            ("arm_builtin", "Arm, builtin kernels", kernel_sets.BUILTIN_ARM),
+        )
+    ),
 )
 RUNTIMES: dict[str, RuntimeKind] = {kind.name: kind for kind in _KINDS}
 
@@ -46,11 +47,7 @@ USUAL_RUNTIMES = ("xnnpack", "builtin", "arm_xnnpack", "arm_xnnpack_unfused")
 
 
 def chosen(names: Iterable[str]) -> list[RuntimeKind]:
-    """The runtimes of these names, in the order of the table; "xnnpack" always takes part.
-
-    Raises:
-        ValueError: a name is unknown, or of a runtime that is not installed.
-    """
+    """The runtimes of these names, in the order of the table; "xnnpack" always takes part."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(
             f"runtimes: received {names!r}, expected a list of names; pass one such as ['builtin']."
@@ -68,11 +65,6 @@ def chosen(names: Iterable[str]) -> list[RuntimeKind]:
             f"not; install {PACKAGE} with pip install 'sat-tf[micro]', or leave it out."
         )
     return [kind for kind in _KINDS if kind.name in wanted]
-
-
-def installed() -> list[str]:
-    """The names of all runtimes that can be compared here."""
-    return [name for name in RUNTIMES if is_installed(name)]
 
 
 def is_installed(name: str) -> bool:

@@ -96,7 +96,7 @@ def check_kit_path(path: str | os.PathLike[str], name: str = "kit") -> pathlib.P
 
 
 def write_kit(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Subject,
     images: Any,
     kit_path: str | os.PathLike[str],
     *,
@@ -111,7 +111,7 @@ def write_kit(
     ai-edge-litert only, and writes a certificate of that machine for `read_device_check`.
 
     Args:
-        path: a TFLite file that sat-tf wrote.
+        path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
         images: as for `verify_file`; all of them go into the kit.
         kit_path: where to write the zip.
         codes: put every code in as well, so that those that differ are counted, and not only the
@@ -127,30 +127,12 @@ def write_kit(
             layers left float, or a path that is not that of a zip, or cannot be written.
     """
     kit_path = check_kit_path(kit_path)
-    own = expect_path(path)
+    own = path.path if isinstance(path, Subject) else expect_path(path)
     if kit_path.exists() and own.exists() and kit_path.samefile(own):
         raise ValueError(
             f"write_kit: received {str(kit_path)!r} for the file and its kit, expected two names."
         )
-    return write_kit_of(
-        read_subject(own), images, kit_path, codes=codes, images_from=images_from, progress=progress
-    )
-
-
-def write_kit_of(
-    subject: Subject,
-    images: Any,
-    kit_path: pathlib.Path,
-    *,
-    codes: bool = False,
-    images_from: ImagesFrom = GIVEN,
-    progress: bool = False,
-) -> Kit:
-    """Writes the proof kit of a file that is read, and what its graph says each tensor must be.
-
-    Raises:
-        ValueError: as for `write_kit`.
-    """
+    subject = path if isinstance(path, Subject) else read_subject(own)
     images, _ = checked_inputs("write_kit", subject, images, None)
     compared, behind = tensors_of(subject.graph)
     if not compared:
@@ -222,8 +204,7 @@ def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def simulated(subject: Subject, images: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
     """The codes of all tensors that every machine must agree on, int8 (1, ...), by image."""
-    graph = subject.graph
-    names, _ = tensors_of(graph)
+    graph, names = subject.graph, tensors_of(subject.graph)[0]
     left_float = graph.layers_left_float
     runtime = Runtime(subject.content, keep_tensors=True) if left_float else None
     for batch in batches(images, graph):
@@ -240,11 +221,7 @@ def simulated(subject: Subject, images: np.ndarray) -> Iterator[dict[str, np.nda
 
 
 class Expected:
-    """Hashes of the codes of some tensors, image by image.
-
-    Args:
-        names: of the tensors.
-    """
+    """Hashes of the codes of some tensors, image by image."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._images: dict[str, list[str]] = {name: [] for name in names}
@@ -253,18 +230,16 @@ class Expected:
 
     def add(self, stored: dict[str, np.ndarray]) -> bytes:
         """Takes the codes of an image; returns those of all the tensors, one after the other."""
-        pieces = []
-        for name, found in self._images.items():
+        for name, digests in self._images.items():
             content = stored[name].tobytes()
-            found.append(hashlib.sha256(content).hexdigest())
+            digests.append(hashlib.sha256(content).hexdigest())
             self._over_all[name].update(content)
             self._shapes[name] = stored[name].shape[1:]
-            pieces.append(content)
-        return b"".join(pieces)
+        return b"".join(stored[name].tobytes() for name in self._images)
 
     def result(self) -> list[ExpectedTensor]:
         """A row for each tensor."""
         return [
-            ExpectedTensor(name, self._shapes[name], self._over_all[name].hexdigest(), found)
-            for name, found in self._images.items()
+            ExpectedTensor(name, self._shapes[name], self._over_all[name].hexdigest(), digests)
+            for name, digests in self._images.items()
         ]

@@ -7,16 +7,15 @@ import pathlib
 from typing import Any
 
 import numpy as np
-import pydantic
 
 from sat_tf.atomic_file import expect_path
 from sat_tf.bounded_file import read_text
+from sat_tf.export.certificate.certificate import as_record, read_json
 from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.certificate.proof import checked_inputs, read_subject, strangers
 from sat_tf.export.device import check
 from sat_tf.export.device.kit import FORMAT, Expected, KitRecord, simulated, tensors_of
-from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, first_ones
-from sat_tf.validation import describe
+from sat_tf.messages import ProblemsError, first_ones
 
 # The features of a processor that kernels for codes are chosen by, the fastest first.
 _KERNELS = {
@@ -141,30 +140,12 @@ def is_device_certificate(path: str | os.PathLike[str]) -> bool:
 
 
 def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
-    """The certificate of a device in a JSON file.
-
-    Raises:
-        ValueError: there is no such file, it holds something else, or was changed since check.py
-            wrote it.
-    """
-    path = pathlib.Path(path)
+    """The certificate of a device in a JSON file."""
+    path, problems = pathlib.Path(path), []
     again = "run check.py on the device again, and bring the file that it writes as it is"
-    try:
-        values = json.loads(read_text(path))
-        found = _CERTIFICATE.validate_python(values)
-    except OSError as error:
-        raise ValueError(
-            f"{path}: {error.strerror}; expected the certificate that check.py has written."
-        ) from error
-    except pydantic.ValidationError as error:
-        fix = f"Expected the certificate of a device; {again}."
-        raise ProblemsError(str(path), describe(error), fix, most=MOST_OF_A_FILE) from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path}: received a file that is not JSON ({error}), expected the certificate that "
-            f"check.py has written; {again}."
-        ) from error
-    problems = []
+    values = read_json(path, "check.py", f"; {again}")
+    fix = f"Expected the certificate of a device; {again}."
+    found = as_record(DeviceCertificate, values, path, fix)
     if {found.format, found.kit.format} != {FORMAT}:
         problems.append(
             f"received format {found.format}, of sat-tf {found.kit.sat_tf}, expected {FORMAT}; "
@@ -256,6 +237,3 @@ def read_device_check(
     if problems:
         raise ProblemsError(f"{subject.path} and the certificate of a device", problems)
     return found.check, images is not None
-
-
-_CERTIFICATE = pydantic.TypeAdapter(DeviceCertificate)

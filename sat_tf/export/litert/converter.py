@@ -26,17 +26,7 @@ Signature = Sequence[tuple[tuple[int, ...], str]]
 def float_operators(
     function: Callable[..., Any], layers: Sequence[keras.layers.Layer], signature: Signature
 ) -> bytes:
-    """A TFLite file of one float layer, and of layers in front that are part of it.
-
-    Args:
-        function: what they compute, in float32.
-        layers: they, that at the end last.
-        signature: shape, without the batch dimension, and type of each tensor that it reads.
-
-    Raises:
-        ValueError: TensorFlow's converter has no builtin operators for the layer, LiteRT does not
-            run them, or the layer mixes the images of a batch.
-    """
+    """A TFLite file of a float layer, the last one, and of layers in front that are part of it."""
     content, batch, problem = b"", None, None
     # For some layers and an open batch, the converter fails, or writes a file that does not run, or
     # whose output is empty.
@@ -51,40 +41,39 @@ def float_operators(
             batch = len(Runtime(content, keep_tensors=False).rehearse())
         if batch == 1:
             break
+    parsed = tfl.ModelT.InitFromPackedBuf(content, 0) if batch == 1 else None
     if not content:
-        raise ValueError(
-            f"{_received(layers)} TensorFlow's converter does not convert ({first_line(problem)}), "
-            "expected a layer with builtin TFLite operators; replace it, or end the model before "
-            "it."
-        ) from problem
-    if batch is None:
-        raise ValueError(
-            f"{_received(layers)} LiteRT does not run as TensorFlow's converter writes it, "
-            "expected a layer that it does; replace it, or end the model before it."
+        wrong = (
+            f"TensorFlow's converter does not convert ({first_line(problem)}), expected a layer "
+            "with builtin TFLite operators"
         )
-    if batch != 1:
-        raise ValueError(
-            f"{_received(layers)} makes {batch} of one image, expected a layer that takes each "
-            "image of a batch by itself; replace it, or end the model before it."
+    elif parsed is None and batch is None:
+        wrong = (
+            "LiteRT does not run as TensorFlow's converter writes it, expected a layer that it does"
         )
-    parsed = tfl.ModelT.InitFromPackedBuf(content, 0)
-    if len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
-        raise ValueError(
-            f"{_received(layers)} becomes more than builtin operators in a row, such as a loop, "
-            "expected a layer that does not; replace it, or end the model before it."
+    elif parsed is None:
+        wrong = (
+            f"makes {batch} of one image, expected a layer that takes each image of a batch by "
+            "itself"
         )
-    if any(tensor.isVariable for tensor in parsed.subgraphs[0].tensors):
-        raise ValueError(
-            f"{_received(layers)} remembers something from one image to the next, expected a layer "
-            "that takes each image by itself; replace it, or end the model before it."
+    elif len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
+        wrong = (
+            "becomes more than builtin operators in a row, such as a loop, expected a layer that "
+            "does not"
         )
-    return content
-
-
-def _received(layers: Sequence[keras.layers.Layer]) -> str:
+    elif any(tensor.isVariable for tensor in parsed.subgraphs[0].tensors):
+        wrong = (
+            "remembers something from one image to the next, expected a layer that takes each "
+            "image by itself"
+        )
+    else:
+        return content
     *others, layer = layers
     behind = f" behind {', '.join(other.name for other in others)}" if others else ""
-    return f"{layer.name}: received {kind_of(layer)}{behind} that is left float and that"
+    raise ValueError(
+        f"{layer.name}: received {kind_of(layer)}{behind} that is left float and that {wrong}; "
+        "replace it, or end the model before it."
+    ) from (None if content else problem)
 
 
 def _converted(
@@ -114,28 +103,29 @@ def _without_loops(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
     into keeps its state from one image to the next.
     """
     parts = (part for layer in layers for part in (layer, *layer.submodules))
-    found = [part for part in parts if isinstance(part, keras.layers.RNN)]
+    recurrent = [part for part in parts if isinstance(part, keras.layers.RNN)]
     # LSTM and GRU read `unroll` when they are created, and keep in the second attribute, for which
     # Keras has no public name, whether they may take a kernel of cuDNN with a loop in it.
     names = "unroll", "_could_use_gpu_kernel"
     before = [
-        {name: getattr(part, name) for name in names if hasattr(part, name)} for part in found
+        (part, name, getattr(part, name))
+        for part in recurrent
+        for name in names
+        if hasattr(part, name)
     ]
     # The only recurrent layers of Keras without an argument `unroll`.
-    convolutional = [part for part in found if type(part) in _CONVOLUTIONAL]
+    convolutional = [part for part in recurrent if type(part) in _CONVOLUTIONAL]
     try:
-        for part, attributes in zip(found, before, strict=True):
-            for name in attributes:
-                setattr(part, name, name == "unroll")
+        for part, name, _ in before:
+            setattr(part, name, name == "unroll")
         for part in convolutional:
             part.call = functools.partial(_unrolled, part)
         yield
     finally:
         for part in convolutional:
             del part.call
-        for part, attributes in zip(found, before, strict=True):
-            for name, value in attributes.items():
-                setattr(part, name, value)
+        for part, name, value in before:
+            setattr(part, name, value)
 
 
 def _unrolled(
@@ -146,31 +136,24 @@ def _unrolled(
     initial_state: Any = None,
 ) -> Any:
     """The outputs of a recurrent convolution in inference, unrolled."""
-
-    def cell(source: Any, states: Any) -> Any:
-        return layer.cell(source, states, training=False)
-
-    if initial_state is None:
-        initial_state = layer.get_initial_state(inputs)
     last, outputs, _ = keras.backend.rnn(
-        cell, inputs, initial_state, go_backwards=layer.go_backwards, unroll=True
+        functools.partial(layer.cell, training=False),
+        inputs,
+        layer.get_initial_state(inputs) if initial_state is None else initial_state,
+        go_backwards=layer.go_backwards,
+        unroll=True,
     )
     return outputs if layer.return_sequences else last
 
 
 def run_converter(converter: Any) -> bytes:
-    """Runs TensorFlow's converter, and catches what it prints.
-
-    Args:
-        converter: a `tf.lite.TFLiteConverter`.
-
-    Raises:
-        ValueError: it fails; says why in one line.
-    """
+    """Runs TensorFlow's converter, and catches what it prints."""
+    root = logging.getLogger()
+    before = list(root.handlers)
     with tempfile.TemporaryFile() as printed:
         try:
-            with _root_logger_as_it_is(), native_output_in(printed):
-                content: bytes = converter.convert()
+            with native_output_in(printed):
+                return bytes(converter.convert())
         except Exception as error:  # The converter may raise anything.
             printed.seek(0)
             told = printed.read().decode(errors="replace")
@@ -179,23 +162,11 @@ def run_converter(converter: Any) -> bytes:
             lines = [line.strip() for line in text.splitlines() if line.strip()]
             errors = [line.split(" error: ", 1)[1] for line in lines if " error: " in line]
             raise ValueError((errors or lines)[0][:200]) from error
-    return content
-
-
-@contextlib.contextmanager
-def _root_logger_as_it_is() -> Iterator[None]:
-    """Takes off the handlers that are put on the root logger inside.
-
-    The converter logs through absl, which calls `logging.basicConfig`: that of the user would then
-    do nothing any more, and all that TensorFlow logs would be told twice.
-    """
-    root = logging.getLogger()
-    before = list(root.handlers)
-    try:
-        yield
-    finally:
-        for handler in [one for one in root.handlers if one not in before]:
-            root.removeHandler(handler)
+        finally:
+            # The converter logs through absl, which calls `logging.basicConfig`: with its handlers,
+            # that of the user would do nothing any more, and all would be told twice.
+            for handler in [each for each in root.handlers if each not in before]:
+                root.removeHandler(handler)
 
 
 def first_line(error: BaseException | None) -> str:

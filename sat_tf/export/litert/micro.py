@@ -1,5 +1,6 @@
 """TFLite Micro: runs a file as on a microcontroller, and hands out every tensor."""
 
+import functools
 import math
 import tempfile
 from collections.abc import Callable, Iterable
@@ -22,15 +23,7 @@ _ARENA_IS_FULL = "missing:"
 
 
 class MicroRuntime:
-    """A file loaded in TFLite Micro, which takes one image at a time.
-
-    Args:
-        content: the file.
-        keep_tensors: keep every intermediate tensor to be read.
-
-    Raises:
-        ValueError: TFLite Micro does not load the file; gives the reason that it logs.
-    """
+    """A file loaded in TFLite Micro, which takes one image at a time."""
 
     def __init__(self, content: bytes, *, keep_tensors: bool) -> None:
         contents = read_contents(content, "file")
@@ -45,24 +38,27 @@ class MicroRuntime:
             self._interpreter = _interpreter(content, arena_bytes, keep_tensors=keep_tensors)
 
     def run(self, images: Pixels) -> np.ndarray:
-        self._kept = []
-        count = number_of(images)
-        return np.concatenate([self._run_one(some_of(images, i, i + 1)) for i in range(count)])
-
-    def _run_one(self, images: Pixels) -> np.ndarray:
-        with explained("run", "TFLite Micro"):
-            for index, array in enumerate(arrays_of(images)):
-                self._interpreter.set_input(np.ascontiguousarray(array), index)
-            _with_reason(self._interpreter.invoke)
-            self._kept.append({index: self._tensor(index) for index in self._made})
-            return joined(
-                [
+        self._kept, outputs = [], []
+        for number in range(number_of(images)):
+            with explained("run", "TFLite Micro"):
+                for index, array in enumerate(arrays_of(some_of(images, number, number + 1))):
+                    self._interpreter.set_input(np.ascontiguousarray(array), index)
+                _with_reason(self._interpreter.invoke)
+                tensors = {
+                    index: np.asarray(self._interpreter.GetTensor(index, 0)["tensor_data"])
+                    for index in self._made
+                }
+                self._kept.append(tensors)
+                made = [
                     real_outputs(
-                        np.array(self._interpreter.get_output(index)), made.scales, made.zero_points
+                        np.array(self._interpreter.get_output(index)),
+                        output.scales,
+                        output.zero_points,
                     )
-                    for index, made in enumerate(self._outputs)
+                    for index, output in enumerate(self._outputs)
                 ]
-            )
+                outputs.append(joined(made))
+        return np.concatenate(outputs)
 
     def rehearse(self) -> np.ndarray:
         arrays = [np.zeros(given.shape, given.type.lower()) for given in self._inputs]
@@ -70,18 +66,11 @@ class MicroRuntime:
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         places = {name: index for index, name in self._made.items()}
-        wanted = {name: places[name] for name in names}
-        return {
-            name: np.concatenate([kept[index] for kept in self._kept])
-            for name, index in wanted.items()
-        }
+        return {name: np.concatenate([kept[places[name]] for kept in self._kept]) for name in names}
 
     def kept(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
         """See `Runtime`: of the last image."""
         return {index: self._kept[-1][index] for index in indices if index in self._made}
-
-    def _tensor(self, index: int) -> np.ndarray:
-        return np.asarray(self._interpreter.GetTensor(index, 0)["tensor_data"])
 
     def delegation(self) -> None:
         """XNNPACK takes no part."""
@@ -93,17 +82,12 @@ def _interpreter(content: bytes, arena_bytes: int, *, keep_tensors: bool) -> Any
     from tflite_micro.python.tflite_micro import runtime
 
     config = runtime.InterpreterConfig
-    wanted = config.kPreserveAllTensors if keep_tensors else config.kAllocationRecording
-
-    def load() -> Any:
-        # The argument's name is misspelt there.
-        return runtime.Interpreter.from_bytes(
-            content, arena_size=arena_bytes, intrepreter_config=wanted
-        )
-
+    recorded = config.kPreserveAllTensors if keep_tensors else config.kAllocationRecording
+    # The argument's name is misspelt there.
+    load = functools.partial(runtime.Interpreter.from_bytes, content, intrepreter_config=recorded)
     while True:
         try:
-            return _with_reason(load)
+            return _with_reason(functools.partial(load, arena_size=arena_bytes))
         except RuntimeError as error:
             if _ARENA_IS_FULL not in str(error) or arena_bytes >= _LARGEST_ARENA_BYTES:
                 raise

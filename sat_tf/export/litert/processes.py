@@ -33,10 +33,6 @@ def child_environment() -> dict[str, str]:
 def describe_ending(status: int, errors: bytes) -> str:
     """Why such a process ended, in words.
 
-    Args:
-        status: its return code; negative where a signal ended it.
-        errors: what it has written to its standard error.
-
     >>> describe_ending(-11, b"")
     'it ends the process with SIGSEGV'
     """
@@ -51,11 +47,7 @@ def describe_ending(status: int, errors: bytes) -> str:
 
 
 def loaded(content: bytes, runtime: str, *, keep_tensors: bool) -> Runtime | MicroRuntime:
-    """A file in a runtime of this name.
-
-    Raises:
-        ValueError: the runtime does not load the file.
-    """
+    """A file in a runtime of this name."""
     if runtime == MICRO:
         return MicroRuntime(content, keep_tensors=keep_tensors)
     return Runtime(content, runtime, keep_tensors=keep_tensors)
@@ -71,35 +63,31 @@ def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
 
     The runtimes load the file, make room for two images and run one of zeros, with and without
     keeping every tensor.
-
-    Args:
-        content: the file.
-        runtimes: names of `RUNTIMES`, or "micro".
     """
     waiting = list(runtimes)
-    found: dict[str, str | None] = {}
+    answers: dict[str, str | None] = {}
     while waiting:
         try:
             done = trial(content, waiting, _SECONDS)
-            answers, reason = done.stdout, describe_ending(done.returncode, done.stderr)
+            output, reason = done.stdout, describe_ending(done.returncode, done.stderr)
         except subprocess.TimeoutExpired as expired:
-            answers, reason = expired.stdout or b"", f"it took more than {_SECONDS} s"
-        found |= _answers(answers)
-        waiting = [name for name in waiting if name not in found]
+            output, reason = expired.stdout or b"", f"it took more than {_SECONDS} s"
+        for line in output.decode(errors="replace").splitlines():
+            # A line that is incomplete, or not one of the answers, is skipped.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                answer = json.loads(line)
+                answers[answer["runtime"]] = answer["refusal"]
+        waiting = [name for name in waiting if name not in answers]
         if waiting:
             # The process ended in the first one that has not answered.
-            found[waiting.pop(0)] = reason
-    return found
+            answers[waiting.pop(0)] = reason
+    return answers
 
 
 def trial(
     content: bytes, runtimes: list[str], seconds: float
 ) -> subprocess.CompletedProcess[bytes]:
-    """A process that tries a file in runtimes, once it has ended; see `refusals`.
-
-    Raises:
-        subprocess.TimeoutExpired: it took more than so many seconds.
-    """
+    """A process that tries a file in runtimes, once it has ended; see `refusals`."""
     return subprocess.run(
         child_command("sat_tf.export.litert.processes", *runtimes),
         input=content,
@@ -108,16 +96,6 @@ def trial(
         timeout=seconds,
         check=False,
     )
-
-
-def _answers(output: bytes) -> dict[str, str | None]:
-    found = {}
-    for line in output.decode(errors="replace").splitlines():
-        # A line that is incomplete, or not one of the answers, is skipped.
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            answer = json.loads(line)
-            found[answer["runtime"]] = answer["refusal"]
-    return found
 
 
 # -- the machine -----------------------------------------------------------------------------------
@@ -162,34 +140,24 @@ class Machine:
 
 
 def this_machine(content: bytes) -> Machine:
-    """The machine that this process runs on.
+    """The machine that this process runs on, and the delegate that LiteRT has for a file there.
 
-    Args:
-        content: a file that LiteRT runs.
+    LiteRT names it on the standard error of a process of its own.
     """
     if not _found:
-        _found.append(_delegate(content))
-    return Machine(platform.machine(), _instruction_sets(), _found[0])
-
-
-def _instruction_sets() -> list[str]:
+        _found.append(NO_DELEGATE)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            errors = trial(content, ["xnnpack"], _SECONDS_TO_SPEAK).stderr
+            if created := _CREATED.search(errors.decode(errors="replace")):
+                _found[0] = created[1]
     words: set[str] = set()
     with contextlib.suppress(OSError):
         for line in pathlib.Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             name, _, values = line.partition(":")
             if name.strip().lower() in ("flags", "features"):
                 words.update(values.split())
-    return [name for name in _INSTRUCTION_SETS if name in words]
-
-
-def _delegate(content: bytes) -> str:
-    """The delegate that LiteRT names on the standard error of a process of its own."""
-    try:
-        done = trial(content, ["xnnpack"], _SECONDS_TO_SPEAK)
-    except (OSError, subprocess.TimeoutExpired):
-        return NO_DELEGATE
-    created = _CREATED.search(done.stderr.decode(errors="replace"))
-    return created[1] if created else NO_DELEGATE
+    instruction_sets = [name for name in _INSTRUCTION_SETS if name in words]
+    return Machine(platform.machine(), instruction_sets, _found[0])
 
 
 def _main(runtimes: list[str]) -> None:

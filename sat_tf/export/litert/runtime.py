@@ -44,16 +44,7 @@ class Interface:
 
 
 class Runtime:
-    """A file loaded in LiteRT with one thread.
-
-    Args:
-        content: the file.
-        runtime: a name of `RUNTIMES`.
-        keep_tensors: keep every intermediate tensor to be read; each operator then runs on its own.
-
-    Raises:
-        ValueError: LiteRT does not load the file.
-    """
+    """A file loaded in LiteRT with one thread."""
 
     def __init__(self, content: bytes, runtime: str = "xnnpack", *, keep_tensors: bool) -> None:
         with warnings.catch_warnings():
@@ -109,9 +100,6 @@ class Runtime:
         """The file's output for a batch of images; see `images.joined` for several outputs.
 
         Outputs of integers are given as the real values that they stand for.
-
-        Raises:
-            ValueError: LiteRT does not run the file on them.
         """
         if number_of(images) > 1 and self.takes_one_image:
             starts = range(number_of(images))
@@ -122,12 +110,12 @@ class Runtime:
             for details, array in zip(self._inputs, arrays, strict=True):
                 self._interpreter.set_tensor(details["index"], array)
             self._interpreter.invoke()
-            return joined([self._output(details) for details in self._outputs])
-
-    def _output(self, details: dict[str, Any]) -> np.ndarray:
-        grid = details["quantization_parameters"]
-        stored = np.array(self._interpreter.get_tensor(details["index"]))
-        return real_outputs(stored, grid["scales"], grid["zero_points"])
+            outputs = []
+            for details in self._outputs:
+                grid = details["quantization_parameters"]
+                stored = np.array(self._interpreter.get_tensor(details["index"]))
+                outputs.append(real_outputs(stored, grid["scales"], grid["zero_points"]))
+            return joined(outputs)
 
     def zeros(self, shapes: Iterable[tuple[int, ...]]) -> tuple[np.ndarray, ...]:
         """One image of zeros for each input, of these shapes and the types that the file takes."""
@@ -135,11 +123,7 @@ class Runtime:
         return tuple(np.zeros((1, *shape), kind) for shape, kind in zip(shapes, types, strict=True))
 
     def rehearse(self) -> np.ndarray:
-        """The output for one image of zeros; makes room for two where the file can take them.
-
-        Raises:
-            ValueError: LiteRT does not run the file.
-        """
+        """The output for one image of zeros; makes room for two where the file can take them."""
         output = self.run(self.zeros(self.input_shapes))
         self.takes_one_image  # noqa: B018 - asking makes room
         return output
@@ -216,9 +200,6 @@ class _Lent:
 
     A handler of the logging module that is made while `sys.stderr` is another stream keeps that
     one for good, so that it must stay open.
-
-    Args:
-        lender: the other stream.
     """
 
     def __init__(self, lender: Any) -> None:
@@ -264,16 +245,7 @@ def native_output_in(file: Any) -> Iterator[None]:
 
 
 def check_loading(content: bytes, *image_shapes: tuple[int, ...]) -> None:
-    """Runs a black image through a file, with and without XNNPACK.
-
-    Args:
-        content: the file.
-        *image_shapes: of one image, for each input.
-
-    Raises:
-        ValueError: a runtime does not load it, does not run it, or its output is not finite; names
-            the runtime.
-    """
+    """Runs a black image through a file, with and without XNNPACK."""
     for name in ("xnnpack", "builtin"):  # the reference kernels are slow
         try:
             runtime = Runtime(content, name, keep_tensors=False)

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -21,28 +20,15 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def start(self) -> Interface:
-        """Gets ready.
-
-        Raises:
-            ValueError: it cannot.
-        """
+        """Gets ready."""
 
     @abc.abstractmethod
     def run(self, images: np.ndarray) -> np.ndarray:
-        """The outputs for a batch, (n, ...).
-
-        Raises:
-            ValueError: it cannot.
-        """
+        """The outputs for a batch, (n, ...)."""
 
 
 class TfliteTask(Task):
-    """A file in LiteRT.
-
-    Args:
-        content: the file.
-        runtime: a name of `RUNTIMES`.
-    """
+    """A file in LiteRT."""
 
     def __init__(self, content: bytes, runtime: str) -> None:
         self._content = content
@@ -67,14 +53,7 @@ _SECONDS_TO_END = 10
 
 
 class Worker:
-    """A process that has started a task; to be used in a `with` statement.
-
-    Args:
-        task: what it runs.
-
-    Raises:
-        ValueError: the task cannot start, or it ends the process.
-    """
+    """A process that has started a task; to be used in a `with` statement."""
 
     def __init__(self, task: Task) -> None:
         # Closed with the process.
@@ -93,22 +72,13 @@ class Worker:
             raise
 
     def run(self, images: np.ndarray) -> np.ndarray:
-        """The outputs for a batch, (n, ...).
-
-        Raises:
-            ValueError: the task refuses them, or they end the process.
-        """
+        """The outputs for a batch, (n, ...)."""
         return np.asarray(self._ask(images))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._end()
 
     def _ask(self, question: Any) -> Any:
@@ -120,17 +90,15 @@ class Worker:
             stdin.flush()
             word, answer = pickle.load(stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise ValueError(self._ending()) from error
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SECONDS_TO_END)
+            self._errors.seek(0)
+            status = self._process.poll()
+            ending = describe_ending(-1 if status is None else status, self._errors.read())
+            raise ValueError(ending) from error
         if word == _REFUSED:
             raise ValueError(answer)
         return answer
-
-    def _ending(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_SECONDS_TO_END)
-        self._errors.seek(0)
-        status = self._process.poll()
-        return describe_ending(-1 if status is None else status, self._errors.read())
 
     def _end(self) -> None:
         self._process.kill()

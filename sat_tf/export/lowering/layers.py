@@ -31,16 +31,7 @@ def integer_kernel(wrapper: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
     """Codes and scales of a layer's effective weights: Ξ = code · scale.
 
     They come from its quantizer, and are checked here, in the one place that files get them from.
-
-    Args:
-        wrapper: a built linear layer, whose weights have codes.
-
-    Returns:
-        int32 codes shaped like the Keras kernel, and float64 scales, one an output channel.
-
-    Raises:
-        ArithmeticError: codes and scales do not give the weights the layer computes with, or int8
-            does not hold the codes, which is a defect of the quantizer.
+    The codes are shaped like the Keras kernel, with a scale for each output channel.
     """
     quantizer, layer = wrapper.quantize_config.weights, wrapper.layer
     if quantizer is None or quantizer.num_bits is None:
@@ -75,14 +66,9 @@ def codes_of(
     int8 saturates exactly where the quantizer clips at the top, and a fused activation, a table or
     a QUANTIZE where it clips at the bottom.
 
-    With fewer bits, a range with two ends is stored so that its larger end is at 1 or -1, where a
-    fused activation clips, and the smaller one at the end of int8, which saturates there.
-
-    Args:
-        quantizer: that of a tensor.
-        variables: its variables.
-        unit_free: store a range with two ends within [-1, 1], for tensors that only linear layers
-            read.
+    With fewer bits, and `unit_free` as only linear layers read it, a range with two ends is stored
+    so that its larger end is at 1 or -1, where a fused activation clips, and the smaller one at the
+    end of int8, which saturates there.
     """
     found = quantizer.code_range(variables)
     scale, (lowest, highest) = np.float32(found.scale), found.ends
@@ -134,45 +120,34 @@ def affine(norm: keras.layers.Layer) -> Affine:
 def linear_operation(
     layer: keras.layers.Layer, codes: np.ndarray, source: tuple[int, ...]
 ) -> tuple[LinearKind, np.ndarray, Window]:
-    """The operation of a linear layer, its codes with the output channels last, and its window.
-
-    Args:
-        layer: the layer.
-        codes: shaped like its kernel.
-        source: shape of its input, without the batch dimension.
-    """
+    """The operation of a linear layer, its codes with the output channels last, and its window."""
     kernel = layer_kinds.quantized_kernel(layer)
     if kernel is None or kernel.form is KernelForm.DENSE:
         if len(source) == 1:
             return LinearKind.FULLY_CONNECTED, codes, WHOLE
         return LinearKind.CONVOLUTION, codes[np.newaxis, np.newaxis], WHOLE
     sizes = [tuple(layer.strides), tuple(layer.dilation_rate)]
-    one_row = kernel.one_dimensional
+    one_row, image = kernel.one_dimensional, source
     if one_row:
-        sizes, codes = [(1, *size) for size in sizes], codes[np.newaxis]
+        sizes, codes, image = [(1, *size) for size in sizes], codes[np.newaxis], (1, *source)
     window = Window(sizes[0], layer.padding.upper(), sizes[1])
     if kernel.transposed:
-        image = (1, *source) if one_row else source
-        made = layer.compute_output_shape((None, *source))[1:]
-        wanted = (1, *made) if one_row else tuple(made)
+        wanted = tuple(layer.compute_output_shape((None, *source))[1:])
+        if one_row:
+            wanted = (1, *wanted)
         usual = transposed_size(image[:2], codes.shape[:2], window)
         rows, columns = (int(size) - known for size, known in zip(wanted, usual, strict=False))
         window = dataclasses.replace(window, more=(rows, columns))
         codes, window = _for_xnnpack(np.swapaxes(codes, 2, 3), window, image[:2], wanted[:2])
         return LinearKind.TRANSPOSED, codes, window
-    window = _for_all_releases(window, codes.shape[:2], (1, *source) if one_row else source)
+    # VALID for SAME that pads nothing: earlier releases of XNNPACK compute some of SAME wrongly.
+    axes = zip(image, codes.shape[:2], window.strides, window.dilation, strict=False)
+    pads = any(any(placement(*axis, window.padding)[0]) for axis in axes)
+    if not pads and ends_early(image[:2], codes.shape[:2], window):
+        window = dataclasses.replace(window, padding="VALID")
     if kernel.depthwise:
         return LinearKind.DEPTHWISE, codes.reshape(*codes.shape[:2], -1), window
     return LinearKind.CONVOLUTION, codes, window
-
-
-def _for_all_releases(window: Window, kernel: tuple[int, ...], image: tuple[int, ...]) -> Window:
-    """VALID for SAME that pads nothing, where earlier releases of XNNPACK compute SAME wrongly."""
-    axes = zip(image, kernel, window.strides, window.dilation, strict=False)
-    pads = any(any(placement(*axis, window.padding)[0]) for axis in axes)
-    if pads or not ends_early(image[:2], kernel, window):
-        return window
-    return dataclasses.replace(window, padding="VALID")
 
 
 def _for_xnnpack(
@@ -218,14 +193,7 @@ def _zeros_around(size: int, kernel: int, stride: int, made: int) -> tuple[int, 
 def moved(
     layer: keras.layers.Layer, builder: GraphBuilder, source: str, shape: tuple[int, ...]
 ) -> str:
-    """Adds what a layer of data movement does; returns its tensor's name.
-
-    Args:
-        layer: the layer.
-        builder: where the operations go.
-        source: the tensor it reads.
-        shape: of what it makes, without the batch dimension.
-    """
+    """Adds what a layer of data movement does; returns its tensor's name."""
     for move in layer_kinds.moves_of(layer, builder.tensors[source].shape, shape):
         name = builder.between(f"{layer.name}_{move.suffix}") if move.suffix else layer.name
         operation = MOVES[move.operator].of_move(source, name, *move.arguments)

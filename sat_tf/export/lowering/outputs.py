@@ -41,14 +41,6 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
     Outputs of integers are the codes that DEQUANTIZE would have read, so that no code of the graph
     changes; a softmax or sigmoid behind it becomes one of codes. They are its last as int8; an
     exact shift makes uint8 of them.
-
-    Args:
-        graph: one whose outputs are float.
-        output_type: one of `sat_tf.targets.OUTPUT_TYPES`.
-        where_codes: outputs without codes stay float.
-
-    Raises:
-        ValueError: an output has no codes, and is not to stay float; lists every one with its fix.
     """
     if output_type == FLOAT:
         return graph
@@ -109,11 +101,7 @@ def with_own_names(graph: Graph) -> Graph:
 
 
 class _Ends:
-    """The tensors and operations of a graph, to which others of codes are added.
-
-    Args:
-        graph: with float outputs.
-    """
+    """The tensors and operations of a graph, to which others of codes are added."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self.tensors = graph, dict(graph.tensors)
@@ -121,12 +109,7 @@ class _Ends:
         self._added: dict[str, str] = {}
 
     def codes_of(self, name: str, *, readers: int = 0) -> str:
-        """The tensor of codes that stands for a float one; "" where there can be none.
-
-        Args:
-            name: of the float tensor.
-            readers: how many of the operations that read it are left out for others of codes.
-        """
+        """The tensor of codes that stands for a float one; "" where there can be none."""
         maker = self._operations.get(name)
         if maker is None or name in self._added:
             return self._added.get(name, "")

@@ -8,7 +8,7 @@ LiteRT's builtin kernels, several times slower.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,21 +91,7 @@ def packing_problem(pack: object) -> str | None:
 
 
 def pack_graph(graph: Graph, pack: str) -> Graph:
-    """Decides how the file stores each kernel; for the codes as they are trained.
-
-    Args:
-        graph: a traced graph, before its codes are multiplied.
-        pack: a name of `PACKINGS`.
-
-    Returns:
-        The graph with the storage of each kernel, why others have none of fewer bits, and warnings
-        of what it costs.
-
-    Raises:
-        NothingPackedError: it is one that is asked for, and no kernel fits into fewer bits than 8;
-            with the fix.
-        ValueError: no such packing.
-    """
+    """Decides how the file stores each kernel; for the codes as they are trained."""
     if problem := packing_problem(pack):
         raise ValueError(f"pack: {problem}")
     packing = ALL_PACKINGS[pack]
@@ -124,11 +110,15 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
     packed = _packed(operations)
     if packing.asked_for and not packed:
         raise _nothing_fits(graph, pack, notes)
+    warnings = list(graph.warnings)
+    builtin = sum(linear.engine is Engine.BUILTIN for linear in packed)
+    two_bits = sum(linear.storage is Storage.INT2 for linear in packed)
+    if builtin:
+        warnings.append(f"pack={pack!r} {_BUILTIN.format(builtin)}, and compress the file.")
+    elif two_bits:
+        warnings.append(f"pack={pack!r} {_TWO_BITS.format(two_bits)}.")
     return dataclasses.replace(
-        graph,
-        operations=operations,
-        storage_notes=notes,
-        warnings=(*graph.warnings, *_warnings(pack, packed)),
+        graph, operations=operations, storage_notes=notes, warnings=tuple(warnings)
     )
 
 
@@ -143,39 +133,36 @@ def _trained(operations: Iterable[Operation]) -> list[Linear]:
 
 
 def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> NothingPackedError:
-    problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
-    remedies = list(_remedies(graph, pack))
-    problems.append(
-        f"pack={pack!r}: received no kernel that fits into 4 bits, expected at least one; use "
-        f"pack='auto' or pack='none'{', or ' if remedies else ''}{'; or '.join(remedies)}."
-    )
-    return NothingPackedError(graph.name, problems)
-
-
-def _remedies(graph: Graph, pack: str) -> Iterator[str]:
-    """The changes that would let a packing pack a kernel of this graph."""
-    packing = ALL_PACKINGS[pack]
+    """Says why no kernel is packed, and what would let this packing pack one."""
+    packing, remedies = ALL_PACKINGS[pack], list[str]()
     trained = _trained(graph.operations)
-    if all(linear.real for linear in trained):
-        yield "requantize with activation_bits: kernels of float activations are stored in 8 bits"
-        return
     matrices = [
         linear
         for linear in trained
         if linear.kind is LinearKind.FULLY_CONNECTED
         or (packing.pixelwise and _is_pixelwise(linear))
     ]
-    could = trained if packing.windows else matrices
-    codes = [int(np.ptp(linear.kernel)) + 1 for linear in could]
-    if any(count > _ODD_4_BITS for count in codes):
-        yield (
+    codes = [int(np.ptp(op.kernel)) + 1 for op in (trained if packing.windows else matrices)]
+    is_float = all(linear.real for linear in trained)
+    if is_float:
+        remedies.append(
+            "requantize with activation_bits: kernels of float activations are stored in 8 bits"
+        )
+    if not is_float and any(count > _ODD_4_BITS for count in codes):
+        remedies.append(
             "requantize with fewer weight_bits, and with first_last_weight_bits=None where only "
             "the first and the last layer could be packed, which have 8 bits by default"
         )
-    if any(2**Storage.INT4.value <= count <= _ODD_4_BITS for count in codes):
-        yield "requantize with weight_bits=3 or less, or with 4 and weight_grid='narrow'"
-    if not packing.windows and len(matrices) < len(trained):
-        yield "pack='int4', which packs other convolutions than 1x1 too"
+    if not is_float and any(2**Storage.INT4.value <= count <= _ODD_4_BITS for count in codes):
+        remedies.append("requantize with weight_bits=3 or less, or with 4 and weight_grid='narrow'")
+    if not is_float and not packing.windows and len(matrices) < len(trained):
+        remedies.append("pack='int4', which packs other convolutions than 1x1 too")
+    problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
+    problems.append(
+        f"pack={pack!r}: received no kernel that fits into 4 bits, expected at least one; use "
+        f"pack='auto' or pack='none'{', or ' if remedies else ''}{'; or '.join(remedies)}."
+    )
+    return NothingPackedError(graph.name, problems)
 
 
 def is_trained(linear: Linear) -> bool:
@@ -206,8 +193,15 @@ def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str
             return packed, note
         if linear.kind is LinearKind.FULLY_CONNECTED:
             return linear, note
+    if not packing.windows and not note:
+        is_depthwise = linear.kind is LinearKind.DEPTHWISE
+        size = linear.kernel.shape[:2] if is_depthwise else linear.kernel.shape[1:3]
+        name = "{}{}x{}".format("depthwise " if is_depthwise else "", *size)
+        if not is_depthwise and size == (1, 1):
+            name += " with strides {}x{}".format(*linear.window.strides)
+        note = f"{name}: XNNPACK packs 1x1 convolutions without strides"
     if not packing.windows:
-        return linear, note or f"{_named(linear)}: XNNPACK packs 1x1 convolutions without strides"
+        return linear, note
     storage, note = _first_fitting(linear, packing.windows, matrix=False)
     return dataclasses.replace(linear, storage=storage), note
 
@@ -221,51 +215,29 @@ def _is_pixelwise(linear: Linear) -> bool:
     )
 
 
-def _named(linear: Linear) -> str:
-    if linear.kind is LinearKind.DEPTHWISE:
-        return "depthwise {}x{}".format(*linear.kernel.shape[:2])
-    size = linear.kernel.shape[1:3]
-    strides = " with strides {}x{}".format(*linear.window.strides) if size == (1, 1) else ""
-    return "{}x{}".format(*size) + strides
-
-
 def _first_fitting(
     linear: Linear, choices: tuple[Storage, ...], *, matrix: bool
 ) -> tuple[Storage, str]:
-    """The first choice that a kernel fits, else INT8; and why it fits none before that."""
+    """The first choice that a kernel fits, else INT8; and why it fits none before that.
+
+    XNNPACK multiplies with packed matrices that have rows of whole bytes and, for 2 bits, more than
+    one of them. Others would go to the builtin kernels, which round differently, for a few bytes.
+    """
     low, high = int(np.min(linear.kernel)), int(np.max(linear.kernel))
+    rows, columns = len(linear.kernel), linear.kernel.shape[-1]
     note = ""
     for storage in choices:
+        fills_bytes = columns % (_BITS_PER_BYTE // storage.value) == 0
         if not (storage.lowest <= low and high <= storage.highest):
             limits = f"{storage.name} holds {storage.lowest} to {storage.highest}"
             note = f"codes {low} to {high}, {limits}"
-        elif matrix and not _runs_on_xnnpack(linear, storage):
-            count = linear.kernel.shape[-1]
-            note = f"its {count} inputs do not fill whole bytes"
-            if len(linear.kernel) == 1:
-                note = f"XNNPACK multiplies with {storage.name} for several outputs only"
-        else:
+        elif not matrix or (fills_bytes and (rows > 1 or storage is not Storage.INT2)):
             return storage, note
+        elif rows == 1:
+            note = f"XNNPACK multiplies with {storage.name} for several outputs only"
+        else:
+            note = f"its {columns} inputs do not fill whole bytes"
     return Storage.INT8, note
-
-
-def _runs_on_xnnpack(linear: Linear, storage: Storage) -> bool:
-    """Whether XNNPACK multiplies with a packed matrix.
-
-    It wants rows of whole bytes and, for 2 bits, more than one of them. Other matrices would go to
-    the builtin kernels, which round differently, for the sake of a few bytes.
-    """
-    whole = linear.kernel.shape[-1] % (_BITS_PER_BYTE // storage.value) == 0
-    return whole and (len(linear.kernel) > 1 or storage is not Storage.INT2)
-
-
-def _warnings(pack: str, packed: list[Linear]) -> Iterator[str]:
-    builtin = sum(linear.engine is Engine.BUILTIN for linear in packed)
-    if builtin:
-        yield f"pack={pack!r} {_BUILTIN.format(builtin)}, and compress the file."
-    two_bits = sum(linear.storage is Storage.INT2 for linear in packed)
-    if two_bits and not builtin:
-        yield f"pack={pack!r} {_TWO_BITS.format(two_bits)}."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,11 +306,7 @@ def stored_kernels(graph: Graph) -> list[StoredKernel]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileSettings:
-    """How a model is written as a file; see `sat_tf.export_tflite`.
-
-    Raises:
-        ValueError: a setting is invalid; lists every one.
-    """
+    """How a model is written as a file; see `sat_tf.export_tflite`."""
 
     float_head: bool = False  # The last layer is float.
     pack: str = "auto"  # How kernels are stored, a name of `PACKINGS`.
@@ -357,12 +325,8 @@ class FileSettings:
         ]
         of_type = None if self.output_type is None else output_type_problem(self.output_type)
         of_target = target_problem(self.target)
-        named = (
-            ("pack", packing_problem(self.pack)),
-            ("output_type", of_type),
-            ("target", of_target),
-        )
-        problems += [f"{name}: {problem}" for name, problem in named if problem]
+        by_name = {"pack": packing_problem(self.pack), "output_type": of_type, "target": of_target}
+        problems += [f"{name}: {problem}" for name, problem in by_name.items() if problem]
         if self.float_head is True and self.output_type not in (None, FLOAT):
             problems.append(
                 f"output_type={self.output_type!r} with float_head=True: received a float head for "
@@ -387,11 +351,7 @@ class FileSettings:
         return self.processor.packing(self.pack)
 
     def to_json(self, float_layers: Mapping[str, str]) -> bytes:
-        """The settings as an entry of the file.
-
-        Args:
-            float_layers: the layers that are left float, by the tensors that they make.
-        """
+        """The settings as an entry of the file."""
         values = {"version": __version__, **dataclasses.asdict(self), "islands": dict(float_layers)}
         if self.output_type == FLOAT:  # as files were before there were others
             del values["output_type"]
@@ -429,15 +389,7 @@ class FileSettings:
 
     @classmethod
     def of_file(cls, found: Mapping[str, Any] | None, path: str) -> "FileSettings":
-        """The settings that a file says it was written with.
-
-        Args:
-            found: its entry `contents.SETTINGS_NAME`; None where it has none.
-            path: what errors call it.
-
-        Raises:
-            ValueError: the file is not one of `export_tflite`.
-        """
+        """The settings that a file says it was written with."""
         names = [field.name for field in dataclasses.fields(cls)]
         # Earlier versions wrote only this one; the others had their defaults of then.
         if found is not None and "float_head" in found:

@@ -36,42 +36,6 @@ def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Mode
     Raises:
         ValueError: an invalid size, or one that does not fit the model.
     """
-    sizes = _checked(image_size)
-    network = Network(model)
-    network.refuse_problems()
-    is_open = any(None in network[name].shape for name in network.inputs)
-    layers: dict[int, keras.layers.Layer] = {}
-    made: dict[str, Any] = {}
-    for node in network:
-        layer = node.layer
-        if id(layer) not in layers:
-            is_input = isinstance(layer, keras.layers.InputLayer)
-            shape = (None, *_sized(node, sizes, is_open)) if is_input else None
-            changes = {"batch_input_shape": shape} if is_input else {}
-            layers[id(layer)] = layer_copy(layer, **changes)
-        copy = layers[id(layer)]
-        if node.name in network.inputs:
-            made[node.name] = copy.output
-        else:
-            try:
-                made[node.name] = node.call(copy, [made[name] for name in node.inputs])
-            except ValueError as error:
-                raise ValueError(
-                    f"image_size={image_size!r}: received a size that does not fit {node.name} "
-                    f"({str(error).strip().splitlines()[-1].strip()}), expected a larger one, or "
-                    "the one that the model was made for."
-                ) from error
-            copied_weights(layer, copy)
-    sized, policy = network.assemble(made), policy_of(model)
-    return sized if policy is None else remember(sized, policy)
-
-
-def is_sized(model: keras.Model) -> bool:
-    """Whether the sizes of all images are fixed."""
-    return all(None not in tuple(tensor.shape[1:]) for tensor in model.inputs)
-
-
-def _checked(image_size: Any) -> tuple[int, ...]:
     try:
         sizes = tuple(operator.index(size) for size in image_size)
     except (TypeError, ValueError):
@@ -81,23 +45,50 @@ def _checked(image_size: Any) -> tuple[int, ...]:
             f"image_size={image_size!r}: expected rows and columns, two integers of at least 1, "
             "such as (224, 224), or (length,) for sequences."
         )
-    return sizes
+    network = Network(model)
+    network.refuse_problems()
+    is_open = any(None in network[name].shape for name in network.inputs)
+
+    def sized(node: Node) -> tuple[int | None, ...]:
+        """The shape of an input; one of fixed size may be beside those of open size."""
+        shape, expected = node.shape, "length" if len(node.shape) == 2 else "rows, columns"
+        sides = zip(shape, sizes, strict=False)
+        if len(shape) == len(sizes) + 1 and all(side in (None, size) for side, size in sides):
+            return *sizes, shape[-1]
+        if is_open and None not in shape:
+            return shape
+        raise ValueError(
+            f"{node.name}: received image_size={sizes} for an input of shape {shape}, "
+            f"expected ({expected}, channels) with sizes that are open or the same."
+        )
+
+    layers: dict[int, keras.layers.Layer] = {}
+    tensors: dict[str, Any] = {}
+    for node in network:
+        if id(node.layer) not in layers:
+            is_input = isinstance(node.layer, keras.layers.InputLayer)
+            changes = {"batch_input_shape": (None, *sized(node))} if is_input else {}
+            layers[id(node.layer)] = layer_copy(node.layer, **changes)
+        copy = layers[id(node.layer)]
+        if node.name in network.inputs:
+            tensors[node.name] = copy.output
+        else:
+            try:
+                tensors[node.name] = node.call(copy, [tensors[name] for name in node.inputs])
+            except ValueError as error:
+                raise ValueError(
+                    f"image_size={image_size!r}: received a size that does not fit {node.name} "
+                    f"({str(error).strip().splitlines()[-1].strip()}), expected a larger one, or "
+                    "the one that the model was made for."
+                ) from error
+            copied_weights(node.layer, copy)
+    assembled, policy = network.assemble(tensors), policy_of(model)
+    return assembled if policy is None else remember(assembled, policy)
 
 
-def _sized(node: Node, sizes: tuple[int, ...], is_open: bool) -> tuple[int | None, ...]:
-    shape = node.shape
-    fits = len(shape) == len(sizes) + 1 and all(
-        own in (None, size) for own, size in zip(shape, sizes, strict=False)
-    )
-    if fits:
-        return *sizes, shape[-1]
-    if is_open and None not in shape:
-        return shape  # an input of fixed size beside those of open size
-    expected = "length" if len(shape) == 2 else "rows, columns"
-    raise ValueError(
-        f"{node.name}: received image_size={sizes} for an input of shape {shape}, "
-        f"expected ({expected}, channels) with sizes that are open or the same."
-    )
+def is_sized(model: keras.Model) -> bool:
+    """Whether the sizes of all images are fixed."""
+    return all(None not in tuple(tensor.shape[1:]) for tensor in model.inputs)
 
 
 def deployed_graph(
@@ -107,28 +98,13 @@ def deployed_graph(
     pack: str = "auto",
     softmax: bool = False,
 ) -> Graph:
-    """The graph of the deployed model, whose biases are integers of input scale · weight scale.
-
-    Args:
-        model: a model quantized by sat-tf, or its graph where that has been read already.
-        float_head: compute the last Dense layer in float32, from dequantized codes.
-        pack: how kernels are stored, a name of `packing.PACKINGS`.
-        softmax: end in probabilities.
-
-    Raises:
-        ValueError: the model has no integer form, or nothing to pack; lists every problem with its
-            fix.
-    """
+    """The graph of the deployed model, whose biases are integers of input scale · weight scale."""
     graph = rounded(trained_graph(model, float_head=float_head, pack=pack))
     return with_softmax(graph) if softmax else graph
 
 
 def rounded(graph: Graph) -> Graph:
-    """A graph from `trained_graph` as the file holds it.
-
-    Raises:
-        ValueError: an operation does not fit its integer kernel; lists every one with its fix.
-    """
+    """A graph from `trained_graph` as the file holds it."""
     for stage in (make_portable, settle_constants, scales.floor_scales, scales.round_biases):
         graph = stage(graph)
     return graph
@@ -137,17 +113,7 @@ def rounded(graph: Graph) -> Graph:
 def trained_graph(
     model: keras.Model | Network, *, float_head: bool = False, pack: str = "auto"
 ) -> Graph:
-    """The same graph before anything of the model is rounded: trace, fold, pack and upscale.
-
-    Args:
-        model: a model quantized by sat-tf, or its graph where that has been read already.
-        float_head: compute the last Dense layer in float32, from dequantized codes.
-        pack: how kernels are stored, a name of `packing.PACKINGS`.
-
-    Raises:
-        ValueError: the model has no integer form, or nothing to pack; lists every problem with its
-            fix.
-    """
+    """The same graph before anything of the model is rounded: trace, fold, pack and upscale."""
     network = in_inference(model if isinstance(model, Network) else Network(model))
     if problems := find_problems(network, float_head=float_head):
         raise ModelError(network.name, problems)

@@ -28,12 +28,6 @@ def make_portable(graph: Graph) -> Graph:
     A scale moves together with those of all tensors that share its grid: what a max pool reads and
     makes, the parts of a concatenation. Where no scale near by is found, or a grid cannot move, the
     graph keeps it, and a warning says which operation is not portable.
-
-    Args:
-        graph: before its biases are rounded, as these depend on the scales.
-
-    Returns:
-        The graph with `moved_scales`, and with a warning for each operation that is not portable.
     """
     groups = _shared_grids(graph)
     moved: dict[str, int] = {}
@@ -49,9 +43,25 @@ def make_portable(graph: Graph) -> Graph:
                 moved |= {name: moved.get(name, 0) + units for name in names}
         if graph is before:
             break
-    left = [op for op in graph.operations if not _is_portable(graph, op)]
-    warnings = (*graph.warnings, *(_warning(graph, op, groups[op.output]) for op in left))
-    return dataclasses.replace(graph, moved_scales=moved, warnings=warnings)
+    warnings = list(graph.warnings)
+    for operation in graph.operations:
+        if _is_portable(graph, operation):
+            continue
+        portability = operation.portability(graph)
+        remedy = (
+            f"no scale within {_FARTHEST:,} units in the last place changes that; another range of "
+            "the quantizer behind it may, and for a mean a smaller map, as a pool in front makes it"
+        )
+        if reason := _cannot_move(graph, operation, groups[operation.output]):
+            remedy = (
+                f"its scale cannot move: {reason}; a quantizer behind it gives it a grid of its own"
+            )
+        warnings.append(
+            f"{operation.output}: on Arm, {max(portability.differing.values()):,} of "
+            f"{portability.inputs:,} possible inputs of this {operation.operators[0]} get another "
+            f"code than on x86, and {remedy}"
+        )
+    return dataclasses.replace(graph, moved_scales=moved, warnings=tuple(warnings))
 
 
 def untie_means(graph: Graph) -> Graph:
@@ -59,9 +69,6 @@ def untie_means(graph: Graph) -> Graph:
 
     That is the grid of what the mean reads, as where both are parts of a concatenation, or the
     grid of an image.
-
-    Args:
-        graph: a traced graph.
     """
     groups = _shared_grids(graph)
     pinned = {op.output for op in graph.operations if op.of_input}
@@ -86,7 +93,10 @@ def _is_portable(graph: Graph, operation: Operation) -> bool:
 
 
 def _moved_until_portable(graph: Graph, names: set[str]) -> tuple[Graph, int]:
-    """The graph with the grid of these tensors moved as little as possible, and by how much."""
+    """The graph with the grid of these tensors moved as little as possible, and by how much.
+
+    That is in units in the last place.
+    """
     makers = [op for op in graph.operations if op.output in names]
     if any(_cannot_move(graph, op, names) for op in makers if not _is_portable(graph, op)):
         return graph, 0
@@ -94,7 +104,13 @@ def _moved_until_portable(graph: Graph, names: set[str]) -> tuple[Graph, int]:
         # Down first: what was half way between two codes then goes away from 0, as half up does
         # for what is positive.
         for units in (-distance, distance):
-            other = _with_scales(graph, names, units)
+            tensors = dict(graph.tensors)
+            for name in names:
+                codes = graph.codes(name)
+                scale = (np.float32(codes.scale).view(np.int32) + np.int32(units)).view(np.float32)
+                moved = dataclasses.replace(codes, scale=scale)
+                tensors[name] = dataclasses.replace(tensors[name], codes=moved)
+            other = dataclasses.replace(graph, tensors=tensors)
             if all(_is_portable(other, operation) for operation in makers):
                 return other, units
     return graph, 0
@@ -115,17 +131,6 @@ def _cannot_move(graph: Graph, operation: Operation, names: set[str]) -> str:
     return ""
 
 
-def _with_scales(graph: Graph, names: set[str], units: int) -> Graph:
-    """The graph with the scales of these tensors moved by units in the last place."""
-    tensors = dict(graph.tensors)
-    for name in names:
-        codes = graph.codes(name)
-        scale = (np.float32(codes.scale).view(np.int32) + np.int32(units)).view(np.float32)
-        moved = dataclasses.replace(codes, scale=scale)
-        tensors[name] = dataclasses.replace(tensors[name], codes=moved)
-    return dataclasses.replace(graph, tensors=tensors)
-
-
 def _shared_grids(graph: Graph) -> dict[str, set[str]]:
     """All tensors that share the grid of each integer tensor, itself among them, by its name."""
     group = {name: {name} for name, tensor in graph.tensors.items() if tensor.codes is not None}
@@ -137,22 +142,3 @@ def _shared_grids(graph: Graph) -> dict[str, set[str]]:
                 joined = group[name] | group[operation.output]
                 group |= dict.fromkeys(joined, joined)
     return group
-
-
-def _warning(graph: Graph, operation: Operation, names: set[str]) -> str:
-    found = operation.portability(graph)
-    worst = max(found.differing.values())
-    reason = _cannot_move(graph, operation, names)
-    if reason:
-        remedy = (
-            f"its scale cannot move: {reason}; a quantizer behind it gives it a grid of its own"
-        )
-    else:
-        remedy = (
-            f"no scale within {_FARTHEST:,} units in the last place changes that; another range of "
-            "the quantizer behind it may, and for a mean a smaller map, as a pool in front makes it"
-        )
-    return (
-        f"{operation.output}: on Arm, {worst:,} of {found.inputs:,} possible inputs of this "
-        f"{operation.operators[0]} get another code than on x86, and {remedy}"
-    )

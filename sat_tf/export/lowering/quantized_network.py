@@ -1,7 +1,7 @@
 """Questions about a quantized network, and what of it has no exact integer form."""
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,13 +51,6 @@ def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.La
     """The user's layer as files compute it: in float32, in whatever precision it trains.
 
     An operator of an NPU has its weights as int8, and training computes with these.
-
-    Args:
-        node: the layer, and how it is called.
-        shapes: of its inputs, without the batch dimension.
-
-    Returns:
-        The layer itself, or a copy where it, one inside or weights have another precision.
     """
     layer, native = inner_layer(node.layer), native_of(node)
     weights = "" if native is None else native.weights
@@ -83,17 +76,12 @@ def _with_float32(settings: Any) -> Any:
         return [_with_float32(value) for value in settings]
     if not isinstance(settings, dict):
         return settings
-    return {
-        key: "float32" if key == "dtype" and _is_lower(value) else _with_float32(value)
-        for key, value in settings.items()
-    }
-
-
-def _is_lower(policy: Any) -> bool:
-    """Whether what a configuration has for a type or a policy computes in less than float32."""
+    settings = {key: _with_float32(value) for key, value in settings.items()}
+    policy = settings.get("dtype")  # a name, or the configuration of a policy
     if isinstance(policy, dict):
         policy = policy.get("config", {}).get("name")
-    return str(policy).removeprefix("mixed_") in _LOWER_PRECISIONS
+    is_lower = str(policy).removeprefix("mixed_") in _LOWER_PRECISIONS
+    return settings | {"dtype": "float32"} if is_lower else settings
 
 
 def is_left_float(node: Node) -> bool:
@@ -122,12 +110,6 @@ def native_of(node: Node) -> NativeFunction | None:
     return node.layer.quantize_config.native_of(node.layer.layer)
 
 
-def is_float_function(node: Node) -> bool:
-    """Whether the layer computes a function that has no table of codes."""
-    layer = inner_layer(node.layer)
-    return role_of(node) is Role.FUNCTION and not layer_kinds.works_on_each_value(layer)
-
-
 def is_unit_free(network: Network, node: Node) -> bool:
     """Whether the layer's codes can be stored on [-1, 1]: linear kernels make and read them."""
     if role_of(node) in _KERNELS_OF_8_BITS or rounds_to_input(node.layer):
@@ -144,9 +126,10 @@ def _has_linear_readers_only(network: Network, name: str) -> bool:
     if name in network.outputs:
         return False
     for reader in network.consumers(name):
-        if role_of(reader) in _NATURAL_READERS or is_float_function(reader):
-            return False
-        if native_of(reader) is not None:
+        has_no_table = role_of(reader) is Role.FUNCTION and not layer_kinds.works_on_each_value(
+            inner_layer(reader.layer)
+        )
+        if role_of(reader) in _NATURAL_READERS or has_no_table or native_of(reader) is not None:
             return False
         moves = role_of(reader).keeps_codes and not clips(reader)
         if moves and not _has_linear_readers_only(network, reader.name):
@@ -196,15 +179,7 @@ def is_fixed(node: Node) -> bool:
 
 
 def find_problems(network: Network, *, float_head: bool) -> list[str]:
-    """Why a model cannot be exported: what was received, what was expected, and the fix.
-
-    Args:
-        network: the quantized model.
-        float_head: whether its last layer is to be float.
-
-    Returns:
-        One line a problem, each with the name of its layer; empty where the model can be exported.
-    """
+    """Why a model cannot be exported: what was received, what was expected, and the fix."""
     if network.problems:  # the graph is incomplete
         return [f"{name}: {text}." for name, text in network.problems.items()]
     if not is_quantized(network):
@@ -290,77 +265,51 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
         )
     if is_left_float(node):
         return
-    if role in _BY_ROLE:
-        yield from _BY_ROLE[role](network, node)
+    ranks = sorted({len(network[name].shape) for name in node.inputs})
+    if role is Role.LINEAR:
+        kernel = layer_kinds.quantized_kernel(layer)
+        expected = 2 if kernel and kernel.one_dimensional else 3
+        if ranks[0] != expected and not (kernel and kernel.form is KernelForm.DENSE):
+            yield (
+                f"received inputs with {ranks[0]} axes beside the batch, expected {expected}; put "
+                "a Reshape in front"
+            )
+        weights = node.layer.quantize_config.weights
+        problem = WeightQuantizer.NOT_QUANTIZED if weights is None else weights.export_problem()
+        if problem:
+            yield problem
+    if role is Role.NORM:
+        smallest = float(np.min(Statistics.of(layer).square))
+        if smallest <= 0.0:
+            yield (
+                f"received a moving variance plus epsilon of {smallest:g}, expected positive ones; "
+                "call sat_tf.calibrate, or go back to an earlier checkpoint"
+            )
+    if role is Role.SUM:
+        is_map = layer_kinds.combination_of(layer) is Combination.WITH_MAP
+        if len(node.inputs) < 2 and not is_map:
+            yield f"received {len(node.inputs)} tensors, expected at least 2; leave the sum out"
+        if len(ranks) > 1:
+            yield (
+                f"received tensors with {' and '.join(map(str, ranks))} axes beside the batch, "
+                "expected equally many in all; put a Reshape in front of one"
+            )
     if node.inputs:
         problem = layer_kinds.problem_at(layer, len(network[node.inputs[0]].shape))
         if problem:
             yield problem
     quantizer = output_quantizer(node.layer)
-    if isinstance(quantizer, ActivationQuantizer) and not quantizer.is_unit:
-        unit_free = is_unit_free(network, node)
-        problem = _storage_problem(quantizer, node.layer.output_variables, unit_free=unit_free)
-        if problem:
-            yield problem
-
-
-def _storage_problem(
-    quantizer: ActivationQuantizer, variables: Mapping[str, Any], *, unit_free: bool
-) -> str | None:
-    """Why `codes_of` a quantizer cannot be stored, and what to do; None where they can."""
-    level = quantizer.highest_value(variables)
+    if not isinstance(quantizer, ActivationQuantizer) or quantizer.is_unit:
+        return
+    level = quantizer.highest_value(node.layer.output_variables)
     if not SMALLEST_RANGE <= level <= LARGEST_RANGE:
-        return (
+        yield (
             f"received the clipping level {level:g}, expected one from {SMALLEST_RANGE:g} to "
             f"{LARGEST_RANGE:g}; call sat_tf.calibrate, or go back to an earlier checkpoint"
         )
-    if quantizer.is_symmetric and quantizer.num_bits < 8 and not unit_free:
-        return (
+    elif quantizer.is_symmetric and quantizer.num_bits < 8 and not is_unit_free(network, node):
+        yield (
             f"received a signed stream of {quantizer.num_bits} bits that a sum, a mean or the "
             "output reads, expected 8 bits, where int8 itself saturates; requantize with "
             "stream_bits=8"
         )
-    return None
-
-
-def _linear_problems(network: Network, node: Node) -> Iterator[str]:
-    rank, layer = len(network[node.inputs[0]].shape), inner_layer(node.layer)
-    kernel = layer_kinds.quantized_kernel(layer)
-    expected = 2 if kernel and kernel.one_dimensional else 3
-    if rank != expected and not (kernel and kernel.form is KernelForm.DENSE):
-        yield (
-            f"received inputs with {rank} axes beside the batch, expected {expected}; put a "
-            "Reshape in front"
-        )
-    quantizer = node.layer.quantize_config.weights
-    problem = WeightQuantizer.NOT_QUANTIZED if quantizer is None else quantizer.export_problem()
-    if problem:
-        yield problem
-
-
-def _norm_problems(network: Network, node: Node) -> Iterator[str]:
-    smallest = float(np.min(Statistics.of(inner_layer(node.layer)).square))
-    if smallest <= 0.0:
-        yield (
-            f"received a moving variance plus epsilon of {smallest:g}, expected positive ones; "
-            "call sat_tf.calibrate, or go back to an earlier checkpoint"
-        )
-
-
-def _sum_problems(network: Network, node: Node) -> Iterator[str]:
-    combination = layer_kinds.combination_of(inner_layer(node.layer))
-    if len(node.inputs) < 2 and combination is not Combination.WITH_MAP:
-        yield f"received {len(node.inputs)} tensors, expected at least 2; leave the sum out"
-    ranks = sorted({len(network[name].shape) for name in node.inputs})
-    if len(ranks) > 1:
-        yield (
-            f"received tensors with {' and '.join(map(str, ranks))} axes beside the batch, "
-            "expected equally many in all; put a Reshape in front of one"
-        )
-
-
-_BY_ROLE = {
-    Role.LINEAR: _linear_problems,
-    Role.NORM: _norm_problems,
-    Role.SUM: _sum_problems,
-}

@@ -53,20 +53,22 @@ class Channel:
         return np.clip(np.rint(value), self.lowest, self.highest)
 
 
-def _with_changed(graph: Graph, change: Callable[[Graph, Linear], Linear]) -> Graph:
-    """The same graph with every integer linear operation changed."""
-    operations = map_linear(
-        graph.operations, lambda linear: linear if linear.real else change(graph, linear)
-    )
-    return dataclasses.replace(graph, operations=operations)
+def _of_linear(change: Callable[[Graph, Linear], Linear]) -> Callable[[Graph], Graph]:
+    """A stage of a graph, by what it makes of every integer linear operation."""
+
+    @functools.wraps(change)
+    def stage(graph: Graph) -> Graph:
+        operations = map_linear(
+            graph.operations, lambda linear: linear if linear.real else change(graph, linear)
+        )
+        return dataclasses.replace(graph, operations=operations)
+
+    return stage
 
 
-def settle_constants(graph: Graph) -> Graph:
+@_of_linear
+def settle_constants(graph: Graph, linear: Linear) -> Linear:
     """Moves the scales of coarse channels to where integer biases give their constants."""
-    return _with_changed(graph, _settled)
-
-
-def _settled(graph: Graph, linear: Linear) -> Linear:
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
     unit = float(source.scale) * linear.scales
     multipliers = unit / float(output.scale)
@@ -172,8 +174,21 @@ def upscale(graph: Graph) -> Graph:
     has the finest grids instead, as its biases are few and its file is small anyway.
     """
     size = sum(op.kernel.size for op in linear_operations(graph.operations))
-    one_factor = size >= _LARGE_NETWORK
-    return _with_changed(graph, functools.partial(_upscaled, one_factor=one_factor))
+
+    @_of_linear
+    def upscaled(graph: Graph, linear: Linear) -> Linear:
+        largest = np.maximum(np.max(np.abs(linear.kernel), axis=linear.inner_axes), 1)
+        reach = np.maximum(largest_sums(graph, linear), 1)
+        room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, but not 8
+        factors = np.minimum(room, np.maximum(_half_range(linear) // reach, 1))
+        if linear.is_pointwise and np.any(linear.bias):
+            factors = _exact_factors(graph, linear, factors)
+        elif linear.shares_scale or size >= _LARGE_NETWORK:
+            factors = np.full_like(factors, np.min(factors))
+        kernel = linear.kernel * linear.along_channels(factors).astype(linear.kernel.dtype)
+        return dataclasses.replace(linear, kernel=kernel, scales=linear.scales / factors)
+
+    return upscaled(graph)
 
 
 def _half_range(linear: Linear) -> int:
@@ -181,29 +196,11 @@ def _half_range(linear: Linear) -> int:
     return (linear.largest_sum + 1) // 2
 
 
-def _upscaled(graph: Graph, linear: Linear, *, one_factor: bool) -> Linear:
-    largest = np.maximum(np.max(np.abs(linear.kernel), axis=linear.inner_axes), 1)
-    reach = np.maximum(largest_sums(graph, linear), 1)
-    room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, but not 8
-    factors = np.minimum(room, np.maximum(_half_range(linear) // reach, 1))
-    if linear.is_pointwise and np.any(linear.bias):
-        factors = _exact_factors(graph, linear, factors)
-    elif linear.shares_scale or one_factor:
-        factors = np.full_like(factors, np.min(factors))
-    kernel = linear.kernel * linear.along_channels(factors).astype(linear.kernel.dtype)
-    return dataclasses.replace(linear, kernel=kernel, scales=linear.scales / factors)
-
-
 def _exact_factors(graph: Graph, linear: Linear, most: np.ndarray) -> np.ndarray:
     """The factors of one code a channel with which a rounded bias changes the fewest results.
 
     A preprocessing layer reads all pixels: with -1 off by half a unit, x / 127.5 - 1 has another
     code at 128. Its factor is free, so that all are tried at which the grid is fine.
-
-    Args:
-        graph: with the grids.
-        linear: one factor and one constant a channel.
-        most: the largest factor of each channel.
     """
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
     codes = linear.kernel.reshape(-1)
@@ -223,16 +220,13 @@ def _exact_factors(graph: Graph, linear: Linear, most: np.ndarray) -> np.ndarray
     return found
 
 
-def floor_scales(graph: Graph) -> Graph:
+@_of_linear
+def floor_scales(graph: Graph, linear: Linear) -> Linear:
     """Raises scales that are too small for an int32 bias, or for any effect on the output.
 
     Such channels are dead or nearly so (γ close to 0): their codes are rounded again on the larger
     scale, most to 0, and the bias says what they give.
     """
-    return _with_changed(graph, _floored)
-
-
-def _floored(graph: Graph, linear: Linear) -> Linear:
     source = float(graph.codes(linear.inputs[0]).scale)
     output = float(graph.codes(linear.output).scale)
     smallest = np.maximum(
@@ -248,54 +242,43 @@ def round_biases(graph: Graph) -> Graph:
     """Rounds scales to float32 and biases to integers of input scale · scale, as the file has them.
 
     This defines the deployed model: apart from float32 scales, rounding the biases is the whole
-    difference to the trained one.
-
-    Raises:
-        ValueError: a layer cannot be computed in int32, has scales beyond float32, or is a sum with
-            much smaller scales than its summands; lists every such layer with its fix.
+    difference to the trained one. A graph that int32 or float32 does not hold is refused.
     """
     _refuse(graph, {name: _below_float32(tensor) for name, tensor in graph.tensors.items()})
-    _check(graph, _beyond_float32)
-    others = [op for op in graph.operations if not op.is_float(graph)]
-    _refuse(graph, {op.output: op.scale_problem(graph) for op in others})
-    snapped = _with_changed(graph, _rounded)
-    for find_problem in (_beyond_int32, _beyond_products, _beyond_builtin):
-        _check(snapped, find_problem)
-    return snapped
+    integer = [op for op in graph.operations if not op.is_float(graph)]
+    linear = linear_operations(integer)
+    _refuse(graph, {op.output: _beyond_float32(graph, op) for op in linear})
+    _refuse(graph, {op.output: op.scale_problem(graph) for op in integer})
+    rounded = _rounded(graph)
+    linear = linear_operations(op for op in rounded.operations if not op.is_float(rounded))
+    _refuse(rounded, {op.output: _overflow(rounded, op) for op in linear})
+    return rounded
 
 
+@_of_linear
 def _rounded(graph: Graph, linear: Linear) -> Linear:
+    """A bias whose products overflow becomes the smallest one that gives the same output.
+
+    It is larger than every sum, so that its channel always gives its lowest or its highest code.
+    """
     source = float(graph.codes(linear.inputs[0]).scale)
     largest = _LARGEST_MULTIPLIER * float(graph.codes(linear.output).scale) / source
     scales = np.minimum(linear.scales, largest).astype(np.float32)
     units = source * np.where(linear.scales > largest, linear.scales, scales.astype(np.float64))
     bias = np.rint(linear.bias / units).astype(int)
-    snapped = dataclasses.replace(linear, scales=scales, bias=bias)
-    return dataclasses.replace(snapped, bias=_bounded_bias(graph, snapped))
-
-
-def _bounded_bias(graph: Graph, linear: Linear) -> np.ndarray:
-    """The bias, or, where its products overflow, the smallest one that gives the same output.
-
-    Such a bias is larger than every sum, so that its channel always gives its lowest or its
-    highest code.
-    """
-    bound = largest_sums(graph, linear) + np.ceil(
-        _BEYOND_OUTPUT / requantization_multipliers(graph, linear).astype(np.float64)
+    rounded = dataclasses.replace(linear, scales=scales, bias=bias)
+    bound = largest_sums(graph, rounded) + np.ceil(
+        _BEYOND_OUTPUT / requantization_multipliers(graph, rounded).astype(np.float64)
     )
-    overflows = _largest_products(graph, linear) > _LARGEST_PRODUCT
-    return np.where(overflows, np.clip(linear.bias, -bound, bound), linear.bias).astype(int)
+    overflows = _largest_products(graph, rounded) > _LARGEST_PRODUCT
+    bounded = np.where(overflows, np.clip(bias, -bound, bound), bias).astype(int)
+    return dataclasses.replace(rounded, bias=bounded)
 
 
 def _largest_products(graph: Graph, linear: Linear) -> np.ndarray:
     """The largest magnitude in output codes that a channel's sums reach before they are clipped."""
     multipliers = requantization_multipliers(graph, linear).astype(np.float64)
     return np.asarray((largest_sums(graph, linear) + np.abs(linear.bias)) * multipliers)
-
-
-def _check(graph: Graph, find_problem: Callable[[Graph, Linear], str | None]) -> None:
-    linear = [op for op in linear_operations(graph.operations) if not op.is_float(graph)]
-    _refuse(graph, {op.output: find_problem(graph, op) for op in linear})
 
 
 def _refuse(graph: Graph, found: Mapping[str, str | None]) -> None:
@@ -337,37 +320,29 @@ def _beyond_float32(graph: Graph, linear: Linear) -> str | None:
     )
 
 
-def _beyond_int32(graph: Graph, linear: Linear) -> str | None:
+def _overflow(graph: Graph, linear: Linear) -> str | None:
+    """Why the sums of an operation overflow in kernels; None where they do not."""
     reach = largest_sums(graph, linear)
-    if np.max(reach + np.abs(linear.bias)) <= linear.largest_sum:
-        return None
-    return (
-        f"received a layer whose sums reach {np.max(reach):.4g}, expected at most "
-        f"{linear.largest_sum} for int32; split its inputs over two layers."
-    )
-
-
-def _beyond_products(graph: Graph, linear: Linear) -> str | None:
-    largest = np.max(_largest_products(graph, linear))
-    if largest <= _LARGEST_PRODUCT:
-        return None
-    return (
-        f"received a layer whose sums reach {largest:.4g} codes of its output, expected at most "
-        f"{_LARGEST_PRODUCT:.4g}, beyond which LiteRT's kernels overflow; a normalization or a "
-        "clipping level has diverged: go back to an earlier checkpoint, or call sat_tf.calibrate."
-    )
-
-
-def _beyond_builtin(graph: Graph, linear: Linear) -> str | None:
-    if linear.engine is not Engine.BUILTIN:
-        return None
+    sums, products = reach + np.abs(linear.bias), np.max(_largest_products(graph, linear))
+    if np.max(sums) > linear.largest_sum:
+        return (
+            f"received a layer whose sums reach {np.max(reach):.4g}, expected at most "
+            f"{linear.largest_sum} for int32; split its inputs over two layers."
+        )
+    if products > _LARGEST_PRODUCT:
+        return (
+            f"received a layer whose sums reach {products:.4g} codes of its output, expected at "
+            f"most {_LARGEST_PRODUCT:.4g}, beyond which LiteRT's kernels overflow; a normalization "
+            "or a clipping level has diverged: go back to an earlier checkpoint, or call "
+            "sat_tf.calibrate."
+        )
     # Builtin kernels first multiply sums by the power of 2 above the multiplier, and int32 wraps.
     exponents = np.frexp(requantization_multipliers(graph, linear))[1]
-    reach = (largest_sums(graph, linear) + np.abs(linear.bias)) * 2.0 ** np.maximum(exponents, 0)
-    if np.max(reach) <= _INT32:
+    shifted = np.max(sums * 2.0 ** np.maximum(exponents, 0))
+    if linear.engine is not Engine.BUILTIN or shifted <= _INT32:
         return None
     return (
         f"received a layer stored in {linear.storage.name} whose shifted sums reach "
-        f"{np.max(reach):.4g}, expected at most {_INT32}, beyond which LiteRT's builtin kernels "
+        f"{shifted:.4g}, expected at most {_INT32}, beyond which LiteRT's builtin kernels "
         "overflow; export with pack='auto'."
     )

@@ -1,7 +1,7 @@
 """Reads a quantized Keras model as a graph with real biases."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -53,16 +53,6 @@ from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer
 from sat_tf.quantizers.seen_values import pixel_doubt, unseen
 
 
-def float_activations(network: Network) -> str:
-    """The warning for a model that quantizes its weights only."""
-    quantizers = [output_quantizer(node.layer) for node in network]
-    marks = [str(found.range) for found in quantizers if isinstance(found, PixelQuantizer)]
-    return (
-        "no activations are quantized: it computes in float32, with weights stored as codes, "
-        f"on pixels of {' and '.join(dict.fromkeys(marks)) or PIXELS}"
-    )
-
-
 def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
     """The warning for transposed convolutions."""
     names = [operation.output for operation in operations if operation.takes_one_image]
@@ -73,31 +63,15 @@ def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
         )
 
 
-def float_functions(operations: Iterable[Operation]) -> Iterator[str]:
-    """The warnings for functions that have no table, or no codes to look up."""
-    for operation in float_layers(operations):
-        node = operation.calls[-1].node
-        if quantized_network.is_function(node):
-            layer = inner_layer(node.layer)
-            yield (
-                f"{layer.name}: this {type(layer).__name__} is computed in float32, by the "
-                "operators that TensorFlow's converter writes"
-            )
-
-
 def trace(
     network: Network,
     *,
     float_head: bool = False,
     kernels: Mapping[str, KernelOutline],
 ) -> Graph:
-    """Reads a quantized model as a graph of integer operations.
+    """Reads a quantized model, in which `find_problems` finds none, as a graph of operations.
 
-    Args:
-        network: the model as it is in inference, without what `find_problems` finds.
-        float_head: compute the last layer in float32, from dequantized activations and weights.
-        kernels: placeholders for the codes and scales of linear layers, by their names; those of
-            the others are computed.
+    `kernels` has placeholders for the codes and scales of some linear layers, by their names.
     """
     head = quantized_network.find_head(network) if float_head else None
     return untie_means(_Tracer(network, head, kernels).trace())
@@ -121,13 +95,10 @@ class _Tracer:
         float_head: str | None,
         kernels: Mapping[str, KernelOutline],
     ) -> None:
-        self.network = network
-        self.float_head = float_head
-        self.kernels = kernels
+        self.network, self.float_head, self.kernels = network, float_head, kernels
         self.builder = GraphBuilder([call_name(node) for node in network])
         self.drafts: dict[str, Draft] = {}
         self.warnings: list[str] = []
-        # The images, and the tensors of codes that are images, with the image.
         kept = kept_inputs(network)
         self.images = {
             name: Image(name, _shape(network[name]), None, type=own_type(network[name]))
@@ -135,14 +106,24 @@ class _Tracer:
             else _image_of(name, _shape(network[name]), PIXELS)
             for name in network.inputs
         }
+        # The tensors of codes that are images, with the image.
         self.pixels: dict[str, str] = {}
 
     def trace(self) -> Graph:
-        if not input_nodes(self.network):
-            pixels = (name for name, image in self.images.items() if not image.is_kept)
-            self.drafts |= {name: self._float_image(name) for name in pixels}
+        if not input_nodes(self.network):  # no activations are quantized
+            for name, image in self.images.items():
+                if not image.is_kept:
+                    shape = _shape(self.network[name])
+                    shift = ShiftImage((name,), self.builder.between(f"{name}_pixels"))
+                    codes = self.builder.add(shift, shape, image.codes)
+                    self.drafts[name] = existing(self.builder.dequantized(codes))
         if not any(quantized_network.quantizes(node) for node in self.network):
-            self.warnings.append(float_activations(self.network))
+            quantizers = [output_quantizer(node.layer) for node in self.network]
+            ranges = [str(each.range) for each in quantizers if isinstance(each, PixelQuantizer)]
+            self.warnings.append(
+                "no activations are quantized: it computes in float32, with weights stored as "
+                f"codes, on pixels of {' and '.join(dict.fromkeys(ranges)) or PIXELS}"
+            )
         for name, kind in input_types(self.network).items():
             if kind == "float32" or self.images[name].is_kept:
                 shape = _shape(self.network[name])
@@ -157,13 +138,26 @@ class _Tracer:
             if layer_kinds.is_softmax(
                 inner_layer(node.layer)
             ) and not quantized_network.is_function(node):
-                tensor = self._tensor(node.name)
-                self.drafts[node.name] = existing(self._probabilities(tensor))
+                # The float probabilities over the last axis of what it reads.
+                logits = self._tensor(node.name)
+                name = self.builder.between(f"{logits}_probabilities")
+                softmax = Softmax((self.builder.dequantized(logits),), name)
+                self.drafts[node.name] = existing(
+                    self.builder.add(softmax, self.builder.shape(logits), None)
+                )
         outputs = [self.builder.dequantized(self._tensor(name)) for name in self.network.outputs]
         self.builder.drop_unread_images()
         operations = self.builder.operations
+        for layer_left in float_layers(operations):
+            node = layer_left.calls[-1].node
+            if quantized_network.is_function(node):  # with no table, or no codes to look up
+                layer = inner_layer(node.layer)
+                self.warnings.append(
+                    f"{layer.name}: this {type(layer).__name__} is computed in float32, by the "
+                    "operators that TensorFlow's converter writes"
+                )
+        self.warnings += one_image_only(operations)
         inputs, outputs_called = self.network.keys
-        self.warnings += [*float_functions(operations), *one_image_only(operations)]
         return Graph(
             name=self.network.name,
             tensors={
@@ -192,20 +186,8 @@ class _Tracer:
             return self._image(node)
         if quantized_network.is_input(node):
             return self._codes_of_input(node)
-        if role is Role.LINEAR:
-            return self._linear(node)
-        if role is Role.NORM:
-            return self._pointwise(node, affine(inner_layer(node.layer)))
-        if role is Role.AFFINE:
-            return self._preprocessing(node)
-        if role is Role.SCALING:
-            return self._scaling(node)
-        if role in (Role.SUM, Role.PRODUCT):
-            return self._combination(node)
-        if role is Role.CONCATENATION:
-            return self._concatenation(node)
-        if role is Role.MEAN:
-            return self._mean(node)
+        if (draft := self._DRAFTS.get(role)) is not None:
+            return draft(self, node)
         if role.keeps_codes:
             return self._movement(node)
         if quantized_network.is_function(node):
@@ -228,16 +210,19 @@ class _Tracer:
 
     def _codes_of_input(self, node: Node) -> Draft:
         """An input of real values, or its preprocessing in float."""
-        kind, name, shape = (
-            node.layer.quantize_config.output.input_type,
-            call_name(node),
-            _shape(node),
-        )
+        type_of_input = node.layer.quantize_config.output.input_type
+        name, shape = call_name(node), _shape(node)
         codes = range_codes(*(observed_range(node.layer) or (0.0, 0.0)))
-        image = next(one for one, found in input_nodes(self.network).items() if found is node)
-        given = _shape(self.network[image])
-        self.images[image] = Image(image, given, codes.scale, codes.zero_point, type=kind)
-        if kind == "int8":
+        nodes = input_nodes(self.network)
+        image = next(image for image, quantizing in nodes.items() if quantizing is node)
+        self.images[image] = Image(
+            image,
+            _shape(self.network[image]),
+            codes.scale,
+            codes.zero_point,
+            type=type_of_input,
+        )
+        if type_of_input == "int8":
             return existing(self.builder.add(ShiftImage((image,), name), shape, codes))
         draft = self.drafts[node.inputs[0]]
         return existing(self.builder.materialize(draft, codes, name, shape))
@@ -250,42 +235,34 @@ class _Tracer:
         self.pixels[tensor] = image
         return existing(tensor)
 
-    def _float_image(self, name: str) -> Draft:
-        """The pixels themselves, for a model that quantizes no activations."""
-        shape = _shape(self.network[name])
-        shift = ShiftImage((name,), self.builder.between(f"{name}_pixels"))
-        codes = self.builder.add(shift, shape, self.images[name].codes)
-        return existing(self.builder.dequantized(codes))
-
     def _float_layer(self, node: Node) -> Draft:
-        """A layer that is left float, between what is dequantized and what is quantized again."""
-        layer = inner_layer(node.layer)
-        self.warnings.append(
-            f"{layer.name}: this {layer_kinds.class_name(layer)} is left float, as "
-            "TensorFlow's converter writes it"
-        )
-        draft = self._with_layers_in_front(node)
-        if node.type not in _MADE_IN_FLOAT32:
-            return draft
-        return existing(draft.as_float(self.builder, call_name(node), _shape(node)))
+        """A layer that is left float, between what is dequantized and what is quantized again.
 
-    def _with_layers_in_front(self, node: Node) -> FloatLayer:
-        """A layer left float, and those in front of it that make no float32 for it."""
+        Layers in front of it that make no float32 are part of it.
+        """
+        self.warnings.append(
+            f"{inner_layer(node.layer).name}: this "
+            f"{layer_kinds.class_name(inner_layer(node.layer))} is left float, as TensorFlow's "
+            "converter writes it"
+        )
         calls: dict[str, FloatCall] = {}
         sources: dict[str, None] = {}
         reads: list[str] = []
         for name in node.inputs:
-            found = self.drafts[name]
-            if found.calls:
-                sources |= dict.fromkeys(found.inputs)
-                calls |= {call.name: call for call in found.calls}
+            source = self.drafts[name]
+            if source.calls:
+                sources |= dict.fromkeys(source.inputs)
+                calls |= {call.name: call for call in source.calls}
                 reads.append(call_name(self.network[name]))
             else:
                 reads.append(self.builder.dequantized(self._tensor(name)))
                 sources[reads[-1]] = None
         layer = in_float32(node, [_shape(self.network[name]) for name in node.inputs])
         call = FloatCall(call_name(node), node, layer, tuple(reads))
-        return FloatLayer(tuple(sources), "", (*calls.values(), call))
+        draft = FloatLayer(tuple(sources), "", (*calls.values(), call))
+        if node.type not in _MADE_IN_FLOAT32:
+            return draft
+        return existing(draft.as_float(self.builder, call_name(node), _shape(node)))
 
     def _linear(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -295,6 +272,9 @@ class _Tracer:
         shape = self.builder.tensors[source].shape
         kind, codes, window = linear_operation(layer, codes, shape)
         return Linear.of_codes(source, kind, codes, scales, bias.astype(np.float64), window)
+
+    def _norm(self, node: Node) -> Draft:
+        return self._pointwise(node, affine(inner_layer(node.layer)))
 
     def _pointwise(self, node: Node, behind: Affine) -> Draft:
         folded = self.drafts[node.inputs[0]].folded(behind)
@@ -437,14 +417,19 @@ class _Tracer:
         """The layer behind its output quantizer, if it has one."""
         if quantized_network.is_image(node) or quantized_network.is_input(node):
             return draft
-        if output_quantizer(node.layer) is None and node.name != self.float_head:
-            return self._rectified(node, draft)
-        wrapper, name = node.layer, call_name(node)
+        quantizer, name = output_quantizer(node.layer), call_name(node)
         if node.name == self.float_head:
             return existing(draft.as_float(self.builder, name, _shape(node)))
-        quantizer = output_quantizer(wrapper)
+        if quantizer is None:
+            layer = inner_layer(node.layer)
+            if not layer_kinds.rectifies(layer):
+                return draft
+            # No quantizer replaces this rectifier.
+            return Rectified(draft.inputs, draft, layer_kinds.rectifier_ceiling(layer))
         if getattr(quantizer, "observes_range", False):
-            if self._stays_float(node, draft):
+            # No integer kernel computes some layers, and nothing needs the codes of these.
+            stays_float = draft.stays_float and node.name not in self.network.outputs
+            if stays_float and self.builder.codes(draft.inputs[0]) is None:
                 return draft
             low, high = self._range(node, draft)
             codes = range_codes(low, high)
@@ -453,22 +438,10 @@ class _Tracer:
             return draft
         elif isinstance(quantizer, ActivationQuantizer):
             unit_free = quantized_network.is_unit_free(self.network, node)
-            codes = codes_of(quantizer, wrapper.output_variables, unit_free=unit_free)
+            codes = codes_of(quantizer, node.layer.output_variables, unit_free=unit_free)
         else:
             return draft
         return existing(self.builder.materialize(draft, codes, name, _shape(node)))
-
-    def _rectified(self, node: Node, draft: Draft) -> Draft:
-        """The layer behind a rectifier that no quantizer replaces, if it has one."""
-        layer = inner_layer(node.layer)
-        if not layer_kinds.rectifies(layer):
-            return draft
-        return Rectified(draft.inputs, draft, layer_kinds.rectifier_ceiling(layer))
-
-    def _stays_float(self, node: Node, draft: Draft) -> bool:
-        """Whether no integer kernel computes an observed layer, and nothing needs its codes."""
-        stays = draft.stays_float and node.name not in self.network.outputs
-        return stays and self.builder.codes(draft.inputs[0]) is None
 
     def _range(self, node: Node, draft: Draft) -> tuple[float, float]:
         observed = observed_range(node.layer)
@@ -504,27 +477,32 @@ class _Tracer:
         self.drafts[node_name] = existing(tensor)
         return tensor
 
-    def _probabilities(self, source: str) -> str:
-        """The float tensor with the probabilities over the last axis of another."""
-        name = self.builder.between(f"{source}_probabilities")
-        softmax = Softmax((self.builder.dequantized(source),), name)
-        return self.builder.add(softmax, self.builder.shape(source), None)
-
     def _natural(self, node_name: str) -> str:
         """The same, in real units: kernels that read several tensors take no others."""
         name, draft = self._tensor(node_name), self.drafts[node_name]
         codes = self.builder.codes(name)
         if codes is None or codes.unit == 1.0:
             return name
-        made = self.builder.between(f"{name}_natural")
+        natural = self.builder.between(f"{name}_natural")
         # The same integers: another grid would round what was trained once more.
         same = Codes(np.float32(codes.real_scale), codes.zero_point)
-        return self.builder.materialize(draft, same, made, _shape(self.network[node_name]))
+        return self.builder.materialize(draft, same, natural, _shape(self.network[node_name]))
+
+    _DRAFTS: Mapping[Role, Callable[["_Tracer", Node], Draft]] = {
+        Role.LINEAR: _linear,
+        Role.NORM: _norm,
+        Role.AFFINE: _preprocessing,
+        Role.SCALING: _scaling,
+        Role.SUM: _combination,
+        Role.PRODUCT: _combination,
+        Role.CONCATENATION: _concatenation,
+        Role.MEAN: _mean,
+    }
 
 
-def _image_of(name: str, shape: tuple[int, ...], found: InputRange) -> Image:
+def _image_of(name: str, shape: tuple[int, ...], range_: InputRange) -> Image:
     """The input with the grid of a range."""
-    return Image(name, shape, np.float32(found.grid.scale), found.grid.zero_point, found)
+    return Image(name, shape, np.float32(range_.grid.scale), range_.grid.zero_point, range_)
 
 
 def _shape(node: Node) -> tuple[int, ...]:

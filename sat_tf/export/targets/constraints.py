@@ -5,7 +5,7 @@ Each gives the reason why an operator does not meet it, and what to change; "" w
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
@@ -14,10 +14,17 @@ from sat_tf.export.tflite.contents import StoredOperator, StoredTensor
 
 # Why an operator does not meet a condition, "" where it does; and what to change.
 Constraint = Callable[[StoredOperator], tuple[str, str]]
+_Settings = ParamSpec("_Settings")
 
 _MET = "", ""
 _IMAGE_AXES = 4
-_CONVERTS = ("QUANTIZE", "DEQUANTIZE")
+
+
+def with_settings(
+    check: Callable[Concatenate[StoredOperator, _Settings], tuple[str, str]],
+) -> Callable[_Settings, Constraint]:
+    """A function that makes a constraint of its settings: `strides(3)` is one."""
+    return lambda *settings, **named: lambda operator: check(operator, *settings, **named)
 
 
 def moved_tensors(operator: StoredOperator) -> list[StoredTensor]:
@@ -26,40 +33,31 @@ def moved_tensors(operator: StoredOperator) -> list[StoredTensor]:
     return [*read, *operator.outputs]
 
 
-def of_types(*types: str, fix: str) -> Constraint:
+@with_settings
+def of_types(operator: StoredOperator, *types: str, fix: str) -> tuple[str, str]:
     """Tensors that are no constants have one of some types."""
-
-    def check(operator: StoredOperator) -> tuple[str, str]:
-        found = next((one for one in moved_tensors(operator) if one.type not in types), None)
-        if found is None:
-            return _MET
-        return f"its tensor {found.name} is {found.type}, it takes {', '.join(types)}", fix
-
-    return check
+    found = next((one for one in moved_tensors(operator) if one.type not in types), None)
+    if found is None:
+        return _MET
+    return f"its tensor {found.name} is {found.type}, it takes {', '.join(types)}", fix
 
 
-def quantized(*, fix: str) -> Constraint:
+@with_settings
+def quantized(operator: StoredOperator, *, fix: str) -> tuple[str, str]:
     """Tensors that are no constants have a scale."""
-
-    def check(operator: StoredOperator) -> tuple[str, str]:
-        found = next((one for one in moved_tensors(operator) if not one.scales.size), None)
-        return _MET if found is None else (f"its tensor {found.name} has no scale", fix)
-
-    return check
+    found = next((one for one in moved_tensors(operator) if not one.scales.size), None)
+    return _MET if found is None else (f"its tensor {found.name} has no scale", fix)
 
 
-def weights_of(*types: str, fix: str) -> Constraint:
+@with_settings
+def weights_of(operator: StoredOperator, *types: str, fix: str) -> tuple[str, str]:
     """The kernel has one of some types, and is a constant."""
-
-    def check(operator: StoredOperator) -> tuple[str, str]:
-        kernel = operator.inputs[1]
-        if kernel is None or kernel.data is None:
-            return "its weights are made by another operator", ""
-        if kernel.type in types:
-            return _MET
-        return f"its weights are {kernel.type}, it takes {', '.join(types)}", fix
-
-    return check
+    kernel = operator.inputs[1]
+    if kernel is None or kernel.data is None:
+        return "its weights are made by another operator", ""
+    if kernel.type in types:
+        return _MET
+    return f"its weights are {kernel.type}, it takes {', '.join(types)}", fix
 
 
 def no_packed_products(operator: StoredOperator) -> tuple[str, str]:
@@ -81,83 +79,67 @@ def one_scale(operator: StoredOperator) -> tuple[str, str]:
     )
 
 
-def largest_sum_of_weights(limit: int) -> Constraint:
+@with_settings
+def largest_sum_of_weights(operator: StoredOperator, limit: int) -> tuple[str, str]:
     """The magnitudes of the weights of one output do not add up to more."""
-
-    def check(operator: StoredOperator) -> tuple[str, str]:
-        kernel = operator.inputs[1]
-        if kernel is None or (codes := kernel.values) is None:
-            return _MET
-        axis = codes.ndim - 1 if operator.name == "DEPTHWISE_CONV_2D" else 0
-        others = tuple(index for index in range(codes.ndim) if index != axis)
-        sums = np.abs(codes.astype(np.int64)).sum(axis=others)
-        if sums.max(initial=0) <= limit:
-            return _MET
-        return f"the magnitudes of its weights add up to {sums.max():,}, above {limit:,}", ""
-
-    return check
+    kernel = operator.inputs[1]
+    if kernel is None or (codes := kernel.values) is None:
+        return _MET
+    axis = codes.ndim - 1 if operator.name == "DEPTHWISE_CONV_2D" else 0
+    others = tuple(index for index in range(codes.ndim) if index != axis)
+    sums = np.abs(codes.astype(np.int64)).sum(axis=others)
+    if sums.max(initial=0) <= limit:
+        return _MET
+    return f"the magnitudes of its weights add up to {sums.max():,}, above {limit:,}", ""
 
 
 def _option(operator: StoredOperator, name: str, default: Any = 1) -> Any:
     return getattr(operator.options, name, default)
 
 
-def strides(largest: int, *, more_where_valid: bool) -> Constraint:
+@with_settings
+def strides(operator: StoredOperator, largest: int, *, more_where_valid: bool) -> tuple[str, str]:
     """The strides are at most `largest`; of windows without padding or dilation they may be any."""
-
-    def check(operator: StoredOperator) -> tuple[str, str]:
-        found = _option(operator, "strideH"), _option(operator, "strideW")
-        dilation = _option(operator, "dilationHFactor"), _option(operator, "dilationWFactor")
-        valid = _option(operator, "padding") == tfl.Padding.VALID and dilation == (1, 1)
-        if max(found) <= largest or (more_where_valid and valid):
-            return _MET
-        return (
-            f"its strides are {found[0]}x{found[1]}, at most {largest}",
-            f"use strides of at most {largest}, or global pooling for windows as large as images",
-        )
-
-    return check
-
-
-def _window(operator: StoredOperator) -> tuple[int, int]:
-    return _option(operator, "filterHeight"), _option(operator, "filterWidth")
-
-
-def pooled_windows(*, largest_padded: int | None) -> Constraint:
-    """A window has at most 256 rows and 256 x 256 values, a padded one a limit of its own."""
-
-    def check(operator: StoredOperator) -> tuple[str, str]:
-        size = _window(operator)
-        padded = _option(operator, "padding") == tfl.Padding.SAME
-        if padded and largest_padded is not None:
-            fits, limit = max(size) <= largest_padded, f"{largest_padded}x{largest_padded}"
-        else:
-            fits, limit = math.prod(size) <= 256 * 256 and size[0] <= 256, "256x256"
-        if fits:
-            return _MET
-        return f"its window is {size[0]}x{size[1]}, at most {limit}", "pool in two steps"
-
-    return check
-
-
-def reduced_axes(*, largest: int) -> Constraint:
-    """The axes of a mean are no longer than `largest`, and not that of the batch."""
-
-    def check(operator: StoredOperator) -> tuple[str, str]:
-        source, axes = operator.inputs[0], operator.inputs[1]
-        if source is None or axes is None or (numbers := axes.values) is None:
-            return "its axes are not constant", ""
-        rank = len(source.shape)
-        found = sorted(int(axis) % rank for axis in numbers.reshape(-1))
-        if 0 in found:
-            return "it reduces the batch", ""
-        if any(source.shape[axis] >= largest for axis in found):
-            return f"it reduces an axis of {largest} or more", "pool before it"
-        if rank - 1 in found and rank > 2 and 1 not in source.shape[-3:]:
-            return "it reduces the channels", ""
+    found = _option(operator, "strideH"), _option(operator, "strideW")
+    dilation = _option(operator, "dilationHFactor"), _option(operator, "dilationWFactor")
+    valid = _option(operator, "padding") == tfl.Padding.VALID and dilation == (1, 1)
+    if max(found) <= largest or (more_where_valid and valid):
         return _MET
+    return (
+        f"its strides are {found[0]}x{found[1]}, at most {largest}",
+        f"use strides of at most {largest}, or global pooling for windows as large as images",
+    )
 
-    return check
+
+@with_settings
+def pooled_windows(operator: StoredOperator, *, largest_padded: int | None) -> tuple[str, str]:
+    """A window has at most 256 rows and 256 x 256 values, a padded one a limit of its own."""
+    size = _option(operator, "filterHeight"), _option(operator, "filterWidth")
+    padded = _option(operator, "padding") == tfl.Padding.SAME
+    if padded and largest_padded is not None:
+        fits, limit = max(size) <= largest_padded, f"{largest_padded}x{largest_padded}"
+    else:
+        fits, limit = math.prod(size) <= 256 * 256 and size[0] <= 256, "256x256"
+    if fits:
+        return _MET
+    return f"its window is {size[0]}x{size[1]}, at most {limit}", "pool in two steps"
+
+
+@with_settings
+def reduced_axes(operator: StoredOperator, *, largest: int) -> tuple[str, str]:
+    """The axes of a mean are no longer than `largest`, and not that of the batch."""
+    source, axes = operator.inputs[0], operator.inputs[1]
+    if source is None or axes is None or (numbers := axes.values) is None:
+        return "its axes are not constant", ""
+    rank = len(source.shape)
+    found = sorted(int(axis) % rank for axis in numbers.reshape(-1))
+    if 0 in found:
+        return "it reduces the batch", ""
+    if any(source.shape[axis] >= largest for axis in found):
+        return f"it reduces an axis of {largest} or more", "pool before it"
+    if rank - 1 in found and rank > 2 and 1 not in source.shape[-3:]:
+        return "it reduces the channels", ""
+    return _MET
 
 
 def one_of_a_batch(operator: StoredOperator) -> tuple[str, str]:
@@ -168,51 +150,42 @@ def one_of_a_batch(operator: StoredOperator) -> tuple[str, str]:
     return f"it reads {source.shape[0]} images, it takes one", "write the file for one image"
 
 
-def scales_by(*factors: int, half_pixels: tuple[int, ...] | None = None) -> Constraint:
-    """Images grow by one of some factors, alike in rows and columns that are more than one.
-
-    Args:
-        *factors: without `halfPixelCenters`.
-        half_pixels: with it; the same where None.
-    """
-
-    def check(operator: StoredOperator) -> tuple[str, str]:
-        sizes = _resized(operator)
-        if sizes is None:
-            return "it does not resize images", ""
-        before, after = sizes
-        if before in ((1, 1), after):
-            return _MET
-        less = int(_option(operator, "alignCorners", default=False))
-        found = {
-            (new - less) / max(old - less, 1)
-            for old, new in zip(before, after, strict=True)
-            if (old, new) != (1, 1)
-        }
-        allowed = factors
-        if half_pixels is not None and _option(operator, "halfPixelCenters", default=False):
-            allowed = half_pixels
-        if len(found) == 1 and found <= {*allowed}:
-            return _MET
-        listed = ", ".join(map(str, allowed))
-        return f"{_resizes(before, after)}, it takes factors of {listed}", f"resize by {listed}"
-
-    return check
+@with_settings
+def scales_by(
+    operator: StoredOperator, *factors: int, half_pixels: tuple[int, ...] | None = None
+) -> tuple[str, str]:
+    """Images grow by one of some factors, alike in rows and columns that are more than one."""
+    sizes = _resized(operator)
+    if sizes is None:
+        return "it does not resize images", ""
+    before, after = sizes
+    if before in ((1, 1), after):
+        return _MET
+    less = int(_option(operator, "alignCorners", default=False))
+    found = {
+        (new - less) / max(old - less, 1)
+        for old, new in zip(before, after, strict=True)
+        if (old, new) != (1, 1)
+    }
+    allowed = factors
+    if half_pixels is not None and _option(operator, "halfPixelCenters", default=False):
+        allowed = half_pixels
+    if len(found) == 1 and found <= {*allowed}:
+        return _MET
+    listed = ", ".join(map(str, allowed))
+    return f"{_resizes(before, after)}, it takes factors of {listed}", f"resize by {listed}"
 
 
-def scales_to_at_most(limit: int) -> Constraint:
+@with_settings
+def scales_to_at_most(operator: StoredOperator, limit: int) -> tuple[str, str]:
     """Images become at most so many times as large."""
-
-    def check(operator: StoredOperator) -> tuple[str, str]:
-        sizes = _resized(operator)
-        if sizes is None:
-            return "it does not resize images", ""
-        before, after = sizes
-        if all(new <= limit * old for old, new in zip(before, after, strict=True)):
-            return _MET
-        return f"{_resizes(before, after)}, at most {limit} times", "resize by less"
-
-    return check
+    sizes = _resized(operator)
+    if sizes is None:
+        return "it does not resize images", ""
+    before, after = sizes
+    if all(new <= limit * old for old, new in zip(before, after, strict=True)):
+        return _MET
+    return f"{_resizes(before, after)}, at most {limit} times", "resize by less"
 
 
 def _resized(operator: StoredOperator) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -313,12 +286,9 @@ def one_dilation(operator: StoredOperator) -> tuple[str, str]:
     return _MET if found[0] == found[1] else (f"its dilation is {found[0]}x{found[1]}", "")
 
 
-def values_at_most(limit: int) -> Constraint:
+@with_settings
+def values_at_most(operator: StoredOperator, limit: int) -> tuple[str, str]:
     """It reads no more values."""
-
-    def check(operator: StoredOperator) -> tuple[str, str]:
-        source = operator.inputs[0]
-        count = 0 if source is None else math.prod(source.shape)
-        return _MET if count <= limit else (f"it reads {count:,} values, at most {limit:,}", "")
-
-    return check
+    source = operator.inputs[0]
+    count = 0 if source is None else math.prod(source.shape)
+    return _MET if count <= limit else (f"it reads {count:,} values, at most {limit:,}", "")

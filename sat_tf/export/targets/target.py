@@ -46,8 +46,8 @@ _NAMED = 2
 def alike(found: Iterable[Elsewhere]) -> list[AlikeOperators]:
     """Operators that run elsewhere, those with the same reason together."""
     groups: dict[tuple[str, str], list[Elsewhere]] = {}
-    for one in found:
-        groups.setdefault((one.reason, one.fix), []).append(one)
+    for operator in found:
+        groups.setdefault((operator.reason, operator.fix), []).append(operator)
     return [AlikeOperators(*key, operators) for key, operators in groups.items()]
 
 
@@ -74,12 +74,7 @@ class Target(Processor):
     constraints: Sequence[Constraint] = ()  # Those of all operators.
 
     def verdict(self, found: Sequence[Elsewhere], count: int) -> Marked:
-        """How many of a file's operators its processor computes, in a sentence.
-
-        Args:
-            found: those that do not.
-            count: all of them.
-        """
+        """How many of a file's operators its processor computes, in a sentence."""
         if not found:
             return Marked(f"All {count} operators run on {self.title}.", "good")
         share = f"{len(found)} of {count} operators"
@@ -106,21 +101,20 @@ class Target(Processor):
         return [self.verdict(found, count), *(Marked(f"  {line}", "plain") for line in lines)]
 
     def elsewhere(self, contents: Contents) -> list[Elsewhere]:
-        """The operators of a file that its processor leaves to the CPU, or refuses, in order.
-
-        Args:
-            contents: the file, written by whatever tool.
-        """
+        """The operators of a file that its processor leaves to the CPU, or refuses, in order."""
         found: list[Elsewhere] = []
         ends = _float_ends(contents)
         given = {tensor.name for tensor in contents.inputs}
         # A file that quantizes weights alone, or has a float head, has no codes to end in.
-        otherwise = ACTIVATIONS if _dequantizes_weights(contents) else QUANTIZED
+        otherwise = QUANTIZED
+        for operator in contents.operators:
+            if operator.name == "DEQUANTIZE" and any(t.data is not None for t in operator.reads):
+                otherwise = ACTIVATIONS
         for operator in contents.operators:
             reason, fix = self._problem(operator)
             if fix == INTEGER_OUTPUTS and not all(one.name in ends for one in operator.outputs):
                 fix = otherwise
-            reads = {read.name for read in operator.inputs if read is not None}
+            reads = {tensor.name for tensor in operator.reads}
             if reason and operator.name == "QUANTIZE" and reads <= given:
                 fix = INTEGER_INPUTS
             if not reason and found and self.one_partition:
@@ -131,11 +125,16 @@ class Target(Processor):
         return found
 
     def _problem(self, operator: StoredOperator) -> tuple[str, str]:
-        own: Sequence[Constraint] = ()
-        if self.operators is not None:
-            if operator.name not in self.operators:
-                return f"{self.title} has no {operator.name}", self._instead_of(operator.name)
-            own = self.operators[operator.name]
+        operators = self.operators
+        if operators is not None and operator.name not in operators:
+            fix = _FIXES.get(operator.name, "")
+            if operator.name in (*_LOOKS_UP, *_FUNCTIONS):
+                fix = "quantize for this target"
+                if self.native:  # files for others have tables
+                    *others, last = (word for name, word in _FUNCTIONS.items() if name in operators)
+                    fix += f", and use a function that it has: {', '.join(others)} or {last}"
+            return f"{self.title} has no {operator.name}", fix
+        own = () if operators is None else operators[operator.name]
         for constraint in (*self.constraints, *own):
             try:
                 reason, fix = constraint(operator)
@@ -146,24 +145,9 @@ class Target(Processor):
                 return reason, fix
         return "", ""
 
-    def _instead_of(self, name: str) -> str:
-        """The fix for an operator that its processor does not compute."""
-        if name not in (*_LOOKS_UP, *_FUNCTIONS):
-            return _FIXES.get(name, "")
-        fix = "quantize for this target"
-        if not self.native:  # its files have tables
-            return fix
-        *others, last = (word for one, word in _FUNCTIONS.items() if one in (self.operators or ()))
-        return f"{fix}, and use a function that it has: {', '.join(others)} or {last}"
-
 
 # Codes cannot stand for what these make of float values.
 _PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL")
-
-
-def _dequantizes_weights(contents: Contents) -> bool:
-    read = (one.reads for one in contents.operators if one.name == "DEQUANTIZE")
-    return any(tensor.data is not None for tensors in read for tensor in tensors)
 
 
 def _float_ends(contents: Contents) -> set[str]:
@@ -179,12 +163,11 @@ def _float_ends(contents: Contents) -> set[str]:
         for tensor in operator.outputs:
             if tensor.type == "FLOAT32" and not is_product and found.issuperset(makes[tensor.name]):
                 found.add(tensor.name)
-        for read in operator.inputs:
-            if read is not None:
-                makes[read.name] += made
+        for tensor in operator.reads:
+            makes[tensor.name] += made
     stands_for = set[str]()
     for operator in contents.operators:
-        reads = {read.name for read in operator.inputs if read is not None}
+        reads = {tensor.name for tensor in operator.reads}
         if operator.name == "DEQUANTIZE" or not stands_for.isdisjoint(reads):
             stands_for |= found & {tensor.name for tensor in operator.outputs}
     return stands_for

@@ -22,13 +22,7 @@ def names_of(enumeration: type) -> dict[int, str]:
 OPERATORS = names_of(tfl.BuiltinOperator)
 TYPES = names_of(tfl.TensorType)
 
-_DTYPES: dict[str, np.dtype] = {
-    "INT8": np.dtype(np.int8),
-    "UINT8": np.dtype(np.uint8),
-    "INT32": np.dtype(np.int32),
-    "INT64": np.dtype(np.int64),
-    "FLOAT32": np.dtype(np.float32),
-}
+_TYPES_OF_CONSTANTS = ("INT8", "UINT8", "INT32", "INT64", "FLOAT32")
 # A valid file holds all that it unpacks to once, but for zero points, which tensors share: eight
 # bytes for each scale of four. What is small anyway may share more.
 _LARGEST_RATIO = 4
@@ -68,13 +62,6 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
 
     Its tables are unpacked one by one, and their bytes counted: this stops where a small file
     unpacks to a huge one, because its tables share others.
-
-    Args:
-        content: the file.
-        name: what errors call it.
-
-    Raises:
-        ValueError: it is not a TFLite file.
     """
     problem = ValueError(
         f"{name}: received a file that is not a TFLite flatbuffer ({len(content)} bytes), expected "
@@ -104,11 +91,7 @@ class _Budget:
         self._tables = 0
 
     def spend(self, value: Any) -> Any:
-        """The value, which has been unpacked.
-
-        Raises:
-            _TooMuchError: it is one too many.
-        """
+        """The value, which has been unpacked."""
         self._left -= _bytes_of(value)
         self._tables += 1
         if self._left < 0:
@@ -188,8 +171,8 @@ def signature_names(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     tensors, or not one name for each.
     """
     (subgraph,), signatures = model.subgraphs, model.signatureDefs
-    found: list[tuple[str, ...]] = []
-    for role in ("inputs", "outputs"):
+
+    def keys_of(role: str) -> tuple[str, ...]:
         entries = getattr(signatures[0], role) if len(signatures) == 1 else []
         names = {int(entry.tensorIndex): entry.name.decode() for entry in entries}
         tensors = [int(index) for index in getattr(subgraph, role)]
@@ -197,8 +180,9 @@ def signature_names(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         is_one_each = is_one_each and all(map(str.isprintable, names.values()))
         keys = tuple(names[index] for index in tensors) if is_one_each else ()
         own = tuple(subgraph.tensors[index].name.decode() for index in tensors)
-        found.append(() if keys == own else keys)
-    return found[0], found[1]
+        return () if keys == own else keys
+
+    return keys_of("inputs"), keys_of("outputs")
 
 
 def _tensor_table(packed: Any) -> Any:
@@ -228,24 +212,20 @@ class StoredTensor:
 
     @functools.cached_property
     def values(self) -> np.ndarray | None:
-        """The values of a constant; None for what operators make.
-
-        Raises:
-            NotUnderstoodError: it is of an unknown type.
-        """
+        """The values of a constant; None for what operators make."""
         if self.data is None:
             return None
         if self.type in _PACKED_BITS:
             return _separated(self.data, _PACKED_BITS[self.type], self.shape)
-        if self.type not in _DTYPES:
+        if self.type not in _TYPES_OF_CONSTANTS:
             raise NotUnderstoodError(f"the constant {self.name} is of type {self.type}")
-        return np.frombuffer(self.data, _DTYPES[self.type]).reshape(self.shape)
+        return np.frombuffer(self.data, np.dtype(self.type.lower())).reshape(self.shape)
 
     def difference(self, other: "StoredTensor") -> str | None:
         """The name of the first attribute in which another tensor differs; None where none does."""
-        names = (field.name for field in dataclasses.fields(self))
-        pairs = ((name, getattr(self, name), getattr(other, name)) for name in names)
-        return next((name for name, own, its in pairs if not np.array_equal(own, its)), None)
+        names = [field.name for field in dataclasses.fields(self)]
+        same = [np.array_equal(getattr(self, name), getattr(other, name)) for name in names]
+        return next((name for name, is_same in zip(names, same, strict=True) if not is_same), None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -270,10 +250,8 @@ class StoredOperator:
             return 0
         # Each pixel made, or read by a transposed convolution, meets the whole kernel.
         is_transposed = self.name == "TRANSPOSE_CONV" and len(self.reads) > 2
-        if not (is_transposed or self.outputs):
-            return 0
-        places = self.reads[2].shape if is_transposed else self.outputs[0].shape
-        return math.prod(places[:-1]) * math.prod(self.reads[1].shape)
+        tensors = self.reads[2:] if is_transposed else self.outputs
+        return math.prod(tensors[0].shape[:-1] + self.reads[1].shape) if tensors else 0
 
     @property
     def is_float(self) -> bool:
@@ -284,11 +262,11 @@ class StoredOperator:
     def settings(self) -> str:
         """Its builtin options in words."""
         options = vars(self.options) if self.options is not None else {}
-        settings = {
-            name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in options.items()
-        }
-        return json.dumps(settings, sort_keys=True, default=str)
+        return json.dumps(
+            options,
+            sort_keys=True,
+            default=lambda value: value.tolist() if isinstance(value, np.ndarray) else str(value),
+        )
 
     def difference(self, other: "StoredOperator") -> str | None:
         """The difference of another operator in its place, in words; None where there is none."""
@@ -349,44 +327,33 @@ class Contents:
 
 
 def read_contents(content: bytes, name: str) -> Contents:
-    """Reads a TFLite file.
-
-    Args:
-        content: the file.
-        name: what errors call it.
-
-    Raises:
-        ValueError: it is not a TFLite file.
-    """
+    """Reads a TFLite file."""
     with unpacked(content, name) as model:
         return _contents_of(model)
 
 
 def understood(model: Any) -> Contents:
-    """The contents of an unpacked flatbuffer, of a file as sat-tf writes them.
-
-    Raises:
-        NotUnderstoodError: it has several graphs, or tensors of absurd sizes or names.
-    """
-    _check_one_graph(model)
-    found = _of_usual_sizes(_contents_of(model))
-    taken = set[str]()
-    for tensor in found.tensors:
+    """The contents of an unpacked flatbuffer, of a file as sat-tf writes them."""
+    if len(model.subgraphs) != 1:
+        raise NotUnderstoodError(f"it has {len(model.subgraphs)} graphs, expected one")
+    contents, taken = _of_usual_sizes(model), set[str]()
+    for tensor in contents.tensors:
         # LiteRT ends a name at a zero, and gives the values of tensors by their names.
         if not tensor.name.isprintable() or tensor.name in taken:
             again = " of another" if tensor.name in taken else ""
             raise NotUnderstoodError(f"a tensor has the name {tensor.name!r}{again}")
         taken.add(tensor.name)
-    return found
+    return contents
 
 
-def _of_usual_sizes(found: Contents) -> Contents:
-    for tensor in found.tensors:
+def _of_usual_sizes(model: Any) -> Contents:
+    contents = _contents_of(model)
+    for tensor in contents.tensors:
         if math.prod(tensor.shape) > _MOST_VALUES:
             raise NotUnderstoodError(
                 f"a tensor has the shape {tensor.shape}, expected fewer values"
             )
-    return found
+    return contents
 
 
 def of_any_tool(model: Any) -> Contents:
@@ -394,10 +361,6 @@ def of_any_tool(model: Any) -> Contents:
 
     Names of tensors mean nothing to a runtime: one that is missing, not printable or another
     tensor's too is replaced.
-
-    Raises:
-        NotUnderstoodError: it has no graph, or its first one an input of open sizes beside the
-            batch, or one tensor for several inputs, or tensors of absurd sizes.
     """
     if not model.subgraphs:
         raise NotUnderstoodError("it has no graph")
@@ -418,12 +381,7 @@ def of_any_tool(model: Any) -> Contents:
             name = f"{name} ({index})"
         taken.add(name)
         tensor.name = name.encode()
-    return _of_usual_sizes(_contents_of(model))
-
-
-def _check_one_graph(model: Any) -> None:
-    if len(model.subgraphs) != 1:
-        raise NotUnderstoodError(f"it has {len(model.subgraphs)} graphs, expected one")
+    return _of_usual_sizes(model)
 
 
 def _contents_of(model: Any) -> Contents:
@@ -539,18 +497,17 @@ def _separated(data: bytes | np.ndarray, bits: int, shape: tuple[int, ...]) -> n
 
 def differences(expected: Contents, found: Contents) -> list[str]:
     """The differences of `found` from `expected`, in sentences."""
-    counts = expected.operator_counts(), found.operator_counts()
+    counts = [
+        ", ".join(f"{count} {name}" for name, count in contents.operator_counts().items())
+        for contents in (expected, found)
+    ]
     if counts[0] != counts[1]:
-        return [f"its operators are {_counted(counts[1])}, expected {_counted(counts[0])}"]
+        return [f"its operators are {counts[1]}, expected {counts[0]}"]
     lines = []
     if expected.interface != found.interface:
         lines.append(f"its interface is {found.interface}, expected {expected.interface}")
     pairs = zip(expected.operators, found.operators, strict=True)
     return lines + [line for wanted, got in pairs if (line := wanted.difference(got))]
-
-
-def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 _PIECE = 2**24

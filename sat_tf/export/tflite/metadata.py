@@ -74,13 +74,7 @@ def lines_of(text: str) -> list[str]:
 def checked_metadata(
     description: Any, labels: Any, preprocessing: Any = None
 ) -> tuple[Metadata, list[str]]:
-    """The user's words as `Metadata`, and what is wrong with them.
-
-    Args:
-        description: a text, or None.
-        labels: an iterable of texts, or None.
-        preprocessing: a `Preprocessing`, or None.
-    """
+    """The user's words as `Metadata`, and what is wrong with them."""
     problems = []
     if preprocessing is not None and not isinstance(preprocessing, Preprocessing):
         problems.append(
@@ -94,56 +88,44 @@ def checked_metadata(
             f"description: received {description!r}, expected a text; leave it out if there is "
             "nothing to say."
         )
-    if labels is None:
-        return Metadata(description, None, preprocessing), problems
     # A set is in no order, in which names say nothing of the classes.
-    if isinstance(labels, str | bytes | Set) or not isinstance(labels, Iterable):
+    is_list = isinstance(labels, Iterable) and not isinstance(labels, str | bytes | Set)
+    if labels is not None and not is_list:
         problems.append(
             f"labels: received {type(labels).__name__}, expected a list of class names; read a "
             "file of labels with open(path).read().splitlines()."
         )
+    if labels is None or not is_list:
         return Metadata(description, None, preprocessing), problems
     labels = tuple(labels)
-    return Metadata(description, labels, preprocessing), problems + _label_problems(labels)
-
-
-def _is_line(text: str) -> bool:
-    return text.splitlines() == [text] and _is_utf8(text)
+    if not labels:
+        problems.append(
+            "labels: received none, expected one a class; leave them out if there are none."
+        )
+    texts = [label for label in labels if isinstance(label, str)]
+    lines = {text for text in texts if text.splitlines() == [text] and _is_utf8(text)}
+    odd = [
+        f"{label!r} for class {index}"
+        for index, label in enumerate(labels)
+        if not isinstance(label, str) or not label.strip() or label not in lines
+    ]
+    if odd:
+        problems.append(
+            f"labels: received {first_ones(odd)}, expected texts of one line, none empty."
+        )
+    twice = sorted(label for label, count in collections.Counter(texts).items() if count > 1)
+    if twice:
+        shown = first_ones(map(repr, twice))
+        problems.append(f"labels: received {shown} more than once, expected each name once.")
+    return Metadata(description, labels, preprocessing), problems
 
 
 def _is_utf8(text: str) -> bool:
     return text.encode("utf-8", "ignore").decode() == text
 
 
-def _label_problems(labels: tuple[Any, ...]) -> list[str]:
-    if not labels:
-        return ["labels: received none, expected one a class; leave them out if there are none."]
-    odd = [
-        f"{label!r} for class {index}"
-        for index, label in enumerate(labels)
-        if not isinstance(label, str) or not label.strip() or not _is_line(label)
-    ]
-    problems = []
-    if odd:
-        problems.append(
-            f"labels: received {first_ones(odd)}, expected texts of one line, none empty."
-        )
-    texts = [label for label in labels if isinstance(label, str)]
-    twice = sorted(label for label, count in collections.Counter(texts).items() if count > 1)
-    if twice:
-        shown = first_ones(map(repr, twice))
-        problems.append(f"labels: received {shown} more than once, expected each name once.")
-    return problems
-
-
 def misfits(metadata: Metadata, image: Image, shape: tuple[int, ...]) -> list[str]:
-    """Why labels and preprocessing are not those of a model, with the fix.
-
-    Args:
-        metadata: what the user says.
-        image: the model's input.
-        shape: of its output, without the batch dimension.
-    """
+    """Why labels and preprocessing are not those of an input, and of an output of this shape."""
     problems = []
     labels = metadata.labels
     if labels is not None and len(shape) != 1:
@@ -155,8 +137,7 @@ def misfits(metadata: Metadata, image: Image, shape: tuple[int, ...]) -> list[st
             f"labels: received {len(labels)}, expected {shape[0]}, one for each class of the "
             "model's output, in order."
         )
-    has_pixels = image.type == "uint8" and not image.is_kept
-    is_picture = has_pixels and can_be_pictures(image.shape)
+    is_picture = image.type == "uint8" and not image.is_kept and can_be_pictures(image.shape)
     if metadata.preprocessing is not None and not is_picture:
         problems.append(
             f"preprocessing: received some for an input of {image.type} {image.shape}, expected "
@@ -166,14 +147,7 @@ def misfits(metadata: Metadata, image: Image, shape: tuple[int, ...]) -> list[st
 
 
 def encode(metadata: Metadata, name: str, image: Image, output: Tensor) -> bytes:
-    """The flatbuffer of the file's entry `METADATA_NAME`.
-
-    Args:
-        metadata: what the user says.
-        name: of the model.
-        image: its input.
-        output: its output.
-    """
+    """The flatbuffer of the file's entry `METADATA_NAME`, about a model of that name."""
     builder = flatbuffers.Builder(1024)
     labels: list[int] = []
     if metadata.labels is not None:
@@ -209,28 +183,17 @@ def append_archive(content: bytes, files: Mapping[str, str]) -> bytes:
 
 
 def read_metadata(content: bytes, name: str) -> Metadata:
-    """The labels and the preprocessing that a file holds; without its description.
-
-    Args:
-        content: the file.
-        name: what errors call it.
-
-    Raises:
-        ValueError: the archive behind the file is damaged, larger than any labels, or of another
-            version.
-    """
+    """The labels and the preprocessing that a file holds; without its description."""
     stream = io.BytesIO(content)
     if not is_archive(stream):
         return Metadata()
     try:
         with opened_archive(stream) as archive:
-            labels, said = (
-                None if found is None else found.decode()
-                for found in (
-                    read_member(archive, member, _MOST_TEXT_BYTES)
-                    for member in (LABELS_NAME, PREPROCESSING_NAME)
-                )
+            members = (
+                read_member(archive, member, _MOST_TEXT_BYTES)
+                for member in (LABELS_NAME, PREPROCESSING_NAME)
             )
+            labels, said = (None if member is None else member.decode() for member in members)
     except ValueError as error:
         raise ValueError(
             f"{name}: received a file whose labels cannot be read ({error}), expected one that "
@@ -262,9 +225,8 @@ def _image(builder: Any, image: Image, preprocessing: Preprocessing | None) -> i
     normalization = _table(builder, {0: factors[0], 1: factors[1]})
     unit = _table(builder, {1: normalization}, numbers={0: _NORMALIZATION_OPTIONS})
     fields = {0: name, 1: about, 4: _vector(builder, [unit]), 5: stats}
-    shape = image.shape
-    if can_be_pictures(shape):
-        properties = _table(builder, {}, numbers={0: _COLOR_SPACES[shape[-1]]})
+    if can_be_pictures(image.shape):
+        properties = _table(builder, {}, numbers={0: _COLOR_SPACES[image.shape[-1]]})
         fields[3] = _table(builder, {1: properties}, numbers={0: _IMAGE_PROPERTIES})
     return _table(builder, fields)
 

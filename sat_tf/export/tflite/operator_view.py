@@ -86,10 +86,6 @@ class OperatorView:
         """Raises unless the shape that it is given is that of its output: kernels make the former.
 
         The converter lets files compute it, from that of a batch.
-
-        Args:
-            index: of the input that has it.
-            option: that has it where there is no such input.
         """
         if option and not self.has(index):
             sizes = np.asarray(self.option(option))
@@ -220,11 +216,7 @@ def grid_of(codes: Codes | None) -> tuple[np.float32, int] | None:
 
 
 def codes_of(tensor: StoredTensor, activation: Activation = Activation.NONE) -> Codes | None:
-    """How a tensor is stored, with the ends of a fused activation; None where it is float.
-
-    Raises:
-        NotUnderstoodError: it has another type, or several scales.
-    """
+    """How a tensor is stored, with the ends of a fused activation; None where it is float."""
     if tensor.type == "FLOAT32":
         return None
     scale, point = tensor.scales, tensor.zero_points

@@ -152,11 +152,7 @@ class Image:
         return values.astype(np.float32) if self.type == "float32" else values
 
     def drawn(self, pixels: np.ndarray) -> np.ndarray:
-        """Random pixels as random values of this type, over all codes.
-
-        Raises:
-            ValueError: it takes values as they are, and which ones have a meaning is unknown.
-        """
+        """Random pixels as random values of this type, over all codes."""
         if self.is_kept:
             raise ValueError(
                 f"{name_of(self.name)}: received random values for an input that takes "
@@ -198,11 +194,6 @@ def dequantized(stored: np.ndarray, codes: Codes) -> np.ndarray:
 
 def real_outputs(stored: np.ndarray, scales: np.ndarray, zero_points: np.ndarray) -> np.ndarray:
     """The outputs of a file as real values: integers by their scale, and others as they are.
-
-    Args:
-        stored: the output.
-        scales: of its tensor, with the zero points; more than one, or none, make no real values.
-        zero_points: likewise.
 
     >>> real_outputs(np.int8([-128, 0]), np.float32([0.5]), np.int64([-128])).tolist()
     [0.0, 64.0]

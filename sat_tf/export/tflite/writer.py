@@ -42,16 +42,19 @@ class Operator(NamedTuple):
     options: str  # The schema's name of its builtin options; "" where it has none.
 
 
+def _table(kind: type, **fields: Any) -> Any:
+    """A table of the schema with these fields."""
+    table = kind()
+    for name, value in fields.items():
+        setattr(table, name, value)
+    return table
+
+
 class Writer:
     """A file with one graph, to which operations add their operators.
 
     Every tensor that an operation makes is in it before the operation writes itself; constants
     come behind. Errors of missing tensors are defects of the graph.
-
-    Args:
-        images: the inputs.
-        tensors: all other tensors, by name: their names are taken.
-        resizable: say that the batch size, 1, is free.
     """
 
     def __init__(
@@ -59,21 +62,22 @@ class Writer:
     ) -> None:
         self.images, self.tensors, self.resizable = images, tensors, resizable
         self.kernels: KernelSet = X86
-        self.subgraph = tfl.SubGraphT()
-        self.subgraph.tensors = []
-        self.subgraph.operators = []
-        self.model = tfl.ModelT()
-        self.model.buffers = [tfl.BufferT()]  # buffer 0 stands for "no data"
-        self.model.operatorCodes = []
+        self.subgraph = _table(tfl.SubGraphT, name="main", tensors=[], operators=[])
+        self.model = _table(
+            tfl.ModelT,
+            version=_SCHEMA_VERSION,
+            description=f"sat-tf {__version__}",
+            buffers=[tfl.BufferT()],  # buffer 0 stands for "no data"
+            operatorCodes=[],
+            subgraphs=[self.subgraph],
+        )
         self.indices: dict[str, int] = {}
         self._kernel_buffers: dict[bytes, int] = {}
         self._names = {*(image.name for image in images), *tensors}
         for image in images:
-            kind = np.dtype(image.type)
-            codes = None
-            if image.scale is not None and kind != np.float32:
-                codes = Codes(image.scale, image.zero_point)
-            self._activation(image.name, image.shape, kind, codes)
+            has_codes = image.scale is not None and image.type != "float32"
+            codes = Codes(image.scale, image.zero_point) if has_codes else None
+            self._activation(image.name, image.shape, np.dtype(image.type), codes)
 
     # -- what it knows of the graph, see `Tensors` ------------------------------------------------
 
@@ -105,11 +109,10 @@ class Writer:
         self, name: str, values: np.ndarray, scales: Any = None, zero_point: int = 0
     ) -> int:
         """Adds a constant tensor, with a scale for all its values or one for each of them."""
-        data = np.frombuffer(values.tobytes(), np.uint8)
         quantization = None
         if scales is not None:
             quantization = _quantization(np.atleast_1d(scales), zero_point, 0)
-        buffer = self._buffer(data)
+        buffer = self._buffer(np.frombuffer(values.tobytes(), np.uint8))
         return self._constant(name, values.shape, _TYPES[values.dtype], buffer, quantization)
 
     def kernel(self, name: str, codes: np.ndarray, storage: Storage, scales: Any, axis: int) -> int:
@@ -137,23 +140,16 @@ class Writer:
     def operator(
         self, kind: Operator, inputs: Iterable[int | str], output: int | str, **options: Any
     ) -> None:
-        """Adds an operator.
-
-        Args:
-            kind: which one.
-            inputs: the tensors that it reads, by name or, as constants are, by index.
-            output: the tensor that it makes, likewise.
-            **options: its builtin options, by the names that the schema gives them.
-        """
-        operator = tfl.OperatorT()
-        operator.opcodeIndex = self._code(kind.name, kind.version)
-        operator.inputs = [self._index(tensor) for tensor in inputs]
-        operator.outputs = [self._index(output)]
+        """Adds an operator."""
+        operator = _table(
+            tfl.OperatorT,
+            opcodeIndex=self._code(kind.name, kind.version),
+            inputs=[self._index(tensor) for tensor in inputs],
+            outputs=[self._index(output)],
+        )
         if kind.options:
             operator.builtinOptionsType = getattr(tfl.BuiltinOptions, kind.options)
-            operator.builtinOptions = getattr(tfl, f"{kind.options}T")()
-        for option, value in options.items():
-            setattr(operator.builtinOptions, option, value)
+            operator.builtinOptions = _table(getattr(tfl, f"{kind.options}T"), **options)
         self.subgraph.operators.append(operator)
 
     def finish(
@@ -162,26 +158,30 @@ class Writer:
         metadata: Mapping[str, bytes],
         keys: tuple[Sequence[str], Sequence[str]] = ((), ()),
     ) -> bytes:
-        """The file.
-
-        Args:
-            outputs: names of the output tensors, in order.
-            metadata: what the file says of itself, by the names of its entries.
-            keys: what its signature calls the inputs, and the outputs; without any, it calls them
-                as their tensors are called.
-        """
-        self.subgraph.inputs = [self.indices[image.name] for image in self.images]
+        """The file; without keys, its signature calls tensors by their names."""
+        images = [image.name for image in self.images]
+        self.subgraph.inputs = [self.indices[name] for name in images]
         self.subgraph.outputs = [self.indices[name] for name in outputs]
-        self.subgraph.name = "main"
-        self.model.version = _SCHEMA_VERSION
-        self.model.description = f"sat-tf {__version__}"
-        self.model.subgraphs = [self.subgraph]
-        self.model.metadata = []
-        for name, data in metadata.items():
-            entry = tfl.MetadataT()
-            entry.name, entry.buffer = name, self._buffer(np.frombuffer(data, np.uint8))
-            self.model.metadata.append(entry)
-        self.model.signatureDefs = [self._signature(outputs, keys)]
+        self.model.metadata = [
+            _table(tfl.MetadataT, name=name, buffer=self._buffer(np.frombuffer(data, np.uint8)))
+            for name, data in metadata.items()
+        ]
+        entries = [
+            [
+                _table(tfl.TensorMapT, name=name, tensorIndex=self.indices[tensor])
+                for name, tensor in dict(zip(names or tensors, tensors, strict=True)).items()
+            ]
+            for names, tensors in zip(keys, (images, outputs), strict=True)
+        ]
+        self.model.signatureDefs = [
+            _table(
+                tfl.SignatureDefT,
+                signatureKey="serving_default",
+                subgraphIndex=0,
+                inputs=entries[0],
+                outputs=entries[1],
+            )
+        ]
         return file_of(self.model)
 
     def _index(self, tensor: int | str) -> int:
@@ -190,57 +190,35 @@ class Writer:
     def _constant(
         self, name: str, shape: tuple[int, ...], kind: int, buffer: int, quantization: Any
     ) -> int:
-        tensor = tfl.TensorT()
-        tensor.name, tensor.shape, tensor.type = self.unused(name), list(shape), kind
-        tensor.buffer, tensor.quantization = buffer, quantization
+        fields = {"shape": list(shape), "type": kind, "buffer": buffer}
+        tensor = _table(tfl.TensorT, name=self.unused(name), quantization=quantization, **fields)
         self.subgraph.tensors.append(tensor)
         return len(self.subgraph.tensors) - 1
 
     def _activation(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype, codes: Codes | None
     ) -> None:
-        tensor = tfl.TensorT()
-        tensor.name, tensor.shape = name, [1, *shape]
+        tensor = _table(tfl.TensorT, name=name, shape=[1, *shape], type=_TYPES[dtype])
         if self.resizable:
             tensor.shapeSignature = [-1, *shape]
-        tensor.type = _TYPES[dtype]
         if codes is not None:
             tensor.quantization = _quantization(np.atleast_1d(codes.scale), codes.zero_point, 0)
         self.subgraph.tensors.append(tensor)
         self.indices[name] = len(self.subgraph.tensors) - 1
 
     def _buffer(self, data: np.ndarray) -> int:
-        buffer = tfl.BufferT()
-        buffer.data = data
-        self.model.buffers.append(buffer)
+        self.model.buffers.append(_table(tfl.BufferT, data=data))
         return len(self.model.buffers) - 1
 
     def _code(self, name: str, version: int) -> int:
-        builtin = getattr(tfl.BuiltinOperator, name)
-        for index, code in enumerate(self.model.operatorCodes):
+        builtin, codes = getattr(tfl.BuiltinOperator, name), self.model.operatorCodes
+        for index, code in enumerate(codes):
             if (code.builtinCode, code.version) == (builtin, version):
                 return index
-        code = tfl.OperatorCodeT()
-        code.builtinCode, code.version = builtin, version
-        code.deprecatedBuiltinCode = min(builtin, 127)
-        self.model.operatorCodes.append(code)
-        return len(self.model.operatorCodes) - 1
-
-    def _signature(self, outputs: Sequence[str], keys: tuple[Sequence[str], Sequence[str]]) -> Any:
-        signature = tfl.SignatureDefT()
-        signature.signatureKey = "serving_default"
-        signature.subgraphIndex = 0
-        images = [image.name for image in self.images]
-        for role, tensors, called in zip(
-            ("inputs", "outputs"), (images, outputs), keys, strict=True
-        ):
-            entries = []
-            for name, tensor in dict(zip(called or tensors, tensors, strict=True)).items():
-                entry = tfl.TensorMapT()
-                entry.name, entry.tensorIndex = name, self.indices[tensor]
-                entries.append(entry)
-            setattr(signature, role, entries)
-        return signature
+        deprecated = min(builtin, 127)
+        fields = {"builtinCode": builtin, "version": version, "deprecatedBuiltinCode": deprecated}
+        codes.append(_table(tfl.OperatorCodeT, **fields))
+        return len(codes) - 1
 
 
 class _SharingBuilder(flatbuffers.Builder):
@@ -273,14 +251,7 @@ def file_of(model: Any) -> bytes:
 
 
 def packed_bytes(codes: np.ndarray, storage: Storage) -> np.ndarray:
-    """Codes as the file holds them: the first in the lowest bits of a byte, zeros at the end.
-
-    Args:
-        codes: integers within the range of `storage`, any shape.
-        storage: bits a code.
-
-    Returns:
-        uint8, flat.
+    """Codes as the bytes of the file: the first in the lowest bits of a byte, zeros at the end.
 
     >>> packed_bytes(np.array([1, -1, 7]), Storage.INT4).tolist()
     [241, 7]
@@ -316,11 +287,12 @@ def fused_activation(codes: Codes | None) -> dict[str, Any]:
 
 
 def _quantization(scales: np.ndarray, zero_point: int, axis: int) -> Any:
-    quantization = tfl.QuantizationParametersT()
-    quantization.scale = scales.astype(np.float32)
-    quantization.zeroPoint = np.full(scales.size, zero_point, np.int64)
-    quantization.quantizedDimension = axis
-    return quantization
+    return _table(
+        tfl.QuantizationParametersT,
+        scale=scales.astype(np.float32),
+        zeroPoint=np.full(scales.size, zero_point, np.int64),
+        quantizedDimension=axis,
+    )
 
 
 # -- the operators of one file inside another ------------------------------------------------------
@@ -339,19 +311,10 @@ def splice(
     output: int,
     name_of: Callable[[str], str],
 ) -> int:
-    """Puts the operators of a file into another one.
+    """Puts the operators of a file with one output into another one.
 
-    Args:
-        content: the file, with one subgraph and one output.
-        model: where they go, as the schema's ModelT.
-        subgraph: its SubGraphT.
-        inputs: the tensors of `subgraph` that stand for the file's inputs.
-        output: the one that its output becomes.
-        name_of: gives a tensor a name that no other has.
-
-    Returns:
-        The tensor with the result: `output`, or, where no operator makes it, the input or the
-        constant that it equals.
+    Its inputs become `inputs`, tensors of `subgraph`. Returns the tensor with its result: `output`,
+    or, where no operator makes it, the input or the constant that it equals.
     """
     source = tfl.ModelT.InitFromPackedBuf(content, 0)
     (graph,) = source.subgraphs
@@ -380,23 +343,14 @@ def splice(
 
 
 def spliced_bytes(content: bytes, output: str) -> int:
-    """How many bytes longer `splice` makes a file, beside the tensor that the operators make.
-
-    Args:
-        content: the file that is spliced into another one.
-        output: the name of that tensor, which others are named after.
-    """
-    model, subgraph = tfl.ModelT(), tfl.SubGraphT()
+    """How many bytes longer `splice` makes a file, beside the tensor that the operators make."""
     source = tfl.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
-    model.buffers, model.operatorCodes, model.subgraphs = [tfl.BufferT()], [], [subgraph]
-    subgraph.operators, subgraph.tensors = [], []
-    for _ in (*source.inputs, source.outputs[0]):
-        tensor = tfl.TensorT()
-        tensor.name = output
-        subgraph.tensors.append(tensor)
+    count = len(source.inputs) + 1
+    tensors = [_table(tfl.TensorT, name=output) for _ in range(count)]
+    subgraph = _table(tfl.SubGraphT, operators=[], tensors=tensors)
+    model = _table(tfl.ModelT, buffers=[tfl.BufferT()], operatorCodes=[], subgraphs=[subgraph])
     before = _packed_bytes(model)
-    *inputs, made = range(len(subgraph.tensors))
-    splice(content, model, subgraph, inputs, made, lambda name: name)
+    splice(content, model, subgraph, range(count - 1), count - 1, lambda name: name)
     return _packed_bytes(model) - before
 
 
