@@ -265,6 +265,18 @@ _NATIVE: Mapping[str, Callable[..., tf.Tensor]] = {
     "HARD_SWISH": lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
     "LEAKY_RELU": tf.nn.leaky_relu,
 }
+_MOVES: Mapping[str, Callable[..., tf.Tensor]] = {
+    "STRIDED_SLICE": lambda x, begin, end, steps, beginMask, endMask: tf.strided_slice(
+        x, begin, end, steps, beginMask, endMask
+    ),
+    "TRANSPOSE": tf.transpose,
+    "RESIZE_NEAREST_NEIGHBOR": lambda x, size, **_: tf.image.resize(x, size, "nearest"),
+    "DEPTH_TO_SPACE": lambda x, blockSize: tf.nn.depth_to_space(x, blockSize),
+    "SPACE_TO_DEPTH": lambda x, blockSize: tf.nn.space_to_depth(x, blockSize),
+    "GATHER": lambda x, indices, axis: tf.gather(x, indices, axis=axis),
+    "REDUCE_MAX": lambda x, axes, keepDims: tf.reduce_max(x, axes, keepDims),
+    "PAD": tf.pad,
+}
 # What each operation that layers become computes: of itself, its graph, and what it reads.
 ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     quantize.ShiftImage: lambda op, graph, x: x,
@@ -290,14 +302,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     native.Native: lambda op, graph, x: _NATIVE[op.name](x, **op.settings),
     native.Sloped: _sloped,
     float_layer.FloatLayer: lambda op, graph, *read: op.function()(*read),
-    movements.StridedSlice: lambda op, graph, x: x[op.index],
-    movements.Transpose: lambda op, graph, x: tf.transpose(x, (0, *op.order)),
-    movements.Resize: lambda op, graph, x: tf.image.resize(x, op.size, "nearest"),
-    movements.DepthToSpaceOp: lambda op, graph, x: tf.nn.depth_to_space(x, op.block_size),
-    movements.SpaceToDepthOp: lambda op, graph, x: tf.nn.space_to_depth(x, op.block_size),
-    movements.GatherOp: lambda op, graph, x: tf.gather(x, op.indices, axis=op.axis + 1),
-    movements.ReduceMax: lambda op, graph, x: tf.reduce_max(x, axis=-1, keepdims=True),
-    movements.Pad: lambda op, graph, x: tf.pad(x, [(0, 0), *op.margins]),
+    movements.Moved: lambda op, graph, x: _MOVES[op.name](x, *op.reads_in_order[1:], **op.options),
     movements.Reshape: lambda op, graph, x: tf.reshape(x, [-1, *graph.tensors[op.output].shape]),
 }
 

@@ -20,7 +20,7 @@ from sat_tf.export.tflite.operator_view import OperatorView, grid_of
 from sat_tf.export.tflite.tensors import Codes, Tensors
 
 Arrays = Sequence[np.ndarray]
-Reader = Callable[[OperatorView, int], Read | None]
+Reader = Callable[[OperatorView], Read | None]
 
 
 def _codes(stored: np.ndarray, grid: Codes) -> np.ndarray:
@@ -39,7 +39,7 @@ def _ratio(source: Codes, output: Codes) -> fixed_point.Multipliers:
 def rectifier(low: float, high: float | None) -> Reader:
     """The reader of a rectifier that is an operator of its own: another grid, and two ends."""
 
-    def read(view: OperatorView, place: int) -> Read:
+    def read(view: OperatorView) -> Read:
         given, codes = operand(view), made_codes(view)
         ratio, source = _ratio(given.codes, codes), _between(given.codes, low, high)
         codes = _between(codes, low, high)
@@ -65,7 +65,7 @@ def _between(grid: Codes, low: float, high: float | None) -> Codes:
 # -- two tensors, one of which may be a constant ---------------------------------------------------
 
 
-def with_constant(view: OperatorView, place: int) -> Read | None:
+def with_constant(view: OperatorView) -> Read | None:
     """An operator of two tensors with a constant on one side; None where both are made."""
     if not any(one.data is not None for one in view.stored.reads):
         return None
@@ -83,7 +83,7 @@ def with_constant(view: OperatorView, place: int) -> Read | None:
 # -- linear ----------------------------------------------------------------------------------------
 
 
-def fully_connected(view: OperatorView, place: int) -> Read | None:
+def fully_connected(view: OperatorView) -> Read | None:
     """A matrix product of every row of a tensor of any shape; None where it is float."""
     source, depth = view.tensor(0), view.tensor(1).shape[-1]
     if view.codes() is None:
@@ -109,7 +109,7 @@ def fully_connected(view: OperatorView, place: int) -> Read | None:
     return rule(view, [operand(view)], function), codes
 
 
-def batch_product(view: OperatorView, place: int) -> Read:
+def batch_product(view: OperatorView) -> Read:
     """Matrix products of two tensors, or of one and a constant."""
     first, second, codes = operand(view, 0), operand(view, 1), made_codes(view)
     turned = view.option("adjX"), view.option("adjY")
@@ -140,7 +140,7 @@ def batch_product(view: OperatorView, place: int) -> Read:
 # -- means, pools ----------------------------------------------------------------------------------
 
 
-def mean(view: OperatorView, place: int) -> Read:
+def mean(view: OperatorView) -> Read:
     """The mean over any axes."""
     given, codes = operand(view), made_codes(view)
     axes, keeps = numbers(view, 1), bool(view.option("keepDims"))
@@ -162,7 +162,7 @@ def mean(view: OperatorView, place: int) -> Read:
 def pool(kind: type[MaxPool] | type[AveragePool]) -> Reader:
     """The reader of a pool that may fuse an activation."""
 
-    def read(view: OperatorView, place: int) -> Read:
+    def read(view: OperatorView) -> Read:
         given, codes = operand(view), made_codes(view)
         options = copy.copy(view.stored.options)
         options.fusedActivationFunction = 0
@@ -188,7 +188,7 @@ _FARTHEST = np.float32(2.0**20)  # codes: beyond these a function saturates
 def tabulated(curve: functions.Curve) -> Reader:
     """The reader of a function that builtin kernels look up in a table of 256."""
 
-    def read(view: OperatorView, place: int) -> Read:
+    def read(view: OperatorView) -> Read:
         given, codes = operand(view), made_codes(view)
         end = _FARTHEST * codes.scale
         rounding = functions.by_table(
@@ -237,7 +237,7 @@ def _inverse_roots(numbers: np.ndarray) -> fixed_point.Multipliers:
     )
 
 
-def inverse_root(view: OperatorView, place: int) -> Read:
+def inverse_root(view: OperatorView) -> Read:
     """1 / √x in integers; that of 0 saturates."""
     given, codes = operand(view), made_codes(view)
     scale = 1.0 / float(np.sqrt(np.float32(given.codes.scale)) * codes.scale)
@@ -252,7 +252,7 @@ def inverse_root(view: OperatorView, place: int) -> Read:
     return rule(view, [given], function), codes
 
 
-def normalization(view: OperatorView, place: int) -> Read:
+def normalization(view: OperatorView) -> Read:
     """Values divided by the root of the sum of their squares over the last axis, in integers."""
     given, codes = operand(view), made_codes(view)
     if grid_of(codes) != _OF_NORMALS:
@@ -275,7 +275,7 @@ def _scaled(values: np.ndarray, by: fixed_point.Multipliers, bits: int) -> np.nd
 _SQUARE_BITS = 7  # with which a difference is taken before it is squared
 
 
-def squared_difference(view: OperatorView, place: int) -> Read:
+def squared_difference(view: OperatorView) -> Read:
     """The square of the difference of two tensors, in integers."""
     given, codes = operands(view), made_codes(view)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from sat_tf.export.operations.float_layer import NotSimulated
 from sat_tf.export.tflite.contents import NotUnderstoodError
-from sat_tf.export.tflite.operator_view import OperatorView, codes_of, grid_of
+from sat_tf.export.tflite.operator_view import OperatorView, codes_of
 from sat_tf.export.tflite.tensors import Codes, Tensors
 
 # Arrays of stored integers of whole tensors, with the batch dimension, to those of the output.
@@ -25,13 +25,6 @@ class Rule(NotSimulated):
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         return self.function(graph, inputs)
-
-
-@dataclasses.dataclass(frozen=True)
-class Reshaped(Rule):
-    """The same values in another shape, which the runtime chooses."""
-
-    reshapes = True
 
 
 # The rule that an operator of a foreign file stands for, and the codes that it makes.
@@ -80,21 +73,7 @@ def made_codes(view: OperatorView) -> Codes:
     return codes
 
 
-def on_one_grid(view: OperatorView, read: Sequence[Operand]) -> Codes:
-    """The codes of the output, which are on the grid of all inputs.
-
-    Raises:
-        NotUnderstoodError: they are on another one.
-    """
-    codes = made_codes(view)
-    if any(grid_of(one.codes) != grid_of(codes) for one in read):
-        raise NotUnderstoodError("its inputs have other scales or zero points than its output")
-    return codes
-
-
-def rule(
-    view: OperatorView, read: Sequence[Operand], function: Function, kind: type[Rule] = Rule
-) -> Rule:
+def rule(view: OperatorView, read: Sequence[Operand], function: Function) -> Rule:
     """The rule of an operator, whose function takes constants as it takes other tensors."""
 
     def whole(graph: Tensors, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -102,7 +81,7 @@ def rule(
         return function(graph, [next(given) if one.value is None else one.value for one in read])
 
     names = tuple(one.name for one in read if one.value is None)
-    return kind(names, view.output.name, view.name, whole)
+    return Rule(names, view.output.name, view.name, whole)
 
 
 def numbers(view: OperatorView, index: int) -> list[int]:

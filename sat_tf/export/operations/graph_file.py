@@ -196,16 +196,25 @@ def _add(made: tuple[Operation, Codes | None], view: OperatorView) -> None:
 
 
 def _check_shape(operation: Operation, progress: Progress) -> None:
-    """Compares its shape with that of its result for an empty batch, which costs nothing."""
+    """Compares its shape with that of its result for an empty batch, which costs nothing.
+
+    What moves values is given two images, of zeros and of ones, and may not move them to another.
+    """
     shapes = {image.name: image.shape[1:] for image in progress.images}
     shapes |= {name: tensor.shape for name, tensor in progress.tensors.items()}
     graph = dataclasses.replace(_EMPTY, tensors=progress.tensors)
-    inputs = [np.zeros((0, *shapes[name]), np.int32) for name in operation.inputs]
+    count = 2 if operation.moves else 0
+    images = [np.zeros((count, *shapes[name]), np.int32) for name in operation.inputs]
+    for array in images:
+        array[1:] = 1
     try:
-        found = operation.simulate(graph, *inputs).shape[1:]
+        made = operation.simulate(graph, *images)
+        second = operation.simulate(graph, *(array[1:] for array in images))
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:
         raise NotUnderstoodError(f"its tensors do not fit each other: {error}") from error
-    if found != shapes[operation.output]:
+    if made.shape[1:] != shapes[operation.output]:
         raise NotUnderstoodError(
-            f"its tensor has the shape {shapes[operation.output]}, expected {found}"
+            f"its tensor has the shape {shapes[operation.output]}, expected {made.shape[1:]}"
         )
+    if not np.array_equal(made[1:], second):
+        raise NotUnderstoodError("it moves values from one image to another")

@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -120,11 +120,6 @@ class Operation(abc.ABC):
         super().__init_subclass__()
         if "operator" in vars(cls) and "reads" not in vars(cls):
             cls.reads = (cls.operator.name,)
-
-    @classmethod
-    def of_move(cls, source: str, output: str, *arguments: Any) -> "Operation":
-        """One that `moves`, with the arguments of a `Move` of a layer kind."""
-        return cls((source,), output, *arguments)
 
     def renamed(self, names: Mapping[str, str]) -> Self:
         """The same operation where tensors have other names."""

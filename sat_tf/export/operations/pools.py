@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.operations.builder import GraphBuilder, OperationDraft, Shape
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.linear import identity, window_mean
-from sat_tf.export.operations.movements import StridedSlice
+from sat_tf.export.operations.movements import moved
 from sat_tf.export.operations.operation import (
     SELECTED,
     FileParts,
@@ -63,12 +63,6 @@ class MaxPool(_Pool):
     operator = Operator("MAX_POOL_2D", 2, "Pool2DOptions")
     same_in_float_because = SELECTED
     moves = True
-
-    @classmethod
-    def of_move(cls, source: str, output: str, *arguments: Any) -> "MaxPool":
-        """See `Operation`: of a size, strides and a padding."""
-        size, strides, padding = arguments
-        return cls((source,), output, size, Window(strides, padding))
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """The largest value; padding is never that."""
@@ -215,7 +209,8 @@ def _cut(builder: GraphBuilder, source: str, ends: tuple[tuple[int, int], ...], 
     if shape == builder.shape(source):
         return source
     slices = tuple((start, stop, 1) for start, stop in ends)
-    return builder.move(StridedSlice((source,), name, slices), shape)
+    slice_of = moved("STRIDED_SLICE", source, name, builder.shape(source), slices)
+    return builder.move(slice_of, shape)
 
 
 @dataclasses.dataclass(frozen=True)
