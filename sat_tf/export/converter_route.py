@@ -14,7 +14,6 @@ from sat_tf.export.lowering.outputs import FLOAT, with_own_names
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations import (
-    add,
     concatenate,
     float_layer,
     lookup,
@@ -245,6 +244,14 @@ def _looked_up(op: lookup.Lookup, graph: Graph, x: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.constant(values), places + (source.zero_point + len(values) // 2))
 
 
+def _with_constant(op: pointwise.WithConstant, graph: Graph, x: tf.Tensor) -> tf.Tensor:
+    constant = op.constant
+    if op.grid:
+        scale = np.float32(op.grid.scale)
+        constant = _on_one_scale(constant[0] * scale, 127.0 * float(scale))
+    return _PAIRS[op.kind](x, constant)
+
+
 def _sloped(op: native.Sloped, graph: Graph, x: tf.Tensor) -> tf.Tensor:
     return tf.where(x < 0.0, tf.constant(op.slopes.astype(np.float32) * op.slope_scale) * x, x)
 
@@ -283,9 +290,8 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     quantize.Quantize: lambda op, graph, x: x,
     quantize.Dequantize: lambda op, graph, x: tf.identity(x),
     Linear: _linear,
-    add.AddConstant: lambda op, graph, x: x + _on_one_scale(op.values, 127.0 * float(op.scale)),
     pairs.Pair: lambda op, graph, one, two: _PAIRS[op.kind](one, two),
-    pointwise.WithConstant: lambda op, graph, x: _PAIRS[op.kind](x, op.constant),
+    pointwise.WithConstant: _with_constant,
     mean.Mean: lambda op, graph, x: tf.reduce_mean(x, [1, 2], keepdims=op.keep_dims),
     pools.MaxPool: lambda op, graph, x: tf.nn.max_pool2d(
         x, op.size, op.window.strides, op.window.padding

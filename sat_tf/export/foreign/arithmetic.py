@@ -7,14 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from sat_tf.export.foreign.rule import Read, made_codes, numbers, operand, operands, rule
+from sat_tf.export.foreign.rule import Read, made_codes, operand, operands, rule
 from sat_tf.export.kernels import fixed_point, functions
 from sat_tf.export.kernels.kernel_sets import MICRO, XNNPACK_SETS, LinearWork
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.operation import stored_codes
-from sat_tf.export.operations.pairs import ON_CODES
-from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.pools import AveragePool, MaxPool
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView, grid_of
 from sat_tf.export.tflite.tensors import Codes, Tensors
@@ -60,24 +57,6 @@ def _between(grid: Codes, low: float, high: float | None) -> Codes:
     """The codes of a grid between two real values."""
     end = 127 if high is None else grid.code_of(high)
     return dataclasses.replace(grid, lowest=grid.code_of(low), highest=end)
-
-
-# -- two tensors, one of which may be a constant ---------------------------------------------------
-
-
-def with_constant(view: OperatorView) -> Read | None:
-    """An operator of two tensors with a constant on one side; None where both are made."""
-    if not any(one.data is not None for one in view.stored.reads):
-        return None
-    kind, given, codes = Pointwise(view.name), operands(view), made_codes(view)
-    grids = [one.codes for one in given]
-    if kind.selects and any(grid_of(grid) != grid_of(codes) for grid in grids):
-        raise NotUnderstoodError("its inputs have other scales or zero points than its output")
-
-    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
-        return ON_CODES[kind].stored(arrays, grids, codes, graph.kernels)
-
-    return rule(view, given, function), codes
 
 
 # -- linear ----------------------------------------------------------------------------------------
@@ -135,48 +114,6 @@ def batch_product(view: OperatorView) -> Read:
         return stored_codes(made, codes)
 
     return rule(view, [first, second], function), codes
-
-
-# -- means, pools ----------------------------------------------------------------------------------
-
-
-def mean(view: OperatorView) -> Read:
-    """The mean over any axes."""
-    given, codes = operand(view), made_codes(view)
-    axes, keeps = numbers(view, 1), bool(view.option("keepDims"))
-
-    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
-        (values,) = arrays
-        places = tuple(sorted(axis % values.ndim for axis in axes))
-        count = math.prod(values.shape[axis] for axis in places)
-        sums = np.sum(values, axis=places, dtype=np.int64, keepdims=keeps)
-        scales, zeros = (given.codes.scale, codes.scale), (given.codes.zero_point, codes.zero_point)
-        # Builtin kernels have one of their own for images alone.
-        of_images = keeps and values.ndim == 4 and places == (1, 2)
-        made = graph.kernels.mean(np.asarray(sums), count, scales, zeros, of_images)
-        return np.clip(made, -128, 127).astype(np.int32)
-
-    return rule(view, [given], function), codes
-
-
-def pool(kind: type[MaxPool] | type[AveragePool]) -> Reader:
-    """The reader of a pool that may fuse an activation."""
-
-    def read(view: OperatorView) -> Read:
-        given, codes = operand(view), made_codes(view)
-        options = copy.copy(view.stored.options)
-        options.fusedActivationFunction = 0
-        stored = dataclasses.replace(view.stored, options=options)
-        made = kind.read(dataclasses.replace(view, stored=stored))
-        if made is None:
-            raise NotUnderstoodError("no operation of sat-tf has it in this form")
-
-        def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
-            return np.clip(made[0].simulate(graph, *arrays), codes.lowest, codes.highest)
-
-        return rule(view, [given], function), codes
-
-    return read
 
 
 # -- functions of one value ------------------------------------------------------------------------
@@ -301,12 +238,8 @@ READERS: Mapping[str, Reader] = {
     "RELU6": rectifier(0.0, 6.0),
     "RELU_N1_TO_1": rectifier(-1.0, 1.0),
     "RELU_0_TO_1": rectifier(0.0, 1.0),
-    **dict.fromkeys((kind.value for kind in Pointwise), with_constant),
     "FULLY_CONNECTED": fully_connected,
     "BATCH_MATMUL": batch_product,
-    "MEAN": mean,
-    "MAX_POOL_2D": pool(MaxPool),
-    "AVERAGE_POOL_2D": pool(AveragePool),
     "EXP": tabulated(np.exp),
     "LOG": tabulated(np.log),
     "RSQRT": inverse_root,

@@ -82,12 +82,3 @@ def rule(view: OperatorView, read: Sequence[Operand], function: Function) -> Rul
 
     names = tuple(one.name for one in read if one.value is None)
     return Rule(names, view.output.name, view.name, whole)
-
-
-def numbers(view: OperatorView, index: int) -> list[int]:
-    """The integers of a constant input, such as axes.
-
-    Raises:
-        NotUnderstoodError: it is no constant.
-    """
-    return [int(number) for number in view.constant(index, "INT32", "INT64").reshape(-1)]

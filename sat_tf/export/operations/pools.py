@@ -46,14 +46,23 @@ class _Pool(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
+        codes = operator.moved_codes()
+        if operator.progress.is_foreign:
+            codes = operator.fused_codes()
+        else:
+            operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
         operation = cls(
             (operator.source(),),
             operator.output.name,
             size=(operator.option("filterHeight"), operator.option("filterWidth")),
             window=operator.window(),
         )
-        return operation, operator.moved_codes()
+        return operation, codes
+
+    def _clipped(self, graph: Tensors, values: np.ndarray) -> np.ndarray:
+        """The values, clipped where the operator fuses an activation."""
+        codes = graph.tensors[self.output].codes
+        return values if codes is None else np.clip(values, codes.lowest, codes.highest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +81,7 @@ class MaxPool(_Pool):
         result = next(views).copy()
         for view in views:
             np.maximum(result, view, out=result)
-        return result
+        return self._clipped(graph, result)
 
 
 class Strip(NamedTuple):
@@ -183,24 +192,18 @@ class AveragePool(_Pool, OperationDraft):
         return identity(mean, shape[-1]).as_codes(builder, codes, name, shape)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        totals, counts = self._sums(*inputs)
-        if self.is_float(graph):
-            return np.asarray(totals / counts.astype(np.float32), np.float32)
-        return rounded_means(totals, counts)
-
-    def _sums(self, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The sum of the values in each window, and their number, without padding."""
+        """Sums of the values in each window, by their number, which padding does not count for."""
+        (source,) = inputs
         inside = np.ones((1, *source.shape[1:3], 1), np.int32)
         totals, counts = (
             functools.reduce(np.add, taps(values, self.size, self.window, fill=0))
             for values in (source, inside)
         )
-        return totals, counts
-
-
-def rounded_means(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Integer means of stored integers, halves away from zero."""
-    return np.asarray(np.sign(totals) * ((np.abs(totals) + counts // 2) // counts), np.int32)
+        if self.is_float(graph):
+            return np.asarray(totals / counts.astype(np.float32), np.float32)
+        # Halves are rounded away from zero.
+        means = np.sign(totals) * ((np.abs(totals) + counts // 2) // counts)
+        return self._clipped(graph, np.asarray(means, np.int32))
 
 
 def _cut(builder: GraphBuilder, source: str, ends: tuple[tuple[int, int], ...], name: str) -> str:

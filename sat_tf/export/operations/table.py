@@ -1,6 +1,5 @@
 """The table of operations: adding one is a file of its own, and a row here."""
 
-from sat_tf.export.operations.add import AddConstant
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.linear import Linear
@@ -24,7 +23,6 @@ from sat_tf.export.tflite.operator_view import OperatorView
 
 OPERATIONS: list[type[Operation]] = [
     Linear,
-    AddConstant,
     Pair,
     Mean,
     MaxPool,

@@ -13,7 +13,6 @@ from sat_tf.export.converter_route import ON_REALS, keras_of_graph
 from sat_tf.export.litert.converter import run_converter
 from sat_tf.export.litert.runtime import RUNTIMES
 from sat_tf.export.operations import table
-from sat_tf.export.operations.add import AddConstant
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.graph import Graph, batches, simulate
@@ -60,6 +59,7 @@ def _linear(kind: LinearKind, kernel: np.ndarray, **settings) -> Linear:
 
 
 _KERNEL = np.arange(-72, 72).reshape(4, 3, 3, 4)
+_MAP = np.arange(-32, 32, dtype=np.int8).reshape(1, *SHAPE)
 # Moves that layers become, with their arguments and the shape that they make of (4, 4, 4).
 MOVED = [
     ("STRIDED_SLICE", (((1, 3, 1), (0, 4, 2), (0, None, 1)),), (2, 2, 4)),
@@ -76,7 +76,10 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (_linear(LinearKind.CONVOLUTION, _KERNEL, window=_WINDOW), (2, 2, 4)),
     (_linear(LinearKind.DEPTHWISE, _KERNEL[0], window=_WINDOW), (2, 2, 4)),
     (_linear(LinearKind.TRANSPOSED, _KERNEL, window=_WINDOW), (8, 8, 4)),
-    (AddConstant(_X, _Y, np.arange(-32, 32).reshape(SHAPE), np.array(SCALE)), SHAPE),
+    (
+        WithConstant(_X, _Y, Pointwise.SUM, _MAP, CODES),
+        SHAPE,
+    ),
     *((Pair(("x", "x"), _Y, kind), SHAPE) for kind in Pointwise),
     (Mean(_X, _Y), (4,)),
     (MaxPool(_X, _Y, (2, 2), _WINDOW), (2, 2, 4)),
