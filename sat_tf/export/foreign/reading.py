@@ -28,7 +28,8 @@ _MOST_OF_A_REASON = 80
 _READERS: Mapping[str, Callable[[OperatorView], Made]] = {
     **dict.fromkeys(MOVES.keys() - Moved.reads, Moved.read),
     **dict.fromkeys(("SQUEEZE", "EXPAND_DIMS"), Reshape.read),
-    **arithmetic.READERS,
+    **dict.fromkeys(arithmetic.RULES, arithmetic.Computed.read),
+    "FULLY_CONNECTED": arithmetic.RowProduct.read,
 }
 
 

@@ -62,13 +62,17 @@ class Moved(Operation):
         return written.title if written else self.name
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        move, sources, options = MOVES[self.name], iter(inputs), {**self.options}
+        move, options = MOVES[self.name], {**self.options}
         if move.pads:
             codes = graph.tensors[self.output].codes
             options["zero"] = codes.zero_point if codes else 0.0
-        arrays = [next(sources) if array is None else array for array in self.reads_in_order]
-        made = move.function(*arrays, **options)
+        made = move.function(*self.arrays(inputs), **options)
         return np.asarray(made[self.place] if move.makes_several else made)
+
+    def arrays(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """All that the operator reads, in order."""
+        sources = iter(inputs)
+        return [next(sources) if array is None else array for array in self.reads_in_order]
 
     def write(self, writer: Writer) -> None:
         written = MOVES[self.name].written
@@ -89,7 +93,17 @@ class Moved(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        codes, inputs, arrays = operator.selected_codes(), [], []
+        codes, (inputs, arrays) = operator.selected_codes(), cls.read_in_order(operator)
+        options = {name: operator.option(name) for name in MOVES[operator.name].options}
+        read = inputs, operator.output.name, operator.name, arrays, options
+        return cls(*read, operator.place), codes
+
+    @staticmethod
+    def read_in_order(
+        operator: OperatorView,
+    ) -> tuple[tuple[str, ...], tuple[np.ndarray | None, ...]]:
+        """The names of the inputs, and the constants with None for each input."""
+        inputs, arrays = [], []
         for index in range(len(operator.stored.inputs)):
             array = operator.tensor(index).values
             if array is None:
@@ -97,16 +111,7 @@ class Moved(Operation):
             elif array.dtype == np.int8:
                 array = array.astype(np.int32)
             arrays.append(array)
-        options = {name: operator.option(name) for name in MOVES[operator.name].options}
-        made = cls(
-            tuple(inputs),
-            operator.output.name,
-            operator.name,
-            tuple(arrays),
-            options,
-            operator.place,
-        )
-        return made, codes
+        return tuple(inputs), tuple(arrays)
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         constants = [array for array in self.reads_in_order if array is not None]
