@@ -86,7 +86,7 @@ class RowProduct(Linear):
         options.keepNumDims = False
         stored = dataclasses.replace(operator.stored, inputs=inputs, options=options)
         made = super().read(dataclasses.replace(operator, stored=stored))
-        if made is None:
+        if made is None or not isinstance(made[0], cls):
             raise NotUnderstoodError("no operation of sat-tf has it in this form")
         keeps = bool(operator.option("keepNumDims"))
         return dataclasses.replace(made[0], keeps_dimensions=keeps), made[1]
@@ -139,7 +139,8 @@ def tabulated(curve: functions.Curve) -> Rule:
             lambda x: np.clip(curve(x), -end, end), functions.rounded_half_away
         )
         with np.errstate(all="ignore"):
-            made = of_codes(call.codes(), source.scale, output.scale, output.zero_point, {})
+            grids = functions.Grids(source.scale, output.scale, output.zero_point)
+            made = of_codes(call.codes(), grids)
         return stored_codes(made, output)
 
     return rule

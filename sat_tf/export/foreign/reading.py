@@ -43,15 +43,7 @@ class ForeignFile:
 
 
 def read_foreign(content: bytes, name: str) -> ForeignFile:
-    """Reads the first graph of a file of any tool.
-
-    Args:
-        content: the file.
-        name: what errors call it, and the name of the graph.
-
-    Raises:
-        ValueError: it is not a TFLite file, or has inputs of open sizes.
-    """
+    """Reads the first graph of a file of any tool."""
     try:
         with unpacked(content, name) as model:
             contents = of_any_tool(model)

@@ -27,16 +27,7 @@ _EMPTY = Graph("", {}, (), (), "")
 
 
 def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
-    """The file of a deployed graph, with nothing between its integers and the file's.
-
-    Args:
-        graph: a graph from `deployed_graph`.
-        metadata: what the file says of itself, by the names of its entries.
-        resizable: say that the batch size, 1, is free.
-
-    Returns:
-        A TFLite flatbuffer whose inputs and outputs are the graph's.
-    """
+    """The file of a deployed graph, with nothing between its integers and the file's."""
     writer = Writer(graph.images, graph.tensors, resizable=resizable)
     for operation in graph.operations:
         writer.begin(operation.output)
@@ -49,14 +40,6 @@ def read_graph(content: bytes, name: str) -> Graph:
 
     What a file does not hold is unknown: units of real values (all 1), the usual sums of layers,
     and warnings. `simulate` gives the same tensors as for the graph that was written.
-
-    Args:
-        content: the file.
-        name: what errors call it, and the name of the graph.
-
-    Raises:
-        ValueError: it is not a TFLite file, or has an operator that sat-tf does not write; names
-            the first of them.
     """
     try:
         with unpacked(content, name) as model:
@@ -164,11 +147,7 @@ def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
 
 
 def read_operation(view: OperatorView) -> Operation | None:
-    """Adds the operation that an operator stands for; None where others of its operators follow.
-
-    Raises:
-        NotUnderstoodError: sat-tf does not write it, with the reason.
-    """
+    """Adds the operation that an operator stands for; None where others of its operators follow."""
     operator, progress = view.stored, view.progress
     if not readers_of(operator.name):
         raise NotUnderstoodError("not an operator of sat-tf")

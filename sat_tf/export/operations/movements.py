@@ -122,15 +122,7 @@ class Moved(Operation):
 def moved(
     name: str, source: str, output: str, shape: tuple[int, ...], *arguments: Any
 ) -> Operation:
-    """The operation that a layer's move becomes.
-
-    Args:
-        name: of its operator: RESHAPE, or one of `MOVES` that is written.
-        source: the tensor that it reads.
-        output: the tensor that it makes.
-        shape: of `source`, without the batch dimension.
-        *arguments: those of `Written.settings`.
-    """
+    """The operation that a layer's move becomes."""
     if name == _RESHAPE.name:
         return Reshape((source,), output)
     written = MOVES[name].written
