@@ -14,7 +14,6 @@ from sat_tf.export.lowering.outputs import FLOAT, with_own_names
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations import (
-    add,
     concatenate,
     float_layer,
     lookup,
@@ -207,6 +206,14 @@ def _looked_up(op: lookup.Lookup, graph: Graph, x: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.constant(values), places + (source.zero_point + len(values) // 2))
 
 
+def _with_constant(op: pointwise.WithConstant, graph: Graph, x: tf.Tensor) -> tf.Tensor:
+    constant = op.constant
+    if op.grid:
+        scale = np.float32(op.grid.scale)
+        constant = _on_one_scale(constant[0] * scale, 127.0 * float(scale))
+    return _PAIRS[op.kind](x, constant)
+
+
 def _sloped(op: native.Sloped, graph: Graph, x: tf.Tensor) -> tf.Tensor:
     return tf.where(x < 0.0, tf.constant(op.slopes.astype(np.float32) * op.slope_scale) * x, x)
 
@@ -227,15 +234,26 @@ _NATIVE: Mapping[str, Callable[..., tf.Tensor]] = {
     "HARD_SWISH": lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
     "LEAKY_RELU": tf.nn.leaky_relu,
 }
+_MOVES: Mapping[str, Callable[..., tf.Tensor]] = {
+    "STRIDED_SLICE": lambda x, begin, end, steps, beginMask, endMask: tf.strided_slice(
+        x, begin, end, steps, beginMask, endMask
+    ),
+    "TRANSPOSE": tf.transpose,
+    "RESIZE_NEAREST_NEIGHBOR": lambda x, size, **_: tf.image.resize(x, size, "nearest"),
+    "DEPTH_TO_SPACE": lambda x, blockSize: tf.nn.depth_to_space(x, blockSize),
+    "SPACE_TO_DEPTH": lambda x, blockSize: tf.nn.space_to_depth(x, blockSize),
+    "GATHER": lambda x, indices, axis: tf.gather(x, indices, axis=axis),
+    "REDUCE_MAX": lambda x, axes, keepDims: tf.reduce_max(x, axes, keepDims),
+    "PAD": tf.pad,
+}
 # What each operation that layers become computes: of itself, its graph, and what it reads.
 ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     quantize.ShiftImage: lambda op, graph, x: x,
     quantize.Quantize: lambda op, graph, x: x,
     quantize.Dequantize: lambda op, graph, x: tf.identity(x),
     Linear: _linear,
-    add.AddConstant: lambda op, graph, x: x + _on_one_scale(op.values, 127.0 * float(op.scale)),
     pairs.Pair: lambda op, graph, one, two: _PAIRS[op.kind](one, two),
-    pointwise.WithConstant: lambda op, graph, x: _PAIRS[op.kind](x, op.constant),
+    pointwise.WithConstant: _with_constant,
     mean.Mean: lambda op, graph, x: tf.reduce_mean(x, [1, 2], keepdims=op.keep_dims),
     pools.MaxPool: lambda op, graph, x: tf.nn.max_pool2d(
         x, op.size, op.window.strides, op.window.padding
@@ -252,14 +270,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     native.Native: lambda op, graph, x: _NATIVE[op.name](x, **op.settings),
     native.Sloped: _sloped,
     float_layer.FloatLayer: lambda op, graph, *read: op.function()(*read),
-    movements.StridedSlice: lambda op, graph, x: x[op.index],
-    movements.Transpose: lambda op, graph, x: tf.transpose(x, (0, *op.order)),
-    movements.Resize: lambda op, graph, x: tf.image.resize(x, op.size, "nearest"),
-    movements.DepthToSpaceOp: lambda op, graph, x: tf.nn.depth_to_space(x, op.block_size),
-    movements.SpaceToDepthOp: lambda op, graph, x: tf.nn.space_to_depth(x, op.block_size),
-    movements.GatherOp: lambda op, graph, x: tf.gather(x, op.indices, axis=op.axis + 1),
-    movements.ReduceMax: lambda op, graph, x: tf.reduce_max(x, axis=-1, keepdims=True),
-    movements.Pad: lambda op, graph, x: tf.pad(x, [(0, 0), *op.margins]),
+    movements.Moved: lambda op, graph, x: _MOVES[op.name](x, *op.reads_in_order[1:], **op.options),
     movements.Reshape: lambda op, graph, x: tf.reshape(x, [-1, *graph.tensors[op.output].shape]),
 }
 

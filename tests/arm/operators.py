@@ -13,7 +13,7 @@ from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
-from sat_tf.export.operations.movements import Reshape, StridedSlice
+from sat_tf.export.operations.movements import Reshape, moved
 from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pools import AveragePool, ResizeBilinear
@@ -58,7 +58,9 @@ def _graph(codes: Codes, parts: Iterable[tuple[np.ndarray, Mapping[str, _Made]]]
         start, place = place, place + values.size
         pixels.append(values.reshape(-1))
         slices = ((start, place, 1), (0, 1, 1), (0, 1, 1))
-        line = add(StridedSlice(("codes",), f"line_{number}", slices), (values.size, 1, 1), codes)
+        size = sum(values.size for values, _ in parts), 1, 1
+        line = moved("STRIDED_SLICE", "codes", f"line_{number}", size, slices)
+        line = add(line, (values.size, 1, 1), codes)
         read = add(Reshape((line,), f"{_READ}_{number}"), values.shape, codes)
         for name, (operation, shape, own) in made.items():
             found = add(operation(read, f"{name}_{number}"), shape, own)

@@ -9,7 +9,7 @@ from sat_tf.export.lowering.portable_scales import make_portable
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.mean import Mean
-from sat_tf.export.operations.movements import StridedSlice
+from sat_tf.export.operations.movements import moved
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
@@ -41,7 +41,13 @@ def _product(ratio: float) -> tuple[Graph, np.ndarray]:
     """A product of the left and the right half of an image, which hold all pairs of pixels."""
     half = (256, 256, 1)
     halves = [
-        (StridedSlice(("codes",), name, ((0, 256, 1), (start, start + 256, 1), (0, 1, 1))))
+        moved(
+            "STRIDED_SLICE",
+            "codes",
+            name,
+            (256, 512, 1),
+            ((0, 256, 1), (start, start + 256, 1), (0, 1, 1)),
+        )
         for name, start in (("left", 0), ("right", 256))
     ]
     graph = _graph(

@@ -1,207 +1,149 @@
-"""Operators that compute with codes, in forms that sat-tf does not write."""
+"""Operators that compute with codes, and that sat-tf does not write: a row each."""
 
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sat_tf.export.foreign.rule import Read, made_codes, numbers, operand, operands, rule
 from sat_tf.export.kernels import fixed_point, functions
-from sat_tf.export.kernels.kernel_sets import MICRO, XNNPACK_SETS, LinearWork
+from sat_tf.export.kernels.kernel_sets import MICRO, XNNPACK_SETS, KernelSet, LinearWork
 from sat_tf.export.operations.linear import Linear
-from sat_tf.export.operations.operation import stored_codes
-from sat_tf.export.operations.pairs import ON_CODES
-from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.pools import AveragePool, MaxPool
+from sat_tf.export.operations.movements import Moved
+from sat_tf.export.operations.operation import Made, stored_codes
 from sat_tf.export.tflite.contents import NotUnderstoodError
-from sat_tf.export.tflite.operator_view import OperatorView, grid_of
+from sat_tf.export.tflite.operator_view import OperatorView, codes_of, grid_of
 from sat_tf.export.tflite.tensors import Codes, Tensors
 
-Arrays = Sequence[np.ndarray]
-Reader = Callable[[OperatorView, int], Read | None]
+
+class Call(NamedTuple):
+    """An operator, and the stored integers that it reads."""
+
+    kernels: KernelSet
+    stored: list[np.ndarray]  # With the batch dimension.
+    grids: tuple[Codes, ...]
+    output: Codes
+    options: Mapping[str, Any]
+
+    def codes(self, index: int = 0) -> np.ndarray:
+        """Codes, stored - zero_point, of a tensor that it reads."""
+        return self.stored[index].astype(np.int64) - self.grids[index].zero_point
 
 
-def _codes(stored: np.ndarray, grid: Codes) -> np.ndarray:
-    """Codes, stored - zero_point, of stored integers."""
-    return stored.astype(np.int64) - grid.zero_point
+Rule = Callable[[Call], np.ndarray]  # Gives stored integers.
 
 
-def _ratio(source: Codes, output: Codes) -> fixed_point.Multipliers:
-    """Output codes of an input code, a float32 quotient."""
-    return fixed_point.fixed_point(float(np.float32(source.scale / output.scale)))
+@dataclasses.dataclass(frozen=True)
+class Computed(Moved):
+    """An operator of `RULES`."""
+
+    grids: tuple[Codes, ...] = ()  # Of all that it reads, in order.
+
+    moves = False
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        rule, _ = RULES[self.name]
+        stored = self.arrays(inputs)
+        return rule(Call(graph.kernels, stored, self.grids, graph.codes(self.output), self.options))
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        inputs, arrays = cls.read_in_order(operator)
+        fuses = hasattr(operator.stored.options, "fusedActivationFunction")
+        codes = operator.fused_codes() if fuses else operator.codes()
+        grids = [
+            operator.source_codes(index) if array is None else codes_of(operator.tensor(index))
+            for index, array in enumerate(arrays)
+        ]
+        if codes is None or None in grids:
+            raise NotUnderstoodError("it reads or makes float values")
+        options = {name: operator.option(name) for name in RULES[operator.name][1]}
+        read = inputs, operator.output.name, operator.name, arrays, options
+        return cls(*read, grids=tuple(filter(None, grids))), codes
 
 
-# -- rectifiers ------------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True)
+class RowProduct(Linear):
+    """A matrix product of every row of a tensor of any shape."""
 
+    keeps_dimensions: bool = False
 
-def rectifier(low: float, high: float | None) -> Reader:
-    """The reader of a rectifier that is an operator of its own: another grid, and two ends."""
-
-    def read(view: OperatorView, place: int) -> Read:
-        given, codes = operand(view), made_codes(view)
-        ratio, source = _ratio(given.codes, codes), _between(given.codes, low, high)
-        codes = _between(codes, low, high)
-
-        def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
-            if graph.kernels is MICRO and high is not None:
-                # It clips the codes of the input, and does not bring them to another grid.
-                return np.clip(arrays[0], source.lowest, source.highest)
-            values = _codes(arrays[0], given.codes)
-            return stored_codes(fixed_point.rounded_twice_away(values, ratio), codes)
-
-        return rule(view, [given], function), codes
-
-    return read
-
-
-def _between(grid: Codes, low: float, high: float | None) -> Codes:
-    """The codes of a grid between two real values."""
-    end = 127 if high is None else grid.code_of(high)
-    return dataclasses.replace(grid, lowest=grid.code_of(low), highest=end)
-
-
-# -- two tensors, one of which may be a constant ---------------------------------------------------
-
-
-def with_constant(view: OperatorView, place: int) -> Read | None:
-    """An operator of two tensors with a constant on one side; None where both are made."""
-    if not any(one.data is not None for one in view.stored.reads):
-        return None
-    kind, given, codes = Pointwise(view.name), operands(view), made_codes(view)
-    grids = [one.codes for one in given]
-    if kind.selects and any(grid_of(grid) != grid_of(codes) for grid in grids):
-        raise NotUnderstoodError("its inputs have other scales or zero points than its output")
-
-    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
-        return ON_CODES[kind].stored(arrays, grids, codes, graph.kernels)
-
-    return rule(view, given, function), codes
-
-
-# -- linear ----------------------------------------------------------------------------------------
-
-
-def fully_connected(view: OperatorView, place: int) -> Read | None:
-    """A matrix product of every row of a tensor of any shape; None where it is float."""
-    source, depth = view.tensor(0), view.tensor(1).shape[-1]
-    if view.codes() is None:
-        return None
-    keeps = bool(view.option("keepNumDims"))
-    rows = dataclasses.replace(source, shape=(math.prod(source.shape) // max(depth, 1), depth))
-    options = copy.copy(view.stored.options)
-    options.keepNumDims = False
-    stored = dataclasses.replace(
-        view.stored, inputs=(rows, *view.stored.inputs[1:]), options=options
-    )
-    made = Linear.read(dataclasses.replace(view, stored=stored))
-    if made is None:
-        raise NotUnderstoodError("no operation of sat-tf has it in this form")
-    product, codes = made[0], made_codes(view)
-
-    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        (stored,) = inputs
         # Kernels take a product of one row otherwise than of several, wherever these come from.
-        found = product.simulate(graph, arrays[0].reshape(1, -1, depth))
-        shape = arrays[0].shape[:-1] if keeps else (-1,)
-        return found.reshape(*shape, found.shape[-1])
+        made = super().simulate(graph, stored.reshape(1, -1, self.kernel.shape[-1]))
+        shape = stored.shape[:-1] if self.keeps_dimensions else (-1,)
+        return made.reshape(*shape, made.shape[-1])
 
-    return rule(view, [operand(view)], function), codes
-
-
-def batch_product(view: OperatorView, place: int) -> Read:
-    """Matrix products of two tensors, or of one and a constant."""
-    first, second, codes = operand(view, 0), operand(view, 1), made_codes(view)
-    turned = view.option("adjX"), view.option("adjY")
-    if second.value is not None and view.tensor(1).scales.size != 1:
-        raise NotUnderstoodError("its constant has several scales")
-
-    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
-        one, other = (
-            np.swapaxes(array, -1, -2) if turn else array
-            for array, turn in zip(
-                (_codes(arrays[0], first.codes), _codes(arrays[1], second.codes)),
-                turned,
-                strict=True,
-            )
-        )
-        sums = (one.astype(np.float64) @ other.astype(np.float64)).astype(np.int64)  # exact
-        scales = (first.codes.scale, np.asarray(second.codes.scale), codes.scale)
-        if graph.kernels in XNNPACK_SETS:
-            work = LinearWork(view.name, depth=one.shape[-1])
-            return stored_codes(graph.kernels.linear(work, sums, scales), codes)
-        multiplier = float(np.float32(scales[0] * second.codes.scale)) / float(codes.scale)
-        made = fixed_point.rounded_twice_away(sums, fixed_point.fixed_point(multiplier))
-        return stored_codes(made, codes)
-
-    return rule(view, [first, second], function), codes
-
-
-# -- means, pools ----------------------------------------------------------------------------------
-
-
-def mean(view: OperatorView, place: int) -> Read:
-    """The mean over any axes."""
-    given, codes = operand(view), made_codes(view)
-    axes, keeps = numbers(view, 1), bool(view.option("keepDims"))
-
-    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
-        (values,) = arrays
-        places = tuple(sorted(axis % values.ndim for axis in axes))
-        count = math.prod(values.shape[axis] for axis in places)
-        sums = np.sum(values, axis=places, dtype=np.int64, keepdims=keeps)
-        scales, zeros = (given.codes.scale, codes.scale), (given.codes.zero_point, codes.zero_point)
-        # Builtin kernels have one of their own for images alone.
-        of_images = keeps and values.ndim == 4 and places == (1, 2)
-        made = graph.kernels.mean(np.asarray(sums), count, scales, zeros, of_images)
-        return np.clip(made, -128, 127).astype(np.int32)
-
-    return rule(view, [given], function), codes
-
-
-def pool(kind: type[MaxPool] | type[AveragePool]) -> Reader:
-    """The reader of a pool that may fuse an activation."""
-
-    def read(view: OperatorView, place: int) -> Read:
-        given, codes = operand(view), made_codes(view)
-        options = copy.copy(view.stored.options)
-        options.fusedActivationFunction = 0
-        stored = dataclasses.replace(view.stored, options=options)
-        made = kind.read(dataclasses.replace(view, stored=stored))
-        if made is None:
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        source, depth = operator.tensor(0), operator.tensor(1).shape[-1]
+        rows = math.prod(source.shape) // max(depth, 1), depth
+        inputs = (dataclasses.replace(source, shape=rows), *operator.stored.inputs[1:])
+        options = copy.copy(operator.stored.options)
+        options.keepNumDims = False
+        stored = dataclasses.replace(operator.stored, inputs=inputs, options=options)
+        made = super().read(dataclasses.replace(operator, stored=stored))
+        if made is None or not isinstance(made[0], cls):
             raise NotUnderstoodError("no operation of sat-tf has it in this form")
-
-        def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
-            return np.clip(made[0].simulate(graph, *arrays), codes.lowest, codes.highest)
-
-        return rule(view, [given], function), codes
-
-    return read
+        keeps = bool(operator.option("keepNumDims"))
+        return dataclasses.replace(made[0], keeps_dimensions=keeps), made[1]
 
 
-# -- functions of one value ------------------------------------------------------------------------
+def rectifier(low: float, high: float | None) -> Rule:
+    """The rule of a rectifier that is an operator of its own: another grid, and two ends."""
 
-_STORED = np.arange(-128, 128)
+    def rule(call: Call) -> np.ndarray:
+        (source,), output = call.grids, call.output
+        if call.kernels is MICRO and high is not None:
+            # It clips the codes of the input, and does not bring them to another grid.
+            return np.clip(call.stored[0], source.code_of(low), source.code_of(high))
+        ratio = fixed_point.fixed_point(float(np.float32(source.scale / output.scale)))
+        end = 127 if high is None else output.code_of(high)
+        ends = dataclasses.replace(output, lowest=output.code_of(low), highest=end)
+        return stored_codes(fixed_point.rounded_twice_away(call.codes(), ratio), ends)
+
+    return rule
+
+
+def batch_product(call: Call) -> np.ndarray:
+    """Matrix products of two tensors, or of one and a constant."""
+    turned = call.options["adjX"], call.options["adjY"]
+    one, other = (
+        np.swapaxes(call.codes(index), -1, -2) if turn else call.codes(index)
+        for index, turn in enumerate(turned)
+    )
+    sums = (one.astype(np.float64) @ other.astype(np.float64)).astype(np.int64)  # exact
+    first, second, output = (grid.scale for grid in (*call.grids, call.output))
+    if call.kernels in XNNPACK_SETS:
+        work = LinearWork("BATCH_MATMUL", depth=one.shape[-1])
+        scales = first, np.asarray(second), output
+        return stored_codes(call.kernels.linear(work, sums, scales), call.output)
+    multiplier = float(np.float32(first * second)) / float(output)
+    made = fixed_point.rounded_twice_away(sums, fixed_point.fixed_point(multiplier))
+    return stored_codes(made, call.output)
+
+
 _FARTHEST = np.float32(2.0**20)  # codes: beyond these a function saturates
 
 
-def tabulated(curve: functions.Curve) -> Reader:
-    """The reader of a function that builtin kernels look up in a table of 256."""
+def tabulated(curve: functions.Curve) -> Rule:
+    """The rule of a function that builtin kernels look up in a table of 256."""
 
-    def read(view: OperatorView, place: int) -> Read:
-        given, codes = operand(view), made_codes(view)
-        end = _FARTHEST * codes.scale
-        rounding = functions.by_table(
+    def rule(call: Call) -> np.ndarray:
+        (source,), output = call.grids, call.output
+        end = _FARTHEST * output.scale
+        of_codes = functions.by_table(
             lambda x: np.clip(curve(x), -end, end), functions.rounded_half_away
         )
         with np.errstate(all="ignore"):
-            made = rounding(
-                _codes(_STORED, given.codes), given.codes.scale, codes.scale, codes.zero_point, {}
-            )
-        table = stored_codes(made, codes)
-        return rule(view, [given], lambda graph, arrays: table[arrays[0] + 128]), codes
+            grids = functions.Grids(source.scale, output.scale, output.zero_point)
+            made = of_codes(call.codes(), grids)
+        return stored_codes(made, output)
 
-    return read
+    return rule
 
 
 _ROOT_BITS = 20  # behind the point of an inverse root
@@ -237,79 +179,57 @@ def _inverse_roots(numbers: np.ndarray) -> fixed_point.Multipliers:
     )
 
 
-def inverse_root(view: OperatorView, place: int) -> Read:
-    """1 / √x in integers; that of 0 saturates."""
-    given, codes = operand(view), made_codes(view)
-    scale = 1.0 / float(np.sqrt(np.float32(given.codes.scale)) * codes.scale)
-    ratio = fixed_point.fixed_point(scale)
-
-    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
-        found = _codes(arrays[0], given.codes)
-        roots = _scaled(np.ones_like(found), _inverse_roots(np.maximum(found, 1)), _ROOT_BITS)
-        made = stored_codes(_scaled(roots, ratio, -_ROOT_BITS), codes)
-        return np.where(found == 0, 127, made)
-
-    return rule(view, [given], function), codes
-
-
-def normalization(view: OperatorView, place: int) -> Read:
-    """Values divided by the root of the sum of their squares over the last axis, in integers."""
-    given, codes = operand(view), made_codes(view)
-    if grid_of(codes) != _OF_NORMALS:
-        raise NotUnderstoodError("its scale and zero point are not 1/128 and 0")
-
-    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
-        found = _codes(arrays[0], given.codes)
-        squares = np.maximum(np.sum(found**2, axis=-1, keepdims=True), 1)
-        return stored_codes(_scaled(found, _inverse_roots(squares), _NORMAL_BITS), codes)
-
-    return rule(view, [given], function), codes
-
-
 def _scaled(values: np.ndarray, by: fixed_point.Multipliers, bits: int) -> np.ndarray:
     """Products with multipliers that are 2^bits times as large, rounded twice."""
     larger = by._replace(exponents=by.exponents + bits)
     return fixed_point.rounded_twice_away(values, larger)
 
 
+def inverse_root(call: Call) -> np.ndarray:
+    """1 / √x in integers; that of 0 saturates."""
+    scale = 1.0 / float(np.sqrt(np.float32(call.grids[0].scale)) * call.output.scale)
+    codes, ratio = call.codes(), fixed_point.fixed_point(scale)
+    roots = _scaled(np.ones_like(codes), _inverse_roots(np.maximum(codes, 1)), _ROOT_BITS)
+    made = stored_codes(_scaled(roots, ratio, -_ROOT_BITS), call.output)
+    return np.where(codes == 0, 127, made)
+
+
+def normalization(call: Call) -> np.ndarray:
+    """Values divided by the root of the sum of their squares over the last axis, in integers."""
+    if grid_of(call.output) != _OF_NORMALS:
+        raise ValueError("its scale and zero point are not 1/128 and 0")
+    codes = call.codes()
+    squares = np.maximum(np.sum(codes**2, axis=-1, keepdims=True), 1)
+    return stored_codes(_scaled(codes, _inverse_roots(squares), _NORMAL_BITS), call.output)
+
+
 _SQUARE_BITS = 7  # with which a difference is taken before it is squared
 
 
-def squared_difference(view: OperatorView, place: int) -> Read:
+def squared_difference(call: Call) -> np.ndarray:
     """The square of the difference of two tensors, in integers."""
-    given, codes = operands(view), made_codes(view)
-
-    def function(graph: Tensors, arrays: Arrays) -> np.ndarray:
-        scales = [one.codes.scale for one in given]
-        first, second = (
-            fixed_point.rounded_twice_away(_codes(array, one.codes) << _SQUARE_BITS, multiplier)
-            for array, one, multiplier in zip(
-                arrays, given, fixed_point.summand_multipliers(scales), strict=True
-            )
-        )
-        widest = 2.0 * float(max(scales))
-        multiplier = widest**2 / float(np.float32(1 << 2 * _SQUARE_BITS) * codes.scale)
-        squares = (first - second) ** 2
-        made = fixed_point.rounded_twice_away(squares, fixed_point.fixed_point(multiplier))
-        return stored_codes(made, codes)
-
-    return rule(view, given, function), codes
+    scales = [grid.scale for grid in call.grids]
+    first, second = (
+        fixed_point.rounded_twice_away(call.codes(index) << _SQUARE_BITS, multiplier)
+        for index, multiplier in enumerate(fixed_point.summand_multipliers(scales))
+    )
+    widest = 2.0 * float(max(scales))
+    multiplier = widest**2 / float(np.float32(1 << 2 * _SQUARE_BITS) * call.output.scale)
+    squares = (first - second) ** 2
+    made = fixed_point.rounded_twice_away(squares, fixed_point.fixed_point(multiplier))
+    return stored_codes(made, call.output)
 
 
-READERS: Mapping[str, Reader] = {
-    "RELU": rectifier(0.0, None),
-    "RELU6": rectifier(0.0, 6.0),
-    "RELU_N1_TO_1": rectifier(-1.0, 1.0),
-    "RELU_0_TO_1": rectifier(0.0, 1.0),
-    **dict.fromkeys((kind.value for kind in Pointwise), with_constant),
-    "FULLY_CONNECTED": fully_connected,
-    "BATCH_MATMUL": batch_product,
-    "MEAN": mean,
-    "MAX_POOL_2D": pool(MaxPool),
-    "AVERAGE_POOL_2D": pool(AveragePool),
-    "EXP": tabulated(np.exp),
-    "LOG": tabulated(np.log),
-    "RSQRT": inverse_root,
-    "L2_NORMALIZATION": normalization,
-    "SQUARED_DIFFERENCE": squared_difference,
+# Each with the names of its options that count.
+RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {
+    "RELU": (rectifier(0.0, None), ()),
+    "RELU6": (rectifier(0.0, 6.0), ()),
+    "RELU_N1_TO_1": (rectifier(-1.0, 1.0), ()),
+    "RELU_0_TO_1": (rectifier(0.0, 1.0), ()),
+    "BATCH_MATMUL": (batch_product, ("adjX", "adjY")),
+    "EXP": (tabulated(np.exp), ()),
+    "LOG": (tabulated(np.log), ()),
+    "RSQRT": (inverse_root, ()),
+    "L2_NORMALIZATION": (normalization, ()),
+    "SQUARED_DIFFERENCE": (squared_difference, ()),
 }

@@ -270,11 +270,7 @@ class OperatorComparison(RowTable):
             say(console, marked_text(note))
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes all of it as one HTML page; the file appears whole, or not at all.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
+        """Writes all of it as one HTML page; the file appears whole, or not at all."""
         page = render_page(
             "export/foreign/operators.html",
             file=self.file,

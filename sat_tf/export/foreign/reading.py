@@ -4,11 +4,12 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from sat_tf.export.foreign import arithmetic, moves
-from sat_tf.export.foreign.rule import Read
+from sat_tf.export.foreign import arithmetic
 from sat_tf.export.operations.float_layer import NotSimulated
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import check_ends, input_image, read_operation
+from sat_tf.export.operations.movements import MOVES, Moved, Reshape
+from sat_tf.export.operations.operation import Made
 from sat_tf.export.tflite.contents import (
     Contents,
     NotUnderstoodError,
@@ -24,9 +25,11 @@ from sat_tf.messages import printable, shortened
 _MOST_OF_A_REASON = 80
 
 # These read operators in forms that sat-tf does not write; None is left to sat-tf's operations.
-_READERS: Mapping[str, Callable[[OperatorView, int], Read | None]] = {
-    **moves.READERS,
-    **arithmetic.READERS,
+_READERS: Mapping[str, Callable[[OperatorView], Made]] = {
+    **dict.fromkeys(MOVES.keys() - Moved.reads, Moved.read),
+    **dict.fromkeys(("SQUEEZE", "EXPAND_DIMS"), Reshape.read),
+    **dict.fromkeys(arithmetic.RULES, arithmetic.Computed.read),
+    "FULLY_CONNECTED": arithmetic.RowProduct.read,
 }
 
 
@@ -40,15 +43,7 @@ class ForeignFile:
 
 
 def read_foreign(content: bytes, name: str) -> ForeignFile:
-    """Reads the first graph of a file of any tool.
-
-    Args:
-        content: the file.
-        name: what errors call it, and the name of the graph.
-
-    Raises:
-        ValueError: it is not a TFLite file, or has inputs of open sizes.
-    """
+    """Reads the first graph of a file of any tool."""
     try:
         with unpacked(content, name) as model:
             contents = of_any_tool(model)
@@ -105,12 +100,13 @@ def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress
 def _read(operator: StoredOperator, place: int, progress: Progress) -> None:
     output = operator.outputs[place]
     alone = dataclasses.replace(operator, outputs=(output,))
-    view, reader = OperatorView(alone, progress), _READERS.get(operator.name)
-    if len(operator.outputs) != 1 and operator.name not in moves.WITH_SEVERAL:
+    view, reader = OperatorView(alone, progress, place), _READERS.get(operator.name)
+    move = MOVES.get(operator.name)
+    if len(operator.outputs) != 1 and not (move and move.makes_several):
         raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
     if output.name in progress.known or output.data is not None:
         raise NotUnderstoodError("something else has made its tensor")
-    made = None if reader is None or output.type == "FLOAT32" else reader(view, place)
+    made = None if reader is None or output.type == "FLOAT32" else reader(view)
     if made is None:
         read_operation(view)
         return

@@ -172,14 +172,7 @@ def multiplier_in_float64(first: np.float32, second: np.float32, output: np.floa
 def mean(
     sums: np.ndarray, count: int, scales: tuple[np.float32, np.float32], zeros: tuple[int, int]
 ) -> np.ndarray:
-    """Stored integers of a mean: the multiplier is divided by the count in integers.
-
-    Args:
-        sums: of stored integers.
-        count: how many are in a sum.
-        scales: of the input and of the output.
-        zeros: their zero points.
-    """
+    """Stored integers of a mean: the multiplier is divided by the count in integers."""
     mantissa, exponent = fixed_point(float(scales[0]) / float(scales[1]))
     shift = min(count.bit_length() - 1, 32, _MANTISSA_BITS + int(exponent))
     divided = Multipliers((mantissa << shift) // count, exponent - shift)
@@ -219,12 +212,6 @@ def mean_in_blocks(
 
     Sums of stored integers are scaled as they are, with a multiplier in float32; the zero points
     are added as one integer.
-
-    Args:
-        sums: of stored integers, channels on the last axis.
-        count: how many are in a sum.
-        scales: of the input and of the output.
-        zeros: their zero points.
     """
     scale, output_scale = scales
     moved = np.float32(np.float32(zeros[0]) * scale) / output_scale

@@ -4,8 +4,9 @@ A kernel looks a code up in a table that it makes of a function in float32, or m
 integers. All functions here take codes, stored - zero_point, and give codes that are not clipped.
 """
 
+import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +22,17 @@ from sat_tf.export.kernels.softmax import (
     one_minus_over_one_plus,
 )
 
-# The codes, the scales of the input and the output, the zero point of the output, and the settings
-# of the operator.
-FunctionRule = Callable[[np.ndarray, np.float32, np.float32, int, Mapping[str, Any]], np.ndarray]
+
+class Grids(NamedTuple):
+    """The grids of an operator that computes a function, and its options."""
+
+    scale: np.float32  # Of the input.
+    output: np.float32  # The scale of the output.
+    zero_point: int = 0  # Of the output.
+    settings: Mapping[str, Any] = types.MappingProxyType({})
+
+
+FunctionRule = Callable[[np.ndarray, Grids], np.ndarray]
 # float32 values of a function of float32 values.
 Curve = Callable[..., np.ndarray]
 
@@ -34,7 +43,6 @@ Rounding = Callable[[np.ndarray, np.float32, int], np.ndarray]
 
 def rounded_half_away(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
     """One float32 product with the inverse scale, halves away from zero: the builtin kernels."""
-    del zero_point
     return rounded_away(values * (np.float32(1.0) / scale))
 
 
@@ -54,16 +62,12 @@ def rounded_moved_fused(values: np.ndarray, scale: np.float32, zero_point: int) 
 def by_table(curve: Curve, rounding: Rounding) -> FunctionRule:
     """The rule of a kernel that computes each code's result in float32."""
 
-    def rule(
-        codes: np.ndarray,
-        scale: np.float32,
-        output: np.float32,
-        zero_point: int,
-        settings: Mapping[str, Any],
-    ) -> np.ndarray:
-        real = np.asarray(codes.astype(np.float32) * np.float32(scale), np.float32)
-        made = np.asarray(curve(real, **settings), np.float32)
-        return np.asarray(rounding(made, np.float32(output), zero_point)).astype(np.int64)
+    def rule(codes: np.ndarray, grids: Grids) -> np.ndarray:
+        real = np.asarray(codes.astype(np.float32) * np.float32(grids.scale), np.float32)
+        made = np.asarray(curve(real, **grids.settings), np.float32)
+        return np.asarray(rounding(made, np.float32(grids.output), grids.zero_point)).astype(
+            np.int64
+        )
 
     return rule
 
@@ -95,41 +99,27 @@ def logistic(x: np.ndarray) -> np.ndarray:
 _CURVE_BITS = 4  # of the integer part of what a sigmoid or a tanh is taken of
 
 
-def logistic_in_fixed_point(
-    codes: np.ndarray,
-    scale: np.float32,
-    output: np.float32,
-    zero_point: int,
-    settings: Mapping[str, Any],
-) -> np.ndarray:
+def logistic_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
     """A sigmoid as 1 / (1 + e^-|x|), or 1 less that, by gemmlowp's functions: TFLite Micro.
 
     >>> half = np.float32(0.5)
-    >>> logistic_in_fixed_point(np.array([-40, -1, 0, 40]), half, half, -128, {}).tolist()
+    >>> logistic_in_fixed_point(np.array([-40, -1, 0, 40]), Grids(half, half, -128)).tolist()
     [0, 97, 128, 255]
     """
-    del output, zero_point, settings
-    x, is_near = _fixed_point_input(codes, scale)
+    x, is_near = _fixed_point_input(codes, grids.scale)
     positive = inverses_of_one_plus(exponentials(-np.abs(x), _CURVE_BITS))
     made = np.where(x == 0, 1 << 30, np.where(x < 0, ONE - positive, positive))
     return np.where(is_near, _shifted_away(made, 31 - 8), np.where(codes < 0, 0, 255))
 
 
-def tanh_in_fixed_point(
-    codes: np.ndarray,
-    scale: np.float32,
-    output: np.float32,
-    zero_point: int,
-    settings: Mapping[str, Any],
-) -> np.ndarray:
+def tanh_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
     """A tanh as (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x: TFLite Micro.
 
     >>> half = np.float32(0.5)
-    >>> tanh_in_fixed_point(np.array([-40, -1, 0, 1, 40]), half, half, 0, {}).tolist()
+    >>> tanh_in_fixed_point(np.array([-40, -1, 0, 1, 40]), Grids(half, half)).tolist()
     [-128, -59, 0, 59, 127]
     """
-    del output, zero_point, settings
-    x, is_near = _fixed_point_input(codes, scale)
+    x, is_near = _fixed_point_input(codes, grids.scale)
     # The same integer with one bit more in front of its point is twice the number.
     size = one_minus_over_one_plus(exponentials(-np.abs(x), _CURVE_BITS + 1))
     made = _shifted_away(np.sign(x) * size, 31 - 7)
@@ -177,13 +167,7 @@ def _shifted_away(values: np.ndarray, bits: int) -> np.ndarray:
     return np.asarray(np.sign(values) * ((np.abs(values) + ((1 << bits) >> 1)) >> bits))
 
 
-def hard_swish(
-    codes: np.ndarray,
-    scale: np.float32,
-    output: np.float32,
-    zero_point: int,
-    settings: Mapping[str, Any],
-) -> np.ndarray:
+def hard_swish(codes: np.ndarray, grids: Grids) -> np.ndarray:
     """Hard-swish, x · relu6(x + 3) / 6, in 16 bits: all kernels but those with Arm's vectors.
 
     x is multiplied once to the scale of the output, as far as 16 bits hold it, and once to where
@@ -191,41 +175,30 @@ def hard_swish(
     rounded towards zero. All shifts round half away from zero.
 
     >>> eighth = np.float32(0.125)
-    >>> hard_swish(np.array([-24, -12, 0, 8, 24, 40]), eighth, eighth, 0, {}).tolist()
+    >>> hard_swish(np.array([-24, -12, 0, 8, 24, 40]), Grids(eighth, eighth)).tolist()
     [0, -3, 0, 5, 24, 40]
     """
-    del zero_point, settings
-    x, gate, shift = _hard_swish_factors(codes, scale, output, _shifted_away)
+    x, gate, shift = _hard_swish_factors(codes, grids, _shifted_away)
     product = gate * x
     return _shifted_away(np.sign(product) * (np.abs(product) >> _BITS_16), shift)
 
 
-def hard_swish_of_arm(
-    codes: np.ndarray,
-    scale: np.float32,
-    output: np.float32,
-    zero_point: int,
-    settings: Mapping[str, Any],
-) -> np.ndarray:
+def hard_swish_of_arm(codes: np.ndarray, grids: Grids) -> np.ndarray:
     """The same with Arm's vectors: the product is rounded down, and all shifts half up.
 
     What does not fill a vector is computed as everywhere else.
     """
-    del zero_point, settings
-    x, gate, shift = _hard_swish_factors(codes, scale, output, _shifted_up)
+    x, gate, shift = _hard_swish_factors(codes, grids, _shifted_up)
     return _shifted_up((gate * x) >> _BITS_16, shift)
 
 
 def _hard_swish_factors(
-    codes: np.ndarray,
-    scale: np.float32,
-    output: np.float32,
-    shifted: Callable[[np.ndarray, int], np.ndarray],
+    codes: np.ndarray, grids: Grids, shifted: Callable[[np.ndarray, int], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """x, relu6(x + 3) / 6 of 15 bits, and by how many bits their product is shifted."""
     wide = codes.astype(np.int64) << _MORE_BITS
-    fine = np.float32(np.float32(1.0 / (1 << _MORE_BITS)) * np.float32(scale))
-    to_output, shift = _narrow(float(fine / np.float32(output)))
+    fine = np.float32(np.float32(1.0 / (1 << _MORE_BITS)) * np.float32(grids.scale))
+    to_output, shift = _narrow(float(fine / np.float32(grids.output)))
     to_gate, growth = _narrow(float(fine / np.float32(_REACH / (1 << _BITS_16))))
     gate = wide
     if growth > 0:
@@ -268,14 +241,7 @@ def wide_slopes(scale: np.float32, factor: np.float32, output: np.float32) -> tu
 
 
 def sloped(codes: np.ndarray, products: np.ndarray, slopes: tuple[float, float]) -> np.ndarray:
-    """Codes from 0 on by one multiplier; below, products of them by another, rounded twice.
-
-    Args:
-        codes: of the input.
-        products: what is multiplied where codes are below 0, the codes themselves or their
-            products with codes of slopes.
-        slopes: both multipliers.
-    """
+    """Codes from 0 on by one multiplier; below, products of them by another, rounded twice."""
     positive, negative = (
         rounded_twice_away(values.astype(np.int64), fixed_point(slope))
         for values, slope in zip((codes, products), slopes, strict=True)
@@ -287,19 +253,12 @@ def leaky(slopes: Slopes) -> FunctionRule:
     """The rule of a leaky rectifier with two multipliers of 31 bits: all kernels but XNNPACK's.
 
     >>> one = np.float32(1.0)
-    >>> leaky(narrow_slopes)(np.array([-5, -2, 3]), one, one, 0, {"alpha": 0.5}).tolist()
+    >>> leaky(narrow_slopes)(np.array([-5, -2, 3]), Grids(one, one, 0, {"alpha": 0.5})).tolist()
     [-2, -1, 3]
     """
 
-    def rule(
-        codes: np.ndarray,
-        scale: np.float32,
-        output: np.float32,
-        zero_point: int,
-        settings: Mapping[str, Any],
-    ) -> np.ndarray:
-        del zero_point
-        factors = slopes(np.float32(scale), np.float32(settings["alpha"]), np.float32(output))
+    def rule(codes: np.ndarray, grids: Grids) -> np.ndarray:
+        factors = slopes(grids.scale, np.float32(grids.settings["alpha"]), grids.output)
         return sloped(codes, codes, factors)
 
     return rule
@@ -309,44 +268,31 @@ def magnitude(slopes: Slopes) -> FunctionRule:
     """The rule of a magnitude, with a multiplier of 31 bits.
 
     >>> one = np.float32(1.0)
-    >>> magnitude(narrow_slopes)(np.array([-5, 0, 3]), one, one / 2, 0, {}).tolist()
+    >>> magnitude(narrow_slopes)(np.array([-5, 0, 3]), Grids(one, one / 2)).tolist()
     [10, 0, 6]
     """
 
-    def rule(
-        codes: np.ndarray,
-        scale: np.float32,
-        output: np.float32,
-        zero_point: int,
-        settings: Mapping[str, Any],
-    ) -> np.ndarray:
-        del zero_point, settings
-        factor, _ = slopes(np.float32(scale), np.float32(1.0), np.float32(output))
+    def rule(codes: np.ndarray, grids: Grids) -> np.ndarray:
+        factor, _ = slopes(grids.scale, np.float32(1.0), grids.output)
         return rounded_twice_away(np.abs(codes).astype(np.int64), fixed_point(factor))
 
     return rule
 
 
-def leaky_of_xnnpack(
-    codes: np.ndarray,
-    scale: np.float32,
-    output: np.float32,
-    zero_point: int,
-    settings: Mapping[str, Any],
-) -> np.ndarray:
+def leaky_of_xnnpack(codes: np.ndarray, grids: Grids) -> np.ndarray:
     """A leaky rectifier with two multipliers of 8 bits behind the point, rounded half up.
 
     XNNPACK takes multipliers from 1/256 to 128, and leaves others to the builtin kernels.
 
     >>> one = np.float32(1.0)
-    >>> leaky_of_xnnpack(np.array([-5, -2, 3]), one, one, 0, {"alpha": 0.5}).tolist()
+    >>> leaky_of_xnnpack(np.array([-5, -2, 3]), Grids(one, one, 0, {"alpha": 0.5})).tolist()
     [-2, -1, 3]
     """
-    source, made = np.float32(scale), np.float32(output)
-    slope = np.float32(source * np.float32(settings["alpha"]))
+    source, made = np.float32(grids.scale), np.float32(grids.output)
+    slope = np.float32(source * np.float32(grids.settings["alpha"]))
     factors = np.float32(source / made), np.float32(slope / made)
     if not all(_SMALLEST_FACTOR <= factor <= _LARGEST_FACTOR for factor in factors):
-        return leaky(narrow_slopes)(codes, scale, output, zero_point, settings)
+        return leaky(narrow_slopes)(codes, grids)
     positive, negative = (int(np.rint(np.float32(256.0) * factor)) for factor in factors)
     product = codes.astype(np.int64) * np.where(codes >= 0, positive, negative)
     return np.asarray((product + 128) >> 8)

@@ -129,15 +129,6 @@ def _reference(
 
     Vectors hold a product of two tensors in 16 bits behind its rounding. What does not fit them,
     128 times the range of int8 and more, is not simulated: calibrated scales are far from it.
-
-    Args:
-        name: see `KernelSet`.
-        title: see `KernelSet`.
-        dense: the rule of matrix products.
-        multiplier: of products of two tensors, from their scales and that of the output.
-        logistic: see `KernelSet`.
-        tanh: see `KernelSet`.
-        slopes: see `KernelSet`.
     """
     away = fixed_point.rounded_twice_away
     return KernelSet(
@@ -178,16 +169,7 @@ def _builtin(
     probabilities: Callable[[np.ndarray, np.float32], np.ndarray],
     hard_swish: FunctionRule,
 ) -> KernelSet:
-    """The builtin kernels, which take vectors where they can, and else do as the plain sources.
-
-    Args:
-        name: see `KernelSet`.
-        title: see `KernelSet`.
-        matrix: the rule of matrix products, which convolutions are too.
-        small_depthwise: that of the depthwise convolutions with a kernel of their own.
-        probabilities: the rule of softmax.
-        hard_swish: see `KernelSet`.
-    """
+    """The builtin kernels, which take vectors where they can, and else do as the plain sources."""
 
     def linear(work: LinearWork, sums: np.ndarray, scales: LinearScales) -> np.ndarray:
         # A product with a vector, of an image by itself, has a kernel of its own.
@@ -237,18 +219,7 @@ def _xnnpack(
     tabulated: Rounding,
     left: KernelSet,
 ) -> KernelSet:
-    """XNNPACK, with the builtin kernels where it leaves an operation to them.
-
-    Args:
-        name: see `KernelSet`.
-        title: see `KernelSet`.
-        multiply: the rule of products, from products and their multiplier.
-        average: the rule of means; see `xnnpack.mean_rounded_twice`.
-        interpolation: that of bilinear resizing.
-        tabulated: see `KernelSet`; compilers fuse the product with the sum as in means.
-        left: the kernels that compute the operations that it leaves to others: some linear ones,
-            softmax and hard-swish.
-    """
+    """XNNPACK, with the builtin kernels where it leaves an operation to them."""
     return KernelSet(
         name,
         title,

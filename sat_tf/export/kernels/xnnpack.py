@@ -16,15 +16,7 @@ _LOWEST, _HIGHEST = -128, 127  # int8
 
 
 def requantized(sums: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
-    """Sums as codes: one float32 product, round half to even.
-
-    Args:
-        sums: exact integers, channels on the last axis.
-        multipliers: float32, one a channel.
-
-    Returns:
-        Integers in float32, not yet clipped.
-    """
+    """Sums as codes: one float32 product, round half to even."""
     product = sums.astype(np.float32) * multipliers.astype(np.float32)
     return np.asarray(np.rint(product))
 
@@ -83,10 +75,6 @@ def product_in_float32(products: np.ndarray, multiplier: np.float32) -> np.ndarr
 def product_in_fixed_point(products: np.ndarray, multiplier: np.float32) -> np.ndarray:
     """The same on Arm, XNNPACK's "rndnu": `fixed_point.rounded_once`, of 31 bits.
 
-    Args:
-        products: exact integers.
-        multiplier: from 2^-16 up to 2^8, below 2^8.
-
     >>> product_in_fixed_point(np.array([-3, -1, 1, 3]), np.float32(0.5)).tolist()
     [-1, 0, 1, 2]
     >>> product_in_float32(np.array([-3, -1, 1, 3]), np.float32(0.5)).tolist()
@@ -141,17 +129,7 @@ def mean_offset(
 def mean_rounded_twice(
     sums: np.ndarray, multiplier: np.float32, count: int, zero_points: tuple[int, int]
 ) -> np.ndarray:
-    """Stored integers of a mean, as its source code says: a float32 product, then a float32 sum.
-
-    Args:
-        sums: of stored integers.
-        multiplier: see `mean_multiplier`.
-        count: how many integers are in a sum.
-        zero_points: of the input and of the output.
-
-    Returns:
-        Integers in float32, not yet clipped.
-    """
+    """Stored integers of a mean, as its source code says: a float32 product, then a float32 sum."""
     offset = mean_offset(multiplier, count, *zero_points)
     return np.asarray(np.rint(multiply_add(sums, multiplier, offset)))
 
@@ -174,15 +152,6 @@ def sums_near_halves(
     A rule rounds six float32 values, none of which is larger than 256 · count · multiplier + 128,
     so that none is farther from the exact mean than `error` below. For any other sum, the exact
     mean and all rules are on one side of the same half, or clipped alike.
-
-    Args:
-        multiplier: see `mean_multiplier`.
-        count: how many stored integers are in a sum.
-        zero_points: of the input and of the output.
-        ends: the smallest and the largest stored integer of the output.
-
-    Returns:
-        Different sums, int64.
     """
     smallest, largest = count * _LOWEST, count * _HIGHEST
     before, behind = zero_points

@@ -9,8 +9,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.grid import LARGEST_INT8
+from sat_tf.export.operations import movements
 from sat_tf.export.operations.builder import Affine, GraphBuilder
-from sat_tf.export.operations.table import MOVES
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.pools import MaxPool
 from sat_tf.export.operations.windows import LinearKind, ends_early, placement, transposed_size
 from sat_tf.export.tflite.tensors import WHOLE, Codes, Window
 from sat_tf.graph import layer_kinds
@@ -196,6 +198,11 @@ def moved(
     """Adds what a layer of data movement does; returns its tensor's name."""
     for move in layer_kinds.moves_of(layer, builder.tensors[source].shape, shape):
         name = builder.between(f"{layer.name}_{move.suffix}") if move.suffix else layer.name
-        operation = MOVES[move.operator].of_move(source, name, *move.arguments)
+        if move.operator == MaxPool.operator.name:
+            size, strides, padding = move.arguments
+            operation: Operation = MaxPool((source,), name, size, Window(strides, padding))
+        else:
+            read = builder.shape(source)
+            operation = movements.moved(move.operator, source, name, read, *move.arguments)
         source = builder.move(operation, shape if move.shape is None else move.shape)
     return source

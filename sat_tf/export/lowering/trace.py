@@ -18,7 +18,6 @@ from sat_tf.export.lowering.layers import (
 )
 from sat_tf.export.lowering.portable_scales import untie_means
 from sat_tf.export.lowering.quantized_network import in_float32
-from sat_tf.export.operations.add import AddConstant, MeanOfTensors
 from sat_tf.export.operations.builder import (
     Affine,
     Draft,
@@ -34,7 +33,7 @@ from sat_tf.export.operations.lookup import ComputedFunction
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.native import NativeDraft
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pairs import AddConstant, MeanOfTensors, Pair
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.pools import AveragePool, ResizeBilinear
 from sat_tf.export.operations.quantize import ShiftImage
@@ -305,7 +304,7 @@ class _Tracer:
         combination = layer_kinds.combination_of(layer)
         if combination is Combination.WITH_MAP:
             codes, scale = layer.codes()
-            return AddConstant(sources, "", codes, np.asarray(scale))
+            return AddConstant(sources, codes, np.float32(scale))
         if len(sources) > 2 and all(self.builder.tensors[name].codes for name in sources):
             self.warnings.append(
                 f"{layer.name}: of {len(sources)} tensors, the file combines two at a time and "

@@ -40,11 +40,7 @@ class Affine:
 
 
 class Draft(abc.ABC):
-    """A layer that is lowered but for the grid of its result.
-
-    Attributes:
-        keeps_stream: a float stream behind it stays one, unless a quantizer of its own follows.
-    """
+    """A layer that is lowered but for the grid of its result."""
 
     inputs: tuple[str, ...]  # Names of the tensors that it reads.
     tensor: str = ""  # The name of its tensor, where it is one already; else "".
@@ -65,14 +61,7 @@ class Draft(abc.ABC):
         return False
 
     def as_codes(self, builder: "GraphBuilder", codes: Codes, name: str, shape: Shape) -> str:
-        """Adds what makes a tensor of codes of tensors of codes; returns its name.
-
-        Args:
-            builder: where it is added.
-            codes: those of the tensor.
-            name: of the tensor.
-            shape: of the tensor, without the batch dimension.
-        """
+        """Adds what makes a tensor of codes of tensors of codes; returns its name."""
         raise TypeError(f"{name}: codes of a layer that makes float values.")
 
     @abc.abstractmethod
@@ -80,11 +69,7 @@ class Draft(abc.ABC):
         """Adds what makes a float tensor; returns its name. The arguments are as in `as_codes`."""
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        """The smallest and the largest value that it can have.
-
-        Args:
-            codes_of: gives the codes of the tensors that it reads.
-        """
+        """The smallest and the largest value that it can have."""
         return codes_of(self.inputs[0]).real_range
 
     def folded(self, behind: Affine) -> "Draft | None":
@@ -92,12 +77,7 @@ class Draft(abc.ABC):
         return None
 
     def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Draft | None":
-        """The layer multiplied by numbers and added to others; None where it takes none in.
-
-        Args:
-            slope: what it is multiplied by: not 0; one number, or one a channel.
-            offset: what is added: one number, or one a channel.
-        """
+        """The layer multiplied by numbers and added to others; None where it takes none in."""
         return None
 
     def seen_within(self, low: float, high: float) -> "Draft":
@@ -106,11 +86,7 @@ class Draft(abc.ABC):
 
 
 class GraphBuilder:
-    """Collects the tensors and operations of a graph.
-
-    Args:
-        layer_names: names that only the layers themselves may give to their tensors.
-    """
+    """Collects the tensors and operations of a graph."""
 
     def __init__(self, layer_names: Collection[str] = ()) -> None:
         self.tensors: dict[str, Tensor] = {}

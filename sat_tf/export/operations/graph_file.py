@@ -27,16 +27,7 @@ _EMPTY = Graph("", {}, (), (), "")
 
 
 def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
-    """The file of a deployed graph, with nothing between its integers and the file's.
-
-    Args:
-        graph: a graph from `deployed_graph`.
-        metadata: what the file says of itself, by the names of its entries.
-        resizable: say that the batch size, 1, is free.
-
-    Returns:
-        A TFLite flatbuffer whose inputs and outputs are the graph's.
-    """
+    """The file of a deployed graph, with nothing between its integers and the file's."""
     writer = Writer(graph.images, graph.tensors, resizable=resizable)
     for operation in graph.operations:
         writer.begin(operation.output)
@@ -49,14 +40,6 @@ def read_graph(content: bytes, name: str) -> Graph:
 
     What a file does not hold is unknown: units of real values (all 1), the usual sums of layers,
     and warnings. `simulate` gives the same tensors as for the graph that was written.
-
-    Args:
-        content: the file.
-        name: what errors call it, and the name of the graph.
-
-    Raises:
-        ValueError: it is not a TFLite file, or has an operator that sat-tf does not write; names
-            the first of them.
     """
     try:
         with unpacked(content, name) as model:
@@ -164,11 +147,7 @@ def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
 
 
 def read_operation(view: OperatorView) -> Operation | None:
-    """Adds the operation that an operator stands for; None where others of its operators follow.
-
-    Raises:
-        NotUnderstoodError: sat-tf does not write it, with the reason.
-    """
+    """Adds the operation that an operator stands for; None where others of its operators follow."""
     operator, progress = view.stored, view.progress
     if not readers_of(operator.name):
         raise NotUnderstoodError("not an operator of sat-tf")
@@ -196,16 +175,25 @@ def _add(made: tuple[Operation, Codes | None], view: OperatorView) -> None:
 
 
 def _check_shape(operation: Operation, progress: Progress) -> None:
-    """Compares its shape with that of its result for an empty batch, which costs nothing."""
+    """Compares its shape with that of its result for an empty batch, which costs nothing.
+
+    What moves values is given two images, of zeros and of ones, and may not move them to another.
+    """
     shapes = {image.name: image.shape[1:] for image in progress.images}
     shapes |= {name: tensor.shape for name, tensor in progress.tensors.items()}
     graph = dataclasses.replace(_EMPTY, tensors=progress.tensors)
-    inputs = [np.zeros((0, *shapes[name]), np.int32) for name in operation.inputs]
+    count = 2 if operation.moves else 0
+    images = [np.zeros((count, *shapes[name]), np.int32) for name in operation.inputs]
+    for array in images:
+        array[1:] = 1
     try:
-        found = operation.simulate(graph, *inputs).shape[1:]
+        made = operation.simulate(graph, *images)
+        second = operation.simulate(graph, *(array[1:] for array in images))
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:
         raise NotUnderstoodError(f"its tensors do not fit each other: {error}") from error
-    if found != shapes[operation.output]:
+    if made.shape[1:] != shapes[operation.output]:
         raise NotUnderstoodError(
-            f"its tensor has the shape {shapes[operation.output]}, expected {found}"
+            f"its tensor has the shape {shapes[operation.output]}, expected {made.shape[1:]}"
         )
+    if not np.array_equal(made[1:], second):
+        raise NotUnderstoodError("it moves values from one image to another")

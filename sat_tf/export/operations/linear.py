@@ -161,16 +161,7 @@ class Linear(Operation, Draft):
         bias: np.ndarray,
         window: Window = WHOLE,
     ) -> "Linear":
-        """A draft of whose values nothing is known.
-
-        Args:
-            source: the tensor that it reads.
-            kind: which operation.
-            codes: integers, with all output channels on the last axis.
-            scales: positive, one a channel.
-            bias: real values, one a channel.
-            window: strides, padding and dilation.
-        """
+        """A draft of whose values nothing is known."""
         kernel = codes if kind is LinearKind.DEPTHWISE else np.moveaxis(codes, -1, 0)
         unknown = np.zeros(scales.size), np.full(scales.size, np.inf)
         return cls((source,), "", kind, kernel, scales, bias, *unknown, window)

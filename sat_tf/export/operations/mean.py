@@ -1,6 +1,7 @@
-"""The mean over rows and columns."""
+"""The mean over axes."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -24,9 +25,10 @@ from sat_tf.export.tflite.writer import Operator, Writer
 
 @dataclasses.dataclass(frozen=True)
 class Mean(OperationDraft):
-    """Mean over rows and columns."""
+    """The mean over rows and columns; in files of other tools, over any axes."""
 
-    keep_dims: bool = False  # Rows and columns stay, with size 1.
+    keep_dims: bool = False  # The axes stay, with size 1.
+    axes: tuple[int, ...] = (1, 2)  # Counted with the batch.
 
     operator = Operator("MEAN", 2, "ReducerOptions")
     num_constants = 1  # the axes
@@ -66,10 +68,28 @@ class Mean(OperationDraft):
         """An exact sum, rounded as the kernels do it."""
         (source,) = inputs
         if self.is_float(graph):
-            real = np.mean(source, axis=(1, 2), dtype=np.float32, keepdims=self.keep_dims)
+            real = np.mean(source, axis=self.axes, dtype=np.float32, keepdims=self.keep_dims)
             return np.asarray(real)
-        codes, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        return rounded_mean(source, codes, output, keep_dims=self.keep_dims, kernels=graph.kernels)
+        axes = tuple(sorted(axis % source.ndim for axis in self.axes))
+        count = math.prod(source.shape[axis] for axis in axes)
+        sums = np.sum(source, axis=axes, dtype=np.int64, keepdims=self.keep_dims)
+        # Builtin kernels have one of their own for images alone.
+        of_images = self.keep_dims and source.ndim == 4 and axes == (1, 2)
+        return self._of_sums(graph, np.asarray(sums), count, graph.kernels, of_images)
+
+    def _of_sums(
+        self,
+        graph: Tensors,
+        sums: np.ndarray,
+        count: int,
+        kernels: KernelSet,
+        of_images: bool = False,
+    ) -> np.ndarray:
+        """Means of the sums of `count` stored integers."""
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        scales, zeros = (source.scale, output.scale), (source.zero_point, output.zero_point)
+        rounded = kernels.mean(sums, count, scales, zeros, of_images)
+        return np.clip(rounded, output.lowest, output.highest).astype(np.int32)
 
     def portability(self, graph: Tensors) -> Portability:
         """Every sum of its codes is known."""
@@ -83,47 +103,23 @@ class Mean(OperationDraft):
         near = sums_near_halves(multiplier, count, zero_points, ends)
         return enumerated(
             near[(near >= count * source.lowest) & (near <= count * source.highest)],
-            lambda kernels, sums: of_sums(sums, count, source, output, kernels),
+            lambda kernels, sums: self._of_sums(graph, sums, count, kernels),
             "sums",
             total=count * (source.highest - source.lowest) + 1,
         )
 
     def write(self, writer: Writer) -> None:
-        axes = writer.constant(f"{self.output}/axes", np.array([1, 2], np.int32))
+        axes = writer.constant(f"{self.output}/axes", np.array(self.axes, np.int32))
         writer.operator(self.operator, [*self.inputs, axes], self.output, keepDims=self.keep_dims)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        axes = operator.constant(1, "INT32")
-        if not np.array_equal(axes, [1, 2]):
+        axes = operator.constant(1, "INT32", "INT64").reshape(-1).tolist()
+        if not operator.progress.is_foreign and axes != [1, 2]:
             raise NotUnderstoodError(f"its axes are {axes}, expected rows and columns")
         codes, source = operator.codes(), operator.source_codes()
         if codes and source and source.lowest >= source.zero_point:
             # The mean of what is never negative has no code below 0.
             codes = dataclasses.replace(codes, lowest=codes.zero_point)
         keep = bool(operator.option("keepDims"))
-        return cls((operator.source(),), operator.output.name, keep_dims=keep), codes
-
-
-def rounded_mean(
-    stored: np.ndarray, source: Codes, output: Codes, *, keep_dims: bool, kernels: KernelSet
-) -> np.ndarray:
-    """The mean over rows and columns of stored integers."""
-    count = stored.shape[1] * stored.shape[2]
-    sums = np.sum(stored, axis=(1, 2), dtype=np.int64, keepdims=keep_dims)
-    return of_sums(np.asarray(sums), count, source, output, kernels, keep_dims=keep_dims)
-
-
-def of_sums(
-    sums: np.ndarray,
-    count: int,
-    source: Codes,
-    output: Codes,
-    kernels: KernelSet,
-    *,
-    keep_dims: bool = False,
-) -> np.ndarray:
-    """The same of the sums of `count` stored integers."""
-    scales, zeros = (source.scale, output.scale), (source.zero_point, output.zero_point)
-    rounded = kernels.mean(sums, count, scales, zeros, keep_dims)
-    return np.clip(rounded, output.lowest, output.highest).astype(np.int32)
+        return cls((operator.source(),), operator.output.name, keep, tuple(axes)), codes

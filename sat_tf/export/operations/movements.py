@@ -1,322 +1,368 @@
-"""Operations that select or move codes, reshape them, or put zeros around them."""
+"""Operators that select or move codes, reshape them, or put zeros around them: a row each."""
 
-import abc
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.export.operations.operation import (
-    SELECTED,
-    FileParts,
-    Made,
-    Operation,
-)
-from sat_tf.export.tflite.contents import NotUnderstoodError
+from sat_tf.export.operations.operation import SELECTED, FileParts, Made, Operation
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
 
+# Values of int32 constants, and builtin options by their names.
+Settings = tuple[Sequence[Any], dict[str, Any]]
 _RESHAPE = Operator("RESHAPE", 1, "ReshapeOptions")
 
 
+class Written(NamedTuple):
+    """The form of a move that layers become."""
+
+    title: str  # In the listing of a graph.
+    version: int  # Of the operator.
+    schema: str  # The schema's name of its builtin options.
+    # Its constants and options, for the shape that it reads, without the batch dimension, and the
+    # arguments of the layer's move.
+    settings: Callable[..., Settings]
+    constants: tuple[str, ...] = ()  # The names of the constants.
+
+
+class Move(NamedTuple):
+    """An operator that moves or selects codes, in every form that TFLite has."""
+
+    # Its result for all that it reads, in order, and for options by their names; where it makes
+    # several tensors, a list of them. Raises ValueError where its kernels do not take these.
+    function: Callable[..., Any]
+    options: tuple[str, ...] = ()  # The names of its options that count.
+    makes_several: bool = False
+    pads: bool = False  # The function is also given `zero`, the stored integer of 0.
+    written: Written | None = None  # None where only other tools write it.
+
+
 @dataclasses.dataclass(frozen=True)
-class Movement(Operation, abc.ABC):
-    """An operation of one tensor, whose codes its output shares, with one operator."""
+class Moved(Operation):
+    """The values of tensors, as an operator of `MOVES` puts them elsewhere."""
+
+    name: str  # Of the operator.
+    reads_in_order: tuple[np.ndarray | None, ...]  # The constants, and None for each input.
+    options: Mapping[str, Any]
+    place: int = 0  # Which of the tensors that the operator makes this is.
 
     same_in_float_because = SELECTED
     moves = True
 
-    @abc.abstractmethod
-    def on_array(self, values: np.ndarray) -> np.ndarray:
-        """Its result for values with the batch dimension first."""
-
-    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """The constants that the operator reads, in order, by names.
-
-        Args:
-            shape: of its tensor, without the batch dimension.
-        """
-        return {}
-
     @property
-    def options(self) -> dict[str, Any]:
-        """Builtin options of the operator."""
-        return {}
+    def operators(self) -> tuple[str, ...]:
+        return (self.name,)
 
-    @classmethod
-    @abc.abstractmethod
-    def of_operator(cls, operator: OperatorView) -> Self:
-        """The movement that an operator stands for.
-
-        Raises:
-            NotUnderstoodError: sat-tf does not write it, with the reason.
-        """
+    def title(self, graph: Tensors) -> str:
+        written = MOVES[self.name].written
+        return written.title if written else self.name
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        return self.on_array(*inputs)
+        move, options = MOVES[self.name], {**self.options}
+        if move.pads:
+            codes = graph.tensors[self.output].codes
+            options["zero"] = codes.zero_point if codes else 0.0
+        made = move.function(*self.arrays(inputs), **options)
+        return np.asarray(made[self.place] if move.makes_several else made)
+
+    def arrays(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """All that the operator reads, in order."""
+        sources = iter(inputs)
+        return [next(sources) if array is None else array for array in self.reads_in_order]
 
     def write(self, writer: Writer) -> None:
-        """The constants and the operator."""
-        shape = writer.tensors[self.inputs[0]].shape
+        written = MOVES[self.name].written
+        if written is None:
+            raise TypeError(f"{self.output}: no layer becomes {self.name}.")
+        (source,), (_, *arrays) = self.inputs, self.reads_in_order
         constants = [
-            writer.constant(f"{self.output}/{name}", np.ascontiguousarray(values))
-            for name, values in self.file_constants(shape).items()
+            writer.constant(f"{self.output}/{name}", np.ascontiguousarray(array))
+            for name, array in zip(written.constants, arrays, strict=True)
         ]
-        writer.operator(self.operator, [*self.inputs, *constants], self.output, **self.options)
-
-    @classmethod
-    def read(cls, operator: OperatorView) -> Made:
-        return cls.of_operator(operator), operator.moved_codes()
-
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        """The constants."""
-        constants = self.file_constants(graph.tensors[self.inputs[0]].shape).values()
-        return FileParts(constants=len(constants), data_bytes=sum(one.nbytes for one in constants))
-
-
-@dataclasses.dataclass(frozen=True)
-class StridedSlice(Movement):
-    """A part of each image."""
-
-    # For each axis but the batch, start, stop and step, as Python means them.
-    slices: tuple[tuple[int | None, int | None, int | None], ...]
-
-    listed_as = "Slice"
-    operator = Operator("STRIDED_SLICE", 2, "StridedSliceOptions")
-
-    def on_array(self, values: np.ndarray) -> np.ndarray:
-        return np.asarray(values[self.index])
-
-    @property
-    def index(self) -> tuple[slice, ...]:
-        """The same as NumPy takes it, with the batch."""
-        return (slice(None), *(slice(*bounds) for bounds in self.slices))
-
-    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        bounds = [
-            slice(*wanted).indices(size) for wanted, size in zip(self.slices, shape, strict=True)
-        ]
-        rows = np.array([(0, 0, 1), *bounds], np.int32)
-        return {name: rows[:, i] for i, name in enumerate(("begin", "end", "strides"))}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The whole batch, whatever its size."""
-        return {"beginMask": 1, "endMask": 1}
-
-    @classmethod
-    def of_operator(cls, operator: OperatorView) -> Self:
-        begin, end, strides = (operator.constant(index, "INT32") for index in (1, 2, 3))
-        whole = (operator.option("beginMask"), operator.option("endMask"), strides[0]) == (1, 1, 1)
-        masks = ("ellipsisMask", "newAxisMask", "shrinkAxisMask")
-        if not whole or any(map(operator.option, masks)) or operator.option("offset"):
-            raise NotUnderstoodError("it slices the batch, or adds or drops axes")
-        slices = tuple(zip(begin[1:].tolist(), end[1:].tolist(), strides[1:].tolist(), strict=True))
-        return cls((operator.source(),), operator.output.name, slices)
-
-
-@dataclasses.dataclass(frozen=True)
-class Transpose(Movement):
-    """Axes in another order."""
-
-    # Which axis comes first, second and so on; the batch, 0, stays and is not named.
-    order: tuple[int, ...]
-
-    operator = Operator("TRANSPOSE", 2, "TransposeOptions")
-
-    def on_array(self, values: np.ndarray) -> np.ndarray:
-        return np.transpose(values, (0, *self.order))
-
-    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        return {"order": np.array((0, *self.order), np.int32)}
-
-    @classmethod
-    def of_operator(cls, operator: OperatorView) -> Self:
-        batch, *order = operator.constant(1, "INT32").tolist()
-        if batch != 0:
-            raise NotUnderstoodError("it moves the batch")
-        return cls((operator.source(),), operator.output.name, tuple(order))
-
-
-@dataclasses.dataclass(frozen=True)
-class Resize(Movement):
-    """For each pixel of a larger or smaller image, the nearest one of the image.
-
-    Pixel i of n lies over the pixel floor((i + 1/2) · m / n) of m, computed in float32.
-    """
-
-    size: tuple[int, int]  # Rows and columns of the result.
-
-    operator = Operator("RESIZE_NEAREST_NEIGHBOR", 3, "ResizeNearestNeighborOptions")
-
-    def on_array(self, values: np.ndarray) -> np.ndarray:
-        rows, columns = self._nearest(values)
-        return values[:, rows][:, :, columns]
-
-    def _nearest(self, values: np.ndarray) -> Iterator[np.ndarray]:
-        for before, after in zip(values.shape[1:3], self.size, strict=True):
-            scale = np.float32(before) / np.float32(after)
-            places = np.floor((np.arange(after, dtype=np.float32) + np.float32(0.5)) * scale)
-            yield np.minimum(places.astype(int), before - 1)
-
-    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        return {"size": np.array(self.size, np.int32)}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Pixels are placed by their centers."""
-        return {"alignCorners": False, "halfPixelCenters": True}
-
-    @classmethod
-    def of_operator(cls, operator: OperatorView) -> Self:
-        operator.expect(alignCorners=False, halfPixelCenters=True, otherwise="it places pixels by")
-        rows, columns = operator.constant(1, "INT32").tolist()
-        return cls((operator.source(),), operator.output.name, (rows, columns))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Blocks(Movement):
-    """A move between the channels and square blocks of pixels."""
-
-    block_size: int  # Rows and columns of a block.
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"blockSize": self.block_size}
-
-    @classmethod
-    def of_operator(cls, operator: OperatorView) -> Self:
-        return cls((operator.source(),), operator.output.name, operator.option("blockSize"))
-
-
-@dataclasses.dataclass(frozen=True)
-class DepthToSpaceOp(_Blocks):
-    """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
-
-    Attributes:
-        block_size: b.
-    """
-
-    listed_as = "DepthToSpace"
-    operator = Operator("DEPTH_TO_SPACE", 1, "DepthToSpaceOptions")
-
-    def on_array(self, values: np.ndarray) -> np.ndarray:
-        size, (images, rows, columns, channels) = self.block_size, values.shape
-        blocks = values.reshape(images, rows, columns, size, size, channels // size**2)
-        moved = blocks.transpose(0, 1, 3, 2, 4, 5)
-        return moved.reshape(images, rows * size, columns * size, channels // size**2)
-
-
-@dataclasses.dataclass(frozen=True)
-class SpaceToDepthOp(_Blocks):
-    """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
-
-    Attributes:
-        block_size: b.
-    """
-
-    listed_as = "SpaceToDepth"
-    operator = Operator("SPACE_TO_DEPTH", 2, "SpaceToDepthOptions")
-
-    def on_array(self, values: np.ndarray) -> np.ndarray:
-        size, (images, rows, columns, channels) = self.block_size, values.shape
-        blocks = values.reshape(images, rows // size, size, columns // size, size, channels)
-        moved = blocks.transpose(0, 1, 3, 2, 4, 5)
-        return moved.reshape(images, rows // size, columns // size, channels * size**2)
-
-
-@dataclasses.dataclass(frozen=True)
-class GatherOp(Movement):
-    """Parts of each image along an axis, by their indices."""
-
-    indices: tuple[int, ...]  # The indices, in any order.
-    axis: int  # The axis, counted without the batch.
-
-    listed_as = "Gather"
-    operator = Operator("GATHER", 2, "GatherOptions")
-
-    def on_array(self, values: np.ndarray) -> np.ndarray:
-        return np.take(values, self.indices, axis=self.axis + 1)
-
-    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        return {"indices": np.array(self.indices, np.int32)}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"axis": self.axis + 1}
+        operator = Operator(self.name, written.version, written.schema)
+        writer.operator(operator, [source, *constants], self.output, **self.options)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
         """Gathering from a constant is a `Lookup`."""
-        return not operator.is_constant(0)
-
-    @classmethod
-    def of_operator(cls, operator: OperatorView) -> Self:
-        indices, axis = operator.constant(1, "INT32"), operator.option("axis")
-        size = operator.tensor(0).shape[axis] if axis > 0 else 0
-        within = indices.ndim == 1 and np.all((indices >= 0) & (indices < size))
-        if not within or operator.option("batchDims"):
-            raise NotUnderstoodError("it does not gather along an axis of each image")
-        return cls((operator.source(),), operator.output.name, tuple(indices.tolist()), axis - 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class ReduceMax(Movement):
-    """The largest code of each pixel."""
-
-    listed_as = "ChannelMax"
-    operator = Operator("REDUCE_MAX", 2, "ReducerOptions")
-
-    def on_array(self, values: np.ndarray) -> np.ndarray:
-        return np.asarray(np.max(values, axis=-1, keepdims=True))
-
-    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        return {"axes": np.array([len(shape)], np.int32)}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"keepDims": True}
-
-    @classmethod
-    def of_operator(cls, operator: OperatorView) -> Self:
-        axes, last = operator.constant(1, "INT32").tolist(), len(operator.output.shape) - 1
-        if axes != [last] or not operator.option("keepDims"):
-            raise NotUnderstoodError(f"its axes are {axes}, expected the channels, [{last}]")
-        return cls((operator.source(),), operator.output.name)
-
-
-@dataclasses.dataclass(frozen=True)
-class Pad(Operation):
-    """Real zeros around values."""
-
-    # For each axis but the batch, how many in front and behind.
-    margins: tuple[tuple[int, int], ...]
-
-    operator = Operator("PAD", 2, "PadOptions")
-    num_constants = 1  # the margins
-    moves = True
-    same_in_float_because = SELECTED
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (source,) = inputs
-        codes = graph.tensors[self.output].codes
-        zero = codes.zero_point if codes else 0.0
-        return np.pad(source, ((0, 0), *self.margins), constant_values=zero)
-
-    def write(self, writer: Writer) -> None:
-        margins = np.array([(0, 0), *self.margins], np.int32)
-        constant = writer.constant(f"{self.output}/margins", margins)
-        writer.operator(self.operator, [*self.inputs, constant], self.output)
+        return operator.name != "GATHER" or not operator.is_constant(0)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        margins, dimensions = operator.constant(1, "INT32"), len(operator.output.shape)
-        if margins.shape != (dimensions, 2) or np.any(margins[0]) or margins.min() < 0:
-            raise NotUnderstoodError("its margins are not those of images")
-        inner = tuple((before, behind) for before, behind in margins[1:].tolist())
-        return cls((operator.source(),), operator.output.name, inner), operator.moved_codes()
+        codes, (inputs, arrays) = operator.selected_codes(), cls.read_in_order(operator)
+        options = {name: operator.option(name) for name in MOVES[operator.name].options}
+        read = inputs, operator.output.name, operator.name, arrays, options
+        return cls(*read, operator.place), codes
+
+    @staticmethod
+    def read_in_order(
+        operator: OperatorView,
+    ) -> tuple[tuple[str, ...], tuple[np.ndarray | None, ...]]:
+        """The names of the inputs, and the constants with None for each input."""
+        inputs, arrays = [], []
+        for index in range(len(operator.stored.inputs)):
+            array = operator.tensor(index).values
+            if array is None:
+                inputs.append(operator.source(index))
+            elif array.dtype == np.int8:
+                array = array.astype(np.int32)
+            arrays.append(array)
+        return tuple(inputs), tuple(arrays)
+
+    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
+        constants = [array for array in self.reads_in_order if array is not None]
+        counted = [] if MOVES[self.name].pads else constants
+        return FileParts(constants=len(constants), data_bytes=sum(one.nbytes for one in counted))
+
+
+def moved(
+    name: str, source: str, output: str, shape: tuple[int, ...], *arguments: Any
+) -> Operation:
+    """The operation that a layer's move becomes."""
+    if name == _RESHAPE.name:
+        return Reshape((source,), output)
+    written = MOVES[name].written
+    if written is None:
+        raise TypeError(f"{output}: no layer becomes {name}.")
+    constants, options = written.settings(shape, *arguments)
+    arrays = [np.array(values, np.int32) for values in constants]
+    return Moved((source,), output, name, (None, *arrays), options)
+
+
+def _slice(values: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    ends = [None if size == -1 else start + size for start, size in zip(begin, sizes, strict=True)]
+    return values[tuple(map(slice, begin, ends))]
+
+
+_MASKS = ("beginMask", "endMask", "ellipsisMask", "newAxisMask", "shrinkAxisMask")
+
+
+def _strided_slice(
+    values: np.ndarray,
+    begin: np.ndarray,
+    end: np.ndarray,
+    strides: np.ndarray,
+    offset: bool = False,
+    **masks: int,
+) -> np.ndarray:
+    """TensorFlow's slices: masks say where a bound does not count, and which axes come or go."""
+    index: list[Any] = []
+    for axis, (first, last, step) in enumerate(zip(begin, end, strides, strict=True)):
+        is_set = {name for name, mask in masks.items() if mask >> axis & 1}
+        if offset or {"shrinkAxisMask", "beginMask"} <= is_set:
+            raise ValueError("its masks leave open where it begins or ends")
+        if "ellipsisMask" in is_set:
+            index.append(Ellipsis)
+        elif "newAxisMask" in is_set:
+            index.append(None)
+        elif "shrinkAxisMask" in is_set:
+            index.append(first)
+        else:
+            start = None if "beginMask" in is_set else first
+            index.append(slice(start, None if "endMask" in is_set else last, step))
+    return np.asarray(values[tuple(index)])
+
+
+def _slice_settings(shape: tuple[int, ...], slices: tuple[tuple[int | None, ...], ...]) -> Settings:
+    """The whole batch, whatever its size, and of each other axis start, stop and step."""
+    bounds = [slice(*ends).indices(size) for ends, size in zip(slices, shape, strict=True)]
+    return list(zip((0, 0, 1), *bounds, strict=True)), {"beginMask": 1, "endMask": 1}
+
+
+def _split_in_sizes(values: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> list[np.ndarray]:
+    rest = values.shape[axis.item()] - np.sum(sizes[sizes >= 0])
+    whole = np.where(sizes < 0, rest, sizes)
+    return np.split(values, np.cumsum(whole)[:-1], axis.item())
+
+
+def _gather(values: np.ndarray, indices: np.ndarray, axis: int, batchDims: int = 0) -> np.ndarray:
+    if batchDims:
+        raise ValueError("it gathers other places of each image")
+    if np.min(indices, initial=0) < 0:
+        raise ValueError("it gathers from places below 0")
+    return np.take(values, indices, axis)
+
+
+def _padded(values: np.ndarray, margins: np.ndarray, zero: float) -> np.ndarray:
+    if margins.shape != (values.ndim, 2):
+        raise ValueError("its margins are not two for each axis")
+    return np.pad(values, margins, constant_values=zero)
+
+
+def _nearest(
+    values: np.ndarray, size: np.ndarray, alignCorners: bool, halfPixelCenters: bool
+) -> np.ndarray:
+    """Resizing to the nearest pixel, in the ways of older TensorFlow too.
+
+    Pixel i of n lies over that of m at i · m / n, rounded down, in float32; `halfPixelCenters` adds
+    half a pixel to i; `alignCorners` divides m - 1 by n - 1, and rounds half away from zero.
+    """
+    offset = np.float32(0.5 if halfPixelCenters else 0.0)
+
+    def places(before: int, after: int) -> np.ndarray:
+        less = int(alignCorners and after > 1)
+        scale = np.float32(before - less) / np.float32(after - less)
+        real = (np.arange(after, dtype=np.float32) + offset) * scale
+        whole = np.floor(real + np.float32(0.5)) if alignCorners else np.floor(real)
+        return np.clip(whole.astype(int), 0, before - 1)
+
+    rows, columns = map(places, values.shape[1:3], size)
+    return values[:, rows][:, :, columns]
+
+
+def _depth_to_space(values: np.ndarray, blockSize: int) -> np.ndarray:
+    """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c)."""
+    images, rows, columns, channels = values.shape
+    left = channels // blockSize**2
+    blocks = values.reshape(images, rows, columns, blockSize, blockSize, left)
+    beside = blocks.transpose(0, 1, 3, 2, 4, 5)
+    return beside.reshape(images, rows * blockSize, columns * blockSize, left)
+
+
+def _space_to_depth(values: np.ndarray, blockSize: int) -> np.ndarray:
+    """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c)."""
+    images, rows, columns, channels = values.shape
+    rows, columns = rows // blockSize, columns // blockSize
+    blocks = values.reshape(images, rows, blockSize, columns, blockSize, channels)
+    behind = blocks.transpose(0, 1, 3, 2, 4, 5)
+    return behind.reshape(images, rows, columns, channels * blockSize**2)
+
+
+def _space_to_batch(
+    values: np.ndarray, sizes: np.ndarray, margins: np.ndarray, zero: int
+) -> np.ndarray:
+    """Each pixel of a block of pixels becomes one of an image of its own."""
+    axes = len(sizes)
+    more = [(0, 0), *margins, *[(0, 0)] * (values.ndim - 1 - axes)]
+    whole = np.pad(values, more, constant_values=zero)
+    counts, rest = whole.shape[1 : 1 + axes] // sizes, whole.shape[1 + axes :]
+    parts = whole.reshape(whole.shape[0], *np.stack([counts, sizes], axis=1).flat, *rest)
+    inner, outer = range(2, 2 + 2 * axes, 2), range(1, 1 + 2 * axes, 2)
+    order = (*inner, 0, *outer, *range(1 + 2 * axes, parts.ndim))
+    return parts.transpose(order).reshape(-1, *counts, *rest)
+
+
+def _batch_to_space(values: np.ndarray, sizes: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+    """The reverse of `_space_to_batch`; what was put around is cut."""
+    axes = len(sizes)
+    counts, rest = values.shape[1 : 1 + axes], values.shape[1 + axes :]
+    parts = values.reshape(*sizes, -1, *counts, *rest)
+    pairs = [axis for place in range(axes) for axis in (axes + 1 + place, place)]
+    order = (axes, *pairs, *range(2 * axes + 1, parts.ndim))
+    lengths = counts * sizes
+    whole = parts.transpose(order).reshape(-1, *lengths, *rest)
+    return whole[(slice(None), *map(slice, cuts[:, 0], lengths - cuts[:, 1]))]
+
+
+MOVES: Mapping[str, Move] = {
+    "STRIDED_SLICE": Move(
+        _strided_slice,
+        (*_MASKS, "offset"),
+        written=Written(
+            "Slice", 2, "StridedSliceOptions", _slice_settings, ("begin", "end", "strides")
+        ),
+    ),
+    "TRANSPOSE": Move(
+        np.transpose,
+        written=Written(
+            "Transpose", 2, "TransposeOptions", lambda shape, order: ([(0, *order)], {}), ("order",)
+        ),
+    ),
+    "RESIZE_NEAREST_NEIGHBOR": Move(
+        _nearest,
+        ("alignCorners", "halfPixelCenters"),
+        written=Written(
+            "Resize",
+            3,
+            "ResizeNearestNeighborOptions",
+            lambda shape, size: ([size], {"alignCorners": False, "halfPixelCenters": True}),
+            ("size",),
+        ),
+    ),
+    "DEPTH_TO_SPACE": Move(
+        _depth_to_space,
+        ("blockSize",),
+        written=Written(
+            "DepthToSpace",
+            1,
+            "DepthToSpaceOptions",
+            lambda shape, block_size: ([], {"blockSize": block_size}),
+        ),
+    ),
+    "SPACE_TO_DEPTH": Move(
+        _space_to_depth,
+        ("blockSize",),
+        written=Written(
+            "SpaceToDepth",
+            2,
+            "SpaceToDepthOptions",
+            lambda shape, block_size: ([], {"blockSize": block_size}),
+        ),
+    ),
+    "GATHER": Move(
+        _gather,
+        ("axis", "batchDims"),
+        written=Written(
+            "Gather",
+            2,
+            "GatherOptions",
+            lambda shape, indices, axis: ([indices], {"axis": axis + 1}),
+            ("indices",),
+        ),
+    ),
+    "REDUCE_MAX": Move(
+        lambda values, axes, keepDims: np.max(values, tuple(axes.flat), keepdims=keepDims),
+        ("keepDims",),
+        written=Written(
+            "ChannelMax",
+            2,
+            "ReducerOptions",
+            lambda shape: ([[len(shape)]], {"keepDims": True}),
+            ("axes",),
+        ),
+    ),
+    "PAD": Move(
+        _padded,
+        pads=True,
+        written=Written(
+            "Pad", 2, "PadOptions", lambda shape, margins: ([[(0, 0), *margins]], {}), ("margins",)
+        ),
+    ),
+    "PADV2": Move(lambda values, margins, fill: _padded(values, margins, fill.item())),
+    "MIRROR_PAD": Move(
+        lambda values, margins, mode: np.pad(
+            values, margins, "reflect" if mode == tfl.MirrorPadMode.REFLECT else "symmetric"
+        ),
+        ("mode",),
+    ),
+    "REDUCE_MIN": Move(
+        lambda values, axes, keepDims: np.min(values, tuple(axes.flat), keepdims=keepDims),
+        ("keepDims",),
+    ),
+    "SLICE": Move(_slice),
+    "SPLIT": Move(
+        lambda axis, values, numSplits: np.split(values, numSplits, axis.item()),
+        ("numSplits",),
+        makes_several=True,
+    ),
+    "SPLIT_V": Move(_split_in_sizes, makes_several=True),
+    "UNPACK": Move(
+        lambda values, axis: np.moveaxis(values, axis, 0), ("axis",), makes_several=True
+    ),
+    "PACK": Move(lambda *arrays, axis: np.stack(arrays, axis), ("axis",)),
+    "CONCATENATION": Move(lambda *arrays, axis: np.concatenate(arrays, axis), ("axis",)),
+    "TILE": Move(np.tile),
+    "BROADCAST_TO": Move(np.broadcast_to),
+    "REVERSE_V2": Move(lambda values, axes: np.flip(values, tuple(axes.flat))),
+    "GATHER_ND": Move(lambda values, places: values[tuple(np.moveaxis(places, -1, 0))]),
+    "SPACE_TO_BATCH_ND": Move(_space_to_batch, pads=True),
+    "BATCH_TO_SPACE_ND": Move(_batch_to_space),
+}
+Moved.reads = tuple(name for name, move in MOVES.items() if move.written)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -338,12 +384,8 @@ class Reshape(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        source = operator.tensor(0)
-        if source.shape[:1] != operator.output.shape[:1] or (
-            np.prod(source.shape[1:]) != np.prod(operator.output.shape[1:])
-        ):
-            raise NotUnderstoodError(f"it makes {operator.output.shape} of {source.shape}")
-        operator.expect_shape(1, "newShape")
+        if not operator.progress.is_foreign:
+            operator.expect_shape(1, "newShape")
         return cls((operator.source(),), operator.output.name), operator.moved_codes()
 
 

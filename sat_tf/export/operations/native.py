@@ -175,15 +175,7 @@ class Native(Operation):
 def table_of(
     name: str, settings: Mapping[str, Any], source: Codes, output: Codes, kernels: KernelSet
 ) -> np.ndarray:
-    """The stored integers that kernels make of those from -128 on, clipped.
-
-    Args:
-        name: of the operator.
-        settings: its options.
-        source: the codes that it reads.
-        output: the codes that it makes.
-        kernels: that compute it.
-    """
+    """The stored integers that kernels make of those from -128 on, clipped."""
     grids = (source.scale, source.zero_point, output.scale, output.zero_point)
     made = _unclipped(name, tuple(sorted(settings.items())), grids, kernels)
     return stored_codes(made, output)
@@ -195,7 +187,7 @@ def _unclipped(
 ) -> np.ndarray:
     scale, zero_point, output, output_zero = grids
     rule = NATIVE[name].rule(kernels)
-    return rule(_STORED - zero_point, scale, output, output_zero, dict(settings))
+    return rule(_STORED - zero_point, functions.Grids(scale, output, output_zero, dict(settings)))
 
 
 @dataclasses.dataclass(frozen=True)

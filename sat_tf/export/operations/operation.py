@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -121,11 +121,6 @@ class Operation(abc.ABC):
         if "operator" in vars(cls) and "reads" not in vars(cls):
             cls.reads = (cls.operator.name,)
 
-    @classmethod
-    def of_move(cls, source: str, output: str, *arguments: Any) -> "Operation":
-        """One that `moves`, with the arguments of a `Move` of a layer kind."""
-        return cls((source,), output, *arguments)
-
     def renamed(self, names: Mapping[str, str]) -> Self:
         """The same operation where tensors have other names."""
         inputs = tuple(names.get(name, name) for name in self.inputs)
@@ -184,11 +179,7 @@ class Operation(abc.ABC):
         return None
 
     def on_shared_grid(self, tensors: dict[str, Tensor]) -> "list[Operation]":
-        """The operations that compute it where its grid is also that of what it reads, or pinned.
-
-        Args:
-            tensors: those of the graph, to which theirs are added.
-        """
+        """The operations that compute it where its grid is also that of what it reads, or pinned."""
         return [self]
 
     def bounded(self, codes: Codes) -> Codes | None:
@@ -203,15 +194,7 @@ class Operation(abc.ABC):
     def on_codes(
         self, inputs: tuple[str, ...], codes: Sequence[Codes]
     ) -> "tuple[Operation, Codes] | None":
-        """The same operation on codes instead of float values, with the codes that it makes.
-
-        Args:
-            inputs: tensors of codes, for the float ones that it reads.
-            codes: of these tensors.
-
-        Returns:
-            None where no kernel does it, or on a grid of its own.
-        """
+        """The same operation on codes instead of float values, with the codes that it makes."""
         first = codes[0]
         grids = {(one.scale, one.zero_point) for one in codes}
         if not self.keeps_grid or len(grids) > 1:
@@ -292,12 +275,7 @@ class Operation(abc.ABC):
         """
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        """The parts of a file that it takes.
-
-        Args:
-            graph: it is part of.
-            shares_kernel: another operation has put the same kernel there.
-        """
+        """The parts of a file that it takes."""
         return FileParts(constants=self.num_constants)
 
 

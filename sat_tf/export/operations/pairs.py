@@ -1,40 +1,25 @@
-"""Operations of two tensors, value by value: ADD, SUB, MUL, MAXIMUM and MINIMUM, a row each."""
+"""Layers of several tensors, value by value: sums, products, maxima, minima, means; constants."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sat_tf.export.kernels.kernel_sets import KernelSet
-from sat_tf.export.kernels.xnnpack import product_multiplier
-from sat_tf.export.operations.builder import GraphBuilder, OperationDraft, Range, Shape
+from sat_tf.export.operations.builder import Draft, GraphBuilder, OperationDraft, Range, Shape
 from sat_tf.export.operations.linear import identity
-from sat_tf.export.operations.operation import (
-    ROUNDED_ONCE,
-    SELECTED,
-    Basis,
-    Made,
-    Portability,
-    enumerated,
-    stored_codes,
+from sat_tf.export.operations.operation import ROUNDED_ONCE, Made, Portability
+from sat_tf.export.operations.pointwise import (
+    COARSE_SUMMAND,
+    ON_CODES,
+    SMALLEST_SUMMAND,
+    Pointwise,
+    WithConstant,
 )
-from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors, range_codes
 from sat_tf.export.tflite.writer import Writer, fused_activation
-
-SUMS_ALIKE = "integers with multipliers of 20 bits, rounded half up, in all of XNNPACK's kernels"
-# XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
-# less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
-SMALLEST_SUMMAND = 2.0**-10
-COARSE_SUMMAND = 2.0**-9
-# The same holds where such a scale is this many times its own.
-_LARGEST_SUMMAND = 256.0
-# XNNPACK leaves products to kernels with another rounding where codes are worth less than this, or
-# `_LARGEST_SUMMAND` or more, of an output code.
-_SMALLEST_PRODUCT = 2.0**-16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,8 +114,8 @@ class Pair(OperationDraft):
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
         """Two tensors that operators have made: neither a constant nor places in a table."""
-        pending = operator.tensor(0).name in operator.progress.pending
-        return not pending and not operator.is_constant(1)
+        is_place = operator.tensor(0).name in operator.progress.pending
+        return not (is_place or operator.is_constant(0) or operator.is_constant(1))
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -150,23 +135,6 @@ def _range(kind: Pointwise, first: Range, second: Range) -> Range:
     return float(np.min(ends)), float(np.max(ends))
 
 
-@dataclasses.dataclass(frozen=True)
-class OnCodes:
-    """The arithmetic of a kind of pair on codes: a row for each."""
-
-    # Why its kernel does not take the grids of its inputs and its output, with the fix.
-    problem: Callable[[Sequence[Codes], Codes], str | None]
-    # Stored integers made of those of the inputs, on these grids, by these kernels.
-    stored: Callable[[Sequence[np.ndarray], Sequence[Codes], Codes, KernelSet], np.ndarray]
-    # The processors that give it its codes of x86, by the grids.
-    portability: Callable[[Sequence[Codes], Codes], Portability]
-    takes_summands: bool = False  # Its kernel adds, and takes what it reads as `summand` makes it.
-    title: str = ""  # Its name in the listing of a graph; "" for that of its operator.
-
-
-# -- sums and differences --------------------------------------------------------------------------
-
-
 def summand(builder: GraphBuilder, source: str, output: Codes) -> str:
     """The tensor itself, or one on a larger scale where the kernel of its sum needs that."""
     codes = builder.codes(source)
@@ -177,104 +145,66 @@ def summand(builder: GraphBuilder, source: str, output: Codes) -> str:
     return identity(source, shape[-1]).as_codes(builder, coarse, name, shape)
 
 
-def _sum_problem(summands: Sequence[Codes], output: Codes) -> str | None:
-    largest = max(float(codes.scale / output.scale) for codes in summands)
-    if largest < _LARGEST_SUMMAND:
-        return None
-    return (
-        f"received a sum with scales {largest:.4g} times smaller than those of a tensor it adds, "
-        f"expected less than {_LARGEST_SUMMAND:g} times; its clipping level is much too small: "
-        "call sat_tf.calibrate, or train longer."
-    )
+@dataclasses.dataclass(frozen=True)
+class AddConstant(Draft):
+    """The sum of a tensor and a map of codes that is the same for all images."""
+
+    inputs: tuple[str, ...]
+    constant: np.ndarray  # Integer codes; axes of size 1 are broadcast.
+    scale: np.float32  # Of the map.
+
+    keeps_stream = True
+
+    @property
+    def values(self) -> np.ndarray:
+        """The map in real values."""
+        return np.asarray(self.constant * self.scale, np.float32)
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`; a map of very small values gets a larger scale, as `summand`."""
+        scale, constant = self.scale, self.constant
+        if scale / codes.scale < SMALLEST_SUMMAND:
+            scale = np.float32(COARSE_SUMMAND * codes.scale)
+            constant = np.rint(self.values / scale)
+        source = summand(builder, self.inputs[0], codes)
+        constant = constant.astype(np.int8)[np.newaxis]
+        operation = WithConstant((source,), name, Pointwise.SUM, constant, Codes(scale, 0))
+        return builder.add(operation, shape, codes)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        source = builder.dequantized(self.inputs[0])
+        return builder.with_constant(source, Pointwise.SUM, self.values, name, shape)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        low, high = codes_of(self.inputs[0]).real_range
+        return low + float(np.min(self.values)), high + float(np.max(self.values))
 
 
-def _summing(*, difference: bool, title: str = "") -> OnCodes:
-    """The row of a sum, or of a difference."""
+@dataclasses.dataclass(frozen=True)
+class MeanOfTensors(Draft):
+    """The mean of several tensors: their sum, divided by a requantization."""
 
-    def stored(
-        summands: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
-    ) -> np.ndarray:
-        codes, scales = _from_zero(summands, inputs), [grid.scale for grid in inputs]
-        made = kernels.summed(codes, scales, output.scale, difference=difference)
-        return stored_codes(made, output)
+    inputs: tuple[str, ...]
 
-    return OnCodes(
-        problem=_sum_problem,
-        stored=stored,
-        portability=lambda inputs, output: Portability(Basis.RULE, SUMS_ALIKE),
-        takes_summands=True,
-        title=title,
-    )
+    keeps_stream = True
 
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        # The sum on a scale larger by the divisor: its codes are those of the mean.
+        count = len(self.inputs)
+        larger = dataclasses.replace(codes, scale=np.float32(codes.scale * count))
+        total = Pair(self.inputs, "", Pointwise.SUM)
+        sums = total.as_codes(builder, larger, builder.between(f"{name}_sum"), shape)
+        mean = identity(sums, shape[-1])
+        mean = dataclasses.replace(mean, scales=mean.scales / count)
+        return mean.as_codes(builder, codes, name, shape)
 
-# -- products --------------------------------------------------------------------------------------
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        sources = tuple(map(builder.dequantized, self.inputs))
+        total = Pair(sources, "", Pointwise.SUM)
+        sums = total.as_float(builder, builder.between(f"{name}_sum"), shape)
+        share = 1.0 / len(self.inputs)
+        return builder.with_constant(sums, Pointwise.PRODUCT, share, name, shape)
 
-
-def _product_problem(inputs: Sequence[Codes], output: Codes) -> str | None:
-    multiplier = float(product_multiplier(inputs[0].scale, inputs[1].scale, output.scale))
-    if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
-        return None
-    return (
-        f"received a product whose codes are worth {multiplier:.4g} output codes, expected at "
-        f"least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping level is "
-        "far from its values: call sat_tf.calibrate, or train longer."
-    )
-
-
-def _rounded_product(
-    factors: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
-) -> np.ndarray:
-    one, other = _from_zero(factors, inputs)
-    scales = inputs[0].scale, inputs[1].scale
-    return stored_codes(kernels.product(one * other, scales, output.scale), output)
-
-
-def _product_portability(inputs: Sequence[Codes], output: Codes) -> Portability:
-    """Every product of two codes is known."""
-    scales = inputs[0].scale, inputs[1].scale
-
-    def codes(kernels: KernelSet, products: np.ndarray) -> np.ndarray:
-        return stored_codes(kernels.product(products, scales, output.scale), output)
-
-    products = _products(
-        *((grid.lowest - grid.zero_point, grid.highest - grid.zero_point) for grid in inputs)
-    )
-    return enumerated(products, codes, "products", total=products.size)
-
-
-@functools.lru_cache(maxsize=16)
-def _products(first: tuple[int, int], second: tuple[int, int]) -> np.ndarray:
-    """Every different product of two codes, from their ends."""
-    one, other = (np.arange(low, high + 1) for low, high in (first, second))
-    return np.unique(np.multiply.outer(one, other))
-
-
-def _selecting(kind: Pointwise) -> OnCodes:
-    """The row of a kind that selects one of two values, all on one grid."""
-    return OnCodes(
-        problem=lambda inputs, output: None,
-        stored=lambda tensors, inputs, output, kernels: kind.on_arrays(*tensors),
-        portability=lambda inputs, output: Portability(Basis.RULE, SELECTED),
-    )
-
-
-def _from_zero(tensors: Sequence[np.ndarray], grids: Sequence[Codes]) -> list[np.ndarray]:
-    """Codes, stored - zero_point, of stored integers."""
-    return [
-        stored.astype(np.int64) - grid.zero_point
-        for stored, grid in zip(tensors, grids, strict=True)
-    ]
-
-
-# Every kind of pair has a row: one that is forgotten is a KeyError.
-ON_CODES: Mapping[Pointwise, OnCodes] = {
-    Pointwise.SUM: _summing(difference=False, title="Add"),
-    Pointwise.DIFFERENCE: _summing(difference=True),
-    Pointwise.PRODUCT: OnCodes(
-        _product_problem,
-        _rounded_product,
-        _product_portability,
-    ),
-    Pointwise.MAXIMUM: _selecting(Pointwise.MAXIMUM),
-    Pointwise.MINIMUM: _selecting(Pointwise.MINIMUM),
-}
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        low, high = Pair(self.inputs, "", Pointwise.SUM).worst_range(codes_of)
+        return low / len(self.inputs), high / len(self.inputs)

@@ -1,20 +1,42 @@
-"""Float values with a constant, value by value."""
+"""Operations of two values: their arithmetic on codes, a row each, and those with a constant."""
 
 import dataclasses
 import enum
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
+from sat_tf.export.kernels.kernel_sets import KernelSet
+from sat_tf.export.kernels.xnnpack import product_multiplier
 from sat_tf.export.operations.operation import (
     ROUNDED_ONCE,
+    SELECTED,
+    Basis,
     FileParts,
     Made,
     Operation,
+    Portability,
+    enumerated,
+    stored_codes,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
-from sat_tf.export.tflite.operator_view import OperatorView
+from sat_tf.export.tflite.operator_view import OperatorView, codes_of
 from sat_tf.export.tflite.tensors import Codes, Tensors
-from sat_tf.export.tflite.writer import Operator, Writer
+from sat_tf.export.tflite.writer import Operator, Writer, fused_activation
+
+_Operand = TypeVar("_Operand")
+SUMS_ALIKE = "integers with multipliers of 20 bits, rounded half up, in all of XNNPACK's kernels"
+# XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
+# less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
+SMALLEST_SUMMAND = 2.0**-10
+COARSE_SUMMAND = 2.0**-9
+# The same holds where such a scale is this many times its own.
+_LARGEST_SUMMAND = 256.0
+# XNNPACK leaves products to kernels with another rounding where codes are worth less than this, or
+# `_LARGEST_SUMMAND` or more, of an output code.
+_SMALLEST_PRODUCT = 2.0**-16
 
 
 class Pointwise(enum.Enum):
@@ -49,50 +71,198 @@ _FUNCTIONS = {
     Pointwise.SUM: np.add,
     Pointwise.DIFFERENCE: np.subtract,
 }
-_FLOAT_BYTES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class OnCodes:
+    """The arithmetic of a kind of pair on codes: a row for each."""
+
+    # Why its kernel does not take the grids of its inputs and its output, with the fix.
+    problem: Callable[[Sequence[Codes], Codes], str | None]
+    # Stored integers made of those of the inputs, on these grids, by these kernels.
+    stored: Callable[[Sequence[np.ndarray], Sequence[Codes], Codes, KernelSet], np.ndarray]
+    # The processors that give it its codes of x86, by the grids.
+    portability: Callable[[Sequence[Codes], Codes], Portability]
+    takes_summands: bool = False  # Its kernel adds, and takes what it reads as `summand` makes it.
+    title: str = ""  # Its name in the listing of a graph; "" for that of its operator.
+
+
+# -- sums and differences --------------------------------------------------------------------------
+
+
+def _sum_problem(summands: Sequence[Codes], output: Codes) -> str | None:
+    largest = max(float(codes.scale / output.scale) for codes in summands)
+    if largest < _LARGEST_SUMMAND:
+        return None
+    return (
+        f"received a sum with scales {largest:.4g} times smaller than those of a tensor it adds, "
+        f"expected less than {_LARGEST_SUMMAND:g} times; its clipping level is much too small: "
+        "call sat_tf.calibrate, or train longer."
+    )
+
+
+def _summing(*, difference: bool, title: str = "") -> OnCodes:
+    """The row of a sum, or of a difference."""
+
+    def stored(
+        summands: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
+    ) -> np.ndarray:
+        codes, scales = _from_zero(summands, inputs), [grid.scale for grid in inputs]
+        made = kernels.summed(codes, scales, output.scale, difference=difference)
+        return stored_codes(made, output)
+
+    return OnCodes(
+        problem=_sum_problem,
+        stored=stored,
+        portability=lambda inputs, output: Portability(Basis.RULE, SUMS_ALIKE),
+        takes_summands=True,
+        title=title,
+    )
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def _product_problem(inputs: Sequence[Codes], output: Codes) -> str | None:
+    multiplier = float(product_multiplier(inputs[0].scale, inputs[1].scale, output.scale))
+    if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
+        return None
+    return (
+        f"received a product whose codes are worth {multiplier:.4g} output codes, expected at "
+        f"least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping level is "
+        "far from its values: call sat_tf.calibrate, or train longer."
+    )
+
+
+def _rounded_product(
+    factors: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
+) -> np.ndarray:
+    one, other = _from_zero(factors, inputs)
+    scales = inputs[0].scale, inputs[1].scale
+    return stored_codes(kernels.product(one * other, scales, output.scale), output)
+
+
+def _product_portability(inputs: Sequence[Codes], output: Codes) -> Portability:
+    """Every product of two codes is known."""
+    scales = inputs[0].scale, inputs[1].scale
+
+    def codes(kernels: KernelSet, products: np.ndarray) -> np.ndarray:
+        return stored_codes(kernels.product(products, scales, output.scale), output)
+
+    products = _products(
+        *((grid.lowest - grid.zero_point, grid.highest - grid.zero_point) for grid in inputs)
+    )
+    return enumerated(products, codes, "products", total=products.size)
+
+
+@functools.lru_cache(maxsize=16)
+def _products(first: tuple[int, int], second: tuple[int, int]) -> np.ndarray:
+    """Every different product of two codes, from their ends."""
+    one, other = (np.arange(low, high + 1) for low, high in (first, second))
+    return np.unique(np.multiply.outer(one, other))
+
+
+def _selecting(kind: Pointwise) -> OnCodes:
+    """The row of a kind that selects one of two values, all on one grid."""
+    return OnCodes(
+        problem=lambda inputs, output: None,
+        stored=lambda tensors, inputs, output, kernels: kind.on_arrays(*tensors),
+        portability=lambda inputs, output: Portability(Basis.RULE, SELECTED),
+    )
+
+
+def _from_zero(tensors: Sequence[np.ndarray], grids: Sequence[Codes]) -> list[np.ndarray]:
+    """Codes, stored - zero_point, of stored integers."""
+    return [
+        stored.astype(np.int64) - grid.zero_point
+        for stored, grid in zip(tensors, grids, strict=True)
+    ]
+
+
+# Every kind of pair has a row: one that is forgotten is a KeyError.
+ON_CODES: Mapping[Pointwise, OnCodes] = {
+    Pointwise.SUM: _summing(difference=False, title="Add"),
+    Pointwise.DIFFERENCE: _summing(difference=True),
+    Pointwise.PRODUCT: OnCodes(
+        _product_problem,
+        _rounded_product,
+        _product_portability,
+    ),
+    Pointwise.MAXIMUM: _selecting(Pointwise.MAXIMUM),
+    Pointwise.MINIMUM: _selecting(Pointwise.MINIMUM),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class WithConstant(Operation):
-    """Elementwise operation of a float tensor and a constant."""
+    """An operation of a tensor and a constant, value by value, both codes or both float."""
 
-    kind: Pointwise  # Which one; no difference.
-    constant: np.ndarray  # Float32, one number, or one a channel.
+    kind: Pointwise  # Which one; what it does with codes is its row of `ON_CODES`.
+    # As the file has it: float32, one number or one a channel; or int8 codes, with the batch.
+    constant: np.ndarray
+    grid: Codes | None = None  # Of the constant; None where it is float.
+    is_first: bool = False  # The constant is the first of the two.
 
-    reads = ("MAXIMUM", "MINIMUM", "MUL", "ADD")
+    reads = tuple(kind.value for kind in Pointwise)
     same_in_float_because = ROUNDED_ONCE
+    rounds = True
+    fuses = True
 
     @property
     def operators(self) -> tuple[str, ...]:
         return (self.kind.value,)
 
     def title(self, graph: Tensors) -> str:
-        return f"float {self.kind.value}"
+        title = "AddConstant" if self.kind is Pointwise.SUM else self.kind.value
+        return title if self.grid else f"float {self.kind.value}"
+
+    def ordered(self, tensor: _Operand, constant: _Operand) -> tuple[_Operand, _Operand]:
+        """Both in the order of the operator."""
+        return (constant, tensor) if self.is_first else (tensor, constant)
+
+    def _grids(self, graph: Tensors, grid: Codes) -> tuple[tuple[Codes, Codes], Codes]:
+        return self.ordered(graph.codes(self.inputs[0]), grid), graph.codes(self.output)
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        return ON_CODES[self.kind].problem(*self._grids(graph, self.grid)) if self.grid else None
+
+    def portability(self, graph: Tensors) -> Portability:
+        if self.grid is None:
+            return super().portability(graph)
+        return ON_CODES[self.kind].portability(*self._grids(graph, self.grid))
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (source,) = inputs
-        return self.kind.on_arrays(source, self.constant).astype(np.float32)
+        if self.grid is None:
+            return self.kind.on_arrays(*self.ordered(source, self.constant)).astype(np.float32)
+        arrays = self.ordered(source, self.constant.astype(np.int32))
+        return ON_CODES[self.kind].stored(arrays, *self._grids(graph, self.grid), graph.kernels)
 
     def write(self, writer: Writer) -> None:
-        constant = writer.constant(f"{self.output}/constant", self.constant)
-        writer.operator(self.kind.operator, [*self.inputs, constant], self.output)
+        grid = (self.grid.scale, self.grid.zero_point) if self.grid else ()
+        constant = writer.constant(f"{self.output}/constant", self.constant, *grid)
+        codes = writer.tensors[self.output].codes
+        options = {} if codes is None or self.kind.selects else fused_activation(codes)
+        inputs = self.ordered(writer.indices[self.inputs[0]], constant)
+        writer.operator(self.kind.operator, inputs, self.output, **options)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """A constant beside what operators have made; sums of codes are others'."""
-        if operator.tensor(0).name in operator.progress.pending or not operator.is_constant(1):
-            return False
-        return operator.name != Pointwise.SUM.value or operator.codes() is None
+        """Operators with a constant, but for those of places in a table."""
+        is_place = operator.tensor(0).name in operator.progress.pending
+        return not is_place and (operator.is_constant(0) or operator.is_constant(1))
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        kind = Pointwise(operator.name)
-        if operator.codes() is not None:
-            raise NotUnderstoodError("it changes codes by a constant")
-        if kind in (Pointwise.SUM, Pointwise.PRODUCT):
-            operator.fused_codes()
-        constant = operator.constant(1, "FLOAT32")
-        return cls((operator.source(),), operator.output.name, kind, constant), None
+        kind, is_first = Pointwise(operator.name), operator.is_constant(0)
+        index = 0 if is_first else 1
+        codes = operator.selected_codes() if kind.selects else operator.fused_codes()
+        grid, source = codes_of(operator.tensor(index)), operator.source_codes(1 - index)
+        if not (grid is None) == (source is None) == (codes is None):
+            raise NotUnderstoodError("it combines codes and float values")
+        constant = operator.constant(index, "FLOAT32" if grid is None else "INT8")
+        name = operator.source(1 - index)
+        return cls((name,), operator.output.name, kind, constant, grid, is_first), codes
 
     def bounded(self, codes: Codes) -> Codes | None:
         """See `Operation`: a maximum or minimum with one number is a bound."""
@@ -106,5 +276,4 @@ class WithConstant(Operation):
         return dataclasses.replace(codes, highest=int(np.rint(bound)))
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        """The constant."""
-        return FileParts(constants=1, data_bytes=_FLOAT_BYTES * int(np.size(self.constant)))
+        return FileParts(constants=1, data_bytes=self.constant.nbytes)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.operations.builder import GraphBuilder, OperationDraft, Shape
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.linear import identity, window_mean
-from sat_tf.export.operations.movements import StridedSlice
+from sat_tf.export.operations.movements import moved
 from sat_tf.export.operations.operation import (
     SELECTED,
     FileParts,
@@ -46,14 +46,23 @@ class _Pool(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
+        codes = operator.moved_codes()
+        if operator.progress.is_foreign:
+            codes = operator.fused_codes()
+        else:
+            operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
         operation = cls(
             (operator.source(),),
             operator.output.name,
             size=(operator.option("filterHeight"), operator.option("filterWidth")),
             window=operator.window(),
         )
-        return operation, operator.moved_codes()
+        return operation, codes
+
+    def _clipped(self, graph: Tensors, values: np.ndarray) -> np.ndarray:
+        """The values, clipped where the operator fuses an activation."""
+        codes = graph.tensors[self.output].codes
+        return values if codes is None else np.clip(values, codes.lowest, codes.highest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +73,6 @@ class MaxPool(_Pool):
     same_in_float_because = SELECTED
     moves = True
 
-    @classmethod
-    def of_move(cls, source: str, output: str, *arguments: Any) -> "MaxPool":
-        """See `Operation`: of a size, strides and a padding."""
-        size, strides, padding = arguments
-        return cls((source,), output, size, Window(strides, padding))
-
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """The largest value; padding is never that."""
         (source,) = inputs
@@ -78,7 +81,7 @@ class MaxPool(_Pool):
         result = next(views).copy()
         for view in views:
             np.maximum(result, view, out=result)
-        return result
+        return self._clipped(graph, result)
 
 
 class Strip(NamedTuple):
@@ -133,11 +136,7 @@ class AveragePool(_Pool, OperationDraft):
         return True
 
     def parts(self, shape: Shape) -> tuple[list[Strip], list[Strip]] | None:
-        """The windows that are pooled together, by rows and columns; None where they are too many.
-
-        Args:
-            shape: of the input.
-        """
+        """The windows that are pooled together, by rows and columns; None where they are too many."""
         rows, columns = (
             strips(*axis) for axis in zip(shape, self.size, self.window.strides, strict=False)
         )
@@ -189,24 +188,18 @@ class AveragePool(_Pool, OperationDraft):
         return identity(mean, shape[-1]).as_codes(builder, codes, name, shape)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        totals, counts = self._sums(*inputs)
-        if self.is_float(graph):
-            return np.asarray(totals / counts.astype(np.float32), np.float32)
-        return rounded_means(totals, counts)
-
-    def _sums(self, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The sum of the values in each window, and their number, without padding."""
+        """Sums of the values in each window, by their number, which padding does not count for."""
+        (source,) = inputs
         inside = np.ones((1, *source.shape[1:3], 1), np.int32)
         totals, counts = (
             functools.reduce(np.add, taps(values, self.size, self.window, fill=0))
             for values in (source, inside)
         )
-        return totals, counts
-
-
-def rounded_means(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Integer means of stored integers, halves away from zero."""
-    return np.asarray(np.sign(totals) * ((np.abs(totals) + counts // 2) // counts), np.int32)
+        if self.is_float(graph):
+            return np.asarray(totals / counts.astype(np.float32), np.float32)
+        # Halves are rounded away from zero.
+        means = np.sign(totals) * ((np.abs(totals) + counts // 2) // counts)
+        return self._clipped(graph, np.asarray(means, np.int32))
 
 
 def _cut(builder: GraphBuilder, source: str, ends: tuple[tuple[int, int], ...], name: str) -> str:
@@ -215,7 +208,8 @@ def _cut(builder: GraphBuilder, source: str, ends: tuple[tuple[int, int], ...], 
     if shape == builder.shape(source):
         return source
     slices = tuple((start, stop, 1) for start, stop in ends)
-    return builder.move(StridedSlice((source,), name, slices), shape)
+    slice_of = moved("STRIDED_SLICE", source, name, builder.shape(source), slices)
+    return builder.move(slice_of, shape)
 
 
 @dataclasses.dataclass(frozen=True)

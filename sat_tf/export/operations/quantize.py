@@ -68,11 +68,7 @@ class Quantize(_ToCodes):
     rounds = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """Rounded as the kernels do it, and saturated.
-
-        Raises:
-            ValueError: values that are not finite.
-        """
+        """Rounded as the kernels do it, and saturated."""
         (source,) = inputs
         if not np.all(np.isfinite(source)):  # of a float layer; integers cannot hold them
             raise ValueError(

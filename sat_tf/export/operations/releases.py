@@ -22,10 +22,6 @@ _CONVOLUTIONS = ("CONV_2D", "DEPTHWISE_CONV_2D")
 def first_release(matrices: Iterable[Storage], contents: Contents | None = None) -> str:
     """The first release of the Python package `ai-edge-litert` that computes a file's codes.
 
-    Args:
-        matrices: how it stores the kernels of its FULLY_CONNECTED operators.
-        contents: its operators; None where only the storage counts.
-
     >>> first_release([Storage.INT8, Storage.INT4])
     '1.3.0'
     """

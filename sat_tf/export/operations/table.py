@@ -1,22 +1,11 @@
 """The table of operations: adding one is a file of its own, and a row here."""
 
-from sat_tf.export.operations.add import AddConstant
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.lookup import Lookup
 from sat_tf.export.operations.mean import Mean
-from sat_tf.export.operations.movements import (
-    DepthToSpaceOp,
-    GatherOp,
-    Pad,
-    ReduceMax,
-    Reshape,
-    Resize,
-    SpaceToDepthOp,
-    StridedSlice,
-    Transpose,
-)
+from sat_tf.export.operations.movements import Moved, Reshape
 from sat_tf.export.operations.native import Native, Sloped
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
@@ -34,21 +23,13 @@ from sat_tf.export.tflite.operator_view import OperatorView
 
 OPERATIONS: list[type[Operation]] = [
     Linear,
-    AddConstant,
     Pair,
     Mean,
     MaxPool,
     AveragePool,
     ResizeBilinear,
     Concatenate,
-    StridedSlice,
-    Transpose,
-    Resize,
-    DepthToSpaceOp,
-    SpaceToDepthOp,
-    GatherOp,
-    ReduceMax,
-    Pad,
+    Moved,
     Reshape,
     Lookup,
     Native,
@@ -63,10 +44,6 @@ OPERATIONS: list[type[Operation]] = [
     FloatLayer,
     FloatLayerOperator,
 ]
-
-
-# Operations that only move codes, by the operators that the rows of layer kinds name.
-MOVES = {operation.operator.name: operation for operation in OPERATIONS if operation.moves}
 
 
 def readers_of(name: str) -> list[type[Operation]]:

@@ -141,14 +141,7 @@ def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) 
 def is_small_depthwise(
     size: tuple[int, ...], read: tuple[int, ...], made: tuple[int, ...], window: Window
 ) -> bool:
-    """The test by which LiteRT chooses its kernel for depthwise convolutions of 3x3.
-
-    Args:
-        size: rows and columns of the kernel.
-        read: shape of the input, without the batch dimension.
-        made: likewise of the output.
-        window: strides, padding and dilation.
-    """
+    """The test by which LiteRT chooses its kernel for depthwise convolutions of 3x3."""
     stride, other_stride = window.strides
     if size != (3, 3) or (stride, window.dilation) not in ((1, (1, 1)), (2, (1, 1))):
         return False
@@ -165,18 +158,7 @@ def is_small_depthwise(
 def sums(
     stored: np.ndarray, zero_point: int, kernel: np.ndarray, kind: LinearKind, window: Window
 ) -> np.ndarray:
-    """Σ code · (stored - zero_point) of a linear layer; exact.
-
-    Args:
-        stored: (n, rows, columns, channels), or (n, channels) for a matrix product.
-        zero_point: of the input.
-        kernel: integer codes as `LinearKind` lays them out.
-        kind: which operation.
-        window: strides, padding and dilation.
-
-    Returns:
-        Integers in float64 or float32, which holds them exactly.
-    """
+    """Σ code · (stored - zero_point) of a linear layer; exact."""
     codes = stored - zero_point
     if kind is LinearKind.DEPTHWISE:
         return products(codes, kernel.astype(np.int32), kind, window)

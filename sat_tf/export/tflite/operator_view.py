@@ -50,6 +50,7 @@ class OperatorView:
 
     stored: StoredOperator  # The operator.
     progress: Progress  # What has been read before it.
+    place: int = 0  # Which of the tensors that the operator makes is its output here.
 
     def source(self, index: int = 0) -> str:
         """Name of an input that an operator or the caller makes."""
@@ -148,9 +149,13 @@ class OperatorView:
         return source
 
     def selected_codes(self) -> Codes | None:
-        """The codes of the output, which are some of those of all inputs."""
+        """The codes of the output, which are some of those of all inputs that are values."""
         codes = self.codes()
-        found = [self.source_codes(index) for index in range(len(self.stored.inputs))]
+        found = [
+            self.source_codes(index) if tensor.data is None else codes_of(tensor)
+            for index, tensor in enumerate(self.stored.inputs)
+            if tensor and (tensor.data is None or tensor.type not in ("INT32", "INT64"))
+        ]
         if any(grid_of(source) != grid_of(codes) for source in found):
             raise NotUnderstoodError("its inputs have other scales or zero points than its output")
         if codes is None:

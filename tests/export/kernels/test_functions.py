@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sat_tf.export.kernels import functions
+from sat_tf.export.kernels.functions import Grids
 from sat_tf.export.kernels.kernel_sets import (
     ARM,
     ARM_UNFUSED,
@@ -54,14 +55,14 @@ def test_sigmoid_and_tanh_have_the_codes_of_their_definition(name):
 
 
 def test_a_hard_swish_is_0_below_minus_3_and_x_above_3():
-    found = functions.hard_swish(np.array([-40, -25, 25, 40]), EIGHTH, EIGHTH, 0, {})
+    found = functions.hard_swish(np.array([-40, -25, 25, 40]), Grids(EIGHTH, EIGHTH))
     assert found.tolist() == [0, 0, 25, 40]
 
 
 def test_vectors_of_arm_round_negative_halves_of_a_hard_swish_up():
     codes = np.arange(-24, 0)
-    away = functions.hard_swish(codes, EIGHTH, EIGHTH / 2, 0, {})
-    up = functions.hard_swish_of_arm(codes, EIGHTH, EIGHTH / 2, 0, {})
+    away = functions.hard_swish(codes, Grids(EIGHTH, EIGHTH / 2))
+    up = functions.hard_swish_of_arm(codes, Grids(EIGHTH, EIGHTH / 2))
     assert set((up - away).tolist()) <= {0, 1}
     assert BUILTIN_ARM.hard_swish is ARM.hard_swish is ARM_UNFUSED.hard_swish
     assert BUILTIN_X86.hard_swish is X86.hard_swish is REFERENCE.hard_swish
@@ -71,20 +72,28 @@ def test_a_leaky_rectifier_of_xnnpack_has_8_bits_behind_the_point():
     # 0.3 is 77/256, and 100 · 77/256 is 30.08.
     settings = {"alpha": 0.3}
     codes = np.array([-100, -5, 100])
-    assert functions.leaky_of_xnnpack(codes, ONE, ONE, 0, settings).tolist() == [-30, -2, 100]
-    assert BUILTIN_X86.leaky(codes, ONE, ONE, 0, settings).tolist() == [-30, -2, 100]
+    assert functions.leaky_of_xnnpack(codes, Grids(ONE, ONE, 0, settings)).tolist() == [
+        -30,
+        -2,
+        100,
+    ]
+    assert BUILTIN_X86.leaky(codes, Grids(ONE, ONE, 0, settings)).tolist() == [
+        -30,
+        -2,
+        100,
+    ]
     # Of -1.5 codes, a product of 31 bits and a shift: one rounds half up, the other away from zero.
     eighth = {"alpha": 0.125}
-    assert functions.leaky_of_xnnpack(np.array([-12]), ONE, ONE, 0, eighth).tolist() == [-1]
-    assert BUILTIN_X86.leaky(np.array([-12]), ONE, ONE, 0, eighth).tolist() == [-2]
+    assert functions.leaky_of_xnnpack(np.array([-12]), Grids(ONE, ONE, 0, eighth)).tolist() == [-1]
+    assert BUILTIN_X86.leaky(np.array([-12]), Grids(ONE, ONE, 0, eighth)).tolist() == [-2]
 
 
 def test_xnnpack_leaves_small_multipliers_to_the_builtin_kernels():
     settings, codes = {"alpha": 0.002}, np.array([-128])
-    assert functions.leaky_of_xnnpack(codes, ONE, ONE, 0, settings).tolist() == [0]
+    assert functions.leaky_of_xnnpack(codes, Grids(ONE, ONE, 0, settings)).tolist() == [0]
     settings = {"alpha": 0.0039}  # below 1/256, which would make -0.5 codes of -128
-    found = functions.leaky_of_xnnpack(codes, ONE, ONE, 0, settings)
-    assert found.tolist() == BUILTIN_X86.leaky(codes, ONE, ONE, 0, settings).tolist()
+    found = functions.leaky_of_xnnpack(codes, Grids(ONE, ONE, 0, settings))
+    assert found.tolist() == BUILTIN_X86.leaky(codes, Grids(ONE, ONE, 0, settings)).tolist()
 
 
 def test_every_row_names_options_that_its_rule_takes():

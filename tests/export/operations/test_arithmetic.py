@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from sat_tf.export.kernels.kernel_sets import X86
 from sat_tf.export.operations import windows
-from sat_tf.export.operations.add import AddConstant
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, weight_counts
-from sat_tf.export.operations.mean import rounded_mean
-from sat_tf.export.operations.pairs import ON_CODES, Pair
-from sat_tf.export.operations.pointwise import Pointwise
+from sat_tf.export.operations.mean import Mean
+from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pointwise import ON_CODES, Pointwise, WithConstant
 from sat_tf.export.operations.pools import MaxPool
 from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Codes, Tensor, Window
@@ -115,7 +114,8 @@ def test_sums_with_a_map_round_like_those_of_two_tensors(scales, shape, seed):
     constant = rng.integers(-127, 128, shape).astype(np.int32)
     stored = rng.integers(-128, 128, (8, 3, 4, 5)).astype(np.int32)
     graph = Graph("", tensors, (), (), "y")
-    found = AddConstant(("x",), "y", constant, np.asarray(known.scale)).simulate(graph, stored)
+    codes = constant.astype(np.int8)[np.newaxis]
+    found = WithConstant(("x",), "y", Pointwise.SUM, codes, known).simulate(graph, stored)
     full = np.broadcast_to(constant, stored.shape)
     expected = Pair(("x", "c"), "y", Pointwise.SUM).simulate(graph, stored, full)
     np.testing.assert_array_equal(found, expected)
@@ -139,17 +139,23 @@ def test_a_sum_is_within_one_code_of_the_real_sum(scales, values):
     assert abs(found - 3 - exact) <= 0.5 + 2 * 2**8 * max(scales[:2]) / scales[2] * 2.0**-20
 
 
+def _mean(stored, source, output, *, keep_dims):
+    tensors = {name: Tensor(name, (), codes) for name, codes in (("x", source), ("y", output))}
+    graph = Graph("", tensors, (), (), "y")
+    return Mean(("x",), "y", keep_dims=keep_dims).simulate(graph, stored)
+
+
 def test_the_mean_of_one_value_on_its_own_scale_is_the_value():
     codes = Codes(np.float32(0.1), 112, lowest=112)
     stored = np.arange(112, 128, dtype=np.int32).reshape(1, 1, 1, 16)
-    found = rounded_mean(stored, codes, codes, keep_dims=False, kernels=X86)
+    found = _mean(stored, codes, codes, keep_dims=False)
     np.testing.assert_array_equal(found, stored[:, 0, 0])
 
 
 def test_a_mean_changes_scales_and_zero_points():
     source, output = Codes(np.float32(0.5), -128), Codes(np.float32(0.25), 112)
     stored = np.array([-128, -126, -124, -122], np.int32).reshape(1, 2, 2, 1)
-    found = rounded_mean(stored, source, output, keep_dims=True, kernels=X86)
+    found = _mean(stored, source, output, keep_dims=True)
     assert found.shape == (1, 1, 1, 1)
     assert found.item() == 112 + 6  # 3 codes of 0.5 are 1.5
 
@@ -157,7 +163,8 @@ def test_a_mean_changes_scales_and_zero_points():
 def test_max_pooling_never_takes_the_padding():
     stored = np.full((1, 3, 3, 1), -120, np.int32)
     operation = MaxPool(("x",), "y", (2, 2), Window((2, 2), "SAME"))
-    found = operation.simulate(Graph("", {}, (), (), ""), stored)
+    graph = Graph("", {"y": Tensor("y", (2, 2, 1), Codes(np.float32(1.0), 0))}, (), (), "y")
+    found = operation.simulate(graph, stored)
     np.testing.assert_array_equal(found, np.full((1, 2, 2, 1), -120))
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sat_tf.export.operations.add import AddConstant, MeanOfTensors
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Rectified
 from sat_tf.export.operations.concatenate import Concatenate, OnOneGrid, Part
 from sat_tf.export.operations.graph import Graph, simulate
@@ -18,7 +17,7 @@ from sat_tf.export.operations.linear import (
     window_mean,
 )
 from sat_tf.export.operations.mean import Mean
-from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pairs import AddConstant, MeanOfTensors, Pair
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.pools import AveragePool
 from sat_tf.export.operations.quantize import ShiftImage
@@ -65,7 +64,7 @@ DRAFTS: dict[str, tuple[Draft, tuple[int, ...], float]] = {
     "sum of three": (Pair(("x", "y", "x"), "", Pointwise.SUM), SHAPE, 1.0),
     "mean of tensors": (MeanOfTensors(("x", "y")), SHAPE, 1.0),
     "sum with a map": (
-        AddConstant(("x",), "", RNG.integers(-9, 9, SHAPE), np.array(0.05, np.float32)),
+        AddConstant(("x",), RNG.integers(-9, 9, SHAPE), np.float32(0.05)),
         SHAPE,
         0.5,
     ),

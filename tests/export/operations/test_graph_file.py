@@ -134,6 +134,36 @@ def another_shape(model, graph):
     shape.shape = [3]
 
 
+def backward_in_the_batch(model, graph):
+    """Puts a slice behind the RESHAPE that has the images of a batch in reverse."""
+    reshape = _reshape(model, graph)
+    code = copy.deepcopy(model.operatorCodes[reshape.opcodeIndex])
+    code.builtinCode = code.deprecatedBuiltinCode = tfl.BuiltinOperator.STRIDED_SLICE
+    model.operatorCodes.append(code)
+    bounds = []
+    for values in ([0, 0], [0, 0], [-1, 1]):
+        model.buffers.append(tfl.BufferT())
+        model.buffers[-1].data = np.array(values, np.int32).view(np.uint8)
+        tensor = copy.deepcopy(graph.tensors[reshape.inputs[1]])
+        tensor.name, tensor.shape = f"bounds {len(graph.tensors)}".encode(), [2]
+        tensor.buffer = len(model.buffers) - 1
+        bounds.append(len(graph.tensors))
+        graph.tensors.append(tensor)
+    (source,) = reshape.outputs
+    sliced = copy.deepcopy(graph.tensors[source])
+    sliced.name = b"sliced"
+    reader = graph.operators[graph.operators.index(reshape) + 1]
+    reader.inputs = [len(graph.tensors), *list(reader.inputs)[1:]]
+    operator = copy.deepcopy(reshape)
+    operator.opcodeIndex = len(model.operatorCodes) - 1
+    operator.inputs, operator.outputs = [source, *bounds], [len(graph.tensors)]
+    operator.builtinOptionsType = tfl.BuiltinOptions.StridedSliceOptions
+    operator.builtinOptions = tfl.StridedSliceOptionsT()
+    operator.builtinOptions.beginMask = operator.builtinOptions.endMask = 3
+    graph.tensors.append(sliced)
+    graph.operators.insert(graph.operators.index(reshape) + 1, operator)
+
+
 def made_shape(model, graph):
     operator = _reshape(model, graph)
     operator.inputs = [operator.inputs[0], graph.inputs[0]]
@@ -150,6 +180,7 @@ def shape_of_the_options(model, graph):
         (another_shape, r"RESHAPE .*: it is given the shape \[-1, 9, 14\], and makes \(1, 126\)"),
         (made_shape, r"RESHAPE .*: its input \w+ is not a constant of type INT32"),
         (shape_of_the_options, None),
+        (backward_in_the_batch, r"STRIDED_SLICE .*: it moves values from one image to another"),
     ],
 )
 def test_a_shape_has_to_be_what_kernels_are_given(change, expected, tmp_path):

@@ -13,7 +13,6 @@ from sat_tf.export.converter_route import ON_REALS, keras_of_graph
 from sat_tf.export.litert.converter import run_converter
 from sat_tf.export.litert.runtime import RUNTIMES
 from sat_tf.export.operations import table
-from sat_tf.export.operations.add import AddConstant
 from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.graph import Graph, batches, simulate
@@ -21,17 +20,7 @@ from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.lookup import Lookup
 from sat_tf.export.operations.mean import Mean
-from sat_tf.export.operations.movements import (
-    DepthToSpaceOp,
-    GatherOp,
-    Pad,
-    ReduceMax,
-    Reshape,
-    Resize,
-    SpaceToDepthOp,
-    StridedSlice,
-    Transpose,
-)
+from sat_tf.export.operations.movements import MOVES, Reshape, moved
 from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
 from sat_tf.export.operations.operation import Operation, stored_codes
 from sat_tf.export.operations.pairs import Pair
@@ -70,26 +59,34 @@ def _linear(kind: LinearKind, kernel: np.ndarray, **settings) -> Linear:
 
 
 _KERNEL = np.arange(-72, 72).reshape(4, 3, 3, 4)
+_MAP = np.arange(-32, 32, dtype=np.int8).reshape(1, *SHAPE)
+# Moves that layers become, with their arguments and the shape that they make of (4, 4, 4).
+MOVED = [
+    ("STRIDED_SLICE", (((1, 3, 1), (0, 4, 2), (0, None, 1)),), (2, 2, 4)),
+    ("TRANSPOSE", ((3, 1, 2),), SHAPE),
+    ("RESIZE_NEAREST_NEIGHBOR", ((8, 2),), (8, 2, 4)),
+    ("DEPTH_TO_SPACE", (2,), (8, 8, 1)),
+    ("SPACE_TO_DEPTH", (2,), (2, 2, 16)),
+    ("GATHER", ((3, 0), 2), (4, 4, 2)),
+    ("REDUCE_MAX", (), (4, 4, 1)),
+    ("PAD", (((1, 0), (0, 2), (0, 0)),), (5, 6, 4)),
+]
 # One operation and the shape that it makes of (4, 4, 4), all of codes.
 ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (_linear(LinearKind.CONVOLUTION, _KERNEL, window=_WINDOW), (2, 2, 4)),
     (_linear(LinearKind.DEPTHWISE, _KERNEL[0], window=_WINDOW), (2, 2, 4)),
     (_linear(LinearKind.TRANSPOSED, _KERNEL, window=_WINDOW), (8, 8, 4)),
-    (AddConstant(_X, _Y, np.arange(-32, 32).reshape(SHAPE), np.array(SCALE)), SHAPE),
+    (
+        WithConstant(_X, _Y, Pointwise.SUM, _MAP, CODES),
+        SHAPE,
+    ),
     *((Pair(("x", "x"), _Y, kind), SHAPE) for kind in Pointwise),
     (Mean(_X, _Y), (4,)),
     (MaxPool(_X, _Y, (2, 2), _WINDOW), (2, 2, 4)),
     (AveragePool(_X, _Y, (3, 3), _WINDOW), (2, 2, 4)),
     (ResizeBilinear(_X, _Y, (7, 8)), (7, 8, 4)),
     (Concatenate(("x", "x"), _Y, 2), (4, 4, 8)),
-    (StridedSlice(_X, _Y, ((1, 3, 1), (0, 4, 2), (0, 4, 1))), (2, 2, 4)),
-    (Transpose(_X, _Y, (3, 1, 2)), SHAPE),
-    (Resize(_X, _Y, (8, 2)), (8, 2, 4)),
-    (DepthToSpaceOp(_X, _Y, 2), (8, 8, 1)),
-    (SpaceToDepthOp(_X, _Y, 2), (2, 2, 16)),
-    (GatherOp(_X, _Y, (3, 0), 2), (4, 4, 2)),
-    (ReduceMax(_X, _Y), (4, 4, 1)),
-    (Pad(_X, _Y, ((1, 0), (0, 2), (0, 0))), (5, 6, 4)),
+    *((moved(name, "x", _Y, SHAPE, *arguments), shape) for name, arguments, shape in MOVED),
     (Reshape(_X, _Y), (16, 4)),
     (Requantize(_X, _Y), SHAPE),
     (Lookup(_X, _Y, np.arange(127, -129, -1).astype(np.int8)), SHAPE),
@@ -166,6 +163,7 @@ def _pixels(count: int = 8) -> np.ndarray:
 def test_every_operation_of_the_table_has_an_example_here():
     shown = {type(operation) for graph in GRAPHS for operation in graph.operations}
     assert shown == set(table.OPERATIONS) - {FloatLayer, FloatLayerOperator}
+    assert {name for name, *_ in MOVED} == {name for name, move in MOVES.items() if move.written}
 
 
 @pytest.mark.parametrize("kind", table.OPERATIONS, ids=lambda kind: kind.__name__)
