@@ -356,41 +356,6 @@ def test_a_second_export_follows_the_config_and_says_that_the_proof_is_old(
     assert (run / "model.tflite").read_bytes() == (tiny_run / "model.tflite").read_bytes()
 
 
-@pytest.mark.thorough
-def test_images_that_no_file_holds_are_answered_without_a_traceback(tiny_run, tmp_path, capsys):
-    (tmp_path / "empty.npy").touch()
-    np.savez(tmp_path / "archive.npz", np.zeros((1, 8, 8, 3), np.uint8))
-    for name, expected in (("empty.npy", "or an .npy file"), ("archive.npz", "an archive")):
-        assert main.main(["verify", str(tiny_run), "--images", str(tmp_path / name)]) == 2
-        assert expected in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["verify", "{run}", "{run}/certificate.json"], "certificate.json"),
-        (["verify", "{run}/quantized.keras"], "without a TFLite file"),
-        (["verify", "{run}/quantized.keras", "{run}/none.tflite"], "none.tflite: not found"),
-        (["verify", "{run}/model.tflite", "{run}/model.tflite"], "expected the Keras model that"),
-        (
-            ["verify", "{run}", "--images", "{run}/config.yaml"],
-            "or an .npy file of uint8 images",
-        ),
-        (["export", "{run}", "--out", "{run}/no/where.tflite"], "where.tflite"),
-        (["export", "{run}", "--out", "{run}/quantized.keras"], "by which no model is replaced"),
-        (["export", "{run}", "--out", "{run}/config.yaml"], "call it config.tflite"),
-        (["export", "{run}", "--labels", "{run}/config.yaml"], "labels: received"),
-        (["export", "{run}", "--labels", "{run}/missing.txt"], "--labels: received"),
-        (["evaluate", "{run}"], "model.tflite, with --images"),
-    ],
-)
-def test_files_that_do_not_fit_are_answered_without_a_traceback(
-    tiny_run, arguments, expected, capsys
-):
-    assert main.main([word.format(run=tiny_run) for word in arguments]) == 2
-    assert expected in " ".join(capsys.readouterr().err.split())
-
-
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -560,36 +525,12 @@ def test_a_file_is_verified_with_its_model_on_labelled_images(tiny_run, digits, 
     assert set(found["top1"]) == {"quantized", "simulation", "tflite"}
 
 
-def test_an_error_leaves_no_folder_behind(tiny_run, tmp_path, capsys):
-    (tmp_path / "pictures").mkdir()
-    words = ["verify", str(tiny_run / "model.tflite"), "--images", str(tmp_path / "pictures")]
-    assert main.main([*words, "--out", str(tmp_path / "proof")]) == 2
-    assert "received no pictures, expected at least one (.bmp" in " ".join(
-        capsys.readouterr().err.split()
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
-
-
 @pytest.mark.thorough
 def test_evaluate_prints_the_top1_and_top5_of_a_file(tiny_run, digits, capsys):
     assert main.main(["evaluate", str(tiny_run / "model.tflite"), *digits]) == 0
     printed = capsys.readouterr().out
     assert "model.tflite: top-1 " in printed
     assert "256 images" in printed
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ([], "received a TFLite file without images, expected labelled ones"),
-        (["--images", "{run}/pixels.npy"], "received images without labels"),
-    ],
-)
-def test_evaluate_needs_labelled_images(tiny_run, options, expected, capsys):
-    np.save(tiny_run.parent / "pixels.npy", np.zeros((1, 8, 8, 3), np.uint8))
-    options = [word.format(run=tiny_run.parent) for word in options]
-    assert main.main(["evaluate", str(tiny_run / "model.tflite"), *options]) == 2
-    assert expected in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("columns", ["1", "2", "-5"])
@@ -623,15 +564,6 @@ def test_what_the_system_refuses_has_its_own_fix(error, said, monkeypatch, capsy
     monkeypatch.setattr(tempfile, "gettempdir", refused)
     assert main.report_errors(refused) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_float_model_that_is_none_is_asked_for_as_one(tiny_run, tmp_path, capsys):
-    (tmp_path / "float.keras").write_bytes(b"none")
-    words = ["verify", str(tiny_run), "--float_model", str(tmp_path / "float.keras")]
-    assert main.main(words) == 2
-    assert "expected the float model, as Keras has saved it" in " ".join(
-        capsys.readouterr().err.split()
-    )
 
 
 def test_temporary_files_of_others_go_with_the_command(tmp_path, monkeypatch):

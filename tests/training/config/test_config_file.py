@@ -55,17 +55,6 @@ def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones():
     assert parse_config(SMALLEST, ["seed=1"], seed=3).seed == 3
 
 
-def test_bad_overrides_are_reported_with_everything_else():
-    with pytest.raises(RunError) as error:
-        parse_config(SMALLEST, ["seed", "=3", "a..b=1", "seed.low=1", "seed=[", "name.part=x"])
-    text = str(error.value)
-    for received in ("'seed'", "'=3'", "'a..b=1'"):
-        assert f"{received}: expected key=value, such as stages.float.epochs=3." in text
-    assert "'seed=[': the value is not valid YAML" in text
-    assert "'name.part=x': name is 'small', expected a mapping to set a key in." in text
-    assert "seed={'low': 1}: expected an integer" in text
-
-
 @pytest.mark.parametrize(
     "number",
     [
