@@ -124,31 +124,6 @@ def test_any_name_that_the_file_system_takes_will_do(tmp_path, length):
     assert os.listdir(tmp_path) == ["a" * length]
 
 
-def test_a_name_that_is_too_long_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"as it has \d+ characters; choose a shorter one"):
-        _write(tmp_path / ("a" * 300))
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("path", [None, 3, b"a.json"])
-def test_what_is_no_path_is_named(path):
-    with pytest.raises(ValueError, match=rf"received {type(path).__name__}, expected the name"):
-        check_writable(path)
-
-
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        (os.devnull, "received a device or a pipe, expected a regular file"),
-        ("missing/a.json", "which does not exist, expected one that does"),
-        (".", "received a folder, expected the name of a file"),
-    ],
-)
-def test_a_place_for_no_file_is_named(path, words, tmp_path):
-    with pytest.raises(ValueError, match=words):
-        check_writable(tmp_path / path)
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
 def test_a_folder_that_is_not_writable_is_named(tmp_path):
     tmp_path.chmod(0o500)
@@ -167,8 +142,3 @@ def test_a_temporary_folder_that_stays_hides_no_error(tmp_path, monkeypatch):
     with temporary_folder():
         pass
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_name_that_no_file_can_have_is_refused():
-    with pytest.raises(ValueError, match="expected a name without zero characters"):
-        check_writable("a\0b")

@@ -30,7 +30,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, check_model, distinct
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError
-from sat_tf.qat.input_range_checks import RangeStatistics, converting_layer, float_statistics
+from sat_tf.qat.input_range_checks import converting_layer, float_statistics
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import output_quantizer

@@ -30,19 +30,6 @@ def test_bits_are_chosen_for_a_saved_model(files, tmp_path, said):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("--out curve.svg", "curve.svg: received .svg, expected one of .yaml, .csv"),
-        ("--budget ideal_bytes=3", "'ideal_bytes' is not a limit; use average_weight_bits"),
-    ],
-)
-def test_words_of_earlier_versions_say_what_to_use(words, expected, files, said):
-    model = [str(files / "float.keras"), "--images", str(files / "images.npy")]
-    assert main.main(["allocate", *model, "--budget", "average_bits=4", *words.split()]) == 2
-    assert expected in said()
-
-
 @pytest.mark.thorough
 def test_an_npu_has_milliseconds(files, tmp_path, said, monkeypatch):
     words = [str(files / "float.keras"), "--images", str(files / "images.npy")]
@@ -66,22 +53,3 @@ def test_an_npu_has_milliseconds(files, tmp_path, said, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main.main(["allocate", *words]) == 2
     assert "pip install 'sat-tf[ethos]'" in said()
-
-
-@pytest.mark.parametrize(
-    ("model", "words", "expected"),
-    [
-        ("quantized.keras", ["--images", "images.npy"], "expected the float model it was made"),
-        (
-            "float.keras",
-            ["--images", "images.npy", "--num_images", "1", "--input_range", "0,255"],
-            "num_images=1: expected 2 or more",
-        ),
-    ],
-)
-def test_what_cannot_be_chosen_is_said_plainly(model, words, expected, files, monkeypatch, said):
-    monkeypatch.chdir(files)
-    assert main.main(["allocate", model, "--budget", "bytes=1e6", *words]) == 2
-    told = said()
-    assert expected in told
-    assert "Traceback" not in told

@@ -48,24 +48,3 @@ def test_strict_fails_where_a_rule_is_broken(tmp_path, said):
     assert main.main(["audit", str(tmp_path / "broken.keras")]) == 0
     assert main.main(["audit", str(tmp_path / "broken.keras"), "--strict"]) == 1
     assert "rule I" in said()
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["resnet18"], "such as keras.applications:MobileNetV2"),
-        (["nowhere.keras"], "nowhere.keras: not found"),
-        (["keras.applications:resnet50"], "Did you mean ResNet50?"),
-        (["keras.applications:ResNet50", "--out", "nowhere/audit.html"], "which does not exist"),
-        (["keras.applications:ResNet50", "--images", "nowhere"], "--images: nowhere: not found"),
-        ([__file__], "expected a model that Keras 2 or 3 has saved"),
-        ([__file__, "--image_size", "8"], "received --image_size for a saved model"),
-        (["."], "has no quantized.keras; expected"),
-    ],
-)
-def test_what_cannot_be_audited_is_said_plainly(words, expected, tmp_path, monkeypatch, said):
-    monkeypatch.chdir(tmp_path)
-    assert main.main(["audit", *words]) == 2
-    words = said()
-    assert expected in words
-    assert "Traceback" not in words

@@ -76,24 +76,3 @@ def test_certificates_are_checked_on_the_files_that_they_were_made_with(folder, 
         assert status == 2
         assert "1 of 9 pictures are not there: 06.png" in said
         assert "1 of 9 pictures have changed: 08.png" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--kit", "kit"], "received 'kit', expected the name of a zip"),
-        (["--kit", "none/kit.zip"], "which does not exist"),
-        (["--kit_codes"], "received --kit_codes without --kit"),
-        (["--kit", "kit.zip", "--certificate", "x.json"], "received --certificate and --kit"),
-        (["--certificate", "device.json", "--out", "proof"], "received --out with the certificate"),
-    ],
-)
-def test_what_cannot_be_done_is_told_before_anything_is_written(
-    words, expected, folder, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "device.json").write_text('{"kit": {}}')
-    assert main.main(["verify", str(folder / "model.tflite"), *words]) == 2
-    assert expected in " ".join(capsys.readouterr().err.split())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["device.json"]
-    assert not (folder / "certificate.json").exists()

@@ -2,14 +2,12 @@ import csv
 import shutil
 
 import pytest
-import tensorflow_model_optimization as tfmot
 
 from sat_tf.commands import main
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.quantization import policy
 from sat_tf.messages import RunError
 from tests.planning.models import with_odd_activation
-from tests.training.small import small_float_model
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +41,6 @@ def test_a_model_that_cannot_be_quantized_ends_with_status_1(files, said):
     assert "odd_activation: received activation='sin', expected one of" in said()
     assert main.main(["explain", path, "--unsupported", "float"]) == 0
     assert "multiply-adds: unknown" in said()
-
-
-@pytest.mark.parametrize("name", ["pruned.h5", "pruned.keras"])
-def test_a_model_that_tfmot_has_pruned_is_named_as_such(name, tmp_path, said):
-    tfmot.sparsity.keras.prune_low_magnitude(small_float_model()).save(tmp_path / name)
-    assert main.main(["explain", str(tmp_path / name)]) == 2
-    assert "strip_pruning(model) first" in said()
 
 
 def test_a_quantized_model_needs_a_policy_and_takes_that_of_a_run(files, said):

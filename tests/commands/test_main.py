@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import pathlib
-import shlex
 import shutil
 import signal
 import subprocess
@@ -107,141 +106,6 @@ def test_help_and_version_load_no_tensorflow(arguments, expected):
 
 
 # Commands with what is wrong with their words.
-NAMED = "keras.applications:ResNet50"
-BAD_WORDS = [
-    ("train --config nothing.yaml", "nothing.yaml: No such file or directory"),
-    ("train --set data.name=cifar", "data.name='cifar': expected the name of a"),
-    ("train --set stages.float.learnig_rate=1", "base_learning_rate"),
-    ("train --set recipes.oscillation.start=2", "recipes.oscillation.start=2"),
-    ("train --out /dev/null/run", "/dev/null is a file"),
-    ("train --out ''", "--out: '': expected the name of a file or a folder"),
-    ("train --set 'name={{x}}'", "a key is not a plain word"),
-    ("quantize m --images . --seed -1", "expected an integer in [0, 4294967296)"),
-    ("evaluate nowhere", "nowhere: not found; expected a TFLite file"),
-    ("export nowhere", "nowhere: not found; expected a folder of sat-tf quantize, or a quantized"),
-    ("audit nowhere.keras", "nowhere.keras: not found; expected a Keras model"),
-    ("audit resnet_18", "such as keras.applications:MobileNetV2"),
-    ("verify nowhere.keras", "nowhere.keras: not found; expected"),
-    ("verify .", "has no quantized.keras, model.tflite; expected"),
-    (f"verify {__file__} --dataset digits", "Did you mean --images PIXELS.npy --labels LABELS.npy"),
-    (f"verify {__file__} --images nowhere", "nowhere: not found; expected"),
-    (f"verify {__file__}", "is not a TFLite flatbuffer"),
-    (f"verify {__file__} --runtime fast", "invalid choice: 'fast'"),
-    (f"verify {__file__} --certificate none.json", "none.json: No such file"),
-    ("fly", "'fly' is no command. Known: quantize, explain, verify, evaluate, train, export"),
-    ("quantise", "'quantise' is no command. Did you mean quantize?"),
-    ("", "received no COMMAND, expected one of quantize, explain"),
-    ("explain resnet_18", "such as keras.applications:MobileNetV2"),
-    ("explain nowhere.keras", "nowhere.keras: not found"),
-    (f"explain {NAMED} --policy weigth_bits=4", "Did you mean weight_bits?"),
-    (
-        f"explain {NAMED} --policy weight_bits=4 rescale=std",
-        "Did you mean stddev?",
-    ),
-    (
-        f"explain {NAMED} --policy weight_bits=0x{'f' * 5000}",
-        "expected one of 64 bits",
-    ),
-    (f"explain {NAMED} --policy nowhere.yaml", "No such file"),
-    (f"explain {NAMED} --policy a.yaml b.yaml", "expected one at most"),
-    *(
-        (f"{words} --target etos-u55", "Did you mean ethos-u55?")
-        for words in (
-            *("quantize model.keras --images photos", "train", "export model.keras"),
-            *(f"explain {NAMED}", "verify model.tflite"),
-        )
-    ),
-    (
-        f"explain {NAMED} --out plan.pdf",
-        "received .pdf, expected one of .html, .csv, .json",
-    ),
-    (f"explain {NAMED} --out nowhere/plan.html", "which does not exist"),
-    (f"sensitivity {NAMED}", "received no images, expected --images"),
-    ("sensitivity resnet_18 --images .", "such as keras.applications:MobileNetV2"),
-    (
-        f"sensitivity {NAMED} --images . --bits 9",
-        "'9': expected an integer from 1 to 8",
-    ),
-    (
-        f"sensitivity {NAMED} --images . --out a.jpg",
-        "received .jpg, expected one of .csv",
-    ),
-    (
-        f"sensitivity {NAMED} --images . --max_drop 1 --average_bits 4",
-        "expected one; leave one out",
-    ),
-    *(
-        (f"sensitivity {NAMED} --images . {words}", expected)
-        for words, expected in (
-            ("--max_drop=-1", "--max_drop: '-1': expected a number of 0 or more"),
-            ("--average_bits nan", "--average_bits: 'nan': expected a number from 1 to 8"),
-        )
-    ),
-    (
-        f"sensitivity {NAMED} --images {__file__}",
-        "a file that np.save has not written",
-    ),
-    (
-        f"explain {NAMED} --image_size 0",
-        "--image_size: '0': expected an integer from 1 to 4096",
-    ),
-    (f"explain {NAMED} --out a.pdf --out nowhere/plan.csv", "--out: 2 problems"),
-    (
-        f"explain {NAMED} --trust_model=yes",
-        "--trust_model: received 'yes', expected no value",
-    ),
-    (f"export {__file__} --out nowhere/m.tflite", "which does not exist"),
-    (f"export {__file__} --out ''", "--out: '': expected the name of a file or a folder"),
-    (f"export {__file__} --pack int3", "Did you mean int4?"),
-    (f"export {__file__} --route converte", "Did you mean converter?"),
-    (f"quantize {__file__} --images . --set seed=3", "give --learning_rate and --seed; all"),
-    (f"quantize {__file__} --images ''", "--images: '': expected the name of a file or a folder"),
-    ("paper run glyphs/* --out ''", "--out: '': expected the name of a file or a folder"),
-    ("train photos", "received photos, expected no such word; write its option in front of it"),
-    ("train --set seed=x", "--set: 1 problem"),
-    ("train --set 'policy=weight_bits: 4\nactivation_bits: 99'", "activation_bits=99: expected an"),
-    (f"verify {__file__} --kit kit.tar", "--kit: received 'kit.tar', expected the name of a zip"),
-    (
-        f"allocate {NAMED} --budget bytes=3",
-        "received no images, expected --images",
-    ),
-    *(
-        (f"allocate {NAMED} --images . --budget {words}", expected)
-        for words, expected in (
-            ("byte=3", "Did you mean bytes?"),
-            ("bytes", "'bytes': expected LIMIT=VALUE"),
-            ("bytes=3 bytes=4", "bytes: received twice"),
-            ("bytes=-1 average_bits=x", "--budget: 2 problems"),
-            ("milliseconds=3", "received no `npu`"),
-            ("compiled_bytes=3", "use milliseconds of the npu"),
-            ("bytes=3 --npu ethos-u55-128,Shared_Sram", "alone or with those of a system"),
-            (
-                "bytes=3 --npu ethos-u55-12",
-                "--npu: configuration: received 'ethos-u55-12', expected",
-            ),
-            ("bytes=3 --pack int3", "Did you mean int4?"),
-            ("bytes=3 --out a.jpg", "received .jpg, expected one of .yaml, .csv"),
-            ("bytes=3 --out none/p.yaml", "which does not exist"),
-            ("bytes=3 --policy weight_bit=3", "Did you mean weight_bits?"),
-            ("bytes=3 --bits 2,9", "'9': expected an integer from 1 to 8"),
-        )
-    ),
-]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("words", "expected"), BAD_WORDS, ids=[words[:60] for words, _ in BAD_WORDS]
-)
-def test_bad_input_is_answered_without_tensorflow_or_a_traceback(
-    words, expected, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    done = run_alone(*shlex.split(words))
-    assert expected in " ".join(done.err.split())
-    assert "Traceback" not in done.err
-    assert (done.status, done.loaded) == (2, set())
-    assert list(tmp_path.iterdir()) == []
 
 
 def build_small(name, *, image_size, num_classes, **_):
@@ -492,41 +356,6 @@ def test_a_second_export_follows_the_config_and_says_that_the_proof_is_old(
     assert (run / "model.tflite").read_bytes() == (tiny_run / "model.tflite").read_bytes()
 
 
-@pytest.mark.thorough
-def test_images_that_no_file_holds_are_answered_without_a_traceback(tiny_run, tmp_path, capsys):
-    (tmp_path / "empty.npy").touch()
-    np.savez(tmp_path / "archive.npz", np.zeros((1, 8, 8, 3), np.uint8))
-    for name, expected in (("empty.npy", "or an .npy file"), ("archive.npz", "an archive")):
-        assert main.main(["verify", str(tiny_run), "--images", str(tmp_path / name)]) == 2
-        assert expected in " ".join(capsys.readouterr().err.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["verify", "{run}", "{run}/certificate.json"], "certificate.json"),
-        (["verify", "{run}/quantized.keras"], "without a TFLite file"),
-        (["verify", "{run}/quantized.keras", "{run}/none.tflite"], "none.tflite: not found"),
-        (["verify", "{run}/model.tflite", "{run}/model.tflite"], "expected the Keras model that"),
-        (
-            ["verify", "{run}", "--images", "{run}/config.yaml"],
-            "or an .npy file of uint8 images",
-        ),
-        (["export", "{run}", "--out", "{run}/no/where.tflite"], "where.tflite"),
-        (["export", "{run}", "--out", "{run}/quantized.keras"], "by which no model is replaced"),
-        (["export", "{run}", "--out", "{run}/config.yaml"], "call it config.tflite"),
-        (["export", "{run}", "--labels", "{run}/config.yaml"], "labels: received"),
-        (["export", "{run}", "--labels", "{run}/missing.txt"], "--labels: received"),
-        (["evaluate", "{run}"], "model.tflite, with --images"),
-    ],
-)
-def test_files_that_do_not_fit_are_answered_without_a_traceback(
-    tiny_run, arguments, expected, capsys
-):
-    assert main.main([word.format(run=tiny_run) for word in arguments]) == 2
-    assert expected in " ".join(capsys.readouterr().err.split())
-
-
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -696,36 +525,12 @@ def test_a_file_is_verified_with_its_model_on_labelled_images(tiny_run, digits, 
     assert set(found["top1"]) == {"quantized", "simulation", "tflite"}
 
 
-def test_an_error_leaves_no_folder_behind(tiny_run, tmp_path, capsys):
-    (tmp_path / "pictures").mkdir()
-    words = ["verify", str(tiny_run / "model.tflite"), "--images", str(tmp_path / "pictures")]
-    assert main.main([*words, "--out", str(tmp_path / "proof")]) == 2
-    assert "received no pictures, expected at least one (.bmp" in " ".join(
-        capsys.readouterr().err.split()
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
-
-
 @pytest.mark.thorough
 def test_evaluate_prints_the_top1_and_top5_of_a_file(tiny_run, digits, capsys):
     assert main.main(["evaluate", str(tiny_run / "model.tflite"), *digits]) == 0
     printed = capsys.readouterr().out
     assert "model.tflite: top-1 " in printed
     assert "256 images" in printed
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ([], "received a TFLite file without images, expected labelled ones"),
-        (["--images", "{run}/pixels.npy"], "received images without labels"),
-    ],
-)
-def test_evaluate_needs_labelled_images(tiny_run, options, expected, capsys):
-    np.save(tiny_run.parent / "pixels.npy", np.zeros((1, 8, 8, 3), np.uint8))
-    options = [word.format(run=tiny_run.parent) for word in options]
-    assert main.main(["evaluate", str(tiny_run / "model.tflite"), *options]) == 2
-    assert expected in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("columns", ["1", "2", "-5"])
@@ -759,15 +564,6 @@ def test_what_the_system_refuses_has_its_own_fix(error, said, monkeypatch, capsy
     monkeypatch.setattr(tempfile, "gettempdir", refused)
     assert main.report_errors(refused) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_float_model_that_is_none_is_asked_for_as_one(tiny_run, tmp_path, capsys):
-    (tmp_path / "float.keras").write_bytes(b"none")
-    words = ["verify", str(tiny_run), "--float_model", str(tmp_path / "float.keras")]
-    assert main.main(words) == 2
-    assert "expected the float model, as Keras has saved it" in " ".join(
-        capsys.readouterr().err.split()
-    )
 
 
 def test_temporary_files_of_others_go_with_the_command(tmp_path, monkeypatch):

@@ -9,48 +9,6 @@ from sat_tf.commands.main import COMMANDS
 from tests.commands.light import run_alone, told_without_tensorflow
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("quantize --lr 3", "--lr: no option of sat-tf quantize. Did you mean --learning_rate?"),
-        ("quantize --epoch 5", "Did you mean --epochs?"),
-        ("quantize --learning-rate=1", "Did you mean --learning_rate?"),
-        ("quantize -b 4", "-b: no option of sat-tf quantize. Did you mean --bits?"),
-        ("train --epochs 5", "Did you mean --set stages.quantized.epochs=N?"),
-        ("train --lr 5", "Did you mean --set stages.quantized.base_learning_rate=X?"),
-        ("explain m --epochs 4", "--epochs: no option of sat-tf explain, but of sat-tf quantize."),
-        ("explain m --stream_bits 4", "Did you mean --policy stream_bits=VALUE?"),
-        ("sensitivity m --metric top2", "Did you mean top1?"),
-        ("paper run x --seed 1", "--seed: no option of sat-tf paper run. Did you mean --seeds?"),
-        ("paper lst", "Did you mean list?"),
-        ("explain m --page a.html", "Did you mean --out FILE.html?"),
-        (
-            "train --bits 4",
-            "Did you mean --set policy.weight_bits=N --set policy.activation_bits=N",
-        ),
-        ("train --unsupported float", "Did you mean --set policy.unsupported=float?"),
-        ("train --images photos", "Did you mean --data?"),
-        ("audit m --bits 4", "--bits: no option of sat-tf audit: it audits a model as it is;"),
-        ("audit m --unsupported float", "sat-tf quantize has this option, and the quantized.keras"),
-        ("export m --bits 4", "a quantized model has its own; sat-tf quantize makes another one"),
-        ("export m --images a", "sat-tf verify compares the file with the model on images."),
-        ("audit m --diagram a.svg", "--diagram: no option of sat-tf audit."),
-        ("train --run_dir runs/a --seed 1", "mean --out? --seed: no option of sat-tf train."),
-        ("verify m --model a.keras", "Did you mean the model as a word without --model"),
-        ("sensitivity m --first_last_weight_bits 3", "--policy first_last_weight_bits=VALUE?"),
-        ("allocate m --weight_bits 3", "Did you mean --bits?"),
-        ("allocate m --latency a.csv", "no option of sat-tf allocate: use npu='ethos-u55-128'"),
-        ("allocate m --cost a.csv", "use sat_tf.allocate(model, cost=table) in Python"),
-        ("allocate m --seconds 3", "no option of sat-tf allocate: use fewer weight_bits"),
-        ("evaluate m --simulator", "Did you mean sat-tf verify, whose table"),
-        ("--verson", "Did you mean --version?"),
-    ],
-)
-def test_the_option_that_was_meant_is_named(words, expected):
-    said = told_without_tensorflow(*words.split(), status=2)
-    assert expected in " ".join(said.split())
-
-
 def test_every_unknown_option_is_named_before_what_is_missing():
     said = " ".join(told_without_tensorflow("quantize", "--lr", "1", "--wat", status=2).split())
     assert "Did you mean --learning_rate? --wat: no option of sat-tf quantize." in said

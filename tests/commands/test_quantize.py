@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import re
 import shutil
 import signal
@@ -114,31 +113,6 @@ def test_a_missing_file_is_said_before_tensorflow_is_loaded(tmp_path):
     words = ["quantize", "nothing.keras", "--images", "."]
     said = told_without_tensorflow(*words, status=2, cwd=tmp_path)
     assert "nothing.keras: not found; expected a Keras model" in " ".join(said.split())
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--images", "nowhere"], "nowhere: not found; expected a folder of pictures, or an .npy"),
-        (
-            ["--images", "float.keras"],
-            "float.keras: received an archive, expected a folder of pictures",
-        ),
-        (["--images", "bad.npy"], "bad.npy: received a file that np.save has not written"),
-        (["--images", "wide.npy"], "received shape (4, 9, 9, 3), expected (n, 8, 8, 3)"),
-        (["--images", "real.npy"], "pixels, give --policy input_type=int8"),
-    ],
-)
-def test_what_is_neither_a_folder_of_pictures_nor_fitting_arrays_is_refused(
-    words, expected, files, monkeypatch, capsys
-):
-    monkeypatch.chdir(files)
-    pathlib.Path("bad.npy").write_bytes(b"no array")
-    np.save("wide.npy", np.zeros((4, 9, 9, 3), np.uint8))
-    np.save("real.npy", np.zeros((4, 8, 8, 3), np.float32))
-    words = [*words, "--input_range", "0,1"] if "real.npy" not in words else words
-    assert main.main(["quantize", "float.keras", *words]) == 2
-    assert expected in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.thorough
@@ -557,14 +531,6 @@ def test_what_is_no_classifier_is_not_trained_without_labels(
     assert not (tmp_path / "out").exists()
     status, said = told(*words, "--bits", "4")
     assert "4 bits are then reconstructed from the float model." in said
-
-
-def test_a_quantized_model_is_refused_with_the_command_for_it(told, files):
-    quantized = sat_tf.quantize_model(model_of_small_range(), 8)
-    quantized.save(files / "quantized.keras")
-    status, said = told("quantized.keras", "photos")
-    assert status == 2
-    assert "quantized already, expected a float one; write its file with sat-tf export" in said
 
 
 @pytest.mark.thorough

@@ -1,4 +1,3 @@
-import os
 import pathlib
 import subprocess
 import sys
@@ -66,21 +65,6 @@ def test_a_file_says_what_it_takes(small_file):
     interface = file_interface(small_file)
     assert (interface.input_shape, interface.input_type) == ((8, 9, 3), np.uint8)
     assert interface.num_outputs == 4
-
-
-def test_a_file_that_does_not_run_is_named(small_file, small_images, labels, tmp_path):
-    path = tmp_path / "damaged.tflite"
-    path.write_bytes(small_file.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"damaged.tflite: received a file that does not run"):
-        evaluate_tflite(path, small_images, labels, progress=False)
-    with pytest.raises(ValueError, match=r"damaged.tflite: received a file that is not a TFLite"):
-        evaluate_simulator(path, small_images, labels, progress=False)
-    for function in (evaluate_tflite, evaluate_simulator):
-        with pytest.raises(ValueError, match="received a path without a file"):
-            function(tmp_path / "none.tflite", small_images, labels)
-        os.truncate(path, 2**40)
-        with pytest.raises(ValueError, match=r"damaged.tflite: received a file of 1,099,511"):
-            function(path, small_images, labels)
 
 
 def test_outputs_that_are_not_finite_are_counted_and_wrong(

@@ -81,11 +81,6 @@ def test_other_images_and_another_file_are_named_at_once(
         recheck(other, recorded, small_images[::-1])
 
 
-def test_images_that_nobody_can_draw_again_are_asked_for(certificate, small_file):
-    with pytest.raises(ValueError, match=r"received none, expected the 32 that the certificate"):
-        recheck(small_file, certificate[0])
-
-
 def test_codes_that_are_not_those_of_the_certificate_are_named(
     certificate, small_file, small_images, monkeypatch
 ):
@@ -125,9 +120,3 @@ def test_a_runtime_that_refuses_the_file_is_told_and_xnnpack_alone_is_an_error(
     refusals["xnnpack"] = "no memory"
     with pytest.raises(ValueError, match=r"LiteRT does not run \(no memory\), expected one that"):
         verify_file(small_file, small_images)
-
-
-def test_a_page_is_no_place_for_a_certificate(small_file, small_images, tmp_path):
-    with pytest.raises(ValueError, match=r"received the name of a page, expected that of a JSON"):
-        verify_file(small_file, small_images, certificate_path=tmp_path / "certificate.html")
-    assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,7 @@ import pytest
 import tf_keras as keras
 
 from sat_tf.loading.load import check_order, load_model
-from tests.loading.hostile import config_of, layer_in, small, with_config
+from tests.loading.hostile import config_of, small, with_config
 
 L = keras.layers
 FORMATS = ("model.keras", "model.h5", "model")
@@ -14,85 +14,6 @@ def _saved(model, path, change):
     config = config_of(path)
     change(config)
     return with_config(path, config)
-
-
-def _reads(reader, source, index=0):
-    def change(config):
-        layer_in(config, reader)["inbound_nodes"] = [[[source, index, 0, {}]]]
-
-    return change
-
-
-@pytest.mark.parametrize("safe_mode", [True, False])
-@pytest.mark.parametrize("name", FORMATS)
-def test_layers_that_wait_for_each_other_are_refused(name, safe_mode, tmp_path):
-    if name == "model" and not safe_mode:
-        pytest.skip("is run as the program that it is")
-    path = _saved(small(), tmp_path / name, _reads("conv", "head"))
-    with pytest.raises(ValueError, match=r": received a layer that reads what comes after it"):
-        load_model(path, safe_mode=safe_mode)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("source", ["conv", "norm"])
-def test_a_layer_that_reads_itself_or_its_reader_is_named(name, source, tmp_path):
-    path = _saved(small(), tmp_path / name, _reads("conv", source))
-    with pytest.raises(ValueError, match=r"(conv|norm): received a layer that reads what comes "):
-        load_model(path)
-
-
-@pytest.mark.parametrize("index", [1, -1, 7, "0", None, 0.5])
-def test_a_call_that_is_not_in_the_file_is_refused(index, tmp_path):
-    path = _saved(small(), tmp_path / "model.keras", _reads("norm", "conv", index))
-    with pytest.raises(ValueError, match=r"norm: received a layer that reads what call .* of conv"):
-        load_model(path)
-
-
-def test_tensors_among_the_arguments_are_read_too(tmp_path):
-    def change(config):
-        (node,) = layer_in(config, "norm")["inbound_nodes"]
-        node[0][3] = {"mask": {"inside": [["head", 0, 0]]}}
-
-    path = _saved(small(), tmp_path / "model.h5", change)
-    with pytest.raises(ValueError, match=r"received a layer that reads what comes after it"):
-        load_model(path)
-
-
-def test_two_names_of_one_object_are_refused(tmp_path):
-    def change(config):
-        layer_in(config, "norm")["shared_object_id"] = 3
-        layer_in(config, "relu")["shared_object_id"] = 3
-
-    path = _saved(small(), tmp_path / "model.h5", change)
-    with pytest.raises(ValueError, match=r"relu: received a layer that is the same object as norm"):
-        load_model(path)
-
-
-@pytest.mark.parametrize("wrapper", [None, L.TimeDistributed])
-@pytest.mark.parametrize("name", FORMATS)
-def test_models_inside_are_looked_at(name, wrapper, tmp_path):
-    image = keras.Input((4, 4) if wrapper else (4, 4, 4))
-    inner = keras.Model(image, L.ReLU(name="last")(L.ReLU(name="first")(image)), name="inner")
-
-    def change(config):
-        layer = layer_in(config, "outer" if wrapper else "inner")
-        layer = layer["config"]["layer"] if wrapper else layer
-        layer_in(layer, "first")["inbound_nodes"] = [[["last", 0, 0, {}]]]
-
-    model = small(wrapper(inner, name="outer") if wrapper else inner)
-    path = _saved(model, tmp_path / name, change)
-    with pytest.raises(ValueError, match=r"(first|last): received a layer that reads what comes"):
-        load_model(path)
-
-
-@pytest.mark.parametrize("index", [0, 2])
-@pytest.mark.parametrize("name", FORMATS)
-def test_calls_of_models_are_counted_from_one(name, index, tmp_path):
-    image = keras.Input((4, 4, 4))
-    inner = keras.Model(image, L.ReLU(name="first")(image), name="inner")
-    path = _saved(small(inner), tmp_path / name, _reads("pool", "inner", index))
-    with pytest.raises(ValueError, match=rf"pool: .* what call {index} of inner makes"):
-        load_model(path)
 
 
 def _functional(name):

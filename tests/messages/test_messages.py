@@ -1,5 +1,9 @@
+import os
+import shlex
+
 import pytest
 
+from tests.commands.light import run_alone
 from tests.messages import session
 
 HOW = "python -m tests.messages.session writes the messages anew; review the difference."
@@ -13,3 +17,12 @@ def test_every_call_is_answered_by_the_message_of_the_table(name):
         if row != now
     ]
     assert not differing, "\n".join([f"{name}.txt:", *differing, HOW])
+
+
+@pytest.mark.thorough
+def test_words_alone_are_answered_without_tensorflow_and_leave_no_file(tmp_path):
+    (tmp_path / "text.py").write_text("text")
+    for call in (row.call for row in session.read("words") if row.call.startswith("$ ")):
+        told = run_alone(*shlex.split(call)[2:], cwd=tmp_path)
+        assert (told.status, told.loaded, "Traceback" in told.err) == (2, set(), False), call
+    assert os.listdir(tmp_path) == ["text.py"]

@@ -190,20 +190,6 @@ def test_frozen_layers_stay_frozen():
     assert inner_layer(quantized.get_layer("quant_b")).trainable_weights
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_weights_that_are_not_finite_are_refused_by_name(bad):
-    model = float_models.build("plain")
-    for name, index in (("b", 0), ("classifier", 1)):
-        values = model.get_layer(name).get_weights()
-        values[index].flat[:2] = bad
-        model.get_layer(name).set_weights(values)
-    with pytest.raises(ValueError, match="model 'plain': 2 problems") as error:
-        sat_tf.quantize_model(model)
-    lines = str(error.value).splitlines()
-    assert "b: received 2 of 144 values of kernel that are NaN or infinite" in lines[1]
-    assert "classifier: received 2 of 5 values of bias" in lines[2]
-
-
 def test_layers_left_float_keep_their_weights():
     image = keras.Input((8, 8, 3), name="image")
     tensor = L.Conv2D(4, 3, activation="tanh", name="bent")(image)

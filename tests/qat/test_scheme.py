@@ -3,7 +3,6 @@ import warnings
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
@@ -259,18 +258,6 @@ def test_tfmots_scope_knows_every_class():
 # -- errors ------------------------------------------------------------------------------------
 
 
-def test_every_problem_of_a_model_is_told_in_one_error():
-    image = keras.Input((8, 8, 3), name="image")
-    tensor = L.UnitNormalization(name="odd")(image)
-    inner = keras.Sequential([L.ThresholdedReLU(name="bent"), L.Conv2D(4, 3)], name="inner")
-    model = keras.Model(image, L.Flatten(name="flatten")(inner(tensor)), name="outer")
-    with pytest.raises(ValueError, match="model 'outer': 2 problems") as error:
-        sat_tf.quantize_model(model, BitPolicy(overrides={}))
-    message = str(error.value)
-    assert "inner/bent: received ThresholdedReLU" in message
-    assert "odd: received UnitNormalization" in message
-
-
 def test_the_registry_of_the_scheme_answers_tfmot():
     registry = sat_tf.SatQuantizeScheme(BitPolicy(weight_bits=3)).get_quantize_registry()
     assert not registry.supports(L.Dense(2))
@@ -278,14 +265,3 @@ def test_the_registry_of_the_scheme_answers_tfmot():
     assert config.fields["weight_bits"] == 3
     with pytest.raises(ValueError, match="odd: received UnitNormalization"):
         registry.get_quantize_config(L.UnitNormalization(name="odd"))
-
-
-def test_a_lambda_layer_is_left_float_only_where_the_policy_says_so():
-    model = keras.Sequential(
-        [L.Conv2D(4, 3, input_shape=(6, 6, 3)), L.Lambda(tf.nn.silu, name="silu"), L.Flatten()]
-    )
-    told = r"silu: received Lambda, which sat-tf does not quantize(.|\n)*or no annotation\."
-    with pytest.raises(ValueError, match=told):
-        sat_tf.quantize_model(model)
-    quantized = sat_tf.quantize_model(model, BitPolicy(unsupported="float"))
-    assert type(quantized.get_layer("silu")) is L.Lambda

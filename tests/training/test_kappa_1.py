@@ -224,18 +224,3 @@ def test_frozen_normalization_keeps_its_own_statistics():
     logits = model(IMAGES.astype(np.float32), training=False)
     loss = keras.losses.sparse_categorical_crossentropy(LABELS, logits, from_logits=True)
     assert frozen == pytest.approx(float(np.mean(loss)), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "problem"),
-    [
-        (lambda x: x, "an output of shape"),
-        (lambda x: layers.Dense(1)(layers.Flatten()(x)), "two classes or more"),
-        (lambda x: layers.Dense(3, activation="sigmoid")(layers.Flatten()(x)), "sigmoid"),
-    ],
-)
-def test_what_is_no_classifier_is_refused(outputs, problem):
-    image = keras.Input((8, 8, 3))
-    model = keras.Model(image, outputs(layers.Conv2D(4, 3)(image)))
-    with pytest.raises(ValueError, match=problem):
-        gradient_flow(model, IMAGES, LABELS)

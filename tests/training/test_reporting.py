@@ -15,7 +15,7 @@ from sat_tf.training.loop.callbacks import StopWhenNotFinite
 from sat_tf.training.loop.start import describe_environment
 from sat_tf.training.report.run_report import write_curves
 from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import METRICS, RunFolder
+from sat_tf.training.state.run_folder import RunFolder
 from tests.training.report_folder import write_rows
 from tests.training.small import small_images, small_quantized_model
 
@@ -52,14 +52,6 @@ def rows():
         for stage in ("float", "quantized")
         for epoch in (1, 2, 3)
     ]
-
-
-@pytest.mark.parametrize("text", ["stage,epoch\nfloat,1\n", "stage,epoch,step\nfloat,one,1\n"])
-def test_a_metrics_file_of_another_version_is_named(tmp_path, text):
-    folder = RunFolder(tmp_path)
-    folder.write_text(METRICS, text)
-    with pytest.raises(RunError, match=r"metrics\.csv: received a damaged file .* expected"):
-        EpochMetrics.read(folder)
 
 
 @pytest.mark.parametrize("count", [1, 6])

@@ -147,14 +147,6 @@ def test_bad_words_are_refused_before_tensorflow_is_loaded(words, expected, tmp_
     assert expected in " ".join(said.split())
 
 
-def test_a_quantized_model_has_a_range_and_needs_no_pictures(files, monkeypatch, said):
-    monkeypatch.chdir(files)
-    sat_tf.quantize_model(model_of_small_range(), 8).save("quantized.keras")
-    assert main.main(["explain", "quantized.keras", "--bits", "4", "--images", "plain"]) == 2
-    assert "for a quantized model, which has its own input range" in said()
-    assert main.main(["explain", "quantized.keras", "--bits", "4"]) == 0
-
-
 def test_without_a_number_the_command_and_python_have_8_bits():
     arguments = argparse.Namespace(
         policy=[], bits=None, input_range=None, target=None, unsupported=None

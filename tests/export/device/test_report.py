@@ -74,40 +74,9 @@ def test_a_kit_that_was_changed_and_sealed_again_does_not_pass(
         read_device_check(small_file, path, few_images)
 
 
-def test_a_certificate_that_was_changed_is_refused(certificate_path, tmp_path):
-    path = tmp_path / "device.json"
-    text = certificate_path.read_text()
-    path.write_text(text.replace('"codes_differing": 0', '"codes_differing": 1', 1))
-    with pytest.raises(ValueError, match=r"changed after check\.py wrote it"):
-        read_device_certificate(path)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda values: values["tensors"][0].update(sha256="0" * 64),
-        lambda values: values["tensors"][0].update(images=[0]),
-        lambda values: values["tensors"][0].update(codes_compared=1),
-        lambda values: values["tensors"].pop(),
-        lambda values: values["tensors"][0].update(name="other"),
-    ],
-)
-def test_counts_that_do_not_fit_the_hashes_are_refused(change, certificate_path, tmp_path):
-    path = _edited(certificate_path, tmp_path / "device.json", change)
-    with pytest.raises(ValueError, match="counts that do not fit the hashes"):
-        read_device_certificate(path)
-
-
 def test_a_kit_of_another_format_is_named(certificate_path, tmp_path):
     path = _edited(certificate_path, tmp_path / "d.json", lambda values: values.update(format=9))
     with pytest.raises(ValueError, match=r"received format 9, of sat-tf .*, expected 1"):
-        read_device_certificate(path)
-
-
-def test_endless_lists_are_no_certificate_of_a_device(tmp_path):
-    path = tmp_path / "device.json"
-    path.write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="is not JSON"):
         read_device_certificate(path)
 
 

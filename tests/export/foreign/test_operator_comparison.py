@@ -133,58 +133,6 @@ def test_values_and_codes_are_taken_as_they_are():
 # -- what cannot be compared -----------------------------------------------------------------------
 
 
-def no_graph(model, graph):
-    model.subgraphs = []
-
-
-def open_sizes(model, graph):
-    graph.tensors[graph.inputs[0]].shapeSignature = np.array([-1, -1, -1, 3], np.int32)
-
-
-def one_input_twice(model, graph):
-    graph.inputs = [*graph.inputs] * 2
-
-
-def no_pixels(model, graph):
-    graph.tensors[graph.inputs[0]].shape = [1, 0, 12, 3]
-
-
-def no_scale(model, graph):
-    graph.tensors[graph.inputs[0]].quantization.scale = np.array([np.nan], np.float32)
-
-
-def several_images(model, graph):
-    graph.tensors[graph.inputs[0]].shape = np.array([4, *make.IMAGE], np.int32)
-
-
-def older_codes(model, graph):
-    for tensor in graph.tensors:
-        if tensor.type == tfl.TensorType.INT8:
-            tensor.type = tfl.TensorType.UINT8
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (no_graph, "it has no graph"),
-        (open_sizes, r"an input of the shape \[-1, -1, -1, 3\], with open sizes"),
-        (one_input_twice, r"its inputs are the tensors \[0, 0\], with one of them twice"),
-        (no_pixels, r"of shape \(1, 0, 12, 3\), which holds no values, expected sizes of at"),
-        (no_scale, r"the input \S+ with the scale nan, expected one above 0"),
-        (several_images, r"of shape \(4, 12, 12, 3\), expected one image at a time"),
-        (older_codes, "computes with UINT8 codes, expected int8"),
-    ],
-)
-def test_files_that_cannot_be_compared_say_why(change, expected, tmp_path):
-    with pytest.raises(ValueError, match=expected):
-        compared(written(tmp_path, "converter_int8", change))
-
-
-def test_a_float_file_has_nothing_to_compare():
-    with pytest.raises(ValueError, match=r"received a float file.*only its weights are integers"):
-        compared(path_of("dynamic_range"))
-
-
 def test_a_custom_operator_that_no_runtime_knows_is_named(tmp_path):
     def of_another_library(model, graph):
         code = model.operatorCodes[graph.operators[1].opcodeIndex]
@@ -207,16 +155,6 @@ def test_outputs_may_have_other_lengths(tmp_path):
     path = written(tmp_path, "converter_int8", with_a_shape)
     found = compared(path)
     assert found.outputs["builtin"].compared == (4 + 4) * len(PIXELS)
-
-
-def test_what_is_no_file_or_no_images_is_said(tmp_path):
-    (tmp_path / "text.tflite").write_text("no flatbuffer at all")
-    with pytest.raises(ValueError, match="not a TFLite flatbuffer"):
-        compared(tmp_path / "text.tflite")
-    with pytest.raises(ValueError, match=r"received shape \(4, 6, 12, 3\), expected \(n, 12, 12,"):
-        compared(path_of("tfmot"), images=PIXELS[:, :6])
-    with pytest.raises(ValueError, match="received buildin, expected names"):
-        compared(path_of("tfmot"), runtimes=["buildin"])
 
 
 def test_random_damage_is_a_value_error_or_a_file():

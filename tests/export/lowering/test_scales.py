@@ -105,37 +105,12 @@ def test_multipliers_beyond_255_give_the_codes_of_255(weight_scale, lowest_and_h
     )
 
 
-def test_scales_on_which_litert_crashes_are_refused():
-    with pytest.raises(ValueError, match="x: received values whose scale is 1e-39, expected"):
-        scales.round_biases(_graph([[1]], [1e3], [0.0], source=1e-39))
-
-
-@pytest.mark.parametrize(
-    ("weight_scale", "bias"), [(1e-46, 0.0), (np.inf, 0.0), (np.nan, 0.0), (1.0, np.inf)]
-)
-def test_what_float32_does_not_hold_is_refused(weight_scale, bias):
-    with pytest.raises(ValueError, match=r"y: received weight scales from .* has diverged"):
-        scales.round_biases(_graph([[1]], [weight_scale], [bias]))
-
-
-def test_sums_beyond_int32_are_refused():
-    wide = np.full((1, 140_000), 127)
-    with pytest.raises(ValueError, match=r"y: received a layer whose sums reach .* for int32"):
-        scales.round_biases(_graph(wide, [1e-6], [0.0]))
-
-
 @pytest.mark.parametrize(("bias", "expected"), [(-5e10, -131), (5e10, 131), (-5e7, -1_000_000)])
 def test_a_bias_whose_products_overflow_becomes_the_smallest_that_saturates(bias, expected):
     linear = _only(scales.round_biases(_graph([[1]], [100.0], [bias])))  # in units of 50
     assert linear.bias == expected
     # Inputs of at most 128, and 200 output codes each.
     assert abs(200 * (abs(expected) - 128)) > 255
-
-
-def test_products_beyond_int32_are_refused():
-    wide = np.full((1, 1_000), 127)
-    with pytest.raises(ValueError, match=r"y: received a layer .* 3.251e.09 codes of its output"):
-        scales.round_biases(_graph(wide, [100.0], [0.0]))
 
 
 def test_float_layers_are_left_alone():

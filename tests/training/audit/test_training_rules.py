@@ -178,27 +178,6 @@ def test_a_table_goes_on_where_training_does(tmp_path):
     assert steps == [0, 3, 6, 9, 12]
 
 
-def test_another_table_is_not_overwritten(tmp_path):
-    path = tmp_path / "mine.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="received another table"):
-        TrainingRules(SAMPLE, csv=path)
-    assert path.read_text() == "a,b\n1,2\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ({"every": 0}, "every: received 0"),
-        ({"num_images": 0}, "num_images: received 0"),
-        ({"csv": "/nowhere/rules.csv"}, "which does not exist"),
-    ],
-)
-def test_bad_arguments_are_refused_at_once(arguments, problem):
-    with pytest.raises(ValueError, match=problem):
-        TrainingRules(SAMPLE, **arguments)
-
-
 @pytest.mark.thorough
 def test_without_labels_there_are_weights_and_activations(caplog):
     rules = TrainingRules(SAMPLE[0], every=3)

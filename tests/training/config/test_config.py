@@ -55,26 +55,6 @@ def test_the_warm_up_starts_at_the_rate_of_batches_of_256_unless_the_peak_is_low
     assert first(base_learning_rate=0.05, batch_size=64, warmup_learning_rate=0.001) == 0.001
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (
-            ["stages.float={batch_size: 32, warmup_learning_rate: 0.05}"],
-            "stages.float.warmup_learning_rate=0.05 with base_learning_rate=0.05 and "
-            "batch_size=32: the warm-up would go down, from 0.05 to 0.00625 (base_learning_rate * "
-            "batch_size / 256); expected at most that peak; lower it, or set it to null.",
-        ),
-        (  # inherited
-            ["stages.float.warmup_learning_rate=0.1", "stages.quantized.base_learning_rate=0.01"],
-            "stages.quantized.warmup_learning_rate=0.1 with base_learning_rate=0.01",
-        ),
-    ],
-)
-def test_a_warm_up_never_starts_above_its_peak(overrides, expected):
-    (line,) = problems(*overrides)
-    assert line.startswith(expected)
-
-
 def test_behind_a_given_model_the_rate_is_stated():
     def rates(*overrides):
         config = parse_config(SMALLEST, overrides)
@@ -113,14 +93,6 @@ def test_every_number_has_an_upper_bound_that_names_its_key():
             assert key.split(".")[-1] in str(error.value), key
 
 
-def test_a_reconstruction_has_a_calibrated_model_and_an_ordinary_float_one():
-    one, other = problems("calibration={reconstruction_steps: 5, num_images: 0}")
-    assert "reconstruction_steps=5 with calibration.num_images=0: expected a calibrated" in one
-    assert "with training.start='clamped': expected an ordinary float model" in other
-    few = ["calibration.reconstruction_steps=5", "training.start=vanilla"]
-    assert parse_config(SMALLEST, few).calibration.reconstruction_steps == 5
-
-
 def test_a_run_may_end_with_the_float_model():
     config = parse_config(SMALLEST, ["stages.quantized=null"])
     assert list(config.stages.by_name()) == ["float"]
@@ -131,31 +103,6 @@ def test_a_run_may_end_with_the_float_model():
 def test_a_run_may_pack_its_file_as_the_export_does(pack):
     assert parse_config(SMALLEST, [f"export.pack={pack}"]).export.pack == pack
     assert parse_config(SMALLEST).export.pack == "auto"
-
-
-def test_an_unknown_packing_gets_a_proposal():
-    (problem,) = problems("export.pack=int5")
-    assert "expected one of auto" in problem
-    assert "Did you mean int" in problem
-
-
-@pytest.mark.parametrize("tail", ["deploy_tail={epochs: 2}", "deploy_tail.epochs=2"])
-def test_the_deploy_tail_of_earlier_versions_is_told_what_to_do_instead(tail):
-    (problem,) = problems(f"stages.{tail}")
-    assert problem.startswith("stages.deploy_tail is not a key; leave it out, and give its epochs")
-    # Configurations of earlier runs name it.
-    assert parse_config(SMALLEST, ["stages.deploy_tail=null"]) == parse_config(SMALLEST)
-
-
-@pytest.mark.parametrize(
-    ("key", "former", "other"),
-    [("checkpoint_minutes", 10, 2.5), ("checkpoint_steps", "null", 3), ("keep_checkpoints", 2, 1)],
-)
-def test_checkpoints_of_earlier_versions_are_told_what_to_do_instead(key, former, other):
-    (problem,) = problems(f"training.{key}={other}")
-    assert problem.startswith(f"training.{key} is not a key; leave it out: every epoch is saved")
-    # Configurations of earlier runs name them.
-    assert parse_config(SMALLEST, [f"training.{key}={former}"]) == parse_config(SMALLEST)
 
 
 def test_activations_may_stay_float():
@@ -188,12 +135,6 @@ def test_epochs_of_a_stage_win_over_the_steps_of_the_stage_before():
     assert config.stages.quantized.total_steps(30) == 100
 
 
-def test_a_quantized_stage_without_epochs_is_calibrated_and_a_float_one_is_an_error():
-    assert not parse_config(SMALLEST, ["stages.quantized.epochs=0"]).stages.quantized.trains
-    with pytest.raises(RunError, match=r"stages.float.epochs=0: expected a positive integer; only"):
-        parse_config(SMALLEST, ["stages.float.epochs=0"])
-
-
 # -- recipes ---------------------------------------------------------------------------------
 
 RECIPES = (
@@ -217,29 +158,6 @@ def test_true_is_a_recipe_with_its_defaults_and_false_is_none(name):
     assert parse_config(config_text(on)) == on
     off = parse_config(SMALLEST, [f"recipes.{name}=false"])
     assert off == parse_config(SMALLEST)
-
-
-def test_the_float_stage_cannot_be_its_own_teacher():
-    (found,) = problems("recipes.distillation.stages=[float, quantized]")
-    assert "the float stage cannot learn from its own outcome" in found
-    other = ["recipes.distillation.stages=[float]", "recipes.distillation.teacher=other.keras"]
-    assert parse_config(SMALLEST, other).recipes.distillation.teacher == "other.keras"
-    (found,) = problems("recipes.distillation.model.name=vgg16")
-    assert "the model of the float stage is known" in found
-
-
-def test_oscillations_are_followed_when_bits_have_come_down():
-    both = ["recipes.progressive_bits={bits: [8, 4], shares: [0.1, 0.2]}"]
-    (found,) = problems(*both, "recipes.oscillation.start=0.2")
-    assert "codes are those of the policy from 0.3 of the stage on" in found
-    parse_config(SMALLEST, [*both, "recipes.oscillation.start=0.3"])
-
-
-def test_a_recipe_of_a_stage_that_does_not_exist_is_a_problem():
-    smoothing = "recipes.label_smoothing.stages=[float, quantized]"
-    (found,) = problems(smoothing, "stages.quantized=null")
-    assert "the run has no stage quantized" in found
-    parse_config(SMALLEST, [smoothing])
 
 
 def test_recipes_can_be_cut_down_to_those_of_some_stages():

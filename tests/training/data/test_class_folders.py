@@ -1,7 +1,5 @@
 import os
 
-import numpy as np
-import pytest
 from PIL import Image
 
 from sat_tf.training.data.class_folders import load_folder_tree, median_side, read_tree
@@ -12,19 +10,6 @@ def touch(root, *names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
     return root
-
-
-def test_what_is_no_folder_of_classes_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere: not found; expected a folder of pictures"):
-        read_tree(tmp_path / "nowhere")
-    touch(tmp_path, "1.jpg", "2.png", "notes.txt")
-    with pytest.raises(
-        ValueError, match=r"received 2 pictures and no folders \(1.jpg, 2.png\).*such as cat/1.jpg"
-    ):
-        read_tree(tmp_path)
-    np.save(tmp_path / "a.npy", [1])
-    with pytest.raises(ValueError, match=r"a\.npy, a file; expected a folder of pictures"):
-        read_tree(tmp_path / "a.npy")
 
 
 def test_small_pictures_are_remarked_upon(tmp_path):

@@ -125,30 +125,6 @@ def test_a_softmax_at_the_end_of_a_file_is_taken_off(own_layer, tmp_path):
     np.testing.assert_allclose(read(IMAGES), small_float_model()(IMAGES), rtol=1e-6)
 
 
-def test_files_that_do_not_fit_are_refused_with_every_reason(tmp_path):
-    path = tmp_path / "float.keras"
-
-    def refused():
-        with pytest.raises(RunError) as error:
-            trained_float_model(config(f"training.float_model={path}"), SOURCE)
-        return str(error.value).replace(str(path), "FILE")
-
-    assert refused() == (
-        "training.float_model='FILE': no such file; expected a .keras or .h5 file, or a SavedModel."
-    )
-    path.write_bytes(b"no model")
-    assert refused().startswith("training.float_model='FILE': ")
-    assert "expected a model saved by Keras" in refused()
-    image = keras.Input((9, 9, 3))
-    keras.Model(image, keras.layers.Dense(5)(keras.layers.Flatten()(image))).save(path)
-    header, *problems = refused().splitlines()
-    assert header == "training.float_model='FILE': 2 problems"
-    assert "inputs of shape (9, 9, 3), expected (8, 8, 3)" in problems[0]
-    assert "outputs of shape (5,), expected (3,)" in problems[1]
-    quantized_start(config("training.start=vanilla"), small_float_model()).save(path)
-    assert "received a model with quantized layers" in refused()
-
-
 def test_a_saved_model_may_be_the_float_model(tmp_path):
     small_float_model().save(tmp_path / "float")
     read = trained_float_model(config(f"training.float_model={tmp_path}/float"), SOURCE)

@@ -1,16 +1,13 @@
 import pytest
 from pydantic import ValidationError
 
-from sat_tf.messages import RunError
 from sat_tf.training.config.config import SHIPPED
 from sat_tf.training.reproduction.library import (
     Data,
-    Experiment,
     Row,
     data_sets,
     entries,
     find,
-    read,
 )
 
 # How many trainings each table and figure has. Table 1: four bit widths and float, by PACT and by
@@ -132,32 +129,6 @@ def test_a_pattern_finds_rows_once_and_in_order():
     assert problems == []
 
 
-@pytest.mark.parametrize(
-    ("pattern", "hint"),
-    [
-        ("table1/mobilnet_v2/4bits", "Did you mean table1/mobilenet_v2/4bits?"),
-        ("tabel4/*", "Did you mean table4?"),
-        ("imagenet", "Known: figure2b, figure3,"),
-        ("table4/*/3bits/*", "Known: table4/mobilenet_v1/4bits/pact, table4/"),
-    ],
-)
-def test_a_row_that_is_not_there_is_answered_with_the_nearest(pattern, hint):
-    rows, (problem,) = find([pattern])
-    assert rows == []
-    assert problem.startswith(f"{pattern!r}: no such row. ")
-    assert hint in problem
-
-
-def test_a_damaged_file_is_an_error_that_names_it(tmp_path):
-    file = tmp_path / "table9.yaml"
-    file.write_text("source: Table 9\ncaption: none\nrow: {}\n")
-    with pytest.raises(RunError) as error:
-        read(file, Experiment)
-    assert str(file) in str(error.value)
-    assert "rows is missing" in str(error.value)
-    assert "row is not a key. Did you mean rows?" in str(error.value)
-
-
 ROW = {"base": "mobilenet_v1", "method": "SAT"}
 
 
@@ -180,12 +151,6 @@ def test_a_row_is_quantized_and_prints_nothing_unless_it_says_so():
 def test_what_a_row_does_not_know_is_refused(wrong):
     with pytest.raises(ValidationError):
         Row.model_validate({**ROW, **wrong})
-
-
-def test_an_experiment_needs_a_source_and_rows():
-    with pytest.raises(ValidationError) as error:
-        Experiment.model_validate({"caption": "nothing"})
-    assert {problem["loc"] for problem in error.value.errors()} == {("source",), ("rows",)}
 
 
 def test_a_data_set_says_whether_it_needs_a_folder():

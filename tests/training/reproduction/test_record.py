@@ -1,9 +1,6 @@
 import concurrent.futures
 import multiprocessing
 
-import pytest
-
-from sat_tf.messages import RunError
 from sat_tf.training.reproduction.record import add_outcomes, outcome_of, read_outcomes
 from tests.training.reproduction.fake import outcome
 
@@ -77,35 +74,6 @@ def test_of_a_run_without_a_quantized_stage_it_has_the_float_model():
         environment={"seed": 0, "commit": None, "started": "now"},
     )
     assert (found.top1, found.top5, found.tflite_top1) == (90.0, None, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("row,top1\na,1\n", "received the columns row, top1"),
-        ("", "received the columns "),
-    ],
-)
-def test_another_file_is_not_touched(tmp_path, text, reason):
-    file = tmp_path / "paper.csv"
-    file.write_text(text)
-    with pytest.raises(RunError, match=reason):
-        add_outcomes(file, [outcome()])
-    assert file.read_text() == text
-
-
-def test_a_damaged_number_is_an_error_that_names_the_file(tmp_path):
-    file = tmp_path / "paper.csv"
-    add_outcomes(file, [outcome()])
-    file.write_text(file.read_text().replace("71.25", "many"))
-    with pytest.raises(RunError, match=r"paper\.csv: could not convert"):
-        read_outcomes(file)
-
-
-def test_a_file_that_cannot_be_written_is_an_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="choose another file with --results"):
-        add_outcomes(tmp_path / "file" / "paper.csv", [outcome()])
 
 
 def _add(path, seed):

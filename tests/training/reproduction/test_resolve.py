@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from sat_tf.messages import RunError
 from sat_tf.training.config.config import config_text, parse_config
 from sat_tf.training.data import DATA_SETS
 from sat_tf.training.reproduction.library import base_text, data_sets, entries
@@ -12,7 +11,6 @@ from sat_tf.training.reproduction.resolve import digest, float_part, other_start
 
 DATA = [name for name, data in data_sets().items() if data.data["name"] in DATA_SETS]
 LONG = pytest.mark.thorough
-V2 = entries()["table1/mobilenet_v2/4bits"]
 
 
 def _resolve(row, **options):
@@ -211,13 +209,6 @@ def test_a_float_model_depends_on_its_own_recipe_and_not_on_the_quantized_one():
     assert start("stages.quantized=null") == start()
     assert start("stages.float.momentum=0.5") != start()
     assert start("calibration={num_images: 64, final_statistics: true}") != start()
-
-
-def test_what_is_wrong_with_a_change_is_said():
-    with pytest.raises(RunError) as error:
-        resolve(V2, data="glyphs", changes=["stages.float.epoch=3", "policy.rescale=std"])
-    assert "stages.float.epoch is not a key. Did you mean epochs?" in str(error.value)
-    assert "policy.rescale='std'" in str(error.value)
 
 
 @pytest.mark.thorough

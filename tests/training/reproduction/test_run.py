@@ -78,39 +78,6 @@ def test_a_row_is_planned_with_the_other_start_that_it_names():
     assert swapped.config.policy.rescale == "constant"
 
 
-def test_all_that_is_wrong_with_rows_and_data_is_said_at_once():
-    with pytest.raises(RunError) as error:
-        plan(["table1/mobilenet_v2/4bit", "tabel4/*"], data="glyps")
-    lines = str(error.value).splitlines()
-    assert lines[0] == "sat-tf paper: 3 problems"
-    assert "Did you mean table1/mobilenet_v2/4bits?" in lines[1]
-    assert "Did you mean table4?" in lines[2]
-    assert lines[3] == "  - --data glyps: no such data set. Did you mean glyphs?"
-
-
-def test_what_is_wrong_with_every_row_is_said_once():
-    with pytest.raises(RunError) as error:
-        plan(["table1/*"], data="digits", changes=["seed=-1", "stages.float.epoch=3"])
-    lines = str(error.value).splitlines()
-    assert len(lines) == 3
-    assert "seed=-1: expected an integer" in lines[1]
-    assert "stages.float.epoch is not a key" in lines[2]
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"data": "folder"}, "--data folder: expected --data_dir, the folder of its images"),
-        ({"data": "glyphs", "data_dir": "x"}, "--data_dir x with --data glyphs: expected none"),
-        ({"data": "digits", "data_dir": "x"}, "--data_dir x with --data digits: expected none"),
-    ],
-)
-def test_a_folder_is_named_where_images_come_from_one(options, problem):
-    with pytest.raises(RunError) as error:
-        plan(["table1/*"], **options)
-    assert problem in str(error.value)
-
-
 def test_each_float_model_is_trained_once_and_handed_on(fake, tmp_path):
     jobs = plan(["glyphs/4bits/*", "glyphs/float/clamp*"])
     assert _run(jobs, tmp_path)

@@ -56,38 +56,6 @@ def test_auto_takes_one_process_in_tf_config_for_no_cluster(monkeypatch):
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        json.dumps({"cluster": {"worker": ["a:1"]}}),
-        json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}),
-        json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": -2}}),
-        json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "chief", "index": 0}}),
-    ],
-)
-def test_a_tf_config_that_describes_no_cluster_is_an_error_that_shows_one(monkeypatch, text):
-    monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(RunError, match=r'expected the cluster and the task .*"first:2222"'):
-        make_strategy("multi_worker")
-
-
-@pytest.mark.parametrize(
-    "address", ["first", "first:", "first:port", "first:0", "first:99999", ":2222", "a b:1", 5]
-)
-def test_bad_addresses_are_named_before_anything_waits(monkeypatch, address):
-    cluster = {"cluster": {"worker": ["localhost:2222", address, address]}, "task": TASK}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
-    with pytest.raises(RunError) as error:
-        make_strategy("multi_worker")
-    text = str(error.value)
-    assert "TF_CONFIG: 3 problems" in text
-    assert f"received the address {address!r}, expected a host and a port" in text
-    assert f"received {address} more than once" in text
-
-
 def test_a_port_in_use_is_named_before_anything_waits(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]

@@ -75,17 +75,6 @@ def test_a_warm_up_that_rounds_to_the_whole_stage_leaves_a_step_to_cool():
     assert WarmupCosine.of_stage(stage, steps_per_epoch=1).warmup_steps == 0
 
 
-@pytest.mark.parametrize(("warmup", "total"), [(-1, 5), (5, 5), (6, 5), (0, 0)])
-def test_a_warm_up_has_to_end_before_the_stage(warmup, total):
-    with pytest.raises(ValueError, match="expected a warm-up of 0 or more steps"):
-        WarmupCosine(
-            first_learning_rate=0.1,
-            peak_learning_rate=0.1,
-            warmup_steps=warmup,
-            total_steps=total,
-        )
-
-
 def test_a_warm_up_that_goes_down_is_refused():
     options = {"first_learning_rate": 0.05, "peak_learning_rate": 0.00625, "total_steps": 9}
     with pytest.raises(
