@@ -29,11 +29,7 @@ def expect_path(path: Any) -> pathlib.Path:
 
 
 def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a file that can be written.
-
-    Raises:
-        ValueError: its folder does not exist or is not writable, or it is not a regular file.
-    """
+    """The path of a file that can be written."""
     path = expect_path(path)
     folder = path.parent
     if _is_too_long(path):
@@ -75,9 +71,6 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """A temporary name beside `path`, with its suffix, which becomes `path` if the block succeeds.
 
     If the block raises, nothing is left and an older file of that name stays as it was.
-
-    Raises:
-        ValueError: as in `check_writable`, or the file cannot be written after all.
     """
     path = check_writable(path)
     with refusals_explained(path), renamed_when_done(path) as temporary:
@@ -97,11 +90,7 @@ def refusals_explained(path: pathlib.Path) -> Iterator[None]:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text in UTF-8; the file appears whole, or not at all.
-
-    Raises:
-        ValueError: as in `written_whole`.
-    """
+    """Writes a text in UTF-8; the file appears whole, or not at all."""
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
 
@@ -208,9 +197,6 @@ def on_disk(path: pathlib.Path) -> None:
     """Returns once the contents of a file, or the names in a folder, would survive a power cut.
 
     Windows keeps names by itself, and cannot open folders.
-
-    Raises:
-        OSError: the disk has refused an earlier write.
     """
     if os.name == "nt" and path.is_dir():
         return

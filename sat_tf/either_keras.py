@@ -16,12 +16,7 @@ from sat_tf.messages import ModelError
 
 
 def for_either(name: str, of_tf_keras: Callable[..., Any]) -> Callable[..., Any]:
-    """A public function for models of both; one that takes no model stays what it is.
-
-    Args:
-        name: of the function.
-        of_tf_keras: the function for models of tf_keras.
-    """
+    """A public function for models of both; one that takes no model stays what it is."""
     of_keras3 = _OF_KERAS3.get(name)
     if of_keras3 is None:
         return of_tf_keras

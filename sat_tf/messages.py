@@ -99,9 +99,6 @@ class ReadingError(ValueError):
 class RunError(ValueError):
     """A run cannot start or resume; the message says what was received, expected, and the fix.
 
-    Args:
-        message: text, or the error that says it.
-
     Attributes:
         problems: those that a `ProblemsError` lists, or the message alone.
         model: the name of the model that it speaks of, as a `ModelError` does; or None.

@@ -33,9 +33,6 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
             `sat_tf.training.data`, whose held-out images are taken. Labels are class numbers,
             negative ones for images without a label, or one number for each class.
         most: how many images at most.
-
-    Raises:
-        ValueError: it is none of these, or empty; images and labels differ in number.
     """
     if most < 1:
         raise ValueError(f"num_images: received {most}, expected 1 or more.")
@@ -90,9 +87,6 @@ def expect_fitting(sample: LabelledImages, model: keras.Model) -> None:
 
 def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
     """The labels as float32 shares (n, num_classes) for the cross entropy.
-
-    Raises:
-        ValueError: they are not labels of that many classes.
 
     >>> class_shares(np.array([1, 0]), 3).tolist()
     [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]

@@ -94,14 +94,7 @@ def range_accuracies(
 def guessing_problem(
     model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, given: InputRange
 ) -> str | None:
-    """The complaint about a float model that is right no more often than guessing; None if it is.
-
-    Args:
-        model: a float model.
-        pixels: uint8 (n, rows, columns, channels).
-        labels: see `range_accuracies`.
-        given: the range that the model is fed.
-    """
+    """The complaint about a float model that is right no more often than guessing, or None."""
     measured = _measured(model, pixels, labels, [given])
     if measured is None:
         return None
@@ -121,18 +114,8 @@ def found_range(
 ) -> RangeAccuracies:
     """The usual range that is clearly better than all others, by labelled pictures.
 
-    Args:
-        subject: the model, for the message.
-        model: a float model.
-        pixels: uint8 (n, rows, columns, channels).
-        labels: see `range_accuracies`.
-
     Returns:
         The accuracies, `given` and `fitting` being the range that is found.
-
-    Raises:
-        ValueError: the model does not classify labelled pictures, or no range is clearly better
-            than all others and than guessing.
     """
     measured = _measured(model, pixels, labels, _USUAL)
     if measured is None:
@@ -167,15 +150,7 @@ def range_note(
     labels: np.ndarray | None,
     given: InputRange,
 ) -> str | None:
-    """A note on the range that is given, if another one is clearly better.
-
-    Args:
-        subject: the model, for the message.
-        model: see `range_accuracies`.
-        pixels: see there.
-        labels: see there.
-        given: see there.
-    """
+    """A note on the range that is given, if another one is clearly better."""
     found = range_accuracies(model, pixels, labels, given)
     if found is None or found.fitting is None:
         return None

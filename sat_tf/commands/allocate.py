@@ -122,11 +122,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
     with value_errors_as_run_errors(arguments.model):
         model = make()
-        fed = images_as_fed(model, arguments.model, wanted, policy, console)
+        dataset, policy = images_as_fed(model, arguments.model, wanted, policy, console)
         found = allocate(
             model,
-            (fed.images, fed.labels),
-            fed.policy,
+            dataset,
+            policy,
             budget=budget,
             npu=npu,
             weight_bits=arguments.choices,

@@ -28,12 +28,7 @@ LoadPixels = Callable[[ImageOptions], Pixels]
 
 
 def check_kit_options(arguments: argparse.Namespace) -> None:
-    """Checks that --kit, --kit_codes and --certificate go together.
-
-    Raises:
-        RunError: they do not.
-        ValueError: see `check_kit_path`.
-    """
+    """Checks that --kit, --kit_codes and --certificate go together."""
     if arguments.kit is None:
         if arguments.kit_codes:
             raise RunError("received --kit_codes without --kit, expected both; name the kit.")
@@ -83,22 +78,7 @@ def check_device_certificate(
     load: LoadPixels,
     console: Console,
 ) -> bool | None:
-    """Holds the certificate of a device against a file; None where it is one of `sat-tf verify`.
-
-    Args:
-        arguments: with --certificate, and --out, which has no meaning here.
-        tflite: the file.
-        wanted: which images.
-        load: loads them.
-        console: where to print the outcome.
-
-    Returns:
-        Whether nothing differs on the device.
-
-    Raises:
-        RunError: --out is given.
-        ValueError: see `read_device_check`.
-    """
+    """Holds the certificate of a device against a file; None where it is one of `sat-tf verify`."""
     certificate = arguments.certificate
     if not is_device_certificate(certificate):
         return None

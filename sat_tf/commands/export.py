@@ -152,18 +152,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def show(source: str, console: Console, *, trust: bool = False, **settings: Any) -> None:
-    """Prints the operations in the file of a quantized model.
-
-    Args:
-        source: the folder of a run, or a quantized model (.keras).
-        console: where to print them.
-        trust: see `load_model`.
-        **settings: of the file, see `sat_tf.export_tflite`; None for what is as the run's
-            configuration says.
-
-    Raises:
-        RunError: there is no such model, or it has no integer form.
-    """
+    """Prints the operations in the file of a quantized model."""
     path, settings = _find_model(source, settings)
     quiet_tensorflow()
     from sat_tf.export.export import file_graph
@@ -180,12 +169,7 @@ def show(source: str, console: Console, *, trust: bool = False, **settings: Any)
 
 
 def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path, dict[str, Any]]:
-    """The quantized model of a run, or the file itself, and the settings of its file.
-
-    Args:
-        source: the folder of a run, or a quantized model (.keras).
-        settings: None for what is as the run's configuration says, or else the default.
-    """
+    """The quantized model of a run, or the file itself, and the settings of its file."""
     settled = {name: value for name, value in settings.items() if value is not None}
     path = pathlib.Path(source)
     if path.is_file():
@@ -218,20 +202,7 @@ def export(
     trust: bool = False,
     **settings: Any,
 ) -> None:
-    """Writes a quantized model as a TFLite file.
-
-    Args:
-        source: the folder of a run, or a quantized model (.keras).
-        console: where to say what was written.
-        out: path of the file; by default the run's own, or beside the model.
-        compare_storage: also print what each choice of `pack` costs.
-        trust: see `load_model`.
-        **settings: other arguments of `sat_tf.export_tflite`; None for `float_head` and `pack` as
-            the run's configuration says.
-
-    Raises:
-        RunError: there is no such model, or the file cannot be written.
-    """
+    """Writes a quantized model as a TFLite file."""
     model_path, settings = _find_model(source, settings)
     in_folder = model_path != pathlib.Path(source)
     own = model_path.with_name(TFLITE_MODEL) if in_folder else model_path.with_suffix(".tflite")
@@ -265,11 +236,7 @@ def export(
 
 
 def _of_run(folder: OutputFolder, model: "keras.Model") -> dict[str, Any]:
-    """Reads what a run has written down of its classes and its preprocessing, for its file.
-
-    Raises:
-        RunError: these files are damaged.
-    """
+    """Reads what a run has written down of its classes and its preprocessing, for its file."""
     from sat_tf.graph.network import Network
     from sat_tf.qat.inputs import takes_pixels
 

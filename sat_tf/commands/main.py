@@ -62,9 +62,6 @@ COMMANDS = [name for group in _COMMANDS.values() for name in group]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
-    Args:
-        arguments: words of the command line after the program's name; by default those given.
-
     Returns:
         The exit status: 0 when all went well, 1 where a headline is red, a strict audit finds a
         broken rule, or a model cannot be quantized as asked, 2 if the input is invalid
@@ -194,14 +191,7 @@ def _output() -> Console:
 
 
 def report_errors(command: Callable[[], bool | None]) -> int:
-    """Runs a command; prints errors that the user can fix, without a traceback.
-
-    Args:
-        command: returns False if it found a difference or a broken rule.
-
-    Returns:
-        The exit status; see `main`.
-    """
+    """Runs a command; prints errors that the user can fix, without a traceback."""
     errors = make_console(stderr=True)
     try:
         return _FAILED if command() is False else 0

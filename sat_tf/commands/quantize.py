@@ -16,10 +16,10 @@ from sat_tf.commands.options import (
     seed,
 )
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import add_pictures, expect_pictures, fixed_input_shape
-from sat_tf.commands.quantization.calibrated import Plan, write_quantized
+from sat_tf.commands.pixels import add_pictures, expect_pictures
 from sat_tf.commands.quantization.ending import print_ending
-from sat_tf.commands.quantization.pictures import find_pictures
+from sat_tf.commands.quantization.pictures import find_pictures, fixed_input_shape
+from sat_tf.commands.quantization.pipeline import QuantizationSettings, write_quantized
 from sat_tf.commands.quantization.policy import add_quantization, usual_policy, with_input_range
 from sat_tf.commands.verification_table import conclude
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         policy = with_input_range(
             policy, model, str(path), pictures.held_out_sample, console, doubts=doubts
         )
-        plan = Plan(
+        settings = QuantizationSettings(
             steps=_steps(arguments),
             epochs=epochs,
             learning_rate=arguments.learning_rate,
@@ -152,7 +152,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             resume=arguments.resume,
             is_verbose=arguments.verbose,
         )
-        write_quantized(model, policy, pictures, folder, console, plan)
+        write_quantized(model, policy, pictures, folder, console, settings)
     print_ending(arguments.bits, folder, why_not, console)
     for doubt in doubts:  # what stands far above is easily passed over
         say(console, f"Note: {doubt}", style="yellow")

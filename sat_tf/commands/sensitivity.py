@@ -88,11 +88,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
     with value_errors_as_run_errors(arguments.model):
         model = make()
-        fed = images_as_fed(model, arguments.model, wanted, policy, console)
+        dataset, policy = images_as_fed(model, arguments.model, wanted, policy, console)
         found = sensitivity(
             model,
-            (fed.images, fed.labels),
-            fed.policy,
+            dataset,
+            policy,
             metric=arguments.metric,
             num_images=wanted.most or _USUAL_IMAGES,
         )
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             csv=found.write_csv,
             svg=found.write_picture,
             png=found.write_picture,
-            json=lambda path: found.write_overlay(path, explain(model, fed.policy)),
+            json=lambda path: found.write_overlay(path, explain(model, policy)),
         )
         if arguments.average_bits is not None or arguments.max_drop is not None:
             overrides = found.suggest(

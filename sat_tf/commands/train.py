@@ -90,11 +90,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 def load_config(
     path: str | None = None, overrides: Iterable[str] = (), seed: int | None = None
 ) -> Config:
-    """The configuration in a file, or that of the demo where no file is named.
-
-    Raises:
-        RunError: see `read_config`.
-    """
+    """The configuration in a file, or that of the demo where no file is named."""
     if path is None:
         return parse_config(read_yaml_text(DEMO), overrides, seed=seed, subject="--set")
     return read_config(path, overrides, seed=seed)
@@ -107,18 +103,7 @@ def folder_config(
     overrides: Iterable[str] = (),
     seed: int | None = None,
 ) -> Config:
-    """The configuration for a folder of pictures: that in a file, or one chosen by their number.
-
-    Args:
-        data_dir: the folder.
-        console: where to print what was chosen.
-        path: of the file.
-        overrides: see `read_config`.
-        seed: see `read_config`.
-
-    Raises:
-        RunError: it is no such folder, or the file is for other data; see `read_config`.
-    """
+    """The configuration for a folder of pictures: that in a file, or one chosen by their number."""
     chosen = choose(data_dir)
     overrides = list(overrides)
     if path is None:
@@ -137,14 +122,7 @@ def choose_folder(config: Config, run_dir: str | None) -> RunFolder:
 def train(
     config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
 ) -> bool:
-    """Trains, exports and verifies, or finishes a run; prints the table of results.
-
-    Returns:
-        Whether the headline is not red, as far as the run has come; see `conclude`.
-
-    Raises:
-        RunError: see `carry_out`.
-    """
+    """Trains, exports and verifies, or finishes a run; prints the table of results."""
     carry_out(config, folder, console, resume=resume)
     return conclude_folder(folder, console)
 
@@ -157,18 +135,7 @@ def carry_out(
     resume: bool | None = None,
     is_verbose: bool = True,
 ) -> None:
-    """Does what `train` does, but for its verdict.
-
-    Args:
-        config: what to do.
-        folder: where the files go.
-        console: where to show progress.
-        resume: see `sat_tf.training.loop.runner.train`.
-        is_verbose: print the results, and all that is to be known of the file.
-
-    Raises:
-        RunError: the run cannot start or resume.
-    """
+    """Does what `train` does, but for its verdict."""
     folder.check_writable()
     if resume is not False:
         expect_same_run(folder, config)
@@ -194,16 +161,7 @@ def conclude_folder(folder: RunFolder, console: Console) -> bool:
 
 
 def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> None:
-    """Prints the held-out top-1 of a finished run's quantized model.
-
-    Args:
-        folder: of the run.
-        console: where to print it.
-        trust: see `load_model`.
-
-    Raises:
-        RunError: the folder does not hold such a run.
-    """
+    """Prints the held-out top-1 of a finished run's quantized model."""
     folder.require(CONFIG, QUANTIZED_MODEL)
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
@@ -238,14 +196,6 @@ def unless_stopped(
     """The result of `work`; None, with a message, if SIGTERM has stopped it.
 
     Ctrl-C says the same, but the command fails, so that no other one follows.
-
-    Args:
-        work: may be stopped at any moment, also while it is starting.
-        folder: of the run.
-        console: where to say it.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C has stopped it; says what there is to be resumed.
     """
     try:
         return work()

@@ -65,15 +65,7 @@ class Target:
 
 
 def choose_target(source: str | None, tflite: str | None = None) -> Target:
-    """The target that the positional arguments name.
-
-    Args:
-        source: folder of `sat-tf quantize` or a run, TFLite file, or model followed by its file.
-        tflite: the file; by default that in the folder.
-
-    Raises:
-        RunError: something is missing or does not fit.
-    """
+    """The target that the positional arguments name."""
     if source is None:
         raise RunError(
             "received no file to verify, expected a folder of sat-tf quantize, a TFLite file, or "
@@ -193,11 +185,7 @@ def add_arguments(parser: Parser) -> None:
 
 @value_errors_as_run_errors()
 def run(arguments: argparse.Namespace, console: Console) -> bool:
-    """Compares a TFLite file with its model or with itself, code by code; writes the certificate.
-
-    Returns:
-        Whether the headline is not red.
-    """
+    """Compares a file with its model or with itself, code by code; False for a red headline."""
     wanted = image_options(arguments)
     target = choose_target(arguments.source, arguments.tflite)
     check_kit_options(arguments)

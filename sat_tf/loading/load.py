@@ -160,9 +160,6 @@ def bounded_weights(weight_bytes: int | None) -> Iterator[None]:
 
     Args:
         weight_bytes: of the file; None bounds nothing.
-
-    Raises:
-        ValueError: in the scope, before a variable beyond that is created.
     """
     if weight_bytes is None:
         yield
@@ -180,9 +177,6 @@ def bounded_variables(most: int, problem: str) -> Iterator[None]:
     Args:
         most: bytes.
         problem: how the error goes on behind the bytes that it received.
-
-    Raises:
-        ValueError: in the scope, before a variable beyond that is created.
     """
     import tensorflow as tf
 
@@ -220,11 +214,7 @@ def _variable_bytes(options: Mapping[str, Any]) -> int:
 
 @contextlib.contextmanager
 def _loading(weight_bytes: int | None) -> Iterator[None]:
-    """The scopes in which tf_keras loads; its errors on a damaged model become ValueErrors.
-
-    Args:
-        weight_bytes: of the file; None bounds nothing.
-    """
+    """The scopes in which tf_keras loads; its errors on a damaged model become ValueErrors."""
     import tensorflow_model_optimization as tfmot
 
     try:
@@ -252,9 +242,6 @@ def check_order(config: Any) -> None:
     tf_keras calls the layers that it can call, again and again until it has called all of them:
     where layers wait for each other, or for a call that never comes, it loops forever. Other
     problems of a configuration are left to Keras.
-
-    Args:
-        config: of a model, as tf_keras wrote it.
 
     >>> layer = {"class_name": "ReLU", "name": "relu", "inbound_nodes": [[["relu", 0, 0, {}]]]}
     >>> check_order({"class_name": "Functional", "config": {"layers": [layer]}})

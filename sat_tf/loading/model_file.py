@@ -86,16 +86,7 @@ class Part(NamedTuple):
 
 
 def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
-    """Reads the head of a `.keras` or HDF5 file.
-
-    Args:
-        path: any path.
-
-    Raises:
-        OtherFileError: it is a file of another kind.
-        ValueError: it is not a file, it is damaged, it holds no whole model, or it would take far
-            more memory than its size.
-    """
+    """Reads the head of a `.keras` or HDF5 file."""
     path = expect_path(path)
     if not path.is_file():  # a pipe would wait for its writer
         raise ValueError("received a path without a readable file, expected a .keras or HDF5 file")
@@ -135,11 +126,7 @@ def _opened(path: pathlib.Path) -> ModelFile:
 
 
 def check_arrays(path: pathlib.Path) -> None:
-    """Raises ValueError for weights that refer to other files or are far larger in memory.
-
-    Args:
-        path: in HDF5, or a `.keras` archive; files of other kinds are let through.
-    """
+    """Raises ValueError for weights that refer to other files or are far larger in memory."""
     import h5py
 
     if _is_hdf5(path):
@@ -151,11 +138,7 @@ def check_arrays(path: pathlib.Path) -> None:
 
 
 def read_model_file(path: str | os.PathLike[str]) -> ModelFile | None:
-    """Reads the head of a `.keras` or HDF5 file; None where `path` holds no whole model.
-
-    Args:
-        path: any path, also of a folder or of a file in another format.
-    """
+    """Reads the head of a `.keras` or HDF5 file; None where `path` holds no whole model."""
     try:
         return open_model_file(path)
     except ValueError:
@@ -254,11 +237,7 @@ def is_keras3_file(path: str | os.PathLike[str]) -> bool:
 
 
 def parts(config: Any) -> Iterator[Part]:
-    """Every object that a configuration names, however deep, in the order of the file.
-
-    Raises:
-        ValueError: it is nested too deeply, or the name of an object is not text.
-    """
+    """Every object that a configuration names, however deep, in the order of the file."""
     waiting = [(config, "", 0)]
     while waiting:
         value, name, depth = waiting.pop()
@@ -311,11 +290,7 @@ _SIZES |= {"n", "units", "filters", "size", "padding", "output_dim", "input_leng
 
 
 def expect_usual_size(config: Any) -> None:
-    """Raises ValueError for a model of very many layers, or with one that makes very many tensors.
-
-    Args:
-        config: of a model, as any Keras wrote it.
-    """
+    """Refuses a model of very many layers, or with one that makes very many tensors."""
     layers, largest, unrolled = 0, 0, ""
     for value in mappings_in(config):
         if isinstance(value.get("layers"), list):

@@ -67,14 +67,7 @@ class UntrustedModelError(ValueError):
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Raises UntrustedModelError where loading a configuration with tf_keras could run code.
-
-    Args:
-        config: of the model, as it is in the file.
-
-    Raises:
-        ValueError: it is nested too deeply.
-    """
+    """Raises UntrustedModelError where loading a configuration with tf_keras could run code."""
     found = list(dict.fromkeys(_problems(config)))
     if found:
         raise UntrustedModelError(untrusted(found))

@@ -73,11 +73,6 @@ def guessed_pixels(network: Network, policy: BitPolicy, name: str) -> str:
 
     Pictures are inputs of three channels, those whose pixels the model's own layers convert, and
     those of which the policy says what they are fed.
-
-    Args:
-        network: the float model.
-        policy: what it is quantized by.
-        name: of the input.
     """
     shape = network[name].shape
     is_coloured = can_be_pictures(shape) and shape[-1] != 1
@@ -225,12 +220,7 @@ class LayerDecisions:
         return reason
 
     def reading_reason(self, name: str, bits: int | None) -> str:
-        """Why a linear layer reads other than activation bits; "" if it does not.
-
-        Args:
-            name: of the linear layer.
-            bits: of the codes it reads; None if it reads float values.
-        """
+        """Why a linear layer reads other than activation bits; "" if it does not."""
         if bits is None or bits == self._policy.activation_bits:
             return ""
         root = self._moved(self._network[name].inputs[0])

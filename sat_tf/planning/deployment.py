@@ -36,11 +36,7 @@ class Conversions(NamedTuple):
 
 
 def conversions(graph: Graph) -> Conversions:
-    """Converts the layers that are left float; layers that are alike only once.
-
-    Args:
-        graph: of known shapes.
-    """
+    """Converts the layers that are left float; layers that are alike only once."""
     found = Conversions({}, {})
     tried: dict[str, tuple[bytes, int] | str] = {}
     for operation in float_layers(graph.operations):
@@ -248,10 +244,6 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
 
     One multiply-add for each weight and each place where it is used. Layers without weights, and
     those with one for each channel, such as a normalization, count as 0.
-
-    Args:
-        node: the layer.
-        input_shapes: of the tensors it reads, without the batch.
     """
     kind = layer_kinds.find_kind(node.layer)
     if kind.kernels:
@@ -333,12 +325,7 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
 
 
 def float_bytes(network: Network, node: Node) -> int:
-    """The bytes of the layer in a float TFLite file, with normalizations folded.
-
-    Args:
-        network: the float model.
-        node: the layer.
-    """
+    """The bytes of the layer in a float TFLite file, with normalizations folded."""
     role = layer_kinds.role_of(node.layer)
     if role is Role.INPUT:
         return _HEADER

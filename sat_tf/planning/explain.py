@@ -52,15 +52,7 @@ class Source:
 
 
 def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR) -> Source:
-    """Reads a float model, one that TFMOT's functions have annotated, or one quantized before.
-
-    Args:
-        model: it.
-        processor: what it will be quantized for.
-
-    Raises:
-        ValueError: the model has no graph; says what to do.
-    """
+    """Reads a float model, one that TFMOT's functions have annotated, or one quantized before."""
     network = Network(model)
     if is_quantized(network):
         network.refuse_problems()

@@ -50,9 +50,6 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
         network: of any model.
         image_size: rows and columns, or one number for both, or (length,) for sequences; None
             leaves the shapes as they are.
-
-    Raises:
-        ValueError: it is not a size, the model has another one, or an output would be empty.
     """
     if image_size is None:
         return network
@@ -121,10 +118,6 @@ def preview(network: Network, placement: Placement) -> Network:
     """The graph of the quantized model, as `arranged` by the placement, with built quantizers.
 
     It has the layers of the float model in it, which keep their weights.
-
-    Args:
-        network: the float model.
-        placement: what was decided for it.
     """
     view = arranged(network, placement, lambda node: node.layer)
     for index, node in enumerate(view):

@@ -213,12 +213,7 @@ class LineChart:
             return svg_element(picture, kind="chart", title=self.title, summary=self.summary)
 
     def draw(self, axes: Any, colours: Mapping[str, str]) -> bool:
-        """Draws the chart on axes of matplotlib; returns whether there is anything to draw.
-
-        Args:
-            axes: empty ones.
-            colours: those of matplotlib for the page's; others are drawn as they are.
-        """
+        """Draws the chart on axes of matplotlib; returns whether there is anything to draw."""
         usable = [point for line in self.lines for point in line.points if self._is_drawn(point[1])]
         if not usable:
             return False
@@ -279,13 +274,7 @@ _ON_WHITE = {
 
 
 def save_charts(charts: Sequence[LineChart], title: str, path: str | os.PathLike[str]) -> None:
-    """Writes charts as one PNG file, side by side on white.
-
-    Args:
-        charts: two or more.
-        title: above all of them.
-        path: of the file.
-    """
+    """Writes charts as one PNG file, side by side on white."""
     with palette.styled():
         picture, row = palette.canvas(1, len(charts), size=(5.2 * len(charts), 4.6))
         for chart, axes in zip(charts, row, strict=True):
@@ -473,10 +462,6 @@ def histogram(counts: Sequence[int], caption: str) -> Markup:
 
     Heights are square roots of shares, because one code, often that of 0, has most of them. A code
     that occurs at all has a visible bar, and one that does not has none.
-
-    Args:
-        counts: how often each code occurs.
-        caption: what it shows, for tooltips and screen readers.
     """
     pitch = _BARS_WIDTH / len(counts)
     width = min(pitch * (1.0 - _GAP), _WIDEST_BAR) if len(counts) <= _MOST_WITH_GAPS else pitch

@@ -24,12 +24,7 @@ def render_page(template: str, **values: Any) -> str:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """A template with its values filled in, as a value for another one.
-
-    Args:
-        template: path of its file inside the package.
-        **values: by name; it is an error if one is missing.
-    """
+    """A template with its values filled in, as a value for another one."""
     return Markup(_environment().get_template(template).render(values))
 
 

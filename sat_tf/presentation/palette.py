@@ -61,15 +61,7 @@ def canvas(
     sharex: bool = False,
     sharey: bool = False,
 ) -> Any:
-    """An empty picture and its axes.
-
-    Args:
-        rows: of axes.
-        columns: of axes.
-        size: width and height in inches.
-        sharex: whether axes above each other have the same ticks, labelled once.
-        sharey: the same for axes beside each other.
-    """
+    """An empty picture and its axes."""
     # Not through pyplot, whose figures stay in memory until closed.
     from matplotlib.figure import Figure as Picture
 
@@ -92,11 +84,7 @@ _FORMATS = (".png", ".svg")
 
 
 def check_picture_path(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a picture that can be written.
-
-    Raises:
-        ValueError: as in `check_writable`, or its name ends in neither .png nor .svg.
-    """
+    """The path of a picture that can be written."""
     path = check_writable(path)
     if path.suffix.lower() not in _FORMATS:
         raise ValueError(
@@ -107,10 +95,6 @@ def check_picture_path(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def write(draw: "Callable[[], Picture]", path: str | os.PathLike[str]) -> None:
-    """Draws a picture in the common style; the file appears whole, or not at all.
-
-    Raises:
-        ValueError: as in `check_picture_path`, before anything is drawn.
-    """
+    """Draws a picture in the common style; the file appears whole, or not at all."""
     with styled(), written_whole(check_picture_path(path)) as temporary:
         save(draw(), temporary)

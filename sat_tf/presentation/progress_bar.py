@@ -20,12 +20,7 @@ def no_bar(count: int) -> None:
 
 
 class Progress:
-    """What is done of some work, told by any thread.
-
-    Args:
-        title: what is done.
-        total: how much there is; None if unknown.
-    """
+    """What is done of some work, told by any thread."""
 
     def __init__(self, title: str, total: int | None) -> None:
         self.title, self.total = printable(title), total
@@ -91,11 +86,6 @@ def image_bar(title: str, total: int | None, *, shown: bool = True) -> Iterator[
     On terminals, where it is drawn on standard error, and in notebooks a bar appears after two
     seconds; it disappears at the end. Elsewhere, as in a pipe or a log, standard error gets a line
     a minute.
-
-    Args:
-        title: what is done.
-        total: how many images there are; None if unknown.
-        shown: whether anything is shown at all.
     """
     # Only the kernel of a notebook loads this module; its standard error is no terminal.
     in_a_notebook = "ipykernel.kernelapp" in sys.modules

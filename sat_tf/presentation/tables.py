@@ -133,11 +133,7 @@ class Table(Generic[_Row]):
         return dataclasses.replace(self, columns=columns)
 
     def to_rich(self, **options: Any) -> rich.table.Table:
-        """The table for a terminal.
-
-        Args:
-            **options: of `FittingTable`.
-        """
+        """The table for a terminal."""
         table = FittingTable(**options)
         for column in self.columns:
             table.add_column(
@@ -153,11 +149,7 @@ class Table(Generic[_Row]):
         return table
 
     def to_html(self, label: str) -> Markup:
-        """The table for a page; it scrolls by itself if it is wider than the page.
-
-        Args:
-            label: what it shows, for screen readers.
-        """
+        """The table for a page; it scrolls by itself if it is wider than the page."""
         rows = list(zip(map(self.kind, self.rows), self.cells(), strict=True))
         if self.totals:
             rows.append(("", list(self.totals)))

@@ -40,9 +40,6 @@ def clipping_levels(model: keras.Model) -> dict[str, tf.Variable]:
     """The trainable clipping levels of a model, by the name of the user's layer, in graph order.
 
     Empty for a model that is not quantized.
-
-    Raises:
-        ValueError: the model is not a graph.
     """
     return {
         name: layer.output_variables[CLIPPING_LEVEL]
@@ -68,9 +65,6 @@ class ActivationProbe:
         model: a model quantized by sat-tf; others have nothing to measure. Its variables are read
             when the probe is called.
         images: one batch, (n, rows, columns, channels).
-
-    Raises:
-        ValueError: the model is not a graph of calls.
     """
 
     def __init__(self, model: keras.Model, images: np.ndarray) -> None:
@@ -146,15 +140,7 @@ class LayerRow:
 
 
 def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:
-    """A row for every layer with parameters or quantizers, in graph order.
-
-    Args:
-        model: a model quantized by sat-tf.
-        images: to measure activations on: (n, rows, columns, channels), one forward pass.
-
-    Raises:
-        ValueError: the model is not a graph of calls.
-    """
+    """A row for every layer with parameters or quantizers, in graph order."""
     uses = ActivationProbe(model, images)()
     rows = []
     for node in Network(model):

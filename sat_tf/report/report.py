@@ -37,9 +37,6 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
     Args:
         folder: with the files.
         **of_run: what only a run has to show: values of the template, by name; see `_OF_RUN`.
-
-    Raises:
-        RunError: a file of the folder cannot be read, or the page cannot be written.
     """
     results = _of_file(folder, output_folder.RESULTS, Results, "results")
     layers = folder.read_values(output_folder.LAYERS, _Layers, "a row for each layer").layers
@@ -132,9 +129,6 @@ def headline_of(folder: OutputFolder) -> Marked | None:
 
     The certificate's is about the images that it was verified on, the report's about all held-out
     ones. None without a file.
-
-    Raises:
-        RunError: a file of the folder cannot be read.
     """
     certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
     results = _of_file(folder, output_folder.RESULTS, Results, "results")

@@ -108,11 +108,7 @@ class Results(Displayed):
 
     @classmethod
     def read(cls, folder: OutputFolder) -> "Results":
-        """The results of the finished run in a folder.
-
-        Raises:
-            RunError: the file is missing, or holds something else.
-        """
+        """The results of the finished run in a folder."""
         folder.require(output_folder.RESULTS)
         return folder.read_values(
             output_folder.RESULTS, cls, "results", left_out=_OF_EARLIER_VERSIONS

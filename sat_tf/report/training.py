@@ -10,12 +10,7 @@ from sat_tf.report.results import Results
 
 
 def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
-    """The values of the report's template that a training fills.
-
-    Args:
-        tuned: the training.
-        results: of the model.
-    """
+    """The values of the report's template that a training fills."""
     title, number, share = results.score.title, digits(".4g"), percent()
     columns: list[Column[Epoch]] = [
         Column("epoch", lambda row: row.epoch, number=True),

@@ -1,20 +1,21 @@
 """Bits where they pay: the policy with the least estimated loss within a budget, proven."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
+import numpy as np
 import tf_keras as keras
 from pydantic import Field
 
-from sat_tf.analysis.allocation.budget import read_budget
-from sat_tf.analysis.allocation.choices import ModelChoices
+from sat_tf.analysis.allocation.budget import LIMITS, read_budget
+from sat_tf.analysis.allocation.choices import Choice, ModelChoices
 from sat_tf.analysis.allocation.costs import of_sensitivity, of_table
-from sat_tf.analysis.allocation.knapsack import Solution, solve
+from sat_tf.analysis.allocation.knapsack import Knapsack, Solution, solve
 from sat_tf.analysis.allocation.npu import milliseconds_of, read_npu
-from sat_tf.analysis.allocation.problem import BitProblem, make_problem
-from sat_tf.analysis.allocation.result import Allocation, Proof
+from sat_tf.analysis.allocation.result import AllocatedLayer, Allocation, Proof, Total
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
 from sat_tf.analysis.sensitivity.sensitivity import refuse_all_but_float, sensitivity
 from sat_tf.arguments import is_integer
@@ -29,7 +30,167 @@ USUAL_IMAGES = 256
 # The file may be shorter than the sum over layers by some tens of bytes, or longer by fewer. The
 # limit on the sum is first raised by so many, so that nothing that fits is left out; if the file of
 # the choice is too long, it is lowered.
-_BYTES_ASIDE = (64, 0, -16, -64, -512)
+_BYTES_ASIDE = (64, 48, 32, 16, 0, -16, -64, -512)
+# A tensor of fewer bits is clipped by its operator, which has an option more in the file.
+_UNCLIPPED_BITS, _CLIPPING_BYTES = 8, 4
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BitProblem:
+    """The knapsack of a model."""
+
+    choices: ModelChoices  # What can be chosen.
+    # An item for each layer, and a row for each quantity that is known. What is used whatever is
+    # chosen counts with the first item.
+    knapsack: Knapsack
+    units: Mapping[str, float]  # What these quantities are counted in, by the names of `LIMITS`.
+
+    @functools.cached_property
+    def options(self) -> list[Choice]:
+        """The weight bits and activation bits of the knapsack's options."""
+        return [choice for layer in self.choices.layers for choice in layer.choices]
+
+    def chosen(self, options: np.ndarray) -> dict[str, Choice]:
+        """Returns the bits of each layer."""
+        layers = self.choices.layers
+        return {layer.name: self.options[k] for layer, k in zip(layers, options, strict=True)}
+
+    def raised(self, count: int) -> Knapsack:
+        """Returns the knapsack with a limit on bytes that is higher by so many."""
+        more = [count if name == "bytes" else 0.0 for name in self.units]
+        return dataclasses.replace(self.knapsack, limits=self.knapsack.limits + more)
+
+    def rows(self, options: np.ndarray) -> list[AllocatedLayer]:
+        """Returns the layers with the options that are chosen."""
+        layers, sizes = self.choices.layers, self.choices.sizes
+        milliseconds = dict(zip(self.units, self.knapsack.usage, strict=True)).get("milliseconds")
+        return [
+            AllocatedLayer(
+                name=layer.name,
+                kind=layer.kind,
+                weight_bits=self.options[option][0],
+                activation_bits=self.options[option][1],
+                chosen=layer.chosen,
+                tied=", ".join(
+                    other.name for other in layers if other.tie == layer.tie >= 0 and other != layer
+                ),
+                num_weights=layer.num_weights,
+                bytes=sizes and sizes.kernel_bytes(layer.name, self.options[option][0]),
+                milliseconds=None if milliseconds is None else float(milliseconds[option]),
+                cost=float(self.knapsack.cost[option]),
+            )
+            for layer, option in zip(layers, options, strict=True)
+        ]
+
+    def totals(self, options: np.ndarray, length: int | None) -> dict[str, Total]:
+        """Returns what the options use, with the bytes of the real file."""
+        used = dict(zip(self.units, self.knapsack.used(options), strict=True))
+        if length is not None:
+            used["bytes"] = length
+        totals = {}
+        for row, (name, unit) in enumerate(self.units.items()):
+            fewest, most = self.knapsack.ends(row)
+            limit = float(self.knapsack.limits[row])
+            totals[name] = Total(
+                name=name,
+                value=float(used[name] / unit),
+                limit=limit / unit if math.isfinite(limit) else None,
+                fewest=min(fewest, used[name]) / unit,
+                most=max(most, used[name]) / unit,
+            )
+        return totals
+
+    def unreachable(self) -> ValueError:
+        """Returns the error for limits that no choice keeps, with the smallest value of each."""
+        limited = [
+            (name, limit, self.knapsack.ends(row)[0])
+            for row, (name, limit) in enumerate(zip(self.units, self.knapsack.limits, strict=True))
+            if math.isfinite(limit)
+        ]
+        too_low = [each for each in limited if each[2] > each[1]]
+        problems = [
+            f"{name}={LIMITS[name].show(limit / self.units[name])}: the smallest possible is "
+            f"{LIMITS[name].show(least / self.units[name])}"
+            f"{'' if too_low else ', without the others'}"
+            f"{' (some bytes more or less)' if name == 'bytes' else ''}."
+            for name, limit, least in too_low or limited
+        ]
+        return ProblemsError(
+            "budget: received limits that no choice of bits keeps",
+            problems,
+            "Expected at least these; raise them, allow fewer weight_bits (or activation_bits, "
+            "which hardly change the bytes of a file), or let the ends be chosen for too, by "
+            "first_last_weight_bits=None.",
+        )
+
+
+def make_problem(
+    choices: ModelChoices,
+    limits: Mapping[str, float | str],
+    milliseconds: Sequence[float] | None = None,
+) -> BitProblem:
+    """Returns the knapsack of a model, whose options cost nothing yet."""
+    layers = choices.layers
+    usage = _usage(choices)
+    if milliseconds is not None:
+        usage["milliseconds"] = list(milliseconds), 1.0
+    unknown = {
+        "bytes": f"there is no file: {choices.file_problem}",
+        "average_activation_bits": "received a model of open image sizes, expected one whose "
+        "values can be counted; build it for one size, or leave this limit out."
+        if choices.policy.activation_bits is not None
+        else "received a policy with activation_bits=None, whose activations are float, expected "
+        "bits; set activation_bits, or limit average_weight_bits.",
+    }
+    if problems := [f"{name}: {unknown[name]}" for name in limits if name not in usage]:
+        raise ProblemsError("budget", problems)
+    units = {name: usage[name][1] for name in LIMITS if name in usage}
+    options = [(index, read) for index, layer in enumerate(layers) for _, read in layer.choices]
+    knapsack = Knapsack(
+        item=np.array([index for index, _ in options]),
+        cost=np.zeros(len(options)),
+        usage=np.array([usage[name][0] for name in units], np.float64),
+        limits=np.full(len(units), np.inf),
+        level=np.array([read or 0 for _, read in options]),
+        tie=np.array([layer.tie if layer.chooses_activations else -1 for layer in layers]),
+    )
+    for row, (name, unit) in enumerate(units.items()):
+        limit = limits.get(name, math.inf)
+        knapsack.limits[row] = (
+            float(limit[:-1]) / 100.0 * knapsack.ends(row)[1]
+            if isinstance(limit, str)
+            else limit * unit
+        )
+    return BitProblem(choices, knapsack, units)
+
+
+def _usage(choices: ModelChoices) -> dict[str, tuple[list[float], float]]:
+    """Returns the use that each option makes of what is known, and the unit of a limit on it."""
+    layers, sizes = choices.layers, choices.sizes
+    options = [(layer, *choice) for layer in layers for choice in layer.choices]
+    usage: dict[str, tuple[list[float], float]] = {}
+    if sizes is not None:
+        free = [layer for layer in layers if layer.chooses_activations]
+        # The clipping of a tensor with several readers counts with the first one.
+        first = {layer.tie if layer.tie >= 0 else layer.name: layer for layer in reversed(free)}
+        clipped = [layer for layer in first.values() if _UNCLIPPED_BITS in layer.activation_bits]
+        usage["bytes"] = (
+            [
+                sizes.added(layer.name, bits)
+                + (sizes.base if layer is layers[0] else 0)
+                + _CLIPPING_BYTES * (layer in clipped and read != _UNCLIPPED_BITS)
+                for layer, bits, read in options
+            ],
+            1.0,
+        )
+    num_weights = sum(layer.num_weights for layer in layers if layer.usual_bits)
+    by_weights = [float(layer.num_weights * (bits or 0)) for layer, bits, _ in options]
+    usage["average_weight_bits"] = by_weights, float(num_weights or 1)
+    values = [layer.values_read for layer in layers]
+    if None not in values and choices.policy.activation_bits is not None:
+        by_values = [float((layer.values_read or 0) * (read or 0)) for layer, _, read in options]
+        usage["average_activation_bits"] = by_values, float(sum(filter(None, values)) or 1)
+    return usage
 
 
 _Enough = Annotated[int, Field(ge=2, description="2 or more; pass 64")]
@@ -118,8 +279,7 @@ def allocate(
     refuse_all_but_float(model)
     choices = ModelChoices(model, policy, weight_bits, activation_bits, pack=pack)
     milliseconds = None if npu is None else milliseconds_of(model, choices, weight_bits, npu)
-    zeros = [[0.0] * len(layer.choices) for layer in choices.layers]
-    problem = make_problem(choices, zeros, limits, milliseconds)
+    problem = make_problem(choices, limits, milliseconds)
     # Before anything is measured, which takes long.
     if solve(problem.raised(_BYTES_ASIDE[0])) is None:
         raise problem.unreachable()
@@ -134,7 +294,7 @@ def allocate(
             "cost='sensitivity': received images on which no number of bits changes anything, by "
             "which all bits would cost the same; give images as the model is used with."
         )
-    problem = make_problem(choices, costs, limits, milliseconds)
+    problem.knapsack.cost[:] = [cost for of_layer in costs for cost in of_layer]
     solution, policy, length = _solved(model, problem, pack)
     return Allocation(
         model=model.name,
@@ -154,12 +314,12 @@ def _solved(
 
     The bound is that of the first limit on the sum of bytes, which leaves out nothing that fits.
     """
-    bound = -math.inf
+    bounds = []
     for aside in _BYTES_ASIDE:
         solution = solve(problem.raised(aside))
         if solution is None:
             raise problem.unreachable()
-        bound = max(bound, solution.bound) if aside == _BYTES_ASIDE[0] else bound
+        bounds.append(solution.bound)
         policy = problem.choices.policy_of(problem.chosen(solution.chosen))
         if problem.choices.sizes is None:
             return solution, policy, None
@@ -172,11 +332,12 @@ def _solved(
                 "this packing, expected one that takes fewer; lower a limit, such as "
                 "average_weight_bits, or use pack='auto'."
             ) from error
-        if length <= problem.byte_limit:
-            return dataclasses.replace(solution, bound=bound), policy, length
+        limit = dict(zip(problem.units, problem.knapsack.limits, strict=True))["bytes"]
+        if length <= limit:
+            return dataclasses.replace(solution, bound=bounds[0]), policy, length
     raise RuntimeError(
-        f"the file has {length:,} bytes, expected {problem.byte_limit:,.0f} at most: this is a "
-        "defect of the sum over layers; lower the limit."
+        f"the file has {length:,} bytes, expected {limit:,.0f} at most: this is a defect of the "
+        "sum over layers; lower the limit."
     )
 
 

@@ -51,8 +51,8 @@ class Knapsack:
 
     def ends(self, row: int) -> tuple[float, float]:
         """Returns the least and the most that options use of one limit, each item by itself."""
-        parts = [self.usage[row][self.options(item)] for item in range(self.num_items)]
-        return math.fsum(part.min() for part in parts), math.fsum(part.max() for part in parts)
+        usage = [self.usage[row][self.options(item)] for item in range(self.num_items)]
+        return math.fsum(each.min() for each in usage), math.fsum(each.max() for each in usage)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,19 +81,43 @@ def solve(problem: Knapsack) -> Solution | None:
     >>> solve(pair)
     Solution(chosen=array([1, 2]), cost=3.0, bound=3.0)
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    options = [problem.options(item) for item in range(problem.num_items)]
     # The least cost of an item changes no choice, and its digits would crowd out others.
-    least = np.array(
-        [problem.cost[problem.options(item)].min() for item in range(problem.num_items)]
-    )
+    least = np.array([problem.cost[each].min() for each in options])
     above = problem.cost - least[problem.item]
     unit = float(above.max()) / _LARGEST_COST or 1.0
+    items = np.arange(problem.num_items)
+    constraints = [LinearConstraint(np.equal.outer(items, problem.item).astype(float), 1.0, 1.0)]
+    for tie in np.unique(problem.tie[problem.tie >= 0]):
+        for pair in itertools.pairwise(np.flatnonzero(problem.tie == tie)):
+            for level in np.unique(problem.level[np.isin(problem.item, pair)]):
+                sides = np.equal.outer(pair, problem.item) * (problem.level == level).astype(float)
+                constraints.append(LinearConstraint(np.diff(sides, axis=0), 0.0, 0.0))
     bound = -math.inf
     for lowered in (0.0, 2 * _TOLERANCE):
-        result = _milp(problem, above / unit, lowered)
-        if result is None:
+        result = milp(
+            above / unit,
+            integrality=np.ones(len(above)),
+            bounds=Bounds(0.0, 1.0),
+            constraints=[
+                *constraints,
+                *(
+                    LinearConstraint(*_scaled(usage, float(limit), lowered))
+                    for usage, limit in zip(problem.usage, problem.limits, strict=True)
+                    if math.isfinite(limit)
+                ),
+            ],
+            options={"mip_rel_gap": 0.0},
+        )
+        if result.status == 2:
             return None
-        chosen, lower = result
-        bound = max(bound, math.fsum(least) + lower * unit) if lowered == 0.0 else bound
+        if result.status != 0:
+            raise RuntimeError(f"the solver found no proof: {result.message}")
+        if lowered == 0.0:
+            bound = math.fsum(least) + float(result.mip_dual_bound) * unit
+        chosen = np.array([each[np.argmax(result.x[each])] for each in options])
         if problem.within(chosen):
             cost = math.fsum(problem.cost[chosen])
             is_optimal = cost - bound <= 2 * _TOLERANCE * unit
@@ -101,37 +125,11 @@ def solve(problem: Knapsack) -> Solution | None:
     raise RuntimeError("the solver oversteps a limit in its last digits; change it a little.")
 
 
-def _milp(problem: Knapsack, cost: np.ndarray, lowered: float) -> tuple[np.ndarray, float] | None:
-    """Returns the choice and a lower bound of all costs; None if nothing is within the limits."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    items = range(problem.num_items)
-    constraints = [LinearConstraint(np.equal.outer(items, problem.item).astype(float), 1.0, 1.0)]
-    for usage, limit in zip(problem.usage, problem.limits, strict=True):
-        if not math.isfinite(limit):
-            continue
-        unit, margin = float(np.abs(usage).max()) or 1.0, 0.0
-        if np.all(usage == np.rint(usage)):  # as far from the next integer as from this one
-            unit, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
-            limit = unit * math.floor(limit / unit * (1.0 + _ROUNDING))
-        most = limit / unit + margin - lowered * float(np.abs(usage).max()) / unit
-        constraints.append(LinearConstraint(usage[np.newaxis] / unit, -np.inf, most))
-    for tie in np.unique(problem.tie[problem.tie >= 0]):
-        for one, other in itertools.pairwise(np.flatnonzero(problem.tie == tie)):
-            for level in np.unique(problem.level[np.isin(problem.item, (one, other))]):
-                at_level = (problem.level == level).astype(float)
-                sides = np.equal.outer((one, other), problem.item) * at_level
-                constraints.append(LinearConstraint(np.diff(sides, axis=0), 0.0, 0.0))
-    result = milp(
-        cost,
-        integrality=np.ones(len(cost)),
-        bounds=Bounds(0.0, 1.0),
-        constraints=constraints,
-        options={"mip_rel_gap": 0.0},
-    )
-    if result.status == 2:
-        return None
-    if result.status != 0:
-        raise RuntimeError(f"the solver found no proof: {result.message}")
-    chosen = [options[np.argmax(result.x[options])] for options in map(problem.options, items)]
-    return np.array(chosen), float(result.mip_dual_bound)
+def _scaled(usage: np.ndarray, limit: float, lowered: float) -> tuple[np.ndarray, float, float]:
+    """Returns the row and the bounds of a limit, in units in which HiGHS keeps it."""
+    most = float(np.abs(usage).max())
+    unit, margin = most or 1.0, 0.0
+    if np.all(usage == np.rint(usage)):  # as far from the next integer as from this one
+        unit, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
+        limit = unit * math.floor(limit / unit * (1.0 + _ROUNDING))
+    return usage[np.newaxis] / unit, -np.inf, limit / unit + margin - lowered * most / unit

@@ -178,17 +178,7 @@ class OneAtATime:
 def one_at_a_time(
     model: keras.Model, policy: BitPolicy, images: np.ndarray, *, progress: bool
 ) -> tuple[OneAtATime, keras.Model]:
-    """Makes what runs a float model with one layer quantized, and the model with all quantized.
-
-    Args:
-        model: a flat float model; it is not changed.
-        policy: the bits; whatever its latent_start, the model keeps its function.
-        images: what clipping levels are calibrated on, as the model is fed.
-        progress: show a bar.
-
-    Raises:
-        ValueError: the model cannot be quantized.
-    """
+    """Makes what runs a float model with one layer quantized, and the model with all quantized."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
         quantized = quantize_model(model, dataclasses.replace(policy, latent_start="keep_function"))

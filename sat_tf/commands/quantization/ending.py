@@ -18,14 +18,7 @@ _LABEL_WIDTH = 10
 
 
 def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console) -> None:
-    """Prints the lines; nothing where the folder has no file yet.
-
-    Args:
-        bits: of weights and activations.
-        folder: with the files.
-        why_not: why the pictures cannot be trained on; empty where they can.
-        console: where they are printed.
-    """
+    """Prints the lines; nothing where the folder has no file yet."""
     from sat_tf.report.report import headline_of
 
     if not folder.file(output_folder.CERTIFICATE).exists():

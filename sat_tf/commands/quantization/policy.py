@@ -28,13 +28,7 @@ bits = option(Bits)
 
 
 def add_quantization(parser: Parser, *, target: str = "litert", chosen: bool = False) -> None:
-    """Adds --bits, --input_range, --target, --unsupported and --policy, for `asked_policy`.
-
-    Args:
-        parser: of the command.
-        target: the default of --target, in words.
-        chosen: the command chooses the bits, and --bits is its own.
-    """
+    """Adds --bits, --input_range, --target, --unsupported and --policy, for `asked_policy`."""
     if not chosen:
         parser.add_argument(
             "--bits",
@@ -95,15 +89,8 @@ def asked_policy(
     A file of --policy has all fields, and so has a run; --bits changes those of it, KEY=VALUE
     these, and the other options come last.
 
-    Args:
-        arguments: with the options of `add_quantization`.
-        config: of the run whose folder is quantized again, if it is one.
-
     Returns:
         None if no option speaks of it: see `usual_policy`.
-
-    Raises:
-        RunError: the policy is invalid; lists every problem.
     """
     words, asked_bits = arguments.policy, getattr(arguments, "bits", None)
     files = [word for word in words if "=" not in word]
@@ -150,11 +137,7 @@ def asked_policy(
 
 
 def usual_policy(arguments: argparse.Namespace) -> BitPolicy:
-    """The policy that the options say, or that of `sat-tf quantize` without any.
-
-    Raises:
-        RunError: see `asked_policy`.
-    """
+    """The policy that the options say, or that of `sat-tf quantize` without any."""
     return asked_policy(arguments) or BitPolicy.mobile()
 
 
@@ -207,9 +190,6 @@ def with_input_range(
         is_trained: False for a model that may know nothing yet: it is fed pixels where no range
             is more accurate than others.
         doubts: gets the note on a given range, to be said again.
-
-    Raises:
-        ValueError: the range cannot be found, or is certainly not the one that is given.
     """
     from sat_tf.analysis.range_accuracy import (
         USUAL_IMAGES,

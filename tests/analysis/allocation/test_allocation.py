@@ -8,11 +8,11 @@ import tf_keras as keras
 import yaml
 
 import sat_tf
+from sat_tf.analysis.allocation.allocation import make_problem
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.analysis.allocation.costs import of_sensitivity, of_table
 from sat_tf.analysis.allocation.knapsack import solve
-from sat_tf.analysis.allocation.problem import make_problem
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import DEMO, read_config
@@ -103,7 +103,8 @@ def test_no_choice_whose_file_keeps_a_limit_costs_less_than_the_bound():
 def test_no_other_choice_within_the_budget_costs_less(model, found):
     choices = ModelChoices(model, BitPolicy.mobile(), *BITS.values())
     costs = of_table(costs_of(model), choices.layers)
-    problem = make_problem(choices, costs, read_budget(SMALL)).knapsack
+    problem = make_problem(choices, read_budget(SMALL)).knapsack
+    problem.cost[:] = [cost for of_layer in costs for cost in of_layer]
     best = np.inf
     free = [problem.options(item) for item in range(problem.num_items)]
     for chosen in map(np.array, itertools.product(*free)):
@@ -329,8 +330,7 @@ def test_limits_that_exclude_each_other_are_all_listed(model):
     milliseconds = [9.0 if (layer.name, own) == ("four", 2) else 1.0 for layer, own in options]
     budget = {"milliseconds": len(choices.layers), "average_weight_bits": 2.5}
     limits = read_budget(budget, npu=True)
-    costs = of_table(costs_of(model), choices.layers)
-    problem = make_problem(choices, costs, limits, milliseconds)
+    problem = make_problem(choices, limits, milliseconds)
     assert solve(problem.knapsack) is None
     message = str(problem.unreachable())
     assert "milliseconds=7: the smallest possible is 7, without the others." in message
