@@ -1,7 +1,6 @@
 """Bits where they pay: the policy with the least estimated loss within a budget, proven."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
@@ -40,82 +39,54 @@ class BitProblem:
     """The knapsack of a model."""
 
     choices: ModelChoices  # What can be chosen.
-    # An item for each layer, and a row for each quantity that is known. What is used whatever is
-    # chosen counts with the first item.
+    options: Sequence[AllocatedLayer]  # Those of the knapsack, which has an item for each layer.
+    # What is used whatever is chosen counts with the first item.
     knapsack: Knapsack
-    units: Mapping[str, float]  # What these quantities are counted in, by the names of `LIMITS`.
-
-    @functools.cached_property
-    def options(self) -> list[Choice]:
-        """The weight bits and activation bits of the knapsack's options."""
-        return [choice for layer in self.choices.layers for choice in layer.choices]
+    units: Mapping[str, float]  # What each quantity is counted in.
 
     def chosen(self, options: np.ndarray) -> dict[str, Choice]:
         """Returns the bits of each layer."""
-        layers = self.choices.layers
-        return {layer.name: self.options[k] for layer, k in zip(layers, options, strict=True)}
-
-    def raised(self, count: int) -> Knapsack:
-        """Returns the knapsack with a limit on bytes that is higher by so many."""
-        more = [count if name == "bytes" else 0.0 for name in self.units]
-        return dataclasses.replace(self.knapsack, limits=self.knapsack.limits + more)
-
-    def rows(self, options: np.ndarray) -> list[AllocatedLayer]:
-        """Returns the layers with the options that are chosen."""
-        layers, sizes = self.choices.layers, self.choices.sizes
-        milliseconds = dict(zip(self.units, self.knapsack.usage, strict=True)).get("milliseconds")
-        return [
-            AllocatedLayer(
-                name=layer.name,
-                kind=layer.kind,
-                weight_bits=self.options[option][0],
-                activation_bits=self.options[option][1],
-                chosen=layer.chosen,
-                tied=", ".join(
-                    other.name for other in layers if other.tie == layer.tie >= 0 and other != layer
-                ),
-                num_weights=layer.num_weights,
-                bytes=sizes and sizes.kernel_bytes(layer.name, self.options[option][0]),
-                milliseconds=None if milliseconds is None else float(milliseconds[option]),
-                cost=float(self.knapsack.cost[option]),
-            )
-            for layer, option in zip(layers, options, strict=True)
-        ]
+        rows = [self.options[option] for option in options]
+        return {row.name: (row.weight_bits, row.activation_bits) for row in rows}
 
     def totals(self, options: np.ndarray, length: int | None) -> dict[str, Total]:
         """Returns what the options use, with the bytes of the real file."""
-        used = dict(zip(self.units, self.knapsack.used(options), strict=True))
-        if length is not None:
-            used["bytes"] = length
+        used = self.knapsack.used(options) | ({} if length is None else {"bytes": length})
         totals = {}
-        for row, (name, unit) in enumerate(self.units.items()):
-            fewest, most = self.knapsack.ends(row)
-            limit = float(self.knapsack.limits[row])
+        for name, unit in self.units.items():
+            fewest, most = self.knapsack.ends(name)
+            limit = self.knapsack.limits.get(name)
             totals[name] = Total(
                 name=name,
                 value=float(used[name] / unit),
-                limit=limit / unit if math.isfinite(limit) else None,
+                limit=None if limit is None else limit / unit,
                 fewest=min(fewest, used[name]) / unit,
                 most=max(most, used[name]) / unit,
             )
         return totals
 
-    def unreachable(self) -> ValueError:
-        """Returns the error for limits that no choice keeps, with the smallest value of each."""
-        limited = [
-            (name, limit, self.knapsack.ends(row)[0])
-            for row, (name, limit) in enumerate(zip(self.units, self.knapsack.limits, strict=True))
-            if math.isfinite(limit)
-        ]
-        too_low = [each for each in limited if each[2] > each[1]]
+    def solved(self, bytes_aside: int) -> Solution:
+        """Returns the solution with a limit on bytes that is higher by so many.
+
+        Raises:
+            ValueError: no choice keeps the limits; with the smallest possible value of each.
+        """
+        limits = dict(self.knapsack.limits)
+        if "bytes" in limits:
+            limits["bytes"] += bytes_aside
+        solution = solve(dataclasses.replace(self.knapsack, limits=limits))
+        if solution is not None:
+            return solution
+        least = {name: self.knapsack.ends(name)[0] for name in self.knapsack.limits}
+        too_low = [name for name, limit in self.knapsack.limits.items() if least[name] > limit]
         problems = [
-            f"{name}={LIMITS[name].show(limit / self.units[name])}: the smallest possible is "
-            f"{LIMITS[name].show(least / self.units[name])}"
+            f"{name}={LIMITS[name].show(self.knapsack.limits[name] / self.units[name])}: the "
+            f"smallest possible is {LIMITS[name].show(least[name] / self.units[name])}"
             f"{'' if too_low else ', without the others'}"
             f"{' (some bytes more or less)' if name == 'bytes' else ''}."
-            for name, limit, least in too_low or limited
+            for name in too_low or least
         ]
-        return ProblemsError(
+        raise ProblemsError(
             "budget: received limits that no choice of bits keeps",
             problems,
             "Expected at least these; raise them, allow fewer weight_bits (or activation_bits, "
@@ -130,10 +101,54 @@ def make_problem(
     milliseconds: Sequence[float] | None = None,
 ) -> BitProblem:
     """Returns the knapsack of a model, whose options cost nothing yet."""
-    layers = choices.layers
-    usage = _usage(choices)
+    layers, sizes = choices.layers, choices.sizes
+    places = [index for index, layer in enumerate(layers) for _ in layer.choices]
+    options = [
+        AllocatedLayer(
+            name=layer.name,
+            kind=layer.kind,
+            weight_bits=bits,
+            activation_bits=read,
+            chosen=layer.chosen,
+            tied=", ".join(
+                other.name for other in layers if other.tie == layer.tie >= 0 and other != layer
+            ),
+            num_weights=layer.num_weights,
+            bytes=sizes and sizes.kernel_bytes(layer.name, bits),
+            milliseconds=None,
+            cost=0.0,
+        )
+        for layer in layers
+        for bits, read in layer.choices
+    ]
+    usage = {"average_weight_bits": [row.num_weights * (row.weight_bits or 0) for row in options]}
+    units = {"average_weight_bits": sum(row.num_weights for row in layers if row.usual_bits) or 1}
+    if sizes is not None:
+        free = [layer for layer in layers if layer.chooses_activations]
+        # The clipping of a tensor with several readers counts with the first one.
+        first = {layer.tie if layer.tie >= 0 else layer.name: layer for layer in reversed(free)}
+        clipped = {
+            layer.name for layer in first.values() if _UNCLIPPED_BITS in layer.activation_bits
+        }
+        usage["bytes"] = [
+            sizes.added(row.name, row.weight_bits)
+            + (sizes.base if place == 0 else 0)
+            + _CLIPPING_BYTES * (row.name in clipped and row.activation_bits != _UNCLIPPED_BITS)
+            for place, row in zip(places, options, strict=True)
+        ]
     if milliseconds is not None:
-        usage["milliseconds"] = list(milliseconds), 1.0
+        usage["milliseconds"] = milliseconds
+        options = [
+            dataclasses.replace(row, milliseconds=own)
+            for row, own in zip(options, milliseconds, strict=True)
+        ]
+    values = [layer.values_read for layer in layers]
+    if None not in values and choices.policy.activation_bits is not None:
+        usage["average_activation_bits"] = [
+            (values[place] or 0) * (row.activation_bits or 0)
+            for place, row in zip(places, options, strict=True)
+        ]
+        units["average_activation_bits"] = sum(filter(None, values)) or 1
     unknown = {
         "bytes": f"there is no file: {choices.file_problem}",
         "average_activation_bits": "received a model of open image sizes, expected one whose "
@@ -144,53 +159,23 @@ def make_problem(
     }
     if problems := [f"{name}: {unknown[name]}" for name in limits if name not in usage]:
         raise ProblemsError("budget", problems)
-    units = {name: usage[name][1] for name in LIMITS if name in usage}
-    options = [(index, read) for index, layer in enumerate(layers) for _, read in layer.choices]
+    units = {name: units.get(name, 1) for name in LIMITS if name in usage}
     knapsack = Knapsack(
-        item=np.array([index for index, _ in options]),
+        item=np.array(places),
         cost=np.zeros(len(options)),
-        usage=np.array([usage[name][0] for name in units], np.float64),
-        limits=np.full(len(units), np.inf),
-        level=np.array([read or 0 for _, read in options]),
+        usage={name: np.array(usage[name], np.float64) for name in units},
+        limits={},
+        level=np.array([row.activation_bits or 0 for row in options]),
         tie=np.array([layer.tie if layer.chooses_activations else -1 for layer in layers]),
     )
-    for row, (name, unit) in enumerate(units.items()):
-        limit = limits.get(name, math.inf)
-        knapsack.limits[row] = (
-            float(limit[:-1]) / 100.0 * knapsack.ends(row)[1]
-            if isinstance(limit, str)
-            else limit * unit
-        )
-    return BitProblem(choices, knapsack, units)
-
-
-def _usage(choices: ModelChoices) -> dict[str, tuple[list[float], float]]:
-    """Returns the use that each option makes of what is known, and the unit of a limit on it."""
-    layers, sizes = choices.layers, choices.sizes
-    options = [(layer, *choice) for layer in layers for choice in layer.choices]
-    usage: dict[str, tuple[list[float], float]] = {}
-    if sizes is not None:
-        free = [layer for layer in layers if layer.chooses_activations]
-        # The clipping of a tensor with several readers counts with the first one.
-        first = {layer.tie if layer.tie >= 0 else layer.name: layer for layer in reversed(free)}
-        clipped = [layer for layer in first.values() if _UNCLIPPED_BITS in layer.activation_bits]
-        usage["bytes"] = (
-            [
-                sizes.added(layer.name, bits)
-                + (sizes.base if layer is layers[0] else 0)
-                + _CLIPPING_BYTES * (layer in clipped and read != _UNCLIPPED_BITS)
-                for layer, bits, read in options
-            ],
-            1.0,
-        )
-    num_weights = sum(layer.num_weights for layer in layers if layer.usual_bits)
-    by_weights = [float(layer.num_weights * (bits or 0)) for layer, bits, _ in options]
-    usage["average_weight_bits"] = by_weights, float(num_weights or 1)
-    values = [layer.values_read for layer in layers]
-    if None not in values and choices.policy.activation_bits is not None:
-        by_values = [float((layer.values_read or 0) * (read or 0)) for layer, _, read in options]
-        usage["average_activation_bits"] = by_values, float(sum(filter(None, values)) or 1)
-    return usage
+    known = {
+        name: float(limits[name][:-1]) / 100.0 * knapsack.ends(name)[1]
+        if isinstance(limits[name], str)
+        else limits[name] * unit
+        for name, unit in units.items()
+        if name in limits
+    }
+    return BitProblem(choices, options, dataclasses.replace(knapsack, limits=known), units)
 
 
 _Enough = Annotated[int, Field(ge=2, description="2 or more; pass 64")]
@@ -280,9 +265,7 @@ def allocate(
     choices = ModelChoices(model, policy, weight_bits, activation_bits, pack=pack)
     milliseconds = None if npu is None else milliseconds_of(model, choices, weight_bits, npu)
     problem = make_problem(choices, limits, milliseconds)
-    # Before anything is measured, which takes long.
-    if solve(problem.raised(_BYTES_ASIDE[0])) is None:
-        raise problem.unreachable()
+    problem.solved(_BYTES_ASIDE[0])  # before anything is measured, which takes long
     is_measured = isinstance(cost, str)
     if is_measured:
         fewest = choices.policy_at(min(weight_bits), min(activation_bits))
@@ -299,7 +282,10 @@ def allocate(
     return Allocation(
         model=model.name,
         policy=policy,
-        layers=tuple(problem.rows(solution.chosen)),
+        layers=tuple(
+            dataclasses.replace(problem.options[option], cost=float(problem.knapsack.cost[option]))
+            for option in solution.chosen
+        ),
         totals=problem.totals(solution.chosen, length),
         proof=Proof(cost=solution.cost, bound=solution.bound),
         cost_kind="table" if is_table else "sensitivity",
@@ -316,9 +302,7 @@ def _solved(
     """
     bounds = []
     for aside in _BYTES_ASIDE:
-        solution = solve(problem.raised(aside))
-        if solution is None:
-            raise problem.unreachable()
+        solution = problem.solved(aside)
         bounds.append(solution.bound)
         policy = problem.choices.policy_of(problem.chosen(solution.chosen))
         if problem.choices.sizes is None:
@@ -332,7 +316,7 @@ def _solved(
                 "this packing, expected one that takes fewer; lower a limit, such as "
                 "average_weight_bits, or use pack='auto'."
             ) from error
-        limit = dict(zip(problem.units, problem.knapsack.limits, strict=True))["bytes"]
+        limit = problem.knapsack.limits.get("bytes", math.inf)
         if length <= limit:
             return dataclasses.replace(solution, bound=bounds[0]), policy, length
     raise RuntimeError(

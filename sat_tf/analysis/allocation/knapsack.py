@@ -10,6 +10,7 @@ subject to  Σ y[k] = 1                         over the options k of each item
 import dataclasses
 import itertools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,8 +27,8 @@ class Knapsack:
 
     item: np.ndarray  # (n,) from 0, ascending: the item of each option.
     cost: np.ndarray  # (n,) float64, finite.
-    usage: np.ndarray  # (m, n) float64: what each option uses of each limit.
-    limits: np.ndarray  # (m,) float64; infinite where there is none.
+    usage: Mapping[str, np.ndarray]  # (n,) float64 each: what options use of each quantity.
+    limits: Mapping[str, float]  # On some of these.
     level: np.ndarray  # (n,) the level of each option, for ties.
     # (items,) items with the same number of 0 or more choose the same level; -1 are free.
     tie: np.ndarray
@@ -41,17 +42,18 @@ class Knapsack:
         """Returns the options of one item."""
         return np.flatnonzero(self.item == item)
 
-    def used(self, chosen: np.ndarray) -> np.ndarray:
-        """Returns what a choice, an option of each item, uses of each limit: (m,)."""
-        return np.array([math.fsum(row) for row in self.usage[:, chosen]])
+    def used(self, chosen: np.ndarray) -> dict[str, float]:
+        """Returns what a choice, an option of each item, uses of each quantity."""
+        return {name: math.fsum(usage[chosen]) for name, usage in self.usage.items()}
 
     def within(self, chosen: np.ndarray) -> bool:
         """Returns whether a choice keeps all limits."""
-        return bool(np.all(self.used(chosen) <= self.limits * (1.0 + _ROUNDING)))
+        used = self.used(chosen)
+        return all(used[name] <= most * (1.0 + _ROUNDING) for name, most in self.limits.items())
 
-    def ends(self, row: int) -> tuple[float, float]:
-        """Returns the least and the most that options use of one limit, each item by itself."""
-        usage = [self.usage[row][self.options(item)] for item in range(self.num_items)]
+    def ends(self, name: str) -> tuple[float, float]:
+        """Returns the least and the most that options use of a quantity, each item by itself."""
+        usage = [self.usage[name][self.options(item)] for item in range(self.num_items)]
         return math.fsum(each.min() for each in usage), math.fsum(each.max() for each in usage)
 
 
@@ -73,8 +75,8 @@ def solve(problem: Knapsack) -> Solution | None:
     >>> pair = Knapsack(
     ...     item=np.array([0, 0, 1, 1]),
     ...     cost=np.array([5.0, 0.0, 3.0, 0.0]),
-    ...     usage=np.array([[1.0, 4.0, 1.0, 4.0]]),
-    ...     limits=np.array([5.0]),
+    ...     usage={"bytes": np.array([1.0, 4.0, 1.0, 4.0])},
+    ...     limits={"bytes": 5.0},
     ...     level=np.array([2, 8, 2, 8]),
     ...     tie=np.array([-1, -1]),
     ... )
@@ -104,9 +106,8 @@ def solve(problem: Knapsack) -> Solution | None:
             constraints=[
                 *constraints,
                 *(
-                    LinearConstraint(*_scaled(usage, float(limit), lowered))
-                    for usage, limit in zip(problem.usage, problem.limits, strict=True)
-                    if math.isfinite(limit)
+                    LinearConstraint(*_scaled(problem.usage[name], limit, lowered))
+                    for name, limit in problem.limits.items()
                 ),
             ],
             options={"mip_rel_gap": 0.0},
