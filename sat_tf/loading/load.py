@@ -1,7 +1,7 @@
 """The one function that loads saved models; safe by default."""
 
-import collections
 import contextlib
+import graphlib
 import os
 import pathlib
 import shutil
@@ -252,14 +252,15 @@ called one after the other
     known = trust.keras_classes()
     for value in mappings_in(config):
         if isinstance(value.get("layers"), list):
-            _check_layers([layer for layer in value["layers"] if _is_called(layer)], known)
-
-
-def _is_called(layer: Any) -> bool:
-    """Whether it is a layer of a Functional model; Keras refuses anything else."""
-    if not isinstance(layer, dict) or not isinstance(layer.get("inbound_nodes"), list):
-        return False
-    return "name" in layer and isinstance(layer["name"], Hashable)
+            # Keras refuses what is not a layer of a Functional model.
+            called = [
+                layer
+                for layer in value["layers"]
+                if isinstance(layer, dict)
+                and isinstance(layer.get("inbound_nodes"), list)
+                and isinstance(layer.get("name", []), Hashable)
+            ]
+            _check_layers(called, known)
 
 
 def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
@@ -302,7 +303,13 @@ def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
                     f"expected one of the {len(nodes[source])} calls in the file"
                 )
             sources[name, number].append((source, index - place))
-    _expect_an_order(sources)
+    try:
+        graphlib.TopologicalSorter(sources).prepare()
+    except graphlib.CycleError as error:
+        raise ValueError(
+            f"{error.args[1][0][0]}: received a layer that reads what comes after it, expected "
+            "layers that can be called one after the other"
+        ) from error
 
 
 def _expect_one_name_each(layers: Iterable[dict[str, Any]]) -> None:
@@ -361,29 +368,3 @@ def _may_be_a_model(layer: dict[str, Any], known: frozenset[str]) -> bool:
     if str(kind).startswith(_OURS) or str(registered_name).startswith(_OURS):
         return False
     return kind in _MODELS or str(kind) not in known or registered_name not in (None, kind)
-
-
-def _expect_an_order(sources: dict[_Call, list[_Call]]) -> None:
-    readers = collections.defaultdict(list)
-    missing = {call: len(of_call) for call, of_call in sources.items()}
-    for call, of_call in sources.items():
-        for source in of_call:
-            readers[source].append(call)
-    ready = [call for call, count in missing.items() if not count]
-    while ready:
-        for reader in readers[ready.pop()]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                ready.append(reader)
-    stuck = [call for call, count in missing.items() if count]
-    if not stuck:
-        return
-    # Going back from a call that cannot be made ends in a cycle.
-    call, seen = stuck[0], set()
-    while call not in seen:
-        seen.add(call)
-        call = next(source for source in sources[call] if missing[source])
-    raise ValueError(
-        f"{call[0]}: received a layer that reads what comes after it, expected layers that can be "
-        "called one after the other"
-    )

@@ -296,9 +296,10 @@ def expect_usual_size(config: Any) -> None:
         if isinstance(value.get("layers"), list):
             layers += len(value["layers"])
         largest = max([largest, *(_largest(value[name]) for name in _SIZES & value.keys())])
-        name, settings = _named(value), value.get("config")
+        settings = value.get("config")
         if not isinstance(settings, dict):
             continue
+        name = str(value.get("name") or settings.get("name") or value.get("class_name"))
         kind = str(settings.get("function", value.get("class_name"))).split(".")[-1].lower()
         parts = max(_largest(settings), _largest(value.get("inbound_nodes")))
         if kind in _SPLITTING and parts > _MOST_TENSORS:
@@ -316,12 +317,6 @@ def _too_many(count: int) -> str:
         f"received a layer that may make {count:,} tensors of one, expected at most "
         f"{_MOST_TENSORS:,}"
     )
-
-
-def _named(value: dict[str, Any]) -> str:
-    settings = value.get("config")
-    inner = settings.get("name") if isinstance(settings, dict) else None
-    return str(value.get("name") or inner or value.get("class_name"))
 
 
 def _largest(value: Any) -> int:

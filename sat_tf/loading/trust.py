@@ -142,10 +142,6 @@ def _function_problem(part: Part) -> str | None:
     return f"the function {name!r}{also}{where}"
 
 
-def _code(part: Part) -> str:
-    return "a Lambda layer, whose Python code is in the file"
-
-
 def _operation_problem(part: Part) -> str | None:
     name = part.config.get("function") if isinstance(part.config, Mapping) else None
     if computes_on_tensors(name):
@@ -158,13 +154,9 @@ def _lookup_problem(part: Part) -> str | None:
     return f"a vocabulary in the file {words!r}" if isinstance(words, str) else None
 
 
-def _refused(part: Part) -> str:
-    return f"{part.class_name}, which calls what the file names"
-
-
 # Classes of tf_keras that read more from a file than numbers.
 _SPECIAL: dict[str, Callable[[Part], str | None]] = {
-    "Lambda": _code,
+    "Lambda": lambda part: "a Lambda layer, whose Python code is in the file",
     "__lambda__": lambda part: "a Python lambda, whose code is in the file",
     "TFOpLambda": _operation_problem,
     "SlicingOpLambda": _operation_problem,
@@ -177,7 +169,7 @@ _SPECIAL: dict[str, Callable[[Part], str | None]] = {
             *("ClassMethod", "InstanceMethod", "InstanceProperty", "TensorFlowOpLayer"),
             *("__typespec__", "AddMetric", "AddLoss", "DenseFeatures", "SequenceFeatures"),
         ),
-        _refused,
+        lambda part: f"{part.class_name}, which calls what the file names",
     ),
 }
 

@@ -17,7 +17,7 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.writer import spliced_bytes
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layers.kind import LayerKind, Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, layer_of_call
 from sat_tf.messages import problems_of
 from sat_tf.planning.layer_plan import Export
@@ -138,7 +138,8 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
     float_layer_bytes: Mapping[str, int] = {}
     if graph is not None:
         in_file = names_in_file(graph, settings)
-        layers = _Reading(graph, view, names, in_file).layers()
+        reading = _Reading(graph, view, names, in_file)
+        layers = {names[node.name]: reading.deployed(node) for node in view}
         for node in preview:
             if node.name not in view:
                 read = layers[names[node.inputs[0]]]
@@ -173,9 +174,6 @@ class _Reading:
         self.tensors = {names[name]: tensor for name, tensor in graph.layer_outputs.items()}
         self.operations = self._by_maker()
 
-    def layers(self) -> dict[str, Deployed]:
-        return {self.names[node.name]: self._deployed(node) for node in self.network}
-
     def _by_maker(self) -> dict[str, list[Operation]]:
         """The operations of each layer: up to the one that makes its tensor."""
         makers: dict[str, str] = {}
@@ -195,7 +193,8 @@ class _Reading:
         found.setdefault(last, []).extend(waiting)  # those that dequantize the output
         return found
 
-    def _deployed(self, node: Node) -> Deployed:
+    def deployed(self, node: Node) -> Deployed:
+        """How one layer of the network gets into the file."""
         name = self.names[node.name]
         if node.name in self.network.inputs:
             return Deployed(Export.INTEGER)
@@ -246,23 +245,20 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
     those with one for each channel, such as a normalization, count as 0.
     """
     kind = layer_kinds.find_kind(node.layer)
+    if kind.kernels and input_shapes:
+        channels_first = getattr(node.layer, "data_format", None) == "channels_first"
+        axes = slice(1, None) if channels_first else slice(None, -1)
+        places = [_places(shape[axes]) for shape in (input_shapes[0], node.shape)]
+        counts = [
+            kernel.products(getattr(node.layer, kernel.attribute).shape, *places)
+            for kernel in kind.kernels
+        ]
+        return None if None in counts else sum(count for count in counts if count is not None)
     if kind.kernels:
-        return _products(node, kind, input_shapes[0]) if input_shapes else None
+        return None
     if kind.weights_by_channel or all(len(weight.shape) <= 1 for weight in node.layer.weights):
         return 0
     return None
-
-
-def _products(node: Node, kind: LayerKind, read: Shape) -> int | None:
-    """Counts the multiply-adds of all kernels of a layer; None where a size is open."""
-    channels_first = getattr(node.layer, "data_format", None) == "channels_first"
-    axes = slice(1, None) if channels_first else slice(None, -1)
-    places = _places(read, axes), _places(node.shape, axes)
-    shapes = [getattr(node.layer, kernel.attribute).shape for kernel in kind.kernels]
-    found = [
-        kernel.products(shape, *places) for kernel, shape in zip(kind.kernels, shapes, strict=True)
-    ]
-    return None if None in found else sum(count for count in found if count is not None)
 
 
 def bit_operations(
@@ -278,8 +274,7 @@ def bit_operations(
     return products * (weight_bits or FLOAT_BITS) * (reading_bits or FLOAT_BITS)
 
 
-def _places(shape: Shape, axes: slice) -> int | None:
-    sizes = shape[axes]
+def _places(sizes: Shape) -> int | None:
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 

@@ -386,13 +386,8 @@ def _layers(plan: Plan, *, wide: bool = True) -> Table[LayerPlan]:
         columns=[*_WORDS, *numbers],
         rows=plan.rows,
         kind=lambda row: _STYLES.get(row.fate, ""),
-        totals=["in all", *[""] * (len(_WORDS) - 1), *_totals(plan, numbers)],
+        totals=["in all", *[""] * (len(_WORDS) - 1), *(number.cell(plan) for number in numbers)],
     )
-
-
-def _totals(plan: Plan, numbers: Iterable[Column[Any]]) -> list[Cell]:
-    """The last row of a table of layers: the plan's sums under the same names."""
-    return [number.cell(plan) for number in numbers]
 
 
 def _kind(row: LayerPlan) -> str:
@@ -493,7 +488,11 @@ def plan_page(plan: Plan) -> str:
         columns=[*_PAGE_WORDS, *_PAGE_NUMBERS],
         rows=plan.rows,
         kind=lambda row: _KINDS.get(row.fate, ""),
-        totals=["in all", *[""] * len(_PAGE_WORDS), *_totals(plan, _PAGE_NUMBERS[1:])],
+        totals=[
+            "in all",
+            *[""] * len(_PAGE_WORDS),
+            *(number.cell(plan) for number in _PAGE_NUMBERS[1:]),
+        ],
     )
     return render_page(
         "planning/plan_page.html",
