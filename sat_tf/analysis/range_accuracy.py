@@ -176,24 +176,15 @@ def _measured(
     if len(shapes[0]) != 4 or shapes[1][1] < 2 or not np.any(known):
         return None
     pixels, labels = pixels[known], labels[known]
-    right = {
-        found: _right(model, found, pixels, labels)
-        for found in ranges
-        if found.channels in (None, pixels.shape[-1])
-    }
+    right = {}
+    for found in ranges:
+        if found.channels in (None, pixels.shape[-1]):
+            starts = range(0, len(pixels), _BATCH)
+            fed = (found.fed(pixels[start : start + _BATCH]) for start in starts)
+            outputs = [np.asarray(model(batch, training=False), np.float32) for batch in fed]
+            # Those with non-finite outputs have no class.
+            right[found] = classes_of(np.concatenate(outputs)) == labels
     return right, float(np.max(np.unique(labels, return_counts=True)[1])) / len(labels)
-
-
-def _right(
-    model: keras.Model, found: InputRange, pixels: np.ndarray, labels: np.ndarray
-) -> np.ndarray:
-    """The pictures that are classified correctly; those with non-finite outputs are not."""
-    hits = []
-    for start in range(0, len(pixels), _BATCH):
-        fed = found.fed(pixels[start : start + _BATCH])
-        outputs = np.asarray(model(fed, training=False), np.float32)
-        hits.append(classes_of(outputs) == labels[start : start + _BATCH])
-    return np.concatenate(hits)
 
 
 def _top1(right: dict[InputRange, np.ndarray]) -> dict[InputRange, float]:

@@ -93,7 +93,12 @@ def check_device_certificate(
     if wanted.is_given and read_subject(tflite).sha256 == kit.sha256:
         images = load(wanted.again(kit.images_from, kit.num_images)).images
     found, is_simulated = read_device_check(tflite, certificate, images)
-    _print_device(found, console)
+    console.print(Table(columns=_COLUMNS, rows=[found]).to_rich())
+    if found.delegate != "XNNPACK":
+        what = (
+            f"received the delegate {found.delegate}, expected XNNPACK, which files are exact with"
+        )
+        say(console, in_one_line(f"{found.title}: {what}"), style="yellow")
     held = (
         "the codes that its kit expected are those of the simulation here"
         if is_simulated
@@ -120,16 +125,3 @@ _COLUMNS: list[Column[DeviceCheck]] = [
     Column("first that differs", lambda device: device.first_differing or "none", wrap="fold"),
     Column("ms an image", lambda device: device.milliseconds, digits(".3g"), number=True),
 ]
-
-
-def _print_device(device: DeviceCheck, console: Console) -> None:
-    console.print(Table(columns=_COLUMNS, rows=[device]).to_rich())
-    if device.delegate != "XNNPACK":
-        say(
-            console,
-            in_one_line(
-                f"{device.title}: received the delegate {device.delegate}, expected XNNPACK, which "
-                "files are exact with"
-            ),
-            style="yellow",
-        )

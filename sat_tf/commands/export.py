@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
     of_run = {name: getattr(arguments, name) for name in (*_OF_RUN, "target")}
     if arguments.dry_run:
-        show(arguments.source, console, trust=arguments.trust_model, **of_run)
+        _show(arguments.source, console, trust=arguments.trust_model, **of_run)
         return
     labels = None
     if arguments.labels is not None:
@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     )
 
 
-def show(source: str, console: Console, *, trust: bool = False, **settings: Any) -> None:
+def _show(source: str, console: Console, *, trust: bool, **settings: Any) -> None:
     """Prints the operations in the file of a quantized model."""
     path, settings = _find_model(source, settings)
     quiet_tensorflow()

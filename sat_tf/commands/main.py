@@ -80,11 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> bool | None:
     """Runs the command that the words of a command line ask for."""
+    groups = {
+        title: "\n".join(f"    {name:13}{what}" for name, what in commands.items())
+        for title, commands in _COMMANDS.items()
+    }
     top = Parser(
         prog="sat-tf",
         usage="sat-tf COMMAND ...",
         description="Low-bit quantization-aware training for Keras, with a certified TFLite export."
-        "\n`sat-tf COMMAND --help` explains a command.\n\n" + _listed_commands(),
+        "\n`sat-tf COMMAND --help` explains a command.\n\n"
+        + "\n\n".join(f"{title}:\n{lines}" for title, lines in groups.items()),
     )
     top.add_argument("--version", action="version", version=f"sat-tf {__version__}")
     top.add_argument(
@@ -137,14 +142,6 @@ def _own_temporary_files() -> Iterator[None]:
             yield
         finally:
             tempfile.tempdir = before
-
-
-def _listed_commands() -> str:
-    groups = []
-    for title, commands in _COMMANDS.items():
-        lines = [f"    {name:13}{what}" for name, what in commands.items()]
-        groups.append("\n".join([f"{title}:", *lines]))
-    return "\n\n".join(groups)
 
 
 def command_parser(name: str) -> Parser:
@@ -209,7 +206,11 @@ def report_errors(command: Callable[[], bool | None]) -> int:
         say(errors, f"error: {sentence}", style="red")
         return _BAD_INPUT
     except Exception as error:
-        if not _is_out_of_memory(error):
+        tensorflow = sys.modules.get("tensorflow")  # not imported only for this check
+        exhausted = getattr(tensorflow, "errors", None)
+        if not isinstance(error, MemoryError) and not (
+            exhausted and isinstance(error, exhausted.ResourceExhaustedError)
+        ):
             raise
         errors.print(
             "error: out of memory; use a smaller model, smaller or fewer images, or a smaller "
@@ -241,9 +242,3 @@ def _refused(error: OSError) -> str:
         "and permission; free some space, or name another folder; TMPDIR names that of temporary "
         "files."
     )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    tensorflow = sys.modules.get("tensorflow")  # not imported only for this check
-    exhausted = tensorflow is not None and tensorflow.errors.ResourceExhaustedError
-    return isinstance(error, MemoryError) or bool(exhausted and isinstance(error, exhausted))

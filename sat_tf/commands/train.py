@@ -123,19 +123,6 @@ def train(
     config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
 ) -> bool:
     """Trains, exports and verifies, or finishes a run; prints the table of results."""
-    carry_out(config, folder, console, resume=resume)
-    return conclude_folder(folder, console)
-
-
-def carry_out(
-    config: Config,
-    folder: RunFolder,
-    console: Console,
-    *,
-    resume: bool | None = None,
-    is_verbose: bool = True,
-) -> None:
-    """Does what `train` does, but for its verdict."""
     folder.check_writable()
     if resume is not False:
         expect_same_run(folder, config)
@@ -145,12 +132,13 @@ def carry_out(
         load_tensorflow()
         from sat_tf.training.loop import runner
 
-        return runner.train(config, folder, console, resume=resume, is_verbose=is_verbose)
+        return runner.train(config, folder, console, resume=resume)
 
     results = unless_stopped(work, folder.path, console)
-    if results is not None and is_verbose:
+    if results is not None:
         console.print(results.table(config.name))
         say(console, f"Run folder: {folder.path}")
+    return conclude_folder(folder, console)
 
 
 def conclude_folder(folder: RunFolder, console: Console) -> bool:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,18 +82,13 @@ def save(picture: "Picture", path: Any) -> None:
 _FORMATS = (".png", ".svg")
 
 
-def check_picture_path(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a picture that can be written."""
+def write(draw: "Callable[[], Picture]", path: str | os.PathLike[str]) -> None:
+    """Draws a picture in the common style; the file appears whole, or not at all."""
     path = check_writable(path)
     if path.suffix.lower() not in _FORMATS:
         raise ValueError(
             f"{path}: received a picture that ends in {path.suffix or 'nothing'}, expected "
             f"{' or '.join(_FORMATS)}; give it such a name."
         )
-    return path
-
-
-def write(draw: "Callable[[], Picture]", path: str | os.PathLike[str]) -> None:
-    """Draws a picture in the common style; the file appears whole, or not at all."""
-    with styled(), written_whole(check_picture_path(path)) as temporary:
+    with styled(), written_whole(path) as temporary:
         save(draw(), temporary)

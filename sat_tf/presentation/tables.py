@@ -259,15 +259,12 @@ def _as_text(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = printable(value)
-    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    if _FORMULA.match(text):
+        try:
+            float(text)
+        except ValueError:
+            return f"'{text}"
+    return text
 
 
 class Displayed(abc.ABC):

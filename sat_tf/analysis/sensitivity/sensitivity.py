@@ -79,8 +79,10 @@ def sensitivity(
         )
     refuse_all_but_float(model)
     model = with_layers_for_operations(model, processor=policy.processor)
-    sample = _fed(_sample(model, dataset, num_images), policy, model.input_names[0])
-    classes = _classes(model, sample)
+    sample = _sample(model, dataset, num_images, policy)
+    classes = None
+    if sample.labels is not None and _is_row(model):
+        classes = np.argmax(class_shares(sample.labels, model.outputs[0].shape[1]), axis=1)
     if not (policy.states_input_range and policy.range_of(model.input_names[0]) == PIXELS):
         _refuse_other_range(model, sample.images, classes)
     metric = _metric(metric, model, classes)
@@ -163,7 +165,8 @@ def refuse_all_but_float(model: keras.Model) -> None:
     check_one_of_each(model)
 
 
-def _sample(model: keras.Model, dataset: Any, num_images: int) -> LabelledImages:
+def _sample(model: keras.Model, dataset: Any, num_images: int, policy: BitPolicy) -> LabelledImages:
+    """The images as the model is fed them, with their labels."""
     if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 2:
         raise ValueError(
             f"num_images={num_images!r}: expected an integer of at least 2; 64 or more give "
@@ -176,22 +179,11 @@ def _sample(model: keras.Model, dataset: Any, num_images: int) -> LabelledImages
             "dataset: received 1 image, expected 2 or more to measure clipping levels and losses; "
             "give 64 or more."
         )
-    return sample
-
-
-def _fed(sample: LabelledImages, policy: BitPolicy, name: str) -> LabelledImages:
-    """The images as the model is fed them, where they are pixels as uint8."""
-    found = policy.range_of(name)
-    if sample.images.dtype != np.uint8 or policy.type_of(name) != INPUT_TYPES[0] or found == PIXELS:
+    (name,) = model.input_names
+    is_pixels = sample.images.dtype == np.uint8 and policy.type_of(name) == INPUT_TYPES[0]
+    if not is_pixels or policy.range_of(name) == PIXELS:
         return sample
-    return LabelledImages(found.fed(sample.images), sample.labels)
-
-
-def _classes(model: keras.Model, sample: LabelledImages) -> np.ndarray | None:
-    """The class of each image; None without labels or classes."""
-    if sample.labels is None or not _is_row(model):
-        return None
-    return np.argmax(class_shares(sample.labels, model.outputs[0].shape[1]), axis=1)
+    return LabelledImages(policy.range_of(name).fed(sample.images), sample.labels)
 
 
 def _is_row(model: keras.Model) -> bool:
