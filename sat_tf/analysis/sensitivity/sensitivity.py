@@ -12,9 +12,9 @@ from sat_tf.analysis.labelled_images import (
     labelled_images,
 )
 from sat_tf.analysis.range_accuracy import range_accuracies
-from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter, LayerSensitivity
+from sat_tf.analysis.sensitivity.damage import METRICS, DamageMeter, LayerSensitivity
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
-from sat_tf.analysis.sensitivity.one_at_a_time import Quantization, one_at_a_time
+from sat_tf.analysis.sensitivity.one_at_a_time import one_at_a_time
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
@@ -88,10 +88,7 @@ def sensitivity(
     metric = _metric(metric, model, classes)
     runner, quantized = one_at_a_time(model, policy, sample.images, progress=progress)
     quantizations = [
-        one
-        for found in runner.layers
-        for one in (found.whole, found.weights, found.activations, found.stream)
-        if one is not None
+        quantization for each in runner.layers for quantization in each.quantizations.values()
     ]
     is_softmax = layer_kinds.is_softmax(runner.last_layer)
     has_classes = _is_row(model) and (is_softmax or classes is not None or metric == "divergence")
@@ -107,29 +104,22 @@ def sensitivity(
             labels = None if classes is None else classes[first : first + every]
             outputs = runner.outputs(batch, quantizations)
             reference = _finite(next(outputs), "the float model")
-            for one, meter, own in zip(quantizations, alone, outputs, strict=True):
-                own = _finite(own, f"the model with {one.layer} quantized")
-                meter.add(own, reference, labels)
+            for quantization, meter, output in zip(quantizations, alone, outputs, strict=True):
+                output = _finite(output, f"the model with {quantization.layer} quantized")
+                meter.add(output, reference, labels)
                 advance(len(batch))
             whole = _finite(quantized(batch, training=False).numpy(), "the quantized model")
             together.add(whole, reference, labels)
             num_right += 0 if labels is None else top_hits(reference, labels, 1)
     errors = runner.activation_errors(sample.images[:every])
-    damages = {id(one): meter.damage() for one, meter in zip(quantizations, alone, strict=True)}
-
-    def damage(one: Quantization | None) -> Damage | None:
-        return None if one is None else damages[id(one)]
-
+    meters = iter(alone)
     layers = tuple(
         LayerSensitivity(
-            **vars(found.layer),
-            damage=damages[id(found.whole)],
-            weights=damage(found.weights),
-            activations=damage(found.activations),
-            stream=damage(found.stream),
-            activation_errors=errors.get(found.layer.name, ()),
+            **vars(each.layer),
+            **{name: next(meters).damage() for name in each.quantizations},
+            activation_errors=errors.get(each.layer.name, ()),
         )
-        for found in runner.layers
+        for each in runner.layers
     )
     return Sensitivity(
         model=model.name,
