@@ -348,7 +348,11 @@ class ProblemsError(ValueError):
 
     def __str__(self) -> str:
         subject, fix = self.subject, self.fix
-        lines = list(_known_once(self.problems))
+        lines, seen = [], set[str]()
+        for line in self.problems:  # of which only the first lists the same known names
+            sentence, _, known = line.partition(" Known: ")
+            lines.append(sentence if known in seen else line)
+            seen.add(known or line)
         lengths = itertools.accumulate(map(len, lines))
         fitting = sum(self._most is None or length <= self._most for length in lengths)
         listed = max(1, fitting)
@@ -384,15 +388,6 @@ class ModelError(ProblemsError):
 
     def __str__(self) -> str:
         return self.problems[0] if self._is_sentence else super().__str__()
-
-
-def _known_once(problems: Iterable[str]) -> Iterator[str]:
-    """The problems, of which only the first lists the same known names; see `did_you_mean`."""
-    seen = set[str]()
-    for line in problems:
-        said, _, known = line.partition(" Known: ")
-        yield said if known in seen else line
-        seen.add(known or line)
 
 
 def problems_of(error: Exception) -> list[str]:

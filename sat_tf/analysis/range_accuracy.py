@@ -35,6 +35,20 @@ class RangeAccuracies:
     # The share of pictures classified correctly, for each range, `given` first.
     top1: dict[InputRange, float]
     num_images: int  # The number of pictures.
+    most_frequent: float  # The share of the most frequent class, which guessing reaches.
+
+    @property
+    def guessing_problem(self) -> str | None:
+        """The complaint about a model that is right no more often than guessing, or None."""
+        top1 = self.top1[self.given]
+        if top1 > self.most_frequent:
+            return None
+        return (
+            f"the float model is right for {100 * top1:.1f} % of {self.num_images} held-out "
+            f"pictures, which is no more than guessing ({100 * self.most_frequent:.1f} %); are the "
+            "folders the model's classes, in the order of their names, and is the input range "
+            "right?"
+        )
 
     @property
     def problem(self) -> str:
@@ -88,25 +102,7 @@ def range_accuracies(
     ]
     top1 = _top1(right)
     fitting = max(better, key=top1.__getitem__, default=None)
-    return RangeAccuracies(given, fitting, top1, len(right[given]))
-
-
-def guessing_problem(
-    model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, given: InputRange
-) -> str | None:
-    """The complaint about a float model that is right no more often than guessing, or None."""
-    measured = _measured(model, pixels, labels, [given])
-    if measured is None:
-        return None
-    right, most_frequent = measured
-    top1 = float(np.mean(right[given]))
-    if top1 > most_frequent:
-        return None
-    return (
-        f"the float model is right for {100 * top1:.1f} % of {len(right[given])} held-out "
-        f"pictures, which is no more than guessing ({100 * most_frequent:.1f} %); are the folders "
-        "the model's classes, in the order of their names, and is the input range right?"
-    )
+    return RangeAccuracies(given, fitting, top1, len(right[given]), most_frequent)
 
 
 def found_range(
@@ -128,7 +124,7 @@ def found_range(
     right, most_frequent = measured
     top1 = _top1(right)
     best = max(top1, key=top1.__getitem__)
-    found = RangeAccuracies(best, best, top1, len(right[best]))
+    found = RangeAccuracies(best, best, top1, len(right[best]), most_frequent)
     close = [other for other in right if other != best and not _is_clear(right[best], right[other])]
     if top1[best] <= most_frequent:
         raise ValueError(
@@ -141,20 +137,6 @@ def found_range(
             f"{subject}: {found}, expected one that is clearly better than the others; {_GIVE}."
         )
     return found
-
-
-def range_note(
-    subject: str,
-    model: keras.Model,
-    pixels: np.ndarray,
-    labels: np.ndarray | None,
-    given: InputRange,
-) -> str | None:
-    """A note on the range that is given, if another one is clearly better."""
-    found = range_accuracies(model, pixels, labels, given)
-    if found is None or found.fitting is None:
-        return None
-    return f"{subject}: {found.problem}."
 
 
 def _measured(

@@ -120,9 +120,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)
     from sat_tf.qat.finetune import refusal
+    from sat_tf.qat.reconstruction.reconstruct import STEPS
     from sat_tf.report.report import headline_of
 
     epochs = arguments.epochs or 0
+    is_reconstructed = arguments.bits <= _MOST_RECONSTRUCTED and arguments.epochs != 0
     with value_errors_as_run_errors(path):
         expect_float(path, model)
         why_not = refusal(model)
@@ -144,7 +146,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             policy, model, str(path), pictures.held_out_sample, console, doubts=doubts
         )
         settings = QuantizationSettings(
-            steps=_steps(arguments),
+            steps=STEPS if is_reconstructed else 0,
             epochs=epochs,
             learning_rate=arguments.learning_rate,
             seed=arguments.seed,
@@ -157,14 +159,6 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     for doubt in doubts:  # what stands far above is easily passed over
         say(console, f"Note: {doubt}", style="yellow")
     return conclude(folder.file(TFLITE_MODEL), headline_of(folder), console)
-
-
-def _steps(arguments: argparse.Namespace) -> int:
-    """The steps of reconstruction for each block; 0 with --epochs 0, or where bits suffice."""
-    from sat_tf.qat.reconstruction.reconstruct import STEPS
-
-    few = arguments.bits <= _MOST_RECONSTRUCTED
-    return STEPS if few and arguments.epochs != 0 else 0
 
 
 def expect_float(path: pathlib.Path, model: "keras.Model") -> None:

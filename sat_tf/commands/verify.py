@@ -208,7 +208,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         if exact is not None:
             return exact
         return _check(target, console, wanted, arguments.certificate, runtimes, arguments.out)
-    with _folder_for(arguments.out, target.tflite) as folder:
+    with (
+        contextlib.nullcontext(target.tflite.parent)
+        if arguments.out is None
+        else open_folder(arguments.out)
+    ) as folder:
         path = _float_model(target, arguments.float_model)
         found = _prove(
             target, console, wanted, runtimes, folder / CERTIFICATE, arguments.trust_model, path
@@ -389,7 +393,7 @@ def _check(
     for difference in found.differences:
         say(console, f"  {in_one_line(difference)}", style="red")
     if out is not None:
-        with _folder_for(out, target.tflite) as folder:
+        with open_folder(out) as folder:
             write_both(found.certificate, folder / CERTIFICATE)
             found.certificate.write_overlay(folder / OVERLAY)
     if found.differences:
@@ -403,10 +407,3 @@ def _check(
     # One that is red stays so, whoever finds the same codes.
     headline = severest([found.certificate.verdict, recorded.verdict])
     return conclude(certificate, headline, console)
-
-
-def _folder_for(
-    out: str | None, tflite: pathlib.Path
-) -> contextlib.AbstractContextManager[pathlib.Path]:
-    """The folder of the certificate."""
-    return contextlib.nullcontext(tflite.parent) if out is None else open_folder(out)

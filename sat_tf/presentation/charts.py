@@ -387,7 +387,8 @@ class DotChart:
                 axes.set_yscale("log")
                 _show_marks(axes.yaxis, logarithmic=True, count=8)
                 axes.yaxis.get_major_locator().set_params(subs=(1.0,))
-                drawn = [value for dots in kinds for value in dots.values if self._is_drawn(value)]
+                values = (value for dots in kinds for value in dots.values)
+                drawn = [value for value in values if value is not None and self._is_drawn(value)]
                 drawn += self.wanted or ()
                 axes.set_ylim(_held(axes.yaxis, min(drawn), max(drawn)))
             axes.set_xlabel(self.x_label)

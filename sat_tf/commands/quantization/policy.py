@@ -191,12 +191,7 @@ def with_input_range(
             is more accurate than others.
         doubts: gets the note on a given range, to be said again.
     """
-    from sat_tf.analysis.range_accuracy import (
-        USUAL_IMAGES,
-        found_range,
-        guessing_problem,
-        range_note,
-    )
+    from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range, range_accuracies
     from sat_tf.qat.range_statistics import float_statistics
 
     if policy.type_of(model.input_names[0]) != INPUT_TYPES[0]:
@@ -214,9 +209,11 @@ def with_input_range(
                 f"that it was trained with, which is {statistics.likely} by {statistics}; give "
                 f"{RANGE}={_option(statistics.fitting)}."
             )
-        note = range_note(subject, model, pixels, labels, given)
-        if note is None and is_trained:
-            note = guessing_problem(model, pixels, labels, given)
+        accuracies, note = range_accuracies(model, pixels, labels, given), None
+        if accuracies is not None and accuracies.fitting is not None:
+            note = f"{subject}: {accuracies.problem}."
+        elif accuracies is not None and is_trained:
+            note = accuracies.guessing_problem
         if note is not None:
             say(console, f"Note: {note}", style="yellow")
             if doubts is not None:
@@ -231,7 +228,8 @@ def with_input_range(
         if best is not None:
             say(console, f"Input range: {best.given}, found by {best}; {RANGE} gives another.")
             return dataclasses.replace(policy, input_range=best.given.spelling)
-        if is_trained or range_note(subject, model, pixels, labels, PIXELS) is not None:
+        accuracies = range_accuracies(model, pixels, labels, PIXELS)
+        if is_trained or (accuracies is not None and accuracies.fitting is not None):
             raise
         say(console, f"Input range: {PIXELS}, as no other is clearly right; {RANGE} gives it.")
         return policy
