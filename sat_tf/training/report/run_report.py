@@ -12,6 +12,7 @@ from sat_tf.presentation.tables import Column, Table
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.report import report
 from sat_tf.report.results import Results
+from sat_tf.report.training import OF_LOSS, OF_SHARE, OTHER_LOSS, template_values
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import (
     ACCURACY,
@@ -82,13 +83,12 @@ def write_report(folder: RunFolder) -> None:
         }
     if any(training.values()):
         training["Weights by"] = _weights(settings)
+    table = Table(columns=_EPOCH, rows=epochs).without_empty("")
     of_run: dict[str, Any] = {
         "name": str(settings.get("name", "")),
         "is_run": folder.holds_run,
-        "curves": [chart.to_figure() for chart in curves],
-        "training": {name: words for name, words in training.items() if words},
         "num_epochs": len(epochs),
-        "epochs": Table(columns=_EPOCH, rows=epochs).without_empty("").to_html("Epochs"),
+        **template_values(curves, table, training),
         "environment": _flat(folder.read_json(run_folder.ENVIRONMENT) or {}),
         "config": folder.read_text(output_folder.CONFIG),
     }
@@ -122,17 +122,12 @@ def _targets(settings: Mapping[str, Any]) -> str:
 
 # The charts of metrics, by their titles: what they show in words, what values are multiplied by,
 # and how they are drawn.
-_CHARTS: dict[str, tuple[str, float, dict[str, Any]]] = {
-    LOSS: ("loss", 1.0, {"logarithmic": True}),
-    ACCURACY: ("accuracy in percent", 100.0, {"least": 0.0, "most": 100.0}),
+_CHARTS: dict[str, tuple[str, float, Mapping[str, Any]]] = {
+    LOSS: ("loss", 1.0, OF_LOSS),
+    ACCURACY: ("accuracy in percent", 100.0, OF_SHARE),
     RATE: ("learning rate", 1.0, {"from_zero": True}),
     LEVEL: ("clipping level", 1.0, {"from_zero": True}),
 }
-# This stands below the chart of a run whose training asks for more than the labels, or for less.
-_OTHER_LOSS = (
-    "The two losses are not to be compared: the held-out one is of the labels alone, that of "
-    "training has {}."
-)
 
 
 def learning_curves(epochs: Sequence[EpochMetrics], *, targets: str = "") -> list[LineChart]:
@@ -157,7 +152,7 @@ def learning_curves(epochs: Sequence[EpochMetrics], *, targets: str = "") -> lis
             lines=lines[title],
             stages=stages,
             summary=_ends(what, lines[title]),
-            caption=_OTHER_LOSS.format(targets) if targets and title == LOSS else "",
+            caption=OTHER_LOSS.format("labels", targets) if targets and title == LOSS else "",
             **options,
         )
         for title, (what, _, options) in _CHARTS.items()
