@@ -33,7 +33,7 @@ from sat_tf.presentation.tables import marked_text
 from sat_tf.yaml_text import load_yaml
 
 if TYPE_CHECKING:
-    import tf_keras as keras
+    pass
 
 # By these names, files of a run or models would be replaced.
 _OTHER_FILES = (".keras", ".h5", ".hdf5", ".yaml", ".yml", ".json", ".txt", ".csv", ".html")
@@ -216,10 +216,17 @@ def export(
         )
     quiet_tensorflow()
     from sat_tf.export.export import export_tflite
+    from sat_tf.graph.network import Network
+    from sat_tf.qat.inputs import takes_pixels
 
     model = load_model(model_path, trust=trust)
     if in_folder and settings.get("route", "direct") == "direct":
-        settings = {**_of_run(OutputFolder(pathlib.Path(source)), model), **settings}
+        # A file has what its run has written down of classes and of preprocessing.
+        folder = OutputFolder(pathlib.Path(source))
+        if labels := folder.read_text(LABELS):
+            settings.setdefault("labels", lines_of(labels))
+        if (preprocessing := folder.preprocessing) and takes_pixels(Network(model)):
+            settings.setdefault("preprocessing", preprocessing)
     with value_errors_as_run_errors(model_path):
         report = export_tflite(model, path, compare_storage=compare_storage, **settings)
     say(console, report.summary)
@@ -233,16 +240,3 @@ def export(
         say(console, f"Note: {certificate} is about another file; renew it with sat-tf verify")
     for cost in report.storage if compare_storage else []:
         say(console, f"  {cost}")
-
-
-def _of_run(folder: OutputFolder, model: "keras.Model") -> dict[str, Any]:
-    """Reads what a run has written down of its classes and its preprocessing, for its file."""
-    from sat_tf.graph.network import Network
-    from sat_tf.qat.inputs import takes_pixels
-
-    said: dict[str, Any] = {}
-    if labels := folder.read_text(LABELS):
-        said["labels"] = lines_of(labels)
-    if (preprocessing := folder.preprocessing) and takes_pixels(Network(model)):
-        said["preprocessing"] = preprocessing
-    return said

@@ -50,14 +50,6 @@ _OTHERS = {
 _TFLITE = b"TFL3"
 
 
-def _other_kind(path: pathlib.Path) -> str | None:
-    """The kind of a file that is no Keras model, and the fix; by its content, or else its name."""
-    with path.open("rb") as file:
-        head = file.read(8)
-    name = ".tflite" if head[4:] == _TFLITE else path.name.lower()
-    return next((text for ends, text in _OTHERS.items() if name.endswith(ends)), None)
-
-
 @dataclasses.dataclass(frozen=True)
 class ModelFile:
     """A `.keras` or HDF5 file."""
@@ -93,8 +85,13 @@ def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
     try:
         return _opened(path)
     except Exception as error:
-        if other := _other_kind(path):
-            raise OtherFileError(f"received {other}") from error
+        with path.open("rb") as file:
+            head = file.read(8)
+        # A file is known by its content, or else by its name.
+        name = ".tflite" if head[4:] == _TFLITE else path.name.lower()
+        for ends, other in _OTHERS.items():
+            if name.endswith(ends):
+                raise OtherFileError(f"received {other}") from error
         raise
 
 

@@ -3,12 +3,10 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import tf_keras as keras
-
-from sat_tf.export.litert.converter import Signature, float_operators
+from sat_tf.export.litert.converter import float_operators
 from sat_tf.export.lowering.packing import FileSettings, pack_graph
 from sat_tf.export.lowering.quantized_network import find_problems
 from sat_tf.export.lowering.trace import trace
@@ -42,7 +40,14 @@ def conversions(graph: Graph) -> Conversions:
     for operation in float_layers(graph.operations):
         layers, signature = operation.layers, operation.signature(graph)
         weights = _FLOAT_BYTES * sum(int(layer.count_params()) for layer in layers)
-        kind = _kind(layers, signature)
+        # A conversion takes most of a second: layers that give the same operators at every size
+        # share one.
+        alike = all(layer_kinds.find_kind(layer).alike_at_all_sizes for layer in layers)
+        sizes = [(len(shape) if alike else shape, kind) for shape, kind in signature]
+        settings = [
+            [type(layer).__qualname__, {**layer.get_config(), "name": ""}] for layer in layers
+        ]
+        kind = json.dumps([settings, sizes], default=str)
         if kind not in tried:
             try:
                 tried[kind] = float_operators(operation.function(), layers, signature), weights
@@ -56,19 +61,6 @@ def conversions(graph: Graph) -> Conversions:
             spliced = spliced_bytes(content, operation.output)
             found.bytes[operation.float_layer] = spliced - of_content + weights
     return found
-
-
-def _kind(layers: Sequence[keras.layers.Layer], signature: Signature) -> str:
-    # A conversion takes most of a second: layers that give the same operators at every size share
-    # one.
-    alike = all(layer_kinds.find_kind(layer).alike_at_all_sizes for layer in layers)
-    sizes = [(len(shape) if alike else shape, kind) for shape, kind in signature]
-    settings = [
-        {key: value for key, value in layer.get_config().items() if key != "name"}
-        for layer in layers
-    ]
-    names = [type(layer).__qualname__ for layer in layers]
-    return json.dumps([names, settings, sizes], default=str)
 
 
 @dataclasses.dataclass(frozen=True)

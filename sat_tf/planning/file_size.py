@@ -84,15 +84,14 @@ class FileSizes:
         self.base = self._length(self._mixed)
         self._added: dict[tuple[str, int], int] = {}
 
-    def tensors(self, layer: str) -> list[str]:
-        """Returns the tensors of the file that a layer's linear operations make."""
-        outputs = [operation.output for operation in self._operations(layer, None)]
-        return [self._names_in_file.get(output, output) for output in outputs]
-
-    @functools.cached_property
-    def _names_in_file(self) -> dict[str, str]:
-        """The names in the file of tensors that have others in the graphs."""
-        return names_in_file(next(iter(self._graphs.values())), self._settings)
+    def tensors(self) -> dict[str, list[str]]:
+        """Returns the tensors of the file that the linear operations of each layer make."""
+        in_file = names_in_file(next(iter(self._graphs.values())), self._settings)
+        outputs = {
+            layer: [operation.output for operation in self._operations(layer, None)]
+            for layer in self._places
+        }
+        return {layer: [in_file.get(n, n) for n in names] for layer, names in outputs.items()}
 
     def stored_bits(self, layer: str, bits: int | None) -> int:
         """Returns how many bits of the file each weight of a layer takes.

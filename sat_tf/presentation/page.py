@@ -28,16 +28,16 @@ def render(template: str, **values: Any) -> Markup:
     return Markup(_environment().get_template(template).render(values))
 
 
-def _shown(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
 @functools.cache
 def _environment() -> jinja2.Environment:
+    def shown(value: Any) -> Any:
+        is_text = isinstance(value, str) and not isinstance(value, Markup)
+        return printable(value) if is_text else value
+
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PACKAGE),
         autoescape=True,
-        finalize=_shown,
+        finalize=shown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

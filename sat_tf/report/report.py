@@ -43,6 +43,16 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
     certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
     fitted = Fitted.read(folder)
     differing = certificate.differing if certificate else results.differing if results else None
+    columns: list[Column[ModelAccuracy]] = [
+        Column("model", lambda row: row.title),
+        Column(
+            results.score.title if results else "", lambda row: row.share, _percent, number=True
+        ),
+        Column("top-5", lambda row: row.top5, _percent, number=True),
+        Column("held-out images", lambda row: row.images, digits(","), number=True),
+    ]
+    of_models = _OF_MODELS[results.score] if results else ""
+    accuracies = Table(columns=columns, rows=results.accuracies() if results else [])
     values: dict[str, Any] = {
         **_OF_RUN,
         "verb": "Reconstructed" if fitted and fitted.kept else "Calibrated",
@@ -51,8 +61,8 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
         "reconstruction": {"Method": fitted.how, "Before and after": fitted.gained}
         if fitted
         else {},
-        "accuracy": _accuracy(results) if results else "",
-        "of_models": _OF_MODELS[results.score] if results else "",
+        "accuracy": accuracies.without_empty("").to_html(of_models) if results else "",
+        "of_models": of_models,
         "caveat": results.caveat() if results else "",
         "layers": Table(columns=_LAYER, rows=layers).to_html("Layers") if layers else "",
         "images": _images(folder, certificate),
@@ -138,18 +148,6 @@ def headline_of(folder: OutputFolder) -> Marked | None:
         on = f"on {results.held_out_images:,} held-out images"
         found.append(Marked(f"{loss.words} of {of}, {on}", loss.kind))
     return severest(found)
-
-
-def _accuracy(results: Results) -> str:
-    """The table of the models that were measured."""
-    columns: list[Column[ModelAccuracy]] = [
-        Column("model", lambda row: row.title),
-        Column(results.score.title, lambda row: row.share, _percent, number=True),
-        Column("top-5", lambda row: row.top5, _percent, number=True),
-        Column("held-out images", lambda row: row.images, digits(","), number=True),
-    ]
-    table = Table(columns=columns, rows=results.accuracies()).without_empty("")
-    return table.to_html(_OF_MODELS[results.score])
 
 
 def _unlabelled(certificate: Certificate) -> Marked:

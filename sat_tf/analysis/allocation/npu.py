@@ -51,7 +51,8 @@ def milliseconds_of(
     """
     if choices.sizes is None:
         raise ValueError(f"npu: there is no file to compile: {choices.file_problem}")
-    tensors = {layer.name: choices.sizes.tensors(layer.name) for layer in choices.layers}
+    of_layers = choices.sizes.tensors()
+    tensors = {layer.name: of_layers[layer.name] for layer in choices.layers}
     of_bits: dict[int | None, dict[str, float]] = {}
     rest = 0.0
     for bits in weight_bits:

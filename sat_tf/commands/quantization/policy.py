@@ -17,7 +17,7 @@ from sat_tf.commands.parser import RANGE, Parser
 from sat_tf.messages import ProblemsError, RunError, problems_of, say
 from sat_tf.qat.policy import USUAL_BITS, BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
-from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, InputRange, range_problem
+from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, range_problem
 from sat_tf.validation import Bits, option
 from sat_tf.yaml_text import load_yaml, read_yaml_text
 
@@ -204,10 +204,11 @@ def with_input_range(
         given = policy.range_of(model.input_names[0])
         statistics = float_statistics(model, [given.fed(pixels)], 0, given)
         if statistics is not None and statistics.fitting is not None:
+            fitting = str(statistics.fitting).strip('()"').replace(" ", "")
             raise ValueError(
                 f"{subject}: received a model that is fed input_range={given}, expected the range "
                 f"that it was trained with, which is {statistics.likely} by {statistics}; give "
-                f"{RANGE}={_option(statistics.fitting)}."
+                f"{RANGE}={fitting}."
             )
         accuracies, note = range_accuracies(model, pixels, labels, given), None
         if accuracies is not None and accuracies.fitting is not None:
@@ -239,11 +240,6 @@ def with_input_range(
         f"elsewhere, it is fed another range; give {RANGE}.",
     )
     return dataclasses.replace(policy, input_range=found.given.spelling)
-
-
-def _option(found: InputRange) -> str:
-    """A range on the command line."""
-    return str(found).strip('()"').replace(" ", "")
 
 
 def feed_of(policy: BitPolicy, model: "keras.Model") -> Callable[[np.ndarray], np.ndarray]:
