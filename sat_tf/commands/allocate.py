@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         except ValueError as error:
             raise RunError(ProblemsError("--budget", problems_of(error))) from error
         check_outputs(arguments)
-    if not wanted.is_given:
+    if wanted.images is None:
         raise RunError("received no images, expected --images: losses are measured on images.")
     make = model_maker(arguments, "allocate")
     quiet_tensorflow()

@@ -142,7 +142,7 @@ def _images(
     from sat_tf.graph.network import check_one_of_each
     from sat_tf.training.config.config import read_config
 
-    if wanted.is_given:
+    if wanted.images is not None:
         check_one_of_each(model)
         return wanted.load(fixed_input_shape(model), model.output_shape[-1])
     path = pathlib.Path(arguments.model)

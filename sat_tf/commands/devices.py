@@ -90,7 +90,7 @@ def check_device_certificate(
     kit = read_device_certificate(certificate).kit
     images = None
     # A file of another shape cannot take the kit's images: that is said first.
-    if wanted.is_given and read_subject(tflite).sha256 == kit.sha256:
+    if wanted.images is not None and read_subject(tflite).sha256 == kit.sha256:
         images = load(wanted.again(kit.images_from, kit.num_images)).images
     found, is_simulated = read_device_check(tflite, certificate, images)
     console.print(Table(columns=_COLUMNS, rows=[found]).to_rich())

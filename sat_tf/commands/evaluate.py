@@ -52,7 +52,7 @@ def evaluate_file(
     wanted: ImageOptions,
 ) -> None:
     """Prints top-1 and top-5 of a TFLite file."""
-    if not wanted.is_given:
+    if wanted.images is None:
         raise RunError(
             f"{path}: received a TFLite file without images, expected labelled ones; name them "
             "with --images."

@@ -71,11 +71,6 @@ class ImageOptions:
         """How many at most, of a folder."""
         return self.num_images or self.usual
 
-    @property
-    def is_given(self) -> bool:
-        """Whether they name any; otherwise images are random."""
-        return self.images is not None
-
     @value_errors_as_run_errors()
     def load(self, shape: tuple[int, ...], num_classes: int, said: Metadata = _NOTHING) -> Pixels:
         """The images, for an input of this shape and number of classes.

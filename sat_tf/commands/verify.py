@@ -266,7 +266,7 @@ def _compare(
     wanted = dataclasses.replace(wanted, num_images=count)
     classes = file.read.contents.outputs[0].shape[-1:] or (1,)
     first, *others = file.images
-    if others and wanted.is_given:
+    if others and wanted.images is not None:
         raise RunError(
             f"{path}: received images for a file with {len(file.images)} inputs, expected none: "
             "random ones are taken for each; leave them out, or give a list of arrays to "
@@ -383,7 +383,7 @@ def _check(
     """Checks a file against its certificate."""
     recorded = read_certificate(certificate)
     images = None
-    if wanted.is_given:
+    if wanted.images is not None:
         # Their hash shows whether they are the same.
         wanted = wanted.again(recorded.images_from, recorded.num_images)
         graph = read_subject(target.tflite).graph

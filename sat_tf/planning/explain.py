@@ -173,7 +173,7 @@ def plan_of(
         named = by_layer(problems, [node.name for node in source.network])
         reason = "nothing is quantized, because of the problems of the model"
         fields = {"export": Export.REFUSED, "multiply_adds": None, "bit_operations": None}
-        rows = [
+        undecided = [
             _row(
                 node,
                 node.inputs,
@@ -184,7 +184,7 @@ def plan_of(
             )
             for node in source.network
         ]
-        return dataclasses.replace(plan, rows=tuple(rows))
+        return dataclasses.replace(plan, rows=tuple(undecided))
     sized = with_image_size(source.network, image_size)
     view = preview(sized, placement)
     settings = FileSettings(output_type=None, target=policy.processor.name)

@@ -114,14 +114,16 @@ def make_problem(
                 other.name for other in layers if other.tie == layer.tie >= 0 and other != layer
             ),
             num_weights=layer.num_weights,
-            bytes=sizes and sizes.kernel_bytes(layer.name, bits),
+            bytes=None if sizes is None else sizes.kernel_bytes(layer.name, bits),
             milliseconds=None,
             cost=0.0,
         )
         for layer in layers
         for bits, read in layer.choices
     ]
-    usage = {"average_weight_bits": [row.num_weights * (row.weight_bits or 0) for row in options]}
+    usage: dict[str, Sequence[float]] = {
+        "average_weight_bits": [row.num_weights * (row.weight_bits or 0) for row in options]
+    }
     units = {"average_weight_bits": sum(row.num_weights for row in layers if row.usual_bits) or 1}
     if sizes is not None:
         free = [layer for layer in layers if layer.chooses_activations]
@@ -168,13 +170,12 @@ def make_problem(
         level=np.array([row.activation_bits or 0 for row in options]),
         tie=np.array([layer.tie if layer.chooses_activations else -1 for layer in layers]),
     )
-    known = {
-        name: float(limits[name][:-1]) / 100.0 * knapsack.ends(name)[1]
-        if isinstance(limits[name], str)
-        else limits[name] * unit
-        for name, unit in units.items()
-        if name in limits
-    }
+    known = {}
+    for name, limit in limits.items():
+        if isinstance(limit, str):
+            known[name] = float(limit[:-1]) / 100.0 * knapsack.ends(name)[1]
+        else:
+            known[name] = limit * units[name]
     return BitProblem(choices, options, dataclasses.replace(knapsack, limits=known), units)
 
 

@@ -113,19 +113,16 @@ def sensitivity(
             num_right += 0 if labels is None else top_hits(reference, labels, 1)
     errors = runner.activation_errors(sample.images[:every])
     meters = iter(alone)
-    layers = tuple(
-        LayerSensitivity(
-            **vars(each.layer),
-            **{name: next(meters).damage() for name in each.quantizations},
-            activation_errors=errors.get(each.layer.name, ()),
-        )
-        for each in runner.layers
-    )
+    layers = []
+    for each in runner.layers:
+        damages: Any = {name: next(meters).damage() for name in each.quantizations}
+        found = errors.get(each.layer.name, ())
+        layers.append(LayerSensitivity(**vars(each.layer), **damages, activation_errors=found))
     return Sensitivity(
         model=model.name,
         policy=policy,
         metric=metric,
-        layers=layers,
+        layers=tuple(layers),
         together=together.damage(),
         num_images=len(sample),
         top1=None if classes is None else num_right / len(sample),
