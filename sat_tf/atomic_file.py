@@ -32,11 +32,14 @@ def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a file that can be written."""
     path = expect_path(path)
     folder = path.parent
-    if _is_too_long(path):
-        raise ValueError(
-            f"{path}: received a name that the file system does not take, as it has "
-            f"{len(str(path))} characters; choose a shorter one."
-        )
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ValueError(
+                f"{path}: received a name that the file system does not take, as it has "
+                f"{len(str(path))} characters; choose a shorter one."
+            ) from error
     if os.path.isdir(path):
         raise ValueError(f"{path}: received a folder, expected the name of a file; add a name.")
     if os.path.exists(path) and not os.path.isfile(path):
@@ -55,15 +58,6 @@ def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
             "that is; choose another folder, or change its permissions."
         )
     return path
-
-
-def _is_too_long(path: pathlib.Path) -> bool:
-    """Whether the system takes a path to be too long."""
-    try:
-        path.lstat()
-    except OSError as error:
-        return error.errno == errno.ENAMETOOLONG
-    return False
 
 
 @contextlib.contextmanager

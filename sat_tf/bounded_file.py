@@ -9,16 +9,13 @@ from typing import BinaryIO
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a file, to read its bytes."""
-    file = open(path, "rb", opener=_opened)  # noqa: SIM115 - the caller closes it
+    # A pipe would be waited for until somebody writes into it.
+    at_once = getattr(os, "O_NONBLOCK", 0)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once))  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     return file
-
-
-def _opened(path: str, flags: int) -> int:
-    # A pipe would be waited for until somebody writes into it.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_text(path: str | os.PathLike[str], most_bytes: int = 2**26) -> str:

@@ -303,18 +303,10 @@ def reason_of(error: BaseException) -> str:
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warns, naming the user's line that called into sat-tf, TFMOT or Keras."""
-    level = 2
-    while _package(level) in _BETWEEN:
-        level += 1
+    level, frame = 2, sys._getframe().f_back
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
     warnings.warn(shown(text), category, stacklevel=level)
-
-
-def _package(level: int) -> str:
-    """The package of the code `level` frames up; "" beyond the last frame."""
-    try:
-        return str(sys._getframe(level).f_globals.get("__name__", "")).split(".")[0]
-    except ValueError:
-        return ""
 
 
 class ProblemsError(ValueError):

@@ -14,8 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from sat_tf.atomic_file import temporary_folder
 from sat_tf.commands.completion import SHELLS, completion
 from sat_tf.commands.parser import Parser
@@ -123,8 +121,11 @@ def _run(words: Sequence[str]) -> bool | None:
         f"sat-tf {other}" for other in COMMANDS if option in command_parser(other).options
     ]
     parsed = parser.parse_args(words[1:])
+    console = make_console()
+    if not console.is_terminal:  # every row of a table stays on one line, whatever COLUMNS says
+        console = make_console(width=_WIDTH_WITHOUT_TERMINAL)
     with _own_temporary_files():
-        found: bool | None = parsed.command(parsed, _output())
+        found: bool | None = parsed.command(parsed, console)
     return found
 
 
@@ -176,15 +177,6 @@ class _Once(logging.Handler):
         if about not in self._known:
             self._known.add(about)
             _show_warning(record.getMessage())
-
-
-def _output() -> Console:
-    """Standard output; in a file or a pipe every row of a table stays on one line.
-
-    Whatever COLUMNS says: a name that is broken is not found there.
-    """
-    console = make_console()
-    return console if console.is_terminal else make_console(width=_WIDTH_WITHOUT_TERMINAL)
 
 
 def report_errors(command: Callable[[], bool | None]) -> int:

@@ -32,7 +32,7 @@ _VARIABLES = (
 )
 STAND_INS = {f"var(--{name})": f"#fe01{index:02x}" for index, name in enumerate(_VARIABLES)}
 _COLOUR_OF = {stand_in: name for name, stand_in in STAND_INS.items()}
-_SOFT, _LINE, _INK = (STAND_INS[f"var(--{name})"] for name in ("soft", "line", "ink"))
+_SOFT, _LINE = STAND_INS["var(--soft)"], STAND_INS["var(--line)"]
 
 _POINTS_PER_INCH = 72.0  # of which a unit of an SVG is one
 _FONT = 11.5

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.atomic_file import check_writable, written_whole
@@ -23,7 +23,6 @@ SERIES = (
     {"color": PURPLE, "marker": "D", "linestyle": ":"},
 )
 
-_WIDE_RANGE = 30.0
 _STYLE = {
     "font.size": 13,
     "axes.labelsize": 13,
@@ -66,11 +65,6 @@ def canvas(
 
     picture = Picture(figsize=size)
     return picture, picture.subplots(rows, columns, sharex=sharex, sharey=sharey)
-
-
-def is_wide(values: Sequence[float]) -> bool:
-    """Whether an axis of these values is logarithmic: a linear one would hide the smaller half."""
-    return bool(values) and min(values) > 0.0 and max(values) > _WIDE_RANGE * min(values)
 
 
 def save(picture: "Picture", path: Any) -> None:

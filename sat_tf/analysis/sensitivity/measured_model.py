@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _NONE = "-"
 _TITLES = {"top1": "top-1 lost", "distance": "distance", "divergence": "divergence"}
 _MOST_LAYERS = 40
+_WIDE_RANGE = 30.0
 
 
 _PARTS = {"": "damage", "weights_": "weights", "activations_": "activations", "stream_": "stream"}
@@ -283,7 +284,8 @@ def _draw(found: Sensitivity) -> "Picture":
     axes.set_ylim(len(layers) - 0.4, -0.6)
     axes.set_xlabel(f"{metric.title} ({unit})" if unit else metric.title)
     drawn = [factor * value for layer in layers for value in _marks(found, layer).values()]
-    if palette.is_wide(drawn):
+    # A linear axis would hide the smaller half of values that differ much.
+    if drawn and min(drawn) > 0.0 and max(drawn) > _WIDE_RANGE * min(drawn):
         axes.set_xscale("log")
         axes.set_xlim(0.6 * min(drawn), 1.7 * max(drawn))
     elif drawn:  # drops of top-1 can be 0 or negative
