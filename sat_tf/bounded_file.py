@@ -11,7 +11,9 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Opens a file, to read its bytes."""
     # A pipe would be waited for until somebody writes into it.
     at_once = getattr(os, "O_NONBLOCK", 0)
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once))  # noqa: SIM115 - the caller closes it
+    file = open(  # noqa: SIM115 - the caller closes it
+        path, "rb", opener=lambda name, flags: os.open(name, flags | at_once)
+    )
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
