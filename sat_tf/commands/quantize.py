@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model
-from sat_tf.commands.options import (
-    OWN_TYPE,
-    add_output_type,
-    add_resume,
-    add_trust,
-    nonempty,
-    seed,
-)
+from sat_tf.commands.options import OWN_TYPE, add_output_type, add_resume, add_trust, nonempty, seed
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_pictures, expect_pictures
 from sat_tf.commands.quantization.ending import print_ending

@@ -6,11 +6,7 @@ from typing import Annotated
 from pydantic import Field
 from rich.console import Console
 
-from sat_tf.commands.models import (
-    add_model_argument,
-    model_maker,
-    quiet_tensorflow,
-)
+from sat_tf.commands.models import add_model_argument, model_maker, quiet_tensorflow
 from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_image_arguments, image_options

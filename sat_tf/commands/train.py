@@ -8,26 +8,14 @@ from typing import TypeVar
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, load_tensorflow, quiet_tensorflow
-from sat_tf.commands.options import (
-    add_overrides,
-    add_resume,
-    add_target,
-    add_trust,
-    nonempty,
-)
+from sat_tf.commands.options import add_overrides, add_resume, add_target, add_trust, nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude
 from sat_tf.interruption import Terminated
 from sat_tf.messages import ProblemsError, RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL, TFLITE_MODEL, UNFINISHED
 from sat_tf.report.results import Results
-from sat_tf.training.config.config import (
-    DEMO,
-    FOLDER,
-    Config,
-    parse_config,
-    read_config,
-)
+from sat_tf.training.config.config import DEMO, FOLDER, Config, parse_config, read_config
 from sat_tf.training.config.folder import choose
 from sat_tf.training.state.run_folder import RunFolder, expect_same_run
 from sat_tf.yaml_text import read_yaml_text
