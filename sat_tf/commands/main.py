@@ -184,39 +184,32 @@ def report_errors(command: Callable[[], bool | None]) -> int:
     errors = make_console(stderr=True)
     try:
         return _FAILED if command() is False else 0
-    except (RunError, ReadingError) as error:
-        say(errors, f"error: {shown(error)}", style="red")
-        return _BAD_INPUT
-    except (
-        OSError
-    ) as error:  # a full disk, or a folder that vanished, mostly that of temporary files
-        say(errors, f"error: {shown(_refused(error))}", style="red")
-        return _BAD_INPUT
-    except ModuleNotFoundError as error:
-        if (sentence := missing_package(error)) is None:
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None:
             raise
         say(errors, f"error: {sentence}", style="red")
-        return _BAD_INPUT
-    except Exception as error:
-        tensorflow = sys.modules.get("tensorflow")  # not imported only for this check
-        exhausted = getattr(tensorflow, "errors", None)
-        if not isinstance(error, MemoryError) and not (
-            exhausted and isinstance(error, exhausted.ResourceExhaustedError)
-        ):
-            raise
-        errors.print(
-            "error: out of memory; use a smaller model, smaller or fewer images, or a smaller "
-            "batch.",
-            style="red",
-            soft_wrap=True,
-        )
         return _BAD_INPUT
     except KeyboardInterrupt as interrupt:
         is_terminated = isinstance(interrupt, Terminated)
         word = "terminated" if is_terminated else "interrupted"
-        said = str(interrupt) or f"{word}; the files written so far are whole"
-        say(errors, said, style="red")
+        say(errors, str(interrupt) or f"{word}; the files written so far are whole", style="red")
         return _TERMINATED if is_terminated else _INTERRUPTED
+
+
+def _sentence(error: Exception) -> str | None:
+    """Says what is wrong, with the fix, where the user can mend it; None of a defect."""
+    if isinstance(error, RunError | ReadingError):
+        return shown(error)
+    if isinstance(error, OSError):  # a full disk, or a folder that vanished
+        return shown(_refused(error))
+    if isinstance(error, ModuleNotFoundError):
+        return missing_package(error)
+    tensorflow = sys.modules.get("tensorflow")  # not imported only for this check
+    exhausted = tensorflow and isinstance(error, tensorflow.errors.ResourceExhaustedError)
+    if isinstance(error, MemoryError) or exhausted:
+        return "out of memory; use a smaller model, smaller or fewer images, or a smaller batch."
+    return None
 
 
 def _refused(error: OSError) -> str:
