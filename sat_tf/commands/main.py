@@ -43,7 +43,7 @@ _COMMANDS: Mapping[str, Mapping[str, str]] = {
         "quantize": "turn a trained model and a folder of pictures into a certified TFLite file",
         "explain": "show how a model will be quantized and exported, layer by layer",
         "verify": "compare a TFLite file with its model, code by code",
-        "evaluate": "print the top-1 of a finished run or a TFLite file",
+        "evaluate": "print the top-1 and top-5 of a TFLite file on labelled images",
         "train": "train a float and a quantized model, export and verify",
         "export": "write a quantized model as a TFLite file",
     },
