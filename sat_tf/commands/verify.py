@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import dataclasses
-import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -205,7 +204,12 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         if arguments.out is None
         else open_folder(arguments.out)
     ) as folder:
-        path = _float_model(target, arguments.float_model)
+        path = target.folder.file(FLOAT_MODEL) if target.folder else None
+        if arguments.float_model is not None:
+            path = pathlib.Path(arguments.float_model)
+            if not path.is_file():
+                what = f"{arguments.float_model} not found; expected a float .keras model."
+                raise RunError(f"--float_model: {what}")
         found = _prove(
             target, console, wanted, runtimes, folder / CERTIFICATE, arguments.trust_model, path
         )
@@ -300,7 +304,7 @@ def _prove(
         "runtimes": runtimes,
         "progress": True,
     }
-    if float_model is not None:
+    if float_model is not None and float_model.is_file():
         advice = "expected the float model, as Keras has saved it."
         settings["float_model"] = read_keras_model(float_model, advice, trust=trust)
     if target.model is None:
@@ -328,16 +332,6 @@ def _prove(
             images_from=pixels.source,
             **settings,
         )
-
-
-def _float_model(target: Target, given: str | None) -> pathlib.Path | None:
-    """The float model that was named, or that of the run."""
-    if given is not None:
-        if not os.path.isfile(given):
-            raise RunError(f"--float_model: {given} not found; expected a float .keras model.")
-        return pathlib.Path(given)
-    own = target.folder.file(FLOAT_MODEL) if target.folder else None
-    return own if own is not None and own.is_file() else None
 
 
 def _pixels(
