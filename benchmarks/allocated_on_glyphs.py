@@ -33,9 +33,9 @@ from rows import as_table, read_csv, write_csv
 
 import sat_tf
 from sat_tf import output_folder
+from sat_tf.analysis.allocation.allocation import make_problem
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices
-from sat_tf.analysis.allocation.problem import make_problem
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.report.results import Results
@@ -178,9 +178,10 @@ class _Task:
 
     def _searched(self, way: str) -> tuple[BitPolicy, int]:
         choices = ModelChoices(self.model, self.uniform, **self.choices)
-        no_costs = [[0.0] * len(layer.choices) for layer in choices.layers]
-        problem = make_problem(choices, no_costs, read_budget(self.budget))
-        bits = np.array([[own or 0, read or 0] for own, read in problem.options])
+        problem = make_problem(choices, read_budget(self.budget))
+        bits = np.array(
+            [[row.weight_bits or 0, row.activation_bits or 0] for row in problem.options]
+        )
         half = len(self.images) // 2
         loss = CalibratedLoss(self.model, choices, self.images[:half], self.labels[:half])
 

@@ -264,8 +264,8 @@ def hessian_costs(
     runner, _ = one_at_a_time(flat, fewest, sample.images, progress=progress)
     layers = runner.layers
     names = {found.layer.name: layer_of_call(found.layer.name) for found in layers}
-    kernels = {names[one.layer.name]: one.layer for one in layers if one.weights is not None}
-    readers = {one.layer.name: one.layer for one in layers if one.activations is not None}
+    kernels = {names[one.layer.name]: one.layer for one in layers if "weights" in one.quantizations}
+    readers = {one.layer.name: one.layer for one in layers if "activations" in one.quantizations}
     traces = model_traces(
         flat,
         sample,

@@ -100,7 +100,7 @@ class _Pictures:
             self._quantized,
             self._model,
             self._pictures.training,
-            self._pictures.training_labels,
+            self._pictures.training.labels,
             held_out=(self._pictures.held_out, self._pictures.labels),
             sample=self._pictures.images,
             epochs=int(epochs),

@@ -29,18 +29,17 @@ def expect_path(path: Any) -> pathlib.Path:
 
 
 def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a file that can be written.
-
-    Raises:
-        ValueError: its folder does not exist or is not writable, or it is not a regular file.
-    """
+    """The path of a file that can be written."""
     path = expect_path(path)
     folder = path.parent
-    if _is_too_long(path):
-        raise ValueError(
-            f"{path}: received a name that the file system does not take, as it has "
-            f"{len(str(path))} characters; choose a shorter one."
-        )
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ValueError(
+                f"{path}: received a name that the file system does not take, as it has "
+                f"{len(str(path))} characters; choose a shorter one."
+            ) from error
     if os.path.isdir(path):
         raise ValueError(f"{path}: received a folder, expected the name of a file; add a name.")
     if os.path.exists(path) and not os.path.isfile(path):
@@ -61,23 +60,11 @@ def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
     return path
 
 
-def _is_too_long(path: pathlib.Path) -> bool:
-    """Whether the system takes a path to be too long."""
-    try:
-        path.lstat()
-    except OSError as error:
-        return error.errno == errno.ENAMETOOLONG
-    return False
-
-
 @contextlib.contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     """A temporary name beside `path`, with its suffix, which becomes `path` if the block succeeds.
 
     If the block raises, nothing is left and an older file of that name stays as it was.
-
-    Raises:
-        ValueError: as in `check_writable`, or the file cannot be written after all.
     """
     path = check_writable(path)
     with refusals_explained(path), renamed_when_done(path) as temporary:
@@ -97,11 +84,7 @@ def refusals_explained(path: pathlib.Path) -> Iterator[None]:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text in UTF-8; the file appears whole, or not at all.
-
-    Raises:
-        ValueError: as in `written_whole`.
-    """
+    """Writes a text in UTF-8; the file appears whole, or not at all."""
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
 
@@ -208,9 +191,6 @@ def on_disk(path: pathlib.Path) -> None:
     """Returns once the contents of a file, or the names in a folder, would survive a power cut.
 
     Windows keeps names by itself, and cannot open folders.
-
-    Raises:
-        OSError: the disk has refused an earlier write.
     """
     if os.name == "nt" and path.is_dir():
         return

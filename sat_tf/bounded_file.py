@@ -8,30 +8,20 @@ from typing import BinaryIO
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a file, to read its bytes.
-
-    Raises:
-        OSError: there is none, or it is a folder, a pipe or a device.
-    """
-    file = open(path, "rb", opener=_opened)  # noqa: SIM115 - the caller closes it
+    """Opens a file, to read its bytes."""
+    # A pipe would be waited for until somebody writes into it.
+    at_once = getattr(os, "O_NONBLOCK", 0)
+    file = open(  # noqa: SIM115 - the caller closes it
+        path, "rb", opener=lambda name, flags: os.open(name, flags | at_once)
+    )
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
     return file
 
 
-def _opened(path: str, flags: int) -> int:
-    # A pipe would be waited for until somebody writes into it.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
 def read_text(path: str | os.PathLike[str], most_bytes: int = 2**26) -> str:
-    """The text of a file in UTF-8, without the mark that some editors write in front of it.
-
-    Raises:
-        OSError: it cannot be read, is no regular file, or longer.
-        UnicodeDecodeError: it is not UTF-8.
-    """
+    """The text of a file in UTF-8, without the mark that some editors write in front of it."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:

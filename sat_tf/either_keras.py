@@ -16,16 +16,9 @@ from sat_tf.messages import ModelError
 
 
 def for_either(name: str, of_tf_keras: Callable[..., Any]) -> Callable[..., Any]:
-    """A public function for models of both; one that takes no model stays what it is.
-
-    Args:
-        name: of the function.
-        of_tf_keras: the function for models of tf_keras.
-    """
+    """A public function for models of both; one that takes no model stays what it is."""
     of_keras3 = _OF_KERAS3.get(name)
-    if of_keras3 is None:
-        return of_tf_keras
-    return _both(of_tf_keras, of_keras3)
+    return of_tf_keras if of_keras3 is None else _both(of_tf_keras, of_keras3)
 
 
 @functools.cache
@@ -65,32 +58,21 @@ def is_keras3(model: Any) -> bool:
     return keras3 is not None and isinstance(model, getattr(keras3, "Model", ()))
 
 
-def _quantized(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    from sat_tf.keras3.conversion.twin import quantized
+def _twin() -> Any:
+    from sat_tf.keras3.conversion import twin  # which loads Keras 3
 
-    del of_tf_keras
-    return quantized(model, *args, **kwargs)
-
-
-def _requantized(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    from sat_tf.keras3.conversion.twin import requantized
-
-    del of_tf_keras
-    return requantized(model, *args, **kwargs)
+    return twin
 
 
 def _on_twin(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    from sat_tf.keras3.conversion.twin import as_numpy, twin_of
-
-    return of_tf_keras(twin_of(model), *as_numpy(args), **as_numpy(kwargs))
+    twin = _twin()
+    return of_tf_keras(twin.twin_of(model), *twin.as_numpy(args), **twin.as_numpy(kwargs))
 
 
 def _in_place(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """Changes the model as its twin was changed, once all has gone well."""
-    from sat_tf.keras3.conversion.twin import take_values
-
     _on_twin(of_tf_keras, model, *args, **kwargs)
-    take_values(model)
+    _twin().take_values(model)
     return model
 
 
@@ -98,11 +80,9 @@ def _exported(
     of_tf_keras: Any, model: Any, *args: Any, snap_biases: bool = False, **kwargs: Any
 ) -> Any:
     """Exports the twin, and gives the model the biases of its file where that is asked for."""
-    from sat_tf.keras3.conversion.twin import take_values
-
     report = _on_twin(of_tf_keras, model, *args, snap_biases=snap_biases, **kwargs)
     if snap_biases:
-        take_values(model)
+        _twin().take_values(model)
     return report
 
 
@@ -110,17 +90,13 @@ def _reconstructed(
     of_tf_keras: Any, model: Any, float_model: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Fits the twin to that of the float model, and changes the model as it was changed."""
-    from sat_tf.keras3.conversion.twin import take_values
-
-    found = _on_twin(of_tf_keras, model, _in_tf_keras(float_model), *args, **kwargs)
-    take_values(model)
-    return found
+    reconstruction = _on_twin(of_tf_keras, model, _in_tf_keras(float_model), *args, **kwargs)
+    _twin().take_values(model)
+    return reconstruction
 
 
 def _in_tf_keras(float_model: Any) -> Any:
-    from sat_tf.keras3.conversion.twin import twin_of
-
-    return twin_of(float_model) if is_keras3(float_model) else float_model
+    return _twin().twin_of(float_model) if is_keras3(float_model) else float_model
 
 
 def _verified(
@@ -133,11 +109,9 @@ def _verified(
     **kwargs: Any,
 ) -> Any:
     """Verifies the file of the twin, beside the float model too, and compares its answers."""
-    from sat_tf.keras3.conversion.twin import as_numpy, warn_of_other_answers
-
     kwargs["float_model"] = _in_tf_keras(float_model)
     certificate = _on_twin(of_tf_keras, model, path, images, *args, **kwargs)
-    warn_of_other_answers(model, as_numpy(images))
+    _twin().warn_of_other_answers(model, _twin().as_numpy(images))
     return certificate
 
 
@@ -156,9 +130,9 @@ _OF_KERAS3: Mapping[str, Callable[..., Any]] = {
     "explain": _on_twin,
     "export_tflite": _exported,
     "quantize_for_bits": _refused,
-    "quantize_model": _quantized,
+    "quantize_model": lambda of_tf_keras, *args, **kwargs: _twin().quantized(*args, **kwargs),
     "reconstruct": _reconstructed,
-    "requantize": _requantized,
+    "requantize": lambda of_tf_keras, *args, **kwargs: _twin().requantized(*args, **kwargs),
     "sensitivity": _on_twin,
     "verify_tflite": _verified,
 }

@@ -5,11 +5,7 @@ from typing import Any
 
 
 class OnFirstUse:
-    """A module that is imported when an attribute of it is read.
-
-    Args:
-        name: of the module.
-    """
+    """A module that is imported when an attribute of it is read."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -99,9 +99,6 @@ class ReadingError(ValueError):
 class RunError(ValueError):
     """A run cannot start or resume; the message says what was received, expected, and the fix.
 
-    Args:
-        message: text, or the error that says it.
-
     Attributes:
         problems: those that a `ProblemsError` lists, or the message alone.
         model: the name of the model that it speaks of, as a `ModelError` does; or None.
@@ -306,18 +303,10 @@ def reason_of(error: BaseException) -> str:
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warns, naming the user's line that called into sat-tf, TFMOT or Keras."""
-    level = 2
-    while _package(level) in _BETWEEN:
-        level += 1
+    level, frame = 2, sys._getframe().f_back
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
     warnings.warn(shown(text), category, stacklevel=level)
-
-
-def _package(level: int) -> str:
-    """The package of the code `level` frames up; "" beyond the last frame."""
-    try:
-        return str(sys._getframe(level).f_globals.get("__name__", "")).split(".")[0]
-    except ValueError:
-        return ""
 
 
 class ProblemsError(ValueError):
@@ -351,7 +340,11 @@ class ProblemsError(ValueError):
 
     def __str__(self) -> str:
         subject, fix = self.subject, self.fix
-        lines = list(_known_once(self.problems))
+        lines, seen = [], set[str]()
+        for line in self.problems:  # of which only the first lists the same known names
+            sentence, _, known = line.partition(" Known: ")
+            lines.append(sentence if known in seen else line)
+            seen.add(known or line)
         lengths = itertools.accumulate(map(len, lines))
         fitting = sum(self._most is None or length <= self._most for length in lengths)
         listed = max(1, fitting)
@@ -387,15 +380,6 @@ class ModelError(ProblemsError):
 
     def __str__(self) -> str:
         return self.problems[0] if self._is_sentence else super().__str__()
-
-
-def _known_once(problems: Iterable[str]) -> Iterator[str]:
-    """The problems, of which only the first lists the same known names; see `did_you_mean`."""
-    seen = set[str]()
-    for line in problems:
-        said, _, known = line.partition(" Known: ")
-        yield said if known in seen else line
-        seen.add(known or line)
 
 
 def problems_of(error: Exception) -> list[str]:

@@ -66,11 +66,7 @@ class OutputFolder:
 
     @contextlib.contextmanager
     def written(self, name: str) -> Iterator[pathlib.Path]:
-        """A temporary name that becomes one of `FILES`, whole or not at all.
-
-        Raises:
-            RunError: the file cannot be written.
-        """
+        """A temporary name that becomes one of `FILES`, whole or not at all."""
         try:
             with renamed_when_done(self.file(name)) as temporary:
                 yield temporary
@@ -87,11 +83,7 @@ class OutputFolder:
             temporary.write_text(text, encoding="utf-8")
 
     def read_text(self, name: str) -> str:
-        """Reads one of `FILES`; nothing if it does not exist.
-
-        Raises:
-            RunError: it is not text, or cannot be read.
-        """
+        """Reads one of `FILES`; nothing if it does not exist."""
         file = self.file(name)
         try:
             return bounded_file.read_text(file, _MOST_BYTES)
@@ -101,11 +93,7 @@ class OutputFolder:
             raise self.damaged(name, error, "text") from error
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Reads one of `FILES` that is JSON; nothing if it does not exist.
-
-        Raises:
-            RunError: it is not a JSON object.
-        """
+        """Reads one of `FILES` that is JSON; nothing if it does not exist."""
         if not self.file(name).exists():
             return {}
         text = self.read_text(name)
@@ -129,9 +117,6 @@ class OutputFolder:
             kind: what it holds, as pydantic knows types.
             expected: the same in words, for errors.
             left_out: keys that are not read.
-
-        Raises:
-            RunError: it holds something else; lists every problem.
         """
         values = {key: value for key, value in self.read_json(name).items() if key not in left_out}
         try:
@@ -142,11 +127,7 @@ class OutputFolder:
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """How pictures become the input of the folder's models; None where nothing says so.
-
-        Raises:
-            RunError: the file is damaged.
-        """
+        """How pictures become the input of the folder's models; None where nothing says so."""
         text = self.read_text(PREPROCESSING)
         try:
             return Preprocessing.from_json(text) if text else None
@@ -165,11 +146,7 @@ class OutputFolder:
         self.write_text(name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def check_writable(self) -> None:
-        """Raises an error if the folder could not be created or written to; leaves no trace.
-
-        Raises:
-            RunError: with the reason.
-        """
+        """Raises an error if the folder could not be created or written to; leaves no trace."""
         existing = self.path
         try:
             while not existing.exists() and existing != existing.parent:
@@ -183,22 +160,14 @@ class OutputFolder:
             raise self._refused(error) from error
 
     def make(self) -> None:
-        """Creates the folder if it does not exist.
-
-        Raises:
-            RunError: the file system refuses.
-        """
+        """Creates the folder if it does not exist."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._refused(error) from error
 
     def start(self) -> None:
-        """Creates the folder; the files of a command that it already holds move to `earlier-1`, ...
-
-        Raises:
-            RunError: the file system refuses.
-        """
+        """Creates the folder; files of a command that it already holds move to `earlier-1`, ..."""
         self.make()
         try:
             former = [self.file(name) for name in self.files if self.file(name).exists()]
@@ -218,11 +187,7 @@ class OutputFolder:
         return self.file(CONFIG).is_file()
 
     def require(self, *names: str) -> None:
-        """Raises an error unless a command left these files here.
-
-        Raises:
-            RunError: naming all that are missing.
-        """
+        """Raises an error unless a command left these files here."""
         missing = [name for name in names if not self.file(name).is_file()]
         if missing:
             raise RunError(

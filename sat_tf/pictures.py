@@ -112,9 +112,6 @@ class Pictures(Sequence[Any]):
         Where the folder does not say, a fifth of each class is held out, at least one picture of
         two or more: the first by a hash of class and name, which neither the place of the folder
         nor the machine changes. Of an array it is one image in five.
-
-        Raises:
-            ValueError: a class has no pictures, or there are too few; lists every problem.
         """
         if self.held_out is not None:
             train, apart = dataclasses.replace(self, held_out=None), self.held_out
@@ -166,9 +163,6 @@ class Pictures(Sequence[Any]):
         Returns:
             The images (n, rows, columns, channels), uint8 of pictures, and what could be read of
             the pictures, with a note of the others.
-
-        Raises:
-            ValueError: the input takes no pictures, or none could be read.
         """
         if self.array is not None:
             return np.asarray(self.array), self
@@ -226,13 +220,6 @@ def open_pictures(
         preprocessing: how pictures become images of it; by default they are resized until they
             just cover it, and one that has its size keeps its pixels.
         labelled: whether folders are classes. Otherwise the pictures of all folders have no labels.
-
-    Returns:
-        The pictures, of a divided folder those in train.
-
-    Raises:
-        ValueError: there is no such folder or file, or it does not hold what is expected; lists
-            every problem.
     """
     root = pathlib.Path(path).expanduser()
     if root.is_file():
@@ -283,11 +270,7 @@ def open_again(
     shape: tuple[int, ...],
     preprocessing: Preprocessing = COVERING,
 ) -> Pictures:
-    """Lists the very pictures that `Pictures.hashes` has named, whatever else is there now.
-
-    Raises:
-        ValueError: some are missing, or not what they were; names them.
-    """
+    """Lists the very pictures that `Pictures.hashes` has named, whatever else is there now."""
     root = pathlib.Path(path)
     missing = [name for name in hashes if not (root / name).is_file()]
     there = [name for name in hashes if name not in set(missing)]
@@ -413,16 +396,7 @@ def printable(name: str | os.PathLike[str]) -> str:
 def pixels_of(
     encoded: bytes, shape: tuple[int, ...], preprocessing: Preprocessing
 ) -> npt.NDArray[np.uint8]:
-    """Returns the pixels of a picture as an input of a model.
-
-    Args:
-        encoded: the bytes of the file.
-        shape: rows, columns and channels (1 or 3) of the input.
-        preprocessing: how the picture is turned and resized.
-
-    Raises:
-        ValueError: as `image_of`.
-    """
+    """Returns the pixels of a picture as an input of a model."""
     rows, columns, channels = shape
     image = image_of(encoded, MODES[channels], turns=preprocessing.exif_orientation)
     size = image.height, image.width
@@ -439,14 +413,6 @@ def image_of(encoded: bytes, mode: str, *, turns: bool) -> Image.Image:
 
     Transparency is dropped, animations give their first frame, and 16-bit values lose their lower
     half.
-
-    Args:
-        encoded: the bytes of the file.
-        mode: Pillow's name of the channels, "RGB" or "L".
-        turns: whether the picture is turned by its EXIF orientation.
-
-    Raises:
-        ValueError: it cannot be decoded, is truncated or too large, or its values have 32 bits.
     """
     with opened(encoded) as stored:
         image = _eight_bits(stored)

@@ -35,9 +35,6 @@ class Preprocessing:
     just covers `resize_ratio` times the input, and cropped to its centre; transparency is dropped.
     Pixels stay uint8, 0 to 255.
 
-    Raises:
-        ValueError: a value is out of its range; lists every one.
-
     Example:
         >>> RESIZED_AND_CROPPED.geometry((375, 500), (224, 224))
         ((256, 341), (16, 58))
@@ -93,11 +90,7 @@ class Preprocessing:
 
     @classmethod
     def from_json(cls, text: str) -> "Preprocessing":
-        """The preprocessing that such a file describes.
-
-        Raises:
-            ValueError: it says something that is not done here.
-        """
+        """The preprocessing that such a file describes."""
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:

@@ -5,7 +5,7 @@ whoever has a file needs them.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from sat_tf.messages import did_you_mean
 
@@ -93,29 +93,23 @@ DEFAULT_TARGET = "litert"
 DEFAULT_PROCESSOR = PROCESSORS[DEFAULT_TARGET]
 
 
-def target_problem(name: object) -> str | None:
-    """Why `name` is not the name of a target, with a suggestion; None where it is."""
-    if isinstance(name, str) and name in PROCESSORS:
-        return None
-    listed = ", ".join(map(repr, PROCESSORS))
-    return f"received {name!r}, expected one of {listed}.{_nearest(name, PROCESSORS)}"
-
-
-def _nearest(received: object, known: Iterable[str]) -> str:
-    """The nearest name, or nothing where none is near: all of them are listed already."""
-    hint = did_you_mean(str(received), known)
-    return f" {hint}" if hint.endswith("?") else ""
-
-
 # The types of outputs that a file can have.
 OUTPUT_TYPES = ("float32", "int8", "uint8")
 
 
+def target_problem(name: object) -> str | None:
+    """Why `name` is not the name of a target, with a suggestion; None where it is."""
+    return _problem(name, PROCESSORS, f"one of {', '.join(map(repr, PROCESSORS))}")
+
+
 def output_type_problem(output_type: object) -> str | None:
     """Why this is no type of outputs, with the fix; None where it is one."""
-    if isinstance(output_type, str) and output_type in OUTPUT_TYPES:
+    return _problem(output_type, OUTPUT_TYPES, "'float32', 'int8' or 'uint8'")
+
+
+def _problem(received: object, known: Collection[str], expected: str) -> str | None:
+    if isinstance(received, str) and received in known:
         return None
-    return (
-        f"received {output_type!r}, expected 'float32', 'int8' or 'uint8'."
-        f"{_nearest(output_type, OUTPUT_TYPES)}"
-    )
+    hint = did_you_mean(str(received), known)
+    # Where none is near, all of them are listed already.
+    return f"received {received!r}, expected {expected}.{f' {hint}' if hint.endswith('?') else ''}"

@@ -26,9 +26,6 @@ AGREEMENT = Score("agreement", "agreement")
 def classes_of(values: np.ndarray) -> np.ndarray:
     """The class of every place: where the last axis is largest, the first of equal ones.
 
-    Args:
-        values: logits or probabilities (..., classes).
-
     Returns:
         Class numbers (...), int64; `NO_CLASS` where a number is NaN or infinite.
 
@@ -55,11 +52,6 @@ def comes_before(outputs: Any, of_label: Any, classes: Any, labels: Any) -> Any:
 
 def top_hits(outputs: np.ndarray, labels: np.ndarray, k: int) -> int:
     """How many labels are among the k largest of finite outputs; equal ones in order of class.
-
-    Args:
-        outputs: (n, classes).
-        labels: class numbers (n,).
-        k: 1 or more.
 
     >>> top_hits(np.array([[0.0, 2.0, 2.0], [np.nan, 1.0, 0.0]]), np.array([2, 1]), 1)
     0

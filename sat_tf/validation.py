@@ -81,12 +81,7 @@ def plain(value: Any) -> Any:
 
 
 def describe(error: ValidationError, model: Any = None) -> list[str]:
-    """Returns what is wrong with values: what was received and expected, a line each.
-
-    Args:
-        error: what pydantic raised.
-        model: the class that was validated, whose fields say what is expected.
-    """
+    """Returns what is wrong with values: what was received and expected, a line each."""
     lines = (line for problem in error.errors(include_url=False) for line in _lines(problem, model))
     return list(dict.fromkeys(lines))  # a value that is none of several types is said once
 
@@ -225,13 +220,6 @@ def find_problems(**values: tuple[Any, Any]) -> list[str]:
 def check(owner: str, **values: tuple[Any, Any]) -> None:
     """Raises one error that lists what is wrong with values, if anything.
 
-    Args:
-        owner: name of the function or class that received them.
-        **values: see `find_problems`.
-
-    Raises:
-        ValueError: some value is not of its type; lists all of them.
-
     >>> check("load_cats", seed=(-1, Seed))
     Traceback (most recent call last):
     sat_tf.messages.ProblemsError: load_cats: 1 problem
@@ -327,15 +315,6 @@ def call_by_name(
     kind: str, table: Mapping[str, Callable[..., _Result]], name: str, values: Mapping[str, Any]
 ) -> _Result:
     """Calls an entry of a table, with a "did you mean" for names that it does not know.
-
-    Args:
-        kind: what the table holds, for the message.
-        table: functions by name, each `checked`.
-        name: of one of them.
-        values: what to call it with, by keyword.
-
-    Raises:
-        ValueError: an unknown name, or what the function raises.
 
     >>> call_by_name("number", {"one": lambda: 1}, "on", {})
     Traceback (most recent call last):

@@ -76,12 +76,7 @@ for _kind in (_Loader, Dumper):
 
 
 def read_yaml_text(path: pathlib.Path) -> str:
-    """The text of a YAML file, or as much of it as `load_yaml` needs to refuse it.
-
-    Raises:
-        OSError: it cannot be read.
-        UnicodeDecodeError: it is not text.
-    """
+    """The text of a YAML file, or as much of it as `load_yaml` needs to refuse it."""
     with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
         return file.read(_MOST_CHARACTERS + 1)
 
@@ -92,9 +87,6 @@ def load_yaml(text: str) -> Any:
     The work is bounded before any value is made: by the length of the text, by how deep its values
     are nested, and by how many there are with every alias and merge key expanded. Integers have 64
     bits at most.
-
-    Raises:
-        ValueError: one line on what is wrong with it.
     """
     try:
         if len(text) > _MOST_CHARACTERS:

@@ -31,11 +31,7 @@ def is_archive(file: pathlib.Path | IO[bytes]) -> bool:
 
 @contextlib.contextmanager
 def opened_archive(file: pathlib.Path | IO[bytes]) -> Iterator[zipfile.ZipFile]:
-    """The archive in a file, to be read with `read_member` and `expect_honest` alone.
-
-    Raises:
-        ValueError: its directory is damaged.
-    """
+    """The archive in a file, to be read with `read_member` and `expect_honest` alone."""
     try:
         archive = zipfile.ZipFile(file)
     except Exception as error:  # zipfile raises many types on damaged files
@@ -45,16 +41,7 @@ def opened_archive(file: pathlib.Path | IO[bytes]) -> Iterator[zipfile.ZipFile]:
 
 
 def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes | None:
-    """Reads the bytes of a member; None if the archive has no member of this name.
-
-    Args:
-        archive: an opened one.
-        name: of the member.
-        most: how many bytes it may have.
-
-    Raises:
-        ValueError: it has more, or as `expect_honest`.
-    """
+    """Reads the bytes of a member; None if the archive has no member of this name."""
     try:
         member = archive.getinfo(name)
     except KeyError:

@@ -33,9 +33,6 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
             `sat_tf.training.data`, whose held-out images are taken. Labels are class numbers,
             negative ones for images without a label, or one number for each class.
         most: how many images at most.
-
-    Raises:
-        ValueError: it is none of these, or empty; images and labels differ in number.
     """
     if most < 1:
         raise ValueError(f"num_images: received {most}, expected 1 or more.")
@@ -47,9 +44,9 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
         images, labels = dataset.test_images, dataset.test_labels
     elif isinstance(dataset, np.ndarray | tf.Tensor):
         images, labels = dataset, None
-    elif isinstance(dataset, tuple | list) and len(dataset) == 2 and _are_arrays(dataset):
+    elif isinstance(dataset, tuple | list) and len(dataset) == 2 and _are_arrays(*dataset):
         images, labels = dataset
-    elif isinstance(dataset, tuple) and len(set(map(_rank, dataset))) > 1:
+    elif isinstance(dataset, tuple) and len({_rank(each) for each in dataset}) > 1:
         raise ValueError(
             f"dataset: received a tuple of {len(dataset)}, expected a pair (images, labels); leave "
             "weights of images out."
@@ -63,9 +60,26 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
         )
     images = np.asarray(images)
     labels = None if labels is None else np.asarray(labels)
-    _check(images, labels)
+    if not holds_numbers(images) or images.ndim < 2:
+        raise ValueError(
+            f"dataset: received images of shape {images.shape} and type {images.dtype}, expected "
+            "numbers (n, rows, columns, channels)."
+        )
+    if not len(images):
+        raise ValueError("dataset: received no images, expected at least one.")
+    if not np.isfinite(images).all():
+        raise ValueError("dataset: received images with NaN or infinite values; leave them out.")
     if labels is None:
         return LabelledImages(images[:most], None)
+    if labels.dtype.kind not in "uifb" or labels.ndim not in (1, 2):
+        raise ValueError(
+            f"dataset: received labels of shape {labels.shape} and type {labels.dtype}, expected "
+            "class numbers (n,), or one number for each class (n, classes)."
+        )
+    if len(labels) != len(images):
+        raise ValueError(
+            f"dataset: received {len(images)} images and {len(labels)} labels, expected as many."
+        )
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 1:
@@ -90,9 +104,6 @@ def expect_fitting(sample: LabelledImages, model: keras.Model) -> None:
 
 def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
     """The labels as float32 shares (n, num_classes) for the cross entropy.
-
-    Raises:
-        ValueError: they are not labels of that many classes.
 
     >>> class_shares(np.array([1, 0]), 3).tolist()
     [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
@@ -123,22 +134,24 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
     return shares
 
 
-def _rank(part: Any) -> int:
-    """The number of axes of an array; -1 of a pair, as the elements of an iterable may be."""
-    return np.ndim(part) if isinstance(part, np.ndarray | tf.Tensor) else -1
-
-
-def _are_arrays(pair: Any) -> bool:
-    images, labels = pair
+def _are_arrays(images: Any, labels: Any) -> bool:
     of_images = np.ndim(images) > 1 or isinstance(images, np.ndarray | tf.Tensor)
     return of_images and (labels is None or isinstance(labels, np.ndarray | tf.Tensor | list))
+
+
+def _rank(array: Any) -> int:
+    """The number of axes of an array; -1 of a pair, as the elements of an iterable may be."""
+    return np.ndim(array) if isinstance(array, np.ndarray | tf.Tensor) else -1
 
 
 def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
     """Batches or single images, concatenated until there are enough."""
     parts: list[tuple[np.ndarray, np.ndarray | None]] = []
     count = 0
-    single = _holds_single_images(dataset)
+    # A `tf.data.Dataset` tells whether it is batched, if it knows its shapes.
+    spec = getattr(dataset, "element_spec", None)
+    shape = getattr(spec[0] if isinstance(spec, tuple | list) else spec, "shape", None)
+    single = None if shape is None or shape.rank is None else shape.rank == 3
     for element in elements_of(dataset):
         if isinstance(element, dict):
             raise ValueError(
@@ -165,34 +178,3 @@ def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
         return np.concatenate([images for images, _ in parts]), None
     images, labels = zip(*parts, strict=True)
     return np.concatenate(images), np.concatenate(labels)
-
-
-def _holds_single_images(dataset: Any) -> bool | None:
-    """Whether a `tf.data.Dataset` is unbatched; None if its spec does not tell."""
-    spec = getattr(dataset, "element_spec", None)
-    first = spec[0] if isinstance(spec, tuple | list) else spec
-    shape = getattr(first, "shape", None)
-    return None if shape is None or shape.rank is None else shape.rank == 3
-
-
-def _check(images: np.ndarray, labels: np.ndarray | None) -> None:
-    if not holds_numbers(images) or images.ndim < 2:
-        raise ValueError(
-            f"dataset: received images of shape {images.shape} and type {images.dtype}, expected "
-            "numbers (n, rows, columns, channels)."
-        )
-    if not len(images):
-        raise ValueError("dataset: received no images, expected at least one.")
-    if not np.isfinite(images).all():
-        raise ValueError("dataset: received images with NaN or infinite values; leave them out.")
-    if labels is None:
-        return
-    if labels.dtype.kind not in "uifb" or labels.ndim not in (1, 2):
-        raise ValueError(
-            f"dataset: received labels of shape {labels.shape} and type {labels.dtype}, expected "
-            "class numbers (n,), or one number for each class (n, classes)."
-        )
-    if len(labels) != len(images):
-        raise ValueError(
-            f"dataset: received {len(images)} images and {len(labels)} labels, expected as many."
-        )

@@ -35,6 +35,20 @@ class RangeAccuracies:
     # The share of pictures classified correctly, for each range, `given` first.
     top1: dict[InputRange, float]
     num_images: int  # The number of pictures.
+    most_frequent: float  # The share of the most frequent class, which guessing reaches.
+
+    @property
+    def guessing_problem(self) -> str | None:
+        """The complaint about a model that is right no more often than guessing, or None."""
+        top1 = self.top1[self.given]
+        if top1 > self.most_frequent:
+            return None
+        return (
+            f"the float model is right for {100 * top1:.1f} % of {self.num_images} held-out "
+            f"pictures, which is no more than guessing ({100 * self.most_frequent:.1f} %); are the "
+            "folders the model's classes, in the order of their names, and is the input range "
+            "right?"
+        )
 
     @property
     def problem(self) -> str:
@@ -88,32 +102,7 @@ def range_accuracies(
     ]
     top1 = _top1(right)
     fitting = max(better, key=top1.__getitem__, default=None)
-    return RangeAccuracies(given, fitting, top1, len(right[given]))
-
-
-def guessing_problem(
-    model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, given: InputRange
-) -> str | None:
-    """The complaint about a float model that is right no more often than guessing; None if it is.
-
-    Args:
-        model: a float model.
-        pixels: uint8 (n, rows, columns, channels).
-        labels: see `range_accuracies`.
-        given: the range that the model is fed.
-    """
-    measured = _measured(model, pixels, labels, [given])
-    if measured is None:
-        return None
-    right, most_frequent = measured
-    top1 = float(np.mean(right[given]))
-    if top1 > most_frequent:
-        return None
-    return (
-        f"the float model is right for {100 * top1:.1f} % of {len(right[given])} held-out "
-        f"pictures, which is no more than guessing ({100 * most_frequent:.1f} %); are the folders "
-        "the model's classes, in the order of their names, and is the input range right?"
-    )
+    return RangeAccuracies(given, fitting, top1, len(right[given]), most_frequent)
 
 
 def found_range(
@@ -121,18 +110,8 @@ def found_range(
 ) -> RangeAccuracies:
     """The usual range that is clearly better than all others, by labelled pictures.
 
-    Args:
-        subject: the model, for the message.
-        model: a float model.
-        pixels: uint8 (n, rows, columns, channels).
-        labels: see `range_accuracies`.
-
     Returns:
         The accuracies, `given` and `fitting` being the range that is found.
-
-    Raises:
-        ValueError: the model does not classify labelled pictures, or no range is clearly better
-            than all others and than guessing.
     """
     measured = _measured(model, pixels, labels, _USUAL)
     if measured is None:
@@ -145,7 +124,7 @@ def found_range(
     right, most_frequent = measured
     top1 = _top1(right)
     best = max(top1, key=top1.__getitem__)
-    found = RangeAccuracies(best, best, top1, len(right[best]))
+    found = RangeAccuracies(best, best, top1, len(right[best]), most_frequent)
     close = [other for other in right if other != best and not _is_clear(right[best], right[other])]
     if top1[best] <= most_frequent:
         raise ValueError(
@@ -158,28 +137,6 @@ def found_range(
             f"{subject}: {found}, expected one that is clearly better than the others; {_GIVE}."
         )
     return found
-
-
-def range_note(
-    subject: str,
-    model: keras.Model,
-    pixels: np.ndarray,
-    labels: np.ndarray | None,
-    given: InputRange,
-) -> str | None:
-    """A note on the range that is given, if another one is clearly better.
-
-    Args:
-        subject: the model, for the message.
-        model: see `range_accuracies`.
-        pixels: see there.
-        labels: see there.
-        given: see there.
-    """
-    found = range_accuracies(model, pixels, labels, given)
-    if found is None or found.fitting is None:
-        return None
-    return f"{subject}: {found.problem}."
 
 
 def _measured(
@@ -201,24 +158,15 @@ def _measured(
     if len(shapes[0]) != 4 or shapes[1][1] < 2 or not np.any(known):
         return None
     pixels, labels = pixels[known], labels[known]
-    right = {
-        found: _right(model, found, pixels, labels)
-        for found in ranges
-        if found.channels in (None, pixels.shape[-1])
-    }
+    right = {}
+    for found in ranges:
+        if found.channels in (None, pixels.shape[-1]):
+            starts = range(0, len(pixels), _BATCH)
+            fed = (found.fed(pixels[start : start + _BATCH]) for start in starts)
+            outputs = [np.asarray(model(batch, training=False), np.float32) for batch in fed]
+            # Those with non-finite outputs have no class.
+            right[found] = classes_of(np.concatenate(outputs)) == labels
     return right, float(np.max(np.unique(labels, return_counts=True)[1])) / len(labels)
-
-
-def _right(
-    model: keras.Model, found: InputRange, pixels: np.ndarray, labels: np.ndarray
-) -> np.ndarray:
-    """The pictures that are classified correctly; those with non-finite outputs are not."""
-    hits = []
-    for start in range(0, len(pixels), _BATCH):
-        fed = found.fed(pixels[start : start + _BATCH])
-        outputs = np.asarray(model(fed, training=False), np.float32)
-        hits.append(classes_of(outputs) == labels[start : start + _BATCH])
-    return np.concatenate(hits)
 
 
 def _top1(right: dict[InputRange, np.ndarray]) -> dict[InputRange, float]:

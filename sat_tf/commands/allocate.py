@@ -6,11 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget
-from sat_tf.commands.models import (
-    add_model_argument,
-    model_maker,
-    quiet_tensorflow,
-)
+from sat_tf.commands.models import add_model_argument, model_maker, quiet_tensorflow
 from sat_tf.commands.options import PACKS, add_outputs, check_outputs, several, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_image_arguments, image_options
@@ -114,7 +110,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         except ValueError as error:
             raise RunError(ProblemsError("--budget", problems_of(error))) from error
         check_outputs(arguments)
-    if not wanted.is_given:
+    if wanted.images is None:
         raise RunError("received no images, expected --images: losses are measured on images.")
     make = model_maker(arguments, "allocate")
     quiet_tensorflow()
@@ -122,11 +118,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
     with value_errors_as_run_errors(arguments.model):
         model = make()
-        fed = images_as_fed(model, arguments.model, wanted, policy, console)
+        dataset, policy = images_as_fed(model, arguments.model, wanted, policy, console)
         found = allocate(
             model,
-            (fed.images, fed.labels),
-            fed.policy,
+            dataset,
+            policy,
             budget=budget,
             npu=npu,
             weight_bits=arguments.choices,

@@ -20,11 +20,10 @@ from sat_tf.commands.pixels import (
     ImageOptions,
     Pixels,
     add_image_arguments,
-    fixed_input_shape,
     image_options,
     say_notes,
 )
-from sat_tf.commands.quantization.pictures import range_sample
+from sat_tf.commands.quantization.pictures import fixed_input_shape, range_sample
 from sat_tf.commands.quantization.policy import Sample, add_input_range, with_input_range
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import value_errors_as_run_errors
@@ -111,11 +110,7 @@ def _fed_range(
     images: Pixels,
     console: Console,
 ) -> InputRange:
-    """The input range of a model: a quantized one has its own, one built by its name any.
-
-    Raises:
-        ValueError: a range is given for a quantized model of another one.
-    """
+    """The input range of a model: a quantized one has its own, one built by its name any."""
     from sat_tf.graph.network import Network
     from sat_tf.qat.inputs import input_nodes, input_ranges
 
@@ -147,7 +142,7 @@ def _images(
     from sat_tf.graph.network import check_one_of_each
     from sat_tf.training.config.config import read_config
 
-    if wanted.is_given:
+    if wanted.images is not None:
         check_one_of_each(model)
         return wanted.load(fixed_input_shape(model), model.output_shape[-1])
     path = pathlib.Path(arguments.model)

@@ -49,13 +49,7 @@ def _words(parser: argparse.ArgumentParser) -> Iterator[_Word]:
 
 
 def completion(shell: str, top: Parser, commands: Mapping[str, tuple[str, Parser]]) -> str:
-    """The script for a shell.
-
-    Args:
-        shell: one of `SHELLS`.
-        top: the parser of `sat-tf` itself.
-        commands: what each command does, and its parser.
-    """
+    """The script for a shell."""
     words = {name: list(_words(parser)) for name, (_, parser) in commands.items()}
     if shell == "fish":
         return _fish(

@@ -28,12 +28,7 @@ LoadPixels = Callable[[ImageOptions], Pixels]
 
 
 def check_kit_options(arguments: argparse.Namespace) -> None:
-    """Checks that --kit, --kit_codes and --certificate go together.
-
-    Raises:
-        RunError: they do not.
-        ValueError: see `check_kit_path`.
-    """
+    """Checks that --kit, --kit_codes and --certificate go together."""
     if arguments.kit is None:
         if arguments.kit_codes:
             raise RunError("received --kit_codes without --kit, expected both; name the kit.")
@@ -83,22 +78,7 @@ def check_device_certificate(
     load: LoadPixels,
     console: Console,
 ) -> bool | None:
-    """Holds the certificate of a device against a file; None where it is one of `sat-tf verify`.
-
-    Args:
-        arguments: with --certificate, and --out, which has no meaning here.
-        tflite: the file.
-        wanted: which images.
-        load: loads them.
-        console: where to print the outcome.
-
-    Returns:
-        Whether nothing differs on the device.
-
-    Raises:
-        RunError: --out is given.
-        ValueError: see `read_device_check`.
-    """
+    """Holds the certificate of a device against a file; None where it is one of `sat-tf verify`."""
     certificate = arguments.certificate
     if not is_device_certificate(certificate):
         return None
@@ -110,10 +90,15 @@ def check_device_certificate(
     kit = read_device_certificate(certificate).kit
     images = None
     # A file of another shape cannot take the kit's images: that is said first.
-    if wanted.is_given and read_subject(tflite).sha256 == kit.sha256:
+    if wanted.images is not None and read_subject(tflite).sha256 == kit.sha256:
         images = load(wanted.again(kit.images_from, kit.num_images)).images
     found, is_simulated = read_device_check(tflite, certificate, images)
-    _print_device(found, console)
+    console.print(Table(columns=_COLUMNS, rows=[found]).to_rich())
+    if found.delegate != "XNNPACK":
+        what = (
+            f"received the delegate {found.delegate}, expected XNNPACK, which files are exact with"
+        )
+        say(console, in_one_line(f"{found.title}: {what}"), style="yellow")
     held = (
         "the codes that its kit expected are those of the simulation here"
         if is_simulated
@@ -140,16 +125,3 @@ _COLUMNS: list[Column[DeviceCheck]] = [
     Column("first that differs", lambda device: device.first_differing or "none", wrap="fold"),
     Column("ms an image", lambda device: device.milliseconds, digits(".3g"), number=True),
 ]
-
-
-def _print_device(device: DeviceCheck, console: Console) -> None:
-    console.print(Table(columns=_COLUMNS, rows=[device]).to_rich())
-    if device.delegate != "XNNPACK":
-        say(
-            console,
-            in_one_line(
-                f"{device.title}: received the delegate {device.delegate}, expected XNNPACK, which "
-                "files are exact with"
-            ),
-            style="yellow",
-        )

@@ -51,17 +51,8 @@ def evaluate_file(
     *,
     wanted: ImageOptions,
 ) -> None:
-    """Prints top-1 and top-5 of a TFLite file.
-
-    Args:
-        path: of the file.
-        console: where to print them.
-        wanted: which images; they need labels.
-
-    Raises:
-        RunError: there are no labelled images, or they do not fit the file.
-    """
-    if not wanted.is_given:
+    """Prints top-1 and top-5 of a TFLite file."""
+    if wanted.images is None:
         raise RunError(
             f"{path}: received a TFLite file without images, expected labelled ones; name them "
             "with --images."

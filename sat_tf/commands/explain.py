@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from sat_tf.commands.label_file import expect_labels
 from sat_tf.commands.models import (
     add_image_size,
     add_model_argument,
@@ -84,10 +83,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     if not is_built_by_name(name):
         size, arguments.image_size = arguments.image_size, None
     make = model_maker(arguments, "explain")
-    if arguments.images is not None:
-        expect_pictures(arguments.images, arguments.labels)
-    elif arguments.labels is not None:
-        expect_labels(arguments.labels, None)
+    expect_pictures(arguments.images, arguments.labels)
     with value_errors_as_run_errors():
         check_outputs(arguments)
     quiet_tensorflow()

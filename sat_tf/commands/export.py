@@ -33,7 +33,7 @@ from sat_tf.presentation.tables import marked_text
 from sat_tf.yaml_text import load_yaml
 
 if TYPE_CHECKING:
-    import tf_keras as keras
+    pass
 
 # By these names, files of a run or models would be replaced.
 _OTHER_FILES = (".keras", ".h5", ".hdf5", ".yaml", ".yml", ".json", ".txt", ".csv", ".html")
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
     of_run = {name: getattr(arguments, name) for name in (*_OF_RUN, "target")}
     if arguments.dry_run:
-        show(arguments.source, console, trust=arguments.trust_model, **of_run)
+        _show(arguments.source, console, trust=arguments.trust_model, **of_run)
         return
     labels = None
     if arguments.labels is not None:
@@ -151,19 +151,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     )
 
 
-def show(source: str, console: Console, *, trust: bool = False, **settings: Any) -> None:
-    """Prints the operations in the file of a quantized model.
-
-    Args:
-        source: the folder of a run, or a quantized model (.keras).
-        console: where to print them.
-        trust: see `load_model`.
-        **settings: of the file, see `sat_tf.export_tflite`; None for what is as the run's
-            configuration says.
-
-    Raises:
-        RunError: there is no such model, or it has no integer form.
-    """
+def _show(source: str, console: Console, *, trust: bool, **settings: Any) -> None:
+    """Prints the operations in the file of a quantized model."""
     path, settings = _find_model(source, settings)
     quiet_tensorflow()
     from sat_tf.export.export import file_graph
@@ -180,12 +169,7 @@ def show(source: str, console: Console, *, trust: bool = False, **settings: Any)
 
 
 def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path, dict[str, Any]]:
-    """The quantized model of a run, or the file itself, and the settings of its file.
-
-    Args:
-        source: the folder of a run, or a quantized model (.keras).
-        settings: None for what is as the run's configuration says, or else the default.
-    """
+    """The quantized model of a run, or the file itself, and the settings of its file."""
     settled = {name: value for name, value in settings.items() if value is not None}
     path = pathlib.Path(source)
     if path.is_file():
@@ -218,20 +202,7 @@ def export(
     trust: bool = False,
     **settings: Any,
 ) -> None:
-    """Writes a quantized model as a TFLite file.
-
-    Args:
-        source: the folder of a run, or a quantized model (.keras).
-        console: where to say what was written.
-        out: path of the file; by default the run's own, or beside the model.
-        compare_storage: also print what each choice of `pack` costs.
-        trust: see `load_model`.
-        **settings: other arguments of `sat_tf.export_tflite`; None for `float_head` and `pack` as
-            the run's configuration says.
-
-    Raises:
-        RunError: there is no such model, or the file cannot be written.
-    """
+    """Writes a quantized model as a TFLite file."""
     model_path, settings = _find_model(source, settings)
     in_folder = model_path != pathlib.Path(source)
     own = model_path.with_name(TFLITE_MODEL) if in_folder else model_path.with_suffix(".tflite")
@@ -245,10 +216,17 @@ def export(
         )
     quiet_tensorflow()
     from sat_tf.export.export import export_tflite
+    from sat_tf.graph.network import Network
+    from sat_tf.qat.inputs import takes_pixels
 
     model = load_model(model_path, trust=trust)
     if in_folder and settings.get("route", "direct") == "direct":
-        settings = {**_of_run(OutputFolder(pathlib.Path(source)), model), **settings}
+        # A file has what its run has written down of classes and of preprocessing.
+        folder = OutputFolder(pathlib.Path(source))
+        if labels := folder.read_text(LABELS):
+            settings.setdefault("labels", lines_of(labels))
+        if (preprocessing := folder.preprocessing) and takes_pixels(Network(model)):
+            settings.setdefault("preprocessing", preprocessing)
     with value_errors_as_run_errors(model_path):
         report = export_tflite(model, path, compare_storage=compare_storage, **settings)
     say(console, report.summary)
@@ -262,20 +240,3 @@ def export(
         say(console, f"Note: {certificate} is about another file; renew it with sat-tf verify")
     for cost in report.storage if compare_storage else []:
         say(console, f"  {cost}")
-
-
-def _of_run(folder: OutputFolder, model: "keras.Model") -> dict[str, Any]:
-    """Reads what a run has written down of its classes and its preprocessing, for its file.
-
-    Raises:
-        RunError: these files are damaged.
-    """
-    from sat_tf.graph.network import Network
-    from sat_tf.qat.inputs import takes_pixels
-
-    said: dict[str, Any] = {}
-    if labels := folder.read_text(LABELS):
-        said["labels"] = lines_of(labels)
-    if (preprocessing := folder.preprocessing) and takes_pixels(Network(model)):
-        said["preprocessing"] = preprocessing
-    return said

@@ -29,12 +29,7 @@ def add_labels(parser: Parser) -> None:
 
 
 def expect_labels(path: str, images: str | None) -> None:
-    """Raises RunError unless there can be labels in a file, and images in an .npy file beside it.
-
-    Args:
-        path: of the labels.
-        images: what --images says; None where it says nothing.
-    """
+    """Refuses labels in a file unless it is there, and images in an .npy file beside it."""
     if images is None or os.path.isdir(images):
         received = "no --images" if images is None else f"--images {images}, a folder"
         raise RunError(
@@ -52,16 +47,7 @@ def expect_labels(path: str, images: str | None) -> None:
 
 
 def read_labels(path: str, count: int, num_classes: int) -> np.ndarray:
-    """The labels of images, int32 (n,).
-
-    Args:
-        path: of their file.
-        count: how many images there are.
-        num_classes: of the model.
-
-    Raises:
-        RunError: they are no class numbers of the model, or not as many as the images.
-    """
+    """The labels of images, int32 (n,)."""
     labels = _of_array(path) if path.lower().endswith(".npy") else _of_text(path)
     problems = []
     if len(labels) != count:

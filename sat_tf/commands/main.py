@@ -14,8 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-
 from sat_tf.atomic_file import temporary_folder
 from sat_tf.commands.completion import SHELLS, completion
 from sat_tf.commands.parser import Parser
@@ -45,7 +43,7 @@ _COMMANDS: Mapping[str, Mapping[str, str]] = {
         "quantize": "turn a trained model and a folder of pictures into a certified TFLite file",
         "explain": "show how a model will be quantized and exported, layer by layer",
         "verify": "compare a TFLite file with its model, code by code",
-        "evaluate": "print the top-1 of a finished run or a TFLite file",
+        "evaluate": "print the top-1 and top-5 of a TFLite file on labelled images",
         "train": "train a float and a quantized model, export and verify",
         "export": "write a quantized model as a TFLite file",
     },
@@ -61,9 +59,6 @@ COMMANDS = [name for group in _COMMANDS.values() for name in group]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
-
-    Args:
-        arguments: words of the command line after the program's name; by default those given.
 
     Returns:
         The exit status: 0 when all went well, 1 where a headline is red, a strict audit finds a
@@ -83,11 +78,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> bool | None:
     """Runs the command that the words of a command line ask for."""
+    groups = {
+        title: "\n".join(f"    {name:13}{what}" for name, what in commands.items())
+        for title, commands in _COMMANDS.items()
+    }
     top = Parser(
         prog="sat-tf",
         usage="sat-tf COMMAND ...",
         description="Low-bit quantization-aware training for Keras, with a certified TFLite export."
-        "\n`sat-tf COMMAND --help` explains a command.\n\n" + _listed_commands(),
+        "\n`sat-tf COMMAND --help` explains a command.\n\n"
+        + "\n\n".join(f"{title}:\n{lines}" for title, lines in groups.items()),
     )
     top.add_argument("--version", action="version", version=f"sat-tf {__version__}")
     top.add_argument(
@@ -121,8 +121,11 @@ def _run(words: Sequence[str]) -> bool | None:
         f"sat-tf {other}" for other in COMMANDS if option in command_parser(other).options
     ]
     parsed = parser.parse_args(words[1:])
+    console = make_console()
+    if not console.is_terminal:  # every row of a table stays on one line, whatever COLUMNS says
+        console = make_console(width=_WIDTH_WITHOUT_TERMINAL)
     with _own_temporary_files():
-        found: bool | None = parsed.command(parsed, _output())
+        found: bool | None = parsed.command(parsed, console)
     return found
 
 
@@ -140,14 +143,6 @@ def _own_temporary_files() -> Iterator[None]:
             yield
         finally:
             tempfile.tempdir = before
-
-
-def _listed_commands() -> str:
-    groups = []
-    for title, commands in _COMMANDS.items():
-        lines = [f"    {name:13}{what}" for name, what in commands.items()]
-        groups.append("\n".join([f"{title}:", *lines]))
-    return "\n\n".join(groups)
 
 
 def command_parser(name: str) -> Parser:
@@ -184,56 +179,37 @@ class _Once(logging.Handler):
             _show_warning(record.getMessage())
 
 
-def _output() -> Console:
-    """Standard output; in a file or a pipe every row of a table stays on one line.
-
-    Whatever COLUMNS says: a name that is broken is not found there.
-    """
-    console = make_console()
-    return console if console.is_terminal else make_console(width=_WIDTH_WITHOUT_TERMINAL)
-
-
 def report_errors(command: Callable[[], bool | None]) -> int:
-    """Runs a command; prints errors that the user can fix, without a traceback.
-
-    Args:
-        command: returns False if it found a difference or a broken rule.
-
-    Returns:
-        The exit status; see `main`.
-    """
+    """Runs a command; prints errors that the user can fix, without a traceback."""
     errors = make_console(stderr=True)
     try:
         return _FAILED if command() is False else 0
-    except (RunError, ReadingError) as error:
-        say(errors, f"error: {shown(error)}", style="red")
-        return _BAD_INPUT
-    except (
-        OSError
-    ) as error:  # a full disk, or a folder that vanished, mostly that of temporary files
-        say(errors, f"error: {shown(_refused(error))}", style="red")
-        return _BAD_INPUT
-    except ModuleNotFoundError as error:
-        if (sentence := missing_package(error)) is None:
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None:
             raise
         say(errors, f"error: {sentence}", style="red")
-        return _BAD_INPUT
-    except Exception as error:
-        if not _is_out_of_memory(error):
-            raise
-        errors.print(
-            "error: out of memory; use a smaller model, smaller or fewer images, or a smaller "
-            "batch.",
-            style="red",
-            soft_wrap=True,
-        )
         return _BAD_INPUT
     except KeyboardInterrupt as interrupt:
         is_terminated = isinstance(interrupt, Terminated)
         word = "terminated" if is_terminated else "interrupted"
-        said = str(interrupt) or f"{word}; the files written so far are whole"
-        say(errors, said, style="red")
+        say(errors, str(interrupt) or f"{word}; the files written so far are whole", style="red")
         return _TERMINATED if is_terminated else _INTERRUPTED
+
+
+def _sentence(error: Exception) -> str | None:
+    """Says what is wrong, with the fix, where the user can mend it; None of a defect."""
+    if isinstance(error, RunError | ReadingError):
+        return shown(error)
+    if isinstance(error, OSError):  # a full disk, or a folder that vanished
+        return shown(_refused(error))
+    if isinstance(error, ModuleNotFoundError):
+        return missing_package(error)
+    tensorflow = sys.modules.get("tensorflow")  # not imported only for this check
+    exhausted = tensorflow and isinstance(error, tensorflow.errors.ResourceExhaustedError)
+    if isinstance(error, MemoryError) or exhausted:
+        return "out of memory; use a smaller model, smaller or fewer images, or a smaller batch."
+    return None
 
 
 def _refused(error: OSError) -> str:
@@ -251,9 +227,3 @@ def _refused(error: OSError) -> str:
         "and permission; free some space, or name another folder; TMPDIR names that of temporary "
         "files."
     )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    tensorflow = sys.modules.get("tensorflow")  # not imported only for this check
-    exhausted = tensorflow is not None and tensorflow.errors.ResourceExhaustedError
-    return isinstance(error, MemoryError) or bool(exhausted and isinstance(error, exhausted))

@@ -24,15 +24,7 @@ if TYPE_CHECKING:
 
 
 def load_model(path: pathlib.Path, *, trust: bool = False) -> "keras.Model":
-    """A model that sat-tf has saved.
-
-    Args:
-        path: of the file.
-        trust: allow it to run code; see `sat_tf.loading.load.load_model`.
-
-    Raises:
-        RunError: the file cannot be read as such.
-    """
+    """A model that sat-tf has saved."""
     advice = (
         f"expected a quantized model that sat-tf has saved, such as the {QUANTIZED_MODEL} of a run."
     )
@@ -40,16 +32,7 @@ def load_model(path: pathlib.Path, *, trust: bool = False) -> "keras.Model":
 
 
 def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) -> "keras.Model":
-    """A model that any Keras has saved; one of Keras 3 is converted, and a line says so.
-
-    Args:
-        path: of the file.
-        advice: the fix to name if it cannot be loaded.
-        trust: see `load_model`.
-
-    Raises:
-        RunError: it cannot be loaded or converted, or would run code; says why.
-    """
+    """A model that any Keras has saved; one of Keras 3 is converted, and a line says so."""
     load_tensorflow()
     from sat_tf.keras3.conversion.incoming import read_model
     from sat_tf.loading.model_file import OtherFileError, is_keras3_file
@@ -76,9 +59,6 @@ def quiet_tensorflow() -> None:
     """Silences notes of TensorFlow, LiteRT and libjpeg; to be called before they are loaded.
 
     They would break the progress bar. Whoever sets TF_CPP_MIN_LOG_LEVEL to 0 or 1 hears them.
-
-    Raises:
-        RunError: KERAS_BACKEND names no backend, with which Keras 3 could not be loaded.
     """
     backend = os.environ.get("KERAS_BACKEND", "tensorflow")
     if backend not in _BACKENDS:
@@ -143,10 +123,6 @@ def is_built_by_name(name: str) -> bool:
 
 def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras.Model"]:
     """A function that loads or builds the model that MODEL names.
-
-    Args:
-        arguments: with `model`, `trust_model` and, of some commands, `image_size`.
-        verb: the function of `sat_tf` that does the same from Python.
 
     Raises:
         RunError: there is no such model; raised before TensorFlow is loaded.

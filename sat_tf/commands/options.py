@@ -113,12 +113,7 @@ OWN_TYPE = "the target's, int8 for NPUs, else float32"
 
 
 def add_output_type(parser: Parser, *, default: str) -> None:
-    """Adds --output_type, for commands that write a file.
-
-    Args:
-        parser: of the command.
-        default: what holds if it is left out, in words.
-    """
+    """Adds --output_type, for commands that write a file."""
     parser.advanced.add_argument(
         "--output_type",
         metavar="|".join(OUTPUT_TYPES),
@@ -129,12 +124,7 @@ def add_output_type(parser: Parser, *, default: str) -> None:
 
 
 def add_target(parser: argparse.ArgumentParser, *, default: str) -> None:
-    """Adds --target, for every command that plans, makes or checks a file.
-
-    Args:
-        parser: of the command.
-        default: what holds if it is left out, in words.
-    """
+    """Adds --target, for every command that plans, makes or checks a file."""
     option = parser.add_argument(
         "--target",
         metavar="NAME",
@@ -157,11 +147,7 @@ def _known(problem_of: Callable[[str], str | None]) -> Callable[[str], str]:
 
 @contextlib.contextmanager
 def open_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """The folder of --out, created if it does not exist; new ones that stay empty are removed.
-
-    Raises:
-        RunError: it is a file, or cannot be created or written.
-    """
+    """The folder of --out, created if it does not exist; new ones that stay empty are removed."""
     folder = pathlib.Path(path)
     new = [one for one in (folder, *folder.parents) if not one.exists()]
     if folder.exists() and not folder.is_dir():

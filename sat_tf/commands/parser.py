@@ -85,7 +85,12 @@ class Parser(argparse.ArgumentParser):
         words = with_negative_ranges(sys.argv[1:] if args is None else args)
         # A parser of actions leaves options to those of its actions.
         if self._subparsers is None:
-            self._refuse_unknown(words)
+            unknown = dict.fromkeys(_unknown(words, self._option_string_actions))
+            if unknown:  # all at once, before what is missing is spoken of
+                problems = (
+                    f"{name}: no option of {self.prog}{self._fix(name)}" for name in unknown
+                )
+                self.error(" ".join(problems))
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -99,14 +104,6 @@ class Parser(argparse.ArgumentParser):
             meant = nearest(found["received"], known)
             message = f"{message}{f'. Did you mean {meant}?' if meant else ''}"
         super().error(shown(message))
-
-    def _refuse_unknown(self, words: Sequence[str]) -> None:
-        """Says of all words at once that are no options, before what is missing is spoken of."""
-        unknown = dict.fromkeys(_unknown(words, self._option_string_actions))
-        if unknown:
-            self.error(
-                " ".join(f"{name}: no option of {self.prog}{self._fix(name)}" for name in unknown)
-            )
 
     def _fix(self, option: str) -> str:
         """Ends the sentence on an option that is not there by what to write in its place."""

@@ -5,7 +5,6 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -14,13 +13,12 @@ from sat_tf.commands.label_file import add_labels, expect_labels, read_labels
 from sat_tf.commands.options import nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.certificate.inputs import image_problems, random_images
+from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.tflite.metadata import Metadata
 from sat_tf.export.tflite.tensors import Image
-from sat_tf.messages import ProblemsError, RunError, first_ones, say, value_errors_as_run_errors
+from sat_tf.messages import RunError, first_ones, say, value_errors_as_run_errors
 from sat_tf.pictures import DECODER, Pictures, open_again, open_pictures, spread_evenly
 from sat_tf.preprocessing import COVERING
-from sat_tf.quantizers.input_range import INPUT_TYPES
 from sat_tf.validation import Positive, option
 
 _RANDOM_IMAGES, _RANDOM_SEED = 64, 0
@@ -44,11 +42,7 @@ class Pixels:
         return self.images[chosen], None if self.labels is None else self.labels[chosen]
 
     def of_input(self, image: Image) -> "Pixels":
-        """The same for an input of a file: random ones over its range, pictures as its values.
-
-        Raises:
-            ValueError: random ones, for an input that is kept as it is.
-        """
+        """The same for an input of a file: random ones over its range, pictures as its values."""
         if self.source.seed is not None and (image.is_kept or image.type != "uint8"):
             return dataclasses.replace(self, images=image.drawn(self.images))
         if image.is_kept or image.type == "uint8" or self.images.dtype != np.uint8:
@@ -77,11 +71,6 @@ class ImageOptions:
         """How many at most, of a folder."""
         return self.num_images or self.usual
 
-    @property
-    def is_given(self) -> bool:
-        """Whether they name any; otherwise images are random."""
-        return self.images is not None
-
     @value_errors_as_run_errors()
     def load(self, shape: tuple[int, ...], num_classes: int, said: Metadata = _NOTHING) -> Pixels:
         """The images, for an input of this shape and number of classes.
@@ -91,9 +80,6 @@ class ImageOptions:
             num_classes: of the output.
             said: what the file says of its classes and of its preprocessing: pictures of a folder
                 are prepared like this, and labels are those of the classes with the same names.
-
-        Raises:
-            RunError: they cannot be read, or do not fit.
         """
         if self.images is None:
             images = random_images(shape, self.num_images or _RANDOM_IMAGES, _RANDOM_SEED)
@@ -130,11 +116,7 @@ class ImageOptions:
 def _numbered_as_in_file(
     pictures: Pictures, of_file: tuple[str, ...] | None
 ) -> tuple[np.ndarray | None, str]:
-    """The labels of pictures as a file numbers its classes, and a note on how they were found.
-
-    Raises:
-        RunError: some of the names are in the file and others not.
-    """
+    """The labels of pictures as a file numbers its classes, and a note on how they were found."""
     labels, names = pictures.labels, pictures.class_names
     if labels is None:
         return None, ""
@@ -164,11 +146,11 @@ def add_pictures(parser: Parser, what: str, *, required: bool = False) -> None:
     add_labels(parser)
 
 
-def expect_pictures(path: str, labels: str | None = None) -> None:
-    """Raises RunError unless there is such a folder, or an .npy file, and one of its labels."""
+def expect_pictures(path: str | None, labels: str | None) -> None:
+    """Refuses what is no folder or .npy file, and labels that are not for it."""
     if labels is not None:
         expect_labels(labels, path)
-    if not os.path.isdir(path):
+    if path is not None and not os.path.isdir(path):
         try:
             open_pictures(path)
         except ValueError as error:
@@ -176,13 +158,7 @@ def expect_pictures(path: str, labels: str | None = None) -> None:
 
 
 def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
-    """Adds --images, --labels and --num_images.
-
-    Args:
-        parser: of the command.
-        default: which images are taken by default.
-        usual: how many are taken by default.
-    """
+    """Adds --images, --labels and --num_images."""
     add_pictures(parser, f" where they are taken; default: {default}")
     parser.advanced.add_argument(
         "--num_images",
@@ -195,52 +171,11 @@ def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
 def image_options(
     arguments: argparse.Namespace, *, usual: int | None = USUAL_IMAGES
 ) -> ImageOptions:
-    """The values of --images, --labels and --num_images.
-
-    Raises:
-        RunError: see `expect_pictures`.
-    """
-    if arguments.images is not None:
-        expect_pictures(arguments.images, arguments.labels)
-    elif arguments.labels is not None:
-        expect_labels(arguments.labels, None)
+    """The values of --images, --labels and --num_images."""
+    expect_pictures(arguments.images, arguments.labels)
     return ImageOptions(
         arguments.images, arguments.num_images, usual=usual, labels=arguments.labels
     )
-
-
-def fixed_input_shape(model: Any, subject: str | None = None) -> tuple[int, ...]:
-    """The shape of the images that a model with one input takes.
-
-    Args:
-        model: a Keras model.
-        subject: what to call it in an error; by default by its name.
-
-    Raises:
-        ValueError: it takes images of any size.
-    """
-    shape = tuple(model.input_shape[1:])
-    if None in shape:
-        raise ValueError(
-            f"{subject or f'model {model.name!r}'}: received a model for images of any size, "
-            f"expected one of a fixed size, not {shape}; build it for one."
-        )
-    return shape
-
-
-def expect_fitting(
-    subject: str, images: np.ndarray, shape: tuple[int, ...], input_type: str
-) -> None:
-    """Raises ValueError unless images, or real values in their place, fit a float model."""
-    # The codes of real values are known to a file alone.
-    kind = input_type if input_type == INPUT_TYPES[0] else "float32"
-    if problems := image_problems(images, shape, kind):
-        if input_type == INPUT_TYPES[0] and images.dtype != np.uint8:
-            problems.append(
-                "If they are no pixels, give --policy input_type=int8, which keeps the file of "
-                "integers, or input_type=float32."
-            )
-        raise ProblemsError(subject, problems)
 
 
 def say_notes(notes: Iterable[str], console: Console) -> None:

@@ -7,19 +7,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model
-from sat_tf.commands.options import (
-    OWN_TYPE,
-    add_output_type,
-    add_resume,
-    add_trust,
-    nonempty,
-    seed,
-)
+from sat_tf.commands.options import OWN_TYPE, add_output_type, add_resume, add_trust, nonempty, seed
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import add_pictures, expect_pictures, fixed_input_shape
-from sat_tf.commands.quantization.calibrated import Plan, write_quantized
+from sat_tf.commands.pixels import add_pictures, expect_pictures
 from sat_tf.commands.quantization.ending import print_ending
-from sat_tf.commands.quantization.pictures import find_pictures
+from sat_tf.commands.quantization.pictures import find_pictures, fixed_input_shape
+from sat_tf.commands.quantization.pipeline import QuantizationSettings, write_quantized
 from sat_tf.commands.quantization.policy import add_quantization, usual_policy, with_input_range
 from sat_tf.commands.verification_table import conclude
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
@@ -120,9 +113,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)
     from sat_tf.qat.finetune import refusal, row_of
+    from sat_tf.qat.reconstruction.reconstruct import STEPS
     from sat_tf.report.report import headline_of
 
     epochs = arguments.epochs or 0
+    is_reconstructed = arguments.bits <= _MOST_RECONSTRUCTED and arguments.epochs != 0
     with value_errors_as_run_errors(path):
         expect_float(path, model)
         row = row_of(model)
@@ -144,8 +139,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         policy = with_input_range(
             policy, model, str(path), pictures.held_out_sample, console, doubts=doubts
         )
-        plan = Plan(
-            steps=_steps(arguments),
+        settings = QuantizationSettings(
+            steps=STEPS if is_reconstructed else 0,
             epochs=epochs,
             row=row,
             learning_rate=arguments.learning_rate,
@@ -154,19 +149,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             resume=arguments.resume,
             is_verbose=arguments.verbose,
         )
-        write_quantized(model, policy, pictures, folder, console, plan)
+        write_quantized(model, policy, pictures, folder, console, settings)
     print_ending(arguments.bits, folder, why_not, console)
     for doubt in doubts:  # what stands far above is easily passed over
         say(console, f"Note: {doubt}", style="yellow")
     return conclude(folder.file(TFLITE_MODEL), headline_of(folder), console)
-
-
-def _steps(arguments: argparse.Namespace) -> int:
-    """The steps of reconstruction for each block; 0 with --epochs 0, or where bits suffice."""
-    from sat_tf.qat.reconstruction.reconstruct import STEPS
-
-    few = arguments.bits <= _MOST_RECONSTRUCTED
-    return STEPS if few and arguments.epochs != 0 else 0
 
 
 def expect_float(path: pathlib.Path, model: "keras.Model") -> None:

@@ -6,11 +6,7 @@ from typing import Annotated
 from pydantic import Field
 from rich.console import Console
 
-from sat_tf.commands.models import (
-    add_model_argument,
-    model_maker,
-    quiet_tensorflow,
-)
+from sat_tf.commands.models import add_model_argument, model_maker, quiet_tensorflow
 from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.pixels import add_image_arguments, image_options
@@ -74,7 +70,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
     wanted = image_options(arguments, usual=_USUAL_IMAGES)
-    if not wanted.is_given:
+    if wanted.images is None:
         raise RunError("received no images, expected --images: losses are measured on images.")
     if arguments.average_bits is not None and arguments.max_drop is not None:
         raise RunError("received --average_bits and --max_drop, expected one; leave one out.")
@@ -88,11 +84,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
     with value_errors_as_run_errors(arguments.model):
         model = make()
-        fed = images_as_fed(model, arguments.model, wanted, policy, console)
+        dataset, policy = images_as_fed(model, arguments.model, wanted, policy, console)
         found = sensitivity(
             model,
-            (fed.images, fed.labels),
-            fed.policy,
+            dataset,
+            policy,
             metric=arguments.metric,
             num_images=wanted.most or _USUAL_IMAGES,
         )
@@ -102,7 +98,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             csv=found.write_csv,
             svg=found.write_picture,
             png=found.write_picture,
-            json=lambda path: found.write_overlay(path, explain(model, fed.policy)),
+            json=lambda path: found.write_overlay(path, explain(model, policy)),
         )
         if arguments.average_bits is not None or arguments.max_drop is not None:
             overrides = found.suggest(

@@ -8,26 +8,14 @@ from typing import TypeVar
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, load_tensorflow, quiet_tensorflow
-from sat_tf.commands.options import (
-    add_overrides,
-    add_resume,
-    add_target,
-    add_trust,
-    nonempty,
-)
+from sat_tf.commands.options import add_overrides, add_resume, add_target, add_trust, nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude
 from sat_tf.interruption import Terminated
 from sat_tf.messages import ProblemsError, RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL, TFLITE_MODEL, UNFINISHED
 from sat_tf.report.results import Results
-from sat_tf.training.config.config import (
-    DEMO,
-    FOLDER,
-    Config,
-    parse_config,
-    read_config,
-)
+from sat_tf.training.config.config import DEMO, FOLDER, Config, parse_config, read_config
 from sat_tf.training.config.folder import choose
 from sat_tf.training.state.run_folder import RunFolder, expect_same_run
 from sat_tf.yaml_text import read_yaml_text
@@ -90,11 +78,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 def load_config(
     path: str | None = None, overrides: Iterable[str] = (), seed: int | None = None
 ) -> Config:
-    """The configuration in a file, or that of the demo where no file is named.
-
-    Raises:
-        RunError: see `read_config`.
-    """
+    """The configuration in a file, or that of the demo where no file is named."""
     if path is None:
         return parse_config(read_yaml_text(DEMO), overrides, seed=seed, subject="--set")
     return read_config(path, overrides, seed=seed)
@@ -107,18 +91,7 @@ def folder_config(
     overrides: Iterable[str] = (),
     seed: int | None = None,
 ) -> Config:
-    """The configuration for a folder of pictures: that in a file, or one chosen by their number.
-
-    Args:
-        data_dir: the folder.
-        console: where to print what was chosen.
-        path: of the file.
-        overrides: see `read_config`.
-        seed: see `read_config`.
-
-    Raises:
-        RunError: it is no such folder, or the file is for other data; see `read_config`.
-    """
+    """The configuration for a folder of pictures: that in a file, or one chosen by their number."""
     chosen = choose(data_dir)
     overrides = list(overrides)
     if path is None:
@@ -137,38 +110,7 @@ def choose_folder(config: Config, run_dir: str | None) -> RunFolder:
 def train(
     config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
 ) -> bool:
-    """Trains, exports and verifies, or finishes a run; prints the table of results.
-
-    Returns:
-        Whether the headline is not red, as far as the run has come; see `conclude`.
-
-    Raises:
-        RunError: see `carry_out`.
-    """
-    carry_out(config, folder, console, resume=resume)
-    return conclude_folder(folder, console)
-
-
-def carry_out(
-    config: Config,
-    folder: RunFolder,
-    console: Console,
-    *,
-    resume: bool | None = None,
-    is_verbose: bool = True,
-) -> None:
-    """Does what `train` does, but for its verdict.
-
-    Args:
-        config: what to do.
-        folder: where the files go.
-        console: where to show progress.
-        resume: see `sat_tf.training.loop.runner.train`.
-        is_verbose: print the results, and all that is to be known of the file.
-
-    Raises:
-        RunError: the run cannot start or resume.
-    """
+    """Trains, exports and verifies, or finishes a run; prints the table of results."""
     folder.check_writable()
     if resume is not False:
         expect_same_run(folder, config)
@@ -178,12 +120,13 @@ def carry_out(
         load_tensorflow()
         from sat_tf.training.loop import runner
 
-        return runner.train(config, folder, console, resume=resume, is_verbose=is_verbose)
+        return runner.train(config, folder, console, resume=resume)
 
     results = unless_stopped(work, folder.path, console)
-    if results is not None and is_verbose:
+    if results is not None:
         console.print(results.table(config.name))
         say(console, f"Run folder: {folder.path}")
+    return conclude_folder(folder, console)
 
 
 def conclude_folder(folder: RunFolder, console: Console) -> bool:
@@ -194,16 +137,7 @@ def conclude_folder(folder: RunFolder, console: Console) -> bool:
 
 
 def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> None:
-    """Prints the held-out top-1 of a finished run's quantized model.
-
-    Args:
-        folder: of the run.
-        console: where to print it.
-        trust: see `load_model`.
-
-    Raises:
-        RunError: the folder does not hold such a run.
-    """
+    """Prints the held-out top-1 of a finished run's quantized model."""
     folder.require(CONFIG, QUANTIZED_MODEL)
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
@@ -238,14 +172,6 @@ def unless_stopped(
     """The result of `work`; None, with a message, if SIGTERM has stopped it.
 
     Ctrl-C says the same, but the command fails, so that no other one follows.
-
-    Args:
-        work: may be stopped at any moment, also while it is starting.
-        folder: of the run.
-        console: where to say it.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C has stopped it; says what there is to be resumed.
     """
     try:
         return work()

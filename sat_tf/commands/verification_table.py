@@ -18,11 +18,6 @@ def conclude(subject: object, headline: Marked | None, console: Console) -> bool
 
     All commands that end in a certificate, or judge one, have their exit status from here.
 
-    Args:
-        subject: what the headline is about, mostly a file.
-        headline: the verdict; None where there is none.
-        console: where the last line is printed.
-
     Returns:
         False where it is red, of which `sat_tf.commands.main` makes the exit status 1.
     """

@@ -3,17 +3,12 @@
 import argparse
 import contextlib
 import dataclasses
-import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from sat_tf.commands.devices import (
-    check_device_certificate,
-    check_kit_options,
-    write_device_kit,
-)
+from sat_tf.commands.devices import check_device_certificate, check_kit_options, write_device_kit
 from sat_tf.commands.models import load_model, quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import add_target, add_trust, nonempty, open_folder
 from sat_tf.commands.parser import Parser
@@ -26,11 +21,7 @@ from sat_tf.commands.pixels import (
     say_notes,
 )
 from sat_tf.commands.verification_table import conclude, print_certificate
-from sat_tf.export.certificate.certificate import (
-    Certificate,
-    read_certificate,
-    severest,
-)
+from sat_tf.export.certificate.certificate import Certificate, read_certificate, severest
 from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.certificate.page import write_both
 from sat_tf.export.certificate.proof import existing_file, read_subject
@@ -65,15 +56,7 @@ class Target:
 
 
 def choose_target(source: str | None, tflite: str | None = None) -> Target:
-    """The target that the positional arguments name.
-
-    Args:
-        source: folder of `sat-tf quantize` or a run, TFLite file, or model followed by its file.
-        tflite: the file; by default that in the folder.
-
-    Raises:
-        RunError: something is missing or does not fit.
-    """
+    """The target that the positional arguments name."""
     if source is None:
         raise RunError(
             "received no file to verify, expected a folder of sat-tf quantize, a TFLite file, or "
@@ -193,11 +176,7 @@ def add_arguments(parser: Parser) -> None:
 
 @value_errors_as_run_errors()
 def run(arguments: argparse.Namespace, console: Console) -> bool:
-    """Compares a TFLite file with its model or with itself, code by code; writes the certificate.
-
-    Returns:
-        Whether the headline is not red.
-    """
+    """Compares a file with its model or with itself, code by code; False for a red headline."""
     wanted = image_options(arguments)
     target = choose_target(arguments.source, arguments.tflite)
     check_kit_options(arguments)
@@ -220,8 +199,17 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         if exact is not None:
             return exact
         return _check(target, console, wanted, arguments.certificate, runtimes, arguments.out)
-    with _folder_for(arguments.out, target.tflite) as folder:
-        path = _float_model(target, arguments.float_model)
+    with (
+        contextlib.nullcontext(target.tflite.parent)
+        if arguments.out is None
+        else open_folder(arguments.out)
+    ) as folder:
+        path = target.folder.file(FLOAT_MODEL) if target.folder else None
+        if arguments.float_model is not None:
+            path = pathlib.Path(arguments.float_model)
+            if not path.is_file():
+                what = f"{arguments.float_model} not found; expected a float .keras model."
+                raise RunError(f"--float_model: {what}")
         found = _prove(
             target, console, wanted, runtimes, folder / CERTIFICATE, arguments.trust_model, path
         )
@@ -274,7 +262,7 @@ def _compare(
     wanted = dataclasses.replace(wanted, num_images=count)
     classes = file.read.contents.outputs[0].shape[-1:] or (1,)
     first, *others = file.images
-    if others and wanted.is_given:
+    if others and wanted.images is not None:
         raise RunError(
             f"{path}: received images for a file with {len(file.images)} inputs, expected none: "
             "random ones are taken for each; leave them out, or give a list of arrays to "
@@ -316,7 +304,7 @@ def _prove(
         "runtimes": runtimes,
         "progress": True,
     }
-    if float_model is not None:
+    if float_model is not None and float_model.is_file():
         advice = "expected the float model, as Keras has saved it."
         settings["float_model"] = read_keras_model(float_model, advice, trust=trust)
     if target.model is None:
@@ -344,16 +332,6 @@ def _prove(
             images_from=pixels.source,
             **settings,
         )
-
-
-def _float_model(target: Target, given: str | None) -> pathlib.Path | None:
-    """The float model that was named, or that of the run."""
-    if given is not None:
-        if not os.path.isfile(given):
-            raise RunError(f"--float_model: {given} not found; expected a float .keras model.")
-        return pathlib.Path(given)
-    own = target.folder.file(FLOAT_MODEL) if target.folder else None
-    return own if own is not None and own.is_file() else None
 
 
 def _pixels(
@@ -391,7 +369,7 @@ def _check(
     """Checks a file against its certificate."""
     recorded = read_certificate(certificate)
     images = None
-    if wanted.is_given:
+    if wanted.images is not None:
         # Their hash shows whether they are the same.
         wanted = wanted.again(recorded.images_from, recorded.num_images)
         graph = read_subject(target.tflite).graph
@@ -401,7 +379,7 @@ def _check(
     for difference in found.differences:
         say(console, f"  {in_one_line(difference)}", style="red")
     if out is not None:
-        with _folder_for(out, target.tflite) as folder:
+        with open_folder(out) as folder:
             write_both(found.certificate, folder / CERTIFICATE)
             found.certificate.write_overlay(folder / OVERLAY)
     if found.differences:
@@ -415,10 +393,3 @@ def _check(
     # One that is red stays so, whoever finds the same codes.
     headline = severest([found.certificate.verdict, recorded.verdict])
     return conclude(certificate, headline, console)
-
-
-def _folder_for(
-    out: str | None, tflite: pathlib.Path
-) -> contextlib.AbstractContextManager[pathlib.Path]:
-    """The folder of the certificate."""
-    return contextlib.nullcontext(tflite.parent) if out is None else open_folder(out)

@@ -1,7 +1,7 @@
 """The one function that loads saved models; safe by default."""
 
-import collections
 import contextlib
+import graphlib
 import os
 import pathlib
 import shutil
@@ -160,9 +160,6 @@ def bounded_weights(weight_bytes: int | None) -> Iterator[None]:
 
     Args:
         weight_bytes: of the file; None bounds nothing.
-
-    Raises:
-        ValueError: in the scope, before a variable beyond that is created.
     """
     if weight_bytes is None:
         yield
@@ -180,9 +177,6 @@ def bounded_variables(most: int, problem: str) -> Iterator[None]:
     Args:
         most: bytes.
         problem: how the error goes on behind the bytes that it received.
-
-    Raises:
-        ValueError: in the scope, before a variable beyond that is created.
     """
     import tensorflow as tf
 
@@ -220,11 +214,7 @@ def _variable_bytes(options: Mapping[str, Any]) -> int:
 
 @contextlib.contextmanager
 def _loading(weight_bytes: int | None) -> Iterator[None]:
-    """The scopes in which tf_keras loads; its errors on a damaged model become ValueErrors.
-
-    Args:
-        weight_bytes: of the file; None bounds nothing.
-    """
+    """The scopes in which tf_keras loads; its errors on a damaged model become ValueErrors."""
     import tensorflow_model_optimization as tfmot
 
     try:
@@ -253,9 +243,6 @@ def check_order(config: Any) -> None:
     where layers wait for each other, or for a call that never comes, it loops forever. Other
     problems of a configuration are left to Keras.
 
-    Args:
-        config: of a model, as tf_keras wrote it.
-
     >>> layer = {"class_name": "ReLU", "name": "relu", "inbound_nodes": [[["relu", 0, 0, {}]]]}
     >>> check_order({"class_name": "Functional", "config": {"layers": [layer]}})
     Traceback (most recent call last):
@@ -265,14 +252,15 @@ called one after the other
     known = trust.keras_classes()
     for value in mappings_in(config):
         if isinstance(value.get("layers"), list):
-            _check_layers([layer for layer in value["layers"] if _is_called(layer)], known)
-
-
-def _is_called(layer: Any) -> bool:
-    """Whether it is a layer of a Functional model; Keras refuses anything else."""
-    if not isinstance(layer, dict) or not isinstance(layer.get("inbound_nodes"), list):
-        return False
-    return "name" in layer and isinstance(layer["name"], Hashable)
+            # Keras refuses what is not a layer of a Functional model.
+            called = [
+                layer
+                for layer in value["layers"]
+                if isinstance(layer, dict)
+                and isinstance(layer.get("inbound_nodes"), list)
+                and isinstance(layer.get("name", []), Hashable)
+            ]
+            _check_layers(called, known)
 
 
 def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
@@ -315,7 +303,13 @@ def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
                     f"expected one of the {len(nodes[source])} calls in the file"
                 )
             sources[name, number].append((source, index - place))
-    _expect_an_order(sources)
+    try:
+        graphlib.TopologicalSorter(sources).prepare()
+    except graphlib.CycleError as error:
+        raise ValueError(
+            f"{error.args[1][0][0]}: received a layer that reads what comes after it, expected "
+            "layers that can be called one after the other"
+        ) from error
 
 
 def _expect_one_name_each(layers: Iterable[dict[str, Any]]) -> None:
@@ -374,29 +368,3 @@ def _may_be_a_model(layer: dict[str, Any], known: frozenset[str]) -> bool:
     if str(kind).startswith(_OURS) or str(registered_name).startswith(_OURS):
         return False
     return kind in _MODELS or str(kind) not in known or registered_name not in (None, kind)
-
-
-def _expect_an_order(sources: dict[_Call, list[_Call]]) -> None:
-    readers = collections.defaultdict(list)
-    missing = {call: len(of_call) for call, of_call in sources.items()}
-    for call, of_call in sources.items():
-        for source in of_call:
-            readers[source].append(call)
-    ready = [call for call, count in missing.items() if not count]
-    while ready:
-        for reader in readers[ready.pop()]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                ready.append(reader)
-    stuck = [call for call, count in missing.items() if count]
-    if not stuck:
-        return
-    # Going back from a call that cannot be made ends in a cycle.
-    call, seen = stuck[0], set()
-    while call not in seen:
-        seen.add(call)
-        call = next(source for source in sources[call] if missing[source])
-    raise ValueError(
-        f"{call[0]}: received a layer that reads what comes after it, expected layers that can be "
-        "called one after the other"
-    )

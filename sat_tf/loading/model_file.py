@@ -50,14 +50,6 @@ _OTHERS = {
 _TFLITE = b"TFL3"
 
 
-def _other_kind(path: pathlib.Path) -> str | None:
-    """The kind of a file that is no Keras model, and the fix; by its content, or else its name."""
-    with path.open("rb") as file:
-        head = file.read(8)
-    name = ".tflite" if head[4:] == _TFLITE else path.name.lower()
-    return next((text for ends, text in _OTHERS.items() if name.endswith(ends)), None)
-
-
 @dataclasses.dataclass(frozen=True)
 class ModelFile:
     """A `.keras` or HDF5 file."""
@@ -86,24 +78,20 @@ class Part(NamedTuple):
 
 
 def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
-    """Reads the head of a `.keras` or HDF5 file.
-
-    Args:
-        path: any path.
-
-    Raises:
-        OtherFileError: it is a file of another kind.
-        ValueError: it is not a file, it is damaged, it holds no whole model, or it would take far
-            more memory than its size.
-    """
+    """Reads the head of a `.keras` or HDF5 file."""
     path = expect_path(path)
     if not path.is_file():  # a pipe would wait for its writer
         raise ValueError("received a path without a readable file, expected a .keras or HDF5 file")
     try:
         return _opened(path)
     except Exception as error:
-        if other := _other_kind(path):
-            raise OtherFileError(f"received {other}") from error
+        with path.open("rb") as file:
+            head = file.read(8)
+        # A file is known by its content, or else by its name.
+        name = ".tflite" if head[4:] == _TFLITE else path.name.lower()
+        for ends, other in _OTHERS.items():
+            if name.endswith(ends):
+                raise OtherFileError(f"received {other}") from error
         raise
 
 
@@ -135,11 +123,7 @@ def _opened(path: pathlib.Path) -> ModelFile:
 
 
 def check_arrays(path: pathlib.Path) -> None:
-    """Raises ValueError for weights that refer to other files or are far larger in memory.
-
-    Args:
-        path: in HDF5, or a `.keras` archive; files of other kinds are let through.
-    """
+    """Raises ValueError for weights that refer to other files or are far larger in memory."""
     import h5py
 
     if _is_hdf5(path):
@@ -151,11 +135,7 @@ def check_arrays(path: pathlib.Path) -> None:
 
 
 def read_model_file(path: str | os.PathLike[str]) -> ModelFile | None:
-    """Reads the head of a `.keras` or HDF5 file; None where `path` holds no whole model.
-
-    Args:
-        path: any path, also of a folder or of a file in another format.
-    """
+    """Reads the head of a `.keras` or HDF5 file; None where `path` holds no whole model."""
     try:
         return open_model_file(path)
     except ValueError:
@@ -254,11 +234,7 @@ def is_keras3_file(path: str | os.PathLike[str]) -> bool:
 
 
 def parts(config: Any) -> Iterator[Part]:
-    """Every object that a configuration names, however deep, in the order of the file.
-
-    Raises:
-        ValueError: it is nested too deeply, or the name of an object is not text.
-    """
+    """Every object that a configuration names, however deep, in the order of the file."""
     waiting = [(config, "", 0)]
     while waiting:
         value, name, depth = waiting.pop()
@@ -311,19 +287,16 @@ _SIZES |= {"n", "units", "filters", "size", "padding", "output_dim", "input_leng
 
 
 def expect_usual_size(config: Any) -> None:
-    """Raises ValueError for a model of very many layers, or with one that makes very many tensors.
-
-    Args:
-        config: of a model, as any Keras wrote it.
-    """
+    """Refuses a model of very many layers, or with one that makes very many tensors."""
     layers, largest, unrolled = 0, 0, ""
     for value in mappings_in(config):
         if isinstance(value.get("layers"), list):
             layers += len(value["layers"])
         largest = max([largest, *(_largest(value[name]) for name in _SIZES & value.keys())])
-        name, settings = _named(value), value.get("config")
+        settings = value.get("config")
         if not isinstance(settings, dict):
             continue
+        name = str(value.get("name") or settings.get("name") or value.get("class_name"))
         kind = str(settings.get("function", value.get("class_name"))).split(".")[-1].lower()
         parts = max(_largest(settings), _largest(value.get("inbound_nodes")))
         if kind in _SPLITTING and parts > _MOST_TENSORS:
@@ -341,12 +314,6 @@ def _too_many(count: int) -> str:
         f"received a layer that may make {count:,} tensors of one, expected at most "
         f"{_MOST_TENSORS:,}"
     )
-
-
-def _named(value: dict[str, Any]) -> str:
-    settings = value.get("config")
-    inner = settings.get("name") if isinstance(settings, dict) else None
-    return str(value.get("name") or inner or value.get("class_name"))
 
 
 def _largest(value: Any) -> int:

@@ -68,11 +68,7 @@ def saved_model_config(path: pathlib.Path) -> dict[str, Any]:
 
 
 def rebuilt(path: pathlib.Path, config: dict[str, Any]) -> "keras.Model":
-    """The model of a SavedModel's configuration, with the SavedModel's variables.
-
-    Raises:
-        ValueError: the variables are damaged, or those of another model.
-    """
+    """The model of a SavedModel's configuration, with the SavedModel's variables."""
     import tensorflow as tf
     import tf_keras as keras
 
@@ -95,11 +91,7 @@ def rebuilt(path: pathlib.Path, config: dict[str, Any]) -> "keras.Model":
 
 
 def variable_bytes(path: pathlib.Path) -> int:
-    """Bytes of the variables of a SavedModel on disk, where they are not compressed.
-
-    Raises:
-        ValueError: something else than files is among them; a pipe would wait for its writer.
-    """
+    """Bytes of the variables of a SavedModel on disk, where they are not compressed."""
     found = sorted((path / _VARIABLES).parent.glob(f"{_VARIABLES.name}.*"))
     if others := [file.name for file in found if not file.is_file()]:
         raise ValueError(

@@ -67,15 +67,7 @@ def computes_on_tensors(name: Any) -> bool:
 
 
 def expect_allowed(name: Any) -> CalledFunction:
-    """The name of a function that a layer may call, marked as one.
-
-    Args:
-        name: see `computes_on_tensors`.
-
-    Raises:
-        ValueError: it may do more than compute, it is not a `CalledFunction`, and no trusted file
-            is being loaded.
-    """
+    """The name of a function that a layer may call, marked as one."""
     is_trusted = _MAKER_IS_TRUSTED.get() or isinstance(name, CalledFunction)
     if isinstance(name, str) and (is_trusted or computes_on_tensors(name)):
         return CalledFunction(name)

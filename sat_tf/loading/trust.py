@@ -67,17 +67,16 @@ class UntrustedModelError(ValueError):
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Raises UntrustedModelError where loading a configuration with tf_keras could run code.
-
-    Args:
-        config: of the model, as it is in the file.
-
-    Raises:
-        ValueError: it is nested too deeply.
-    """
-    found = list(dict.fromkeys(_problems(config)))
-    if found:
-        raise UntrustedModelError(untrusted(found))
+    """Raises UntrustedModelError where loading a configuration with tf_keras could run code."""
+    # Keras does not read it with compile=False.
+    config = {key: value for key, value in config.items() if key != "compile_config"}
+    known = keras_classes()
+    problems: dict[str, None] = {}  # each once
+    for part in parts(config):
+        if problem := _problem(part, known):
+            problems[f"{part.name}: {problem}" if part.name else problem] = None
+    if problems:
+        raise UntrustedModelError(untrusted(list(problems)))
 
 
 def untrusted(problems: list[str]) -> str:
@@ -91,16 +90,6 @@ def untrusted(problems: list[str]) -> str:
 def lambda_layers(config: Mapping[str, Any]) -> list[str]:
     """The names of the Lambda layers of a configuration, whose Python code is in it."""
     return [part.name for part in parts(config) if part.class_name == "Lambda"]
-
-
-def _problems(config: Mapping[str, Any]) -> Iterator[str]:
-    # Keras does not read it with compile=False.
-    config = {key: value for key, value in config.items() if key != "compile_config"}
-    known = keras_classes()
-    for part in parts(config):
-        problem = _problem(part, known)
-        if problem is not None:
-            yield f"{part.name}: {problem}" if part.name else problem
 
 
 def _problem(part: Part, known: frozenset[str]) -> str | None:
@@ -141,16 +130,14 @@ def _function_problem(part: Part) -> str | None:
             return None
         # A function that is not found by its name is looked for by its registered name.
         is_named_once = part.registered_name in (None, name, "function")
-        if part.module in _FUNCTION_MODULES and is_named_once and name in _known_functions():
+        known = (vars(module).get(name) for module in _modules(_FUNCTIONS_IN))
+        is_known = name not in _NO_FUNCTIONS and any(map(callable, known))
+        if part.module in _FUNCTION_MODULES and is_named_once and is_known:
             return None
     where = f" of the module {part.module}" if part.module else ""
     alias = part.registered_name
     also = f", also called {alias!r}," if alias not in (None, name, "function") else ""
     return f"the function {name!r}{also}{where}"
-
-
-def _code(part: Part) -> str:
-    return "a Lambda layer, whose Python code is in the file"
 
 
 def _operation_problem(part: Part) -> str | None:
@@ -165,13 +152,9 @@ def _lookup_problem(part: Part) -> str | None:
     return f"a vocabulary in the file {words!r}" if isinstance(words, str) else None
 
 
-def _refused(part: Part) -> str:
-    return f"{part.class_name}, which calls what the file names"
-
-
 # Classes of tf_keras that read more from a file than numbers.
 _SPECIAL: dict[str, Callable[[Part], str | None]] = {
-    "Lambda": _code,
+    "Lambda": lambda part: "a Lambda layer, whose Python code is in the file",
     "__lambda__": lambda part: "a Python lambda, whose code is in the file",
     "TFOpLambda": _operation_problem,
     "SlicingOpLambda": _operation_problem,
@@ -184,7 +167,7 @@ _SPECIAL: dict[str, Callable[[Part], str | None]] = {
             *("ClassMethod", "InstanceMethod", "InstanceProperty", "TensorFlowOpLayer"),
             *("__typespec__", "AddMetric", "AddLoss", "DenseFeatures", "SequenceFeatures"),
         ),
-        _refused,
+        lambda part: f"{part.class_name}, which calls what the file names",
     ),
 }
 
@@ -203,15 +186,6 @@ def keras_classes() -> frozenset[str]:
         for module in _modules(_CLASSES_IN)
         for name, value in vars(module).items()
         if isinstance(value, type)
-    }
-
-
-def _known_functions() -> set[str]:
-    return {
-        name
-        for module in _modules(_FUNCTIONS_IN)
-        for name, value in vars(module).items()
-        if callable(value) and name not in _NO_FUNCTIONS
     }
 
 

@@ -73,11 +73,6 @@ def guessed_pixels(network: Network, policy: BitPolicy, name: str) -> str:
 
     Pictures are inputs of three channels, those whose pixels the model's own layers convert, and
     those of which the policy says what they are fed.
-
-    Args:
-        network: the float model.
-        policy: what it is quantized by.
-        name: of the input.
     """
     shape = network[name].shape
     is_coloured = can_be_pictures(shape) and shape[-1] != 1
@@ -167,70 +162,55 @@ class LayerDecisions:
         return problem or "it is not annotated"
 
     def _weights(self, name: str) -> WeightPlan | None:
-        """How the kernel of a layer is quantized."""
-        config = self._placement.configs.get(name)
+        """How the kernel of a layer is quantized, and why."""
+        config, layer = self._placement.configs.get(name), self._network[name].layer
         quantizer = config.weights if config else None
-        if quantizer is None:
+        if config is None or quantizer is None:
             return None
+        if norms := self._placement.norms_behind.get(name, ()):
+            classes = {type(self._network[norm].layer).__name__ for norm in norms}
+            rescale_reason = f"{' and '.join(sorted(classes))} directly after it"
+        elif quantizer.rescale == "none":
+            rescale_reason = "rescale='none'"
+        else:
+            rescale_reason = "no BatchNormalization directly after it"
+        line = line_of(quantizer)
+        if self._requantized:
+            start = "keeps its latent weights"
+        elif self._policy.latent_start == "as_is":
+            clamped = "" if line else ", which the clamp changes"
+            start = f"latent_start='as_is': the float weights{clamped}"
+        else:
+            start = quantizer.describe_start(np.asarray(layer_kinds.kernel_of(layer)))
+        is_named = self._policy.names_weights(layer.name, config.annotation)
+        if line and not (self._requantized or is_named):
+            line += "; nothing names another, and it is the best known at these bits"
         return WeightPlan(
             bits=quantizer.num_bits,
             grid=quantizer.grid_name,
             range="channel" if quantizer.channels_differ else "layer",
             rescale=quantizer.rescale if quantizer.rescale != "none" else None,
-            rescale_reason=self._rescale_reason(name, quantizer),
+            rescale_reason=rescale_reason,
             bits_reason=self._bits_reason(name, quantizer),
-            start=self._start(name, quantizer),
-            quantizer=self._quantizer(name, quantizer),
+            start=start,
+            quantizer=line,
         )
 
-    def _quantizer(self, name: str, quantizer: WeightQuantizer) -> str:
-        """The line of the quantizer, and why it is that one where nothing names it."""
-        line = line_of(quantizer)
-        annotation = self._placement.configs[name].annotation
-        layer = self._network[name].layer
-        if not line or self._requantized or self._policy.names_weights(layer.name, annotation):
-            return line
-        return f"{line}; nothing names another, and it is the best known at these bits"
-
-    def _start(self, name: str, quantizer: WeightQuantizer) -> str:
-        if self._requantized:
-            return "keeps its latent weights"
-        if self._policy.latent_start == "as_is":
-            clamped = "" if line_of(quantizer) else ", which the clamp changes"
-            return f"latent_start='as_is': the float weights{clamped}"
-        layer = self._network[name].layer
-        kernel = np.asarray(layer_kinds.kernel_of(layer))
-        return quantizer.describe_start(kernel)
-
-    def _rescale_reason(self, name: str, quantizer: WeightQuantizer) -> str:
-        norms = self._placement.norms_behind.get(name, ())
-        if norms:
-            classes = {type(self._network[norm].layer).__name__ for norm in norms}
-            return f"{' and '.join(sorted(classes))} directly after it"
-        if quantizer.rescale == "none":
-            return "rescale='none'"
-        return "no BatchNormalization directly after it"
-
     def _bits_reason(self, name: str, quantizer: WeightQuantizer) -> str:
-        found = self._reasons.kernels[name]
-        if found.bits is None or found.bits == self._policy.weight_bits:
+        kernel = self._reasons.kernels[name]
+        if kernel.bits is None or kernel.bits == self._policy.weight_bits:
             return ""
         reason = "by an override or annotation"
-        if found.bits_field == BITS_FIELDS[1]:
+        if kernel.bits_field == BITS_FIELDS[1]:
             calls = {call.name for call in self._network.calls(name)}
             ends = {"first": self._reasons.first, "last": self._reasons.last}
             reason = f"{' and '.join(end for end in ends if calls & ends[end])} linear layer"
-        if quantizer.follows_grid and found.grid != found.asked_grid:
-            reason += f"; {found.asked_grid} does not fit int8 at {found.bits} bits"
+        if quantizer.follows_grid and kernel.grid != kernel.asked_grid:
+            reason += f"; {kernel.asked_grid} does not fit int8 at {kernel.bits} bits"
         return reason
 
     def reading_reason(self, name: str, bits: int | None) -> str:
-        """Why a linear layer reads other than activation bits; "" if it does not.
-
-        Args:
-            name: of the linear layer.
-            bits: of the codes it reads; None if it reads float values.
-        """
+        """Why a linear layer reads other than activation bits; "" if it does not."""
         if bits is None or bits == self._policy.activation_bits:
             return ""
         root = self._moved(self._network[name].inputs[0])

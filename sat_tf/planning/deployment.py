@@ -3,12 +3,10 @@
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import tf_keras as keras
-
-from sat_tf.export.litert.converter import Signature, float_operators
+from sat_tf.export.litert.converter import float_operators
 from sat_tf.export.lowering.packing import FileSettings, pack_graph
 from sat_tf.export.lowering.quantized_network import find_problems
 from sat_tf.export.lowering.trace import trace
@@ -17,7 +15,7 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.writer import spliced_bytes
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layers.kind import LayerKind, Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, layer_of_call
 from sat_tf.messages import problems_of
 from sat_tf.planning.layer_plan import Export
@@ -36,17 +34,20 @@ class Conversions(NamedTuple):
 
 
 def conversions(graph: Graph) -> Conversions:
-    """Converts the layers that are left float; layers that are alike only once.
-
-    Args:
-        graph: of known shapes.
-    """
+    """Converts the layers that are left float; layers that are alike only once."""
     found = Conversions({}, {})
     tried: dict[str, tuple[bytes, int] | str] = {}
     for operation in float_layers(graph.operations):
         layers, signature = operation.layers, operation.signature(graph)
         weights = _FLOAT_BYTES * sum(int(layer.count_params()) for layer in layers)
-        kind = _kind(layers, signature)
+        # A conversion takes most of a second: layers that give the same operators at every size
+        # share one.
+        alike = all(layer_kinds.find_kind(layer).alike_at_all_sizes for layer in layers)
+        sizes = [(len(shape) if alike else shape, kind) for shape, kind in signature]
+        settings = [
+            [type(layer).__qualname__, {**layer.get_config(), "name": ""}] for layer in layers
+        ]
+        kind = json.dumps([settings, sizes], default=str)
         if kind not in tried:
             try:
                 tried[kind] = float_operators(operation.function(), layers, signature), weights
@@ -60,19 +61,6 @@ def conversions(graph: Graph) -> Conversions:
             spliced = spliced_bytes(content, operation.output)
             found.bytes[operation.float_layer] = spliced - of_content + weights
     return found
-
-
-def _kind(layers: Sequence[keras.layers.Layer], signature: Signature) -> str:
-    # A conversion takes most of a second: layers that give the same operators at every size share
-    # one.
-    alike = all(layer_kinds.find_kind(layer).alike_at_all_sizes for layer in layers)
-    sizes = [(len(shape) if alike else shape, kind) for shape, kind in signature]
-    settings = [
-        {key: value for key, value in layer.get_config().items() if key != "name"}
-        for layer in layers
-    ]
-    names = [type(layer).__qualname__ for layer in layers]
-    return json.dumps([names, settings, sizes], default=str)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +130,8 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
     float_layer_bytes: Mapping[str, int] = {}
     if graph is not None:
         in_file = names_in_file(graph, settings)
-        layers = _Reading(graph, view, names, in_file).layers()
+        reading = _Reading(graph, view, names, in_file)
+        layers = {names[node.name]: reading.deployed(node) for node in view}
         for node in preview:
             if node.name not in view:
                 read = layers[names[node.inputs[0]]]
@@ -177,9 +166,6 @@ class _Reading:
         self.tensors = {names[name]: tensor for name, tensor in graph.layer_outputs.items()}
         self.operations = self._by_maker()
 
-    def layers(self) -> dict[str, Deployed]:
-        return {self.names[node.name]: self._deployed(node) for node in self.network}
-
     def _by_maker(self) -> dict[str, list[Operation]]:
         """The operations of each layer: up to the one that makes its tensor."""
         makers: dict[str, str] = {}
@@ -199,7 +185,8 @@ class _Reading:
         found.setdefault(last, []).extend(waiting)  # those that dequantize the output
         return found
 
-    def _deployed(self, node: Node) -> Deployed:
+    def deployed(self, node: Node) -> Deployed:
+        """How one layer of the network gets into the file."""
         name = self.names[node.name]
         if node.name in self.network.inputs:
             return Deployed(Export.INTEGER)
@@ -248,29 +235,22 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
 
     One multiply-add for each weight and each place where it is used. Layers without weights, and
     those with one for each channel, such as a normalization, count as 0.
-
-    Args:
-        node: the layer.
-        input_shapes: of the tensors it reads, without the batch.
     """
     kind = layer_kinds.find_kind(node.layer)
+    if kind.kernels and input_shapes:
+        channels_first = getattr(node.layer, "data_format", None) == "channels_first"
+        axes = slice(1, None) if channels_first else slice(None, -1)
+        places = [_places(shape[axes]) for shape in (input_shapes[0], node.shape)]
+        counts = [
+            kernel.products(getattr(node.layer, kernel.attribute).shape, *places)
+            for kernel in kind.kernels
+        ]
+        return None if None in counts else sum(count for count in counts if count is not None)
     if kind.kernels:
-        return _products(node, kind, input_shapes[0]) if input_shapes else None
+        return None
     if kind.weights_by_channel or all(len(weight.shape) <= 1 for weight in node.layer.weights):
         return 0
     return None
-
-
-def _products(node: Node, kind: LayerKind, read: Shape) -> int | None:
-    """Counts the multiply-adds of all kernels of a layer; None where a size is open."""
-    channels_first = getattr(node.layer, "data_format", None) == "channels_first"
-    axes = slice(1, None) if channels_first else slice(None, -1)
-    places = _places(read, axes), _places(node.shape, axes)
-    shapes = [getattr(node.layer, kernel.attribute).shape for kernel in kind.kernels]
-    found = [
-        kernel.products(shape, *places) for kernel, shape in zip(kind.kernels, shapes, strict=True)
-    ]
-    return None if None in found else sum(count for count in found if count is not None)
 
 
 def bit_operations(
@@ -286,8 +266,7 @@ def bit_operations(
     return products * (weight_bits or FLOAT_BITS) * (reading_bits or FLOAT_BITS)
 
 
-def _places(shape: Shape, axes: slice) -> int | None:
-    sizes = shape[axes]
+def _places(sizes: Shape) -> int | None:
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 
@@ -333,12 +312,7 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
 
 
 def float_bytes(network: Network, node: Node) -> int:
-    """The bytes of the layer in a float TFLite file, with normalizations folded.
-
-    Args:
-        network: the float model.
-        node: the layer.
-    """
+    """The bytes of the layer in a float TFLite file, with normalizations folded."""
     role = layer_kinds.role_of(node.layer)
     if role is Role.INPUT:
         return _HEADER

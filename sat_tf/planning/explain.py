@@ -52,15 +52,7 @@ class Source:
 
 
 def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR) -> Source:
-    """Reads a float model, one that TFMOT's functions have annotated, or one quantized before.
-
-    Args:
-        model: it.
-        processor: what it will be quantized for.
-
-    Raises:
-        ValueError: the model has no graph; says what to do.
-    """
+    """Reads a float model, one that TFMOT's functions have annotated, or one quantized before."""
     network = Network(model)
     if is_quantized(network):
         network.refuse_problems()
@@ -173,12 +165,26 @@ def plan_of(
     plan = Plan(
         model=source.network.name,
         policy=policy,
-        rows=tuple(_rows_without_placement(source.network, problems)) if placement is None else (),
+        rows=(),
         problems=tuple(problems),
         inputs=inputs,
     )
-    if placement is None:
-        return plan
+    if placement is None:  # nothing could be decided
+        named = by_layer(problems, [node.name for node in source.network])
+        reason = "nothing is quantized, because of the problems of the model"
+        fields = {"export": Export.REFUSED, "multiply_adds": None, "bit_operations": None}
+        undecided = [
+            _row(
+                node,
+                node.inputs,
+                named.get(node.name, ()),
+                fate=Fate.FLOAT,
+                reason="" if node.name in named else reason,
+                **fields,
+            )
+            for node in source.network
+        ]
+        return dataclasses.replace(plan, rows=tuple(undecided))
     sized = with_image_size(source.network, image_size)
     view = preview(sized, placement)
     settings = FileSettings(output_type=None, target=policy.processor.name)
@@ -228,24 +234,6 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
         except Exception:  # the graph may be incomplete
             continue
     return problems, None, policy
-
-
-def _rows_without_placement(network: Network, problems: Sequence[str]) -> Iterator[LayerPlan]:
-    """Rows of a model for which nothing could be decided."""
-    named = by_layer(problems, [node.name for node in network])
-    reason = "nothing is quantized, because of the problems of the model"
-    for node in network:
-        found = named.get(node.name, ())
-        yield _row(
-            node,
-            node.inputs,
-            found,
-            fate=Fate.FLOAT,
-            reason="" if found else reason,
-            export=Export.REFUSED,
-            multiply_adds=None,
-            bit_operations=None,
-        )
 
 
 def _row(

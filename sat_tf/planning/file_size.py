@@ -33,15 +33,6 @@ def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> 
 
     It is exact for integer files of default settings. Clipping levels are assumed to be all
     different, as after training; between two tensors with equal levels the file needs no operator.
-
-    Args:
-        model: a float model.
-        policy: that it will be quantized by.
-        pack: as for `export_tflite`.
-
-    Raises:
-        NothingPackedError: `export_tflite` will refuse the packing.
-        ValueError: the model cannot be quantized, or not exported.
     """
     network = _previewed(read_source(model, processor=policy.processor), policy)
     settings = FileSettings(pack=pack, output_type=None, target=policy.processor.name)
@@ -56,19 +47,6 @@ class FileSizes:
     takes each linear operation from the graph of its own bits. What a layer adds is measured by
     changing its bits alone. The sum is the file's length but for alignment, and for entries that a
     file has once for all layers.
-
-    Attributes:
-        base: the bytes that the layers add theirs to.
-
-    Args:
-        source: a float model that has been read.
-        policy_at: gives the policy with weight bits in all layers that are chosen for.
-        weight_bits: the numbers of bits to choose from.
-        pack: as for `export_tflite`.
-
-    Raises:
-        NothingPackedError: `export_tflite` will refuse the packing whatever is chosen.
-        ValueError: the model cannot be quantized, or not exported.
     """
 
     def __init__(
@@ -106,15 +84,14 @@ class FileSizes:
         self.base = self._length(self._mixed)
         self._added: dict[tuple[str, int], int] = {}
 
-    def tensors(self, layer: str) -> list[str]:
-        """Returns the tensors of the file that a layer's linear operations make."""
-        outputs = [operation.output for operation in self._operations(layer, None)]
-        return [self._names_in_file.get(output, output) for output in outputs]
-
-    @functools.cached_property
-    def _names_in_file(self) -> dict[str, str]:
-        """The names in the file of tensors that have others in the graphs."""
-        return names_in_file(next(iter(self._graphs.values())), self._settings)
+    def tensors(self) -> dict[str, list[str]]:
+        """Returns the tensors of the file that the linear operations of each layer make."""
+        in_file = names_in_file(next(iter(self._graphs.values())), self._settings)
+        outputs = {
+            layer: [operation.output for operation in self._operations(layer, None)]
+            for layer in self._places
+        }
+        return {layer: [in_file.get(n, n) for n in names] for layer, names in outputs.items()}
 
     def stored_bits(self, layer: str, bits: int | None) -> int:
         """Returns how many bits of the file each weight of a layer takes.
@@ -166,11 +143,7 @@ def _previewed(source: Source, policy: BitPolicy) -> Network:
 
 
 def _lowered(network: Network, kernels: Mapping[str, KernelOutline]) -> Graph:
-    """The graph of a previewed network.
-
-    Raises:
-        ValueError: it has no integer form; lists every reason.
-    """
+    """The graph of a previewed network."""
     view = in_inference(network)
     if problems := find_problems(view, float_head=False):
         raise ModelError(network.name, problems)

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -21,48 +21,59 @@ from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, digits, marked_text
 from sat_tf.qat.policy import BitPolicy
 
-COLUMNS = (
-    "row",
-    "name",
-    "kind",
-    "detail",
-    "reads",
-    "shape",
-    "fate",
-    "reason",
-    "weight_bits",
-    "weight_grid",
-    "weight_range",
-    "rescale",
-    "rescale_reason",
-    "latent_start",
-    "reading_bits",
-    "reading_reason",
-    "activation_bits",
-    "activation_signed",
-    "stream",
-    "clipping_level",
-    "clipping_gradient",
-    "activation_reason",
-    "absorbed_by",
-    "export",
-    "fused_into",
-    "operators",
-    "export_reason",
-    "parameters",
-    "multiply_adds",
-    "bit_operations",
-    "bytes",
-    "float_bytes",
-    "problems",
-)
+
+def _in(plan: str, field: str) -> Callable[[LayerPlan], Any]:
+    """Reads a field of the plan of a layer's weights or output; None where it has none."""
+    return lambda row: getattr(getattr(row, plan), field, None)
+
+
+def _listed(field: str) -> Callable[[LayerPlan], str]:
+    return lambda row: ", ".join(getattr(row, field))
+
+
+# The values of a row as plain ones, by the names of columns.
+_VALUES: Mapping[str, Callable[[LayerPlan], Any]] = {
+    "row": lambda row: "inserted" if row.inserted else "layer",
+    "name": operator.attrgetter("name"),
+    "kind": operator.attrgetter("kind"),
+    "detail": operator.attrgetter("detail"),
+    "reads": _listed("reads"),
+    "shape": lambda row: shape_text(row.shape),
+    "fate": lambda row: row.fate.value,
+    "reason": operator.attrgetter("reason"),
+    "weight_bits": _in("weights", "bits"),
+    "weight_grid": _in("weights", "grid"),
+    "weight_range": _in("weights", "range"),
+    "rescale": lambda row: row.weights and (row.weights.rescale or "none"),
+    "rescale_reason": _in("weights", "rescale_reason"),
+    "latent_start": _in("weights", "start"),
+    "reading_bits": operator.attrgetter("reading_bits"),
+    "reading_reason": operator.attrgetter("reading_reason"),
+    "activation_bits": _in("activation", "bits"),
+    "activation_signed": _in("activation", "signed"),
+    "stream": _in("activation", "stream"),
+    "clipping_level": _in("activation", "clipping_level"),
+    "clipping_gradient": _in("activation", "gradient"),
+    "activation_reason": operator.attrgetter("activation_reason"),
+    "absorbed_by": operator.attrgetter("absorbed_by"),
+    "export": lambda row: row.export.value,
+    "fused_into": _listed("fused_into"),
+    "operators": _listed("operators"),
+    "export_reason": operator.attrgetter("export_reason"),
+    "parameters": operator.attrgetter("parameters"),
+    "multiply_adds": operator.attrgetter("multiply_adds"),
+    "bit_operations": operator.attrgetter("bit_operations"),
+    "bytes": operator.attrgetter("bytes"),
+    "float_bytes": operator.attrgetter("float_bytes"),
+    "problems": lambda row: "; ".join(row.problems),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Plan(RowTable):
     """How a model will be quantized and exported: its layers, and their sums."""
 
-    COLUMNS = COLUMNS
+    COLUMNS = tuple(_VALUES)
     _width = 160
 
     model: str  # Its name.
@@ -148,7 +159,7 @@ class Plan(RowTable):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The rows as plain values, all with the same keys; None where something is unknown."""
-        return [_plain(row) for row in self.rows]
+        return [{name: value(row) for name, value in _VALUES.items()} for row in self.rows]
 
     def print_to(self, console: Console) -> None:
         """Prints the layers, the sums, and the problems."""
@@ -264,41 +275,6 @@ def _total(numbers: Iterable[int | None]) -> int | None:
     return sum(known) if len(known) == len(found) else None
 
 
-# -- rows -----------------------------------------------------------------------------------------
-
-
-def _plain(row: LayerPlan) -> dict[str, Any]:
-    weights, activation = row.weights, row.activation
-    values: dict[str, Any] = {
-        **{name: getattr(row, name, None) for name in COLUMNS},
-        "row": "inserted" if row.inserted else "layer",
-        "shape": shape_text(row.shape),
-        "fate": row.fate.value,
-        "export": row.export.value,
-        "problems": "; ".join(row.problems),
-    }
-    for name in ("reads", "fused_into", "operators"):
-        values[name] = ", ".join(getattr(row, name))
-    if weights is not None:
-        values |= {
-            "weight_bits": weights.bits,
-            "weight_grid": weights.grid,
-            "weight_range": weights.range,
-            "rescale": weights.rescale or "none",
-            "rescale_reason": weights.rescale_reason,
-            "latent_start": weights.start,
-        }
-    if activation is not None:
-        values |= {
-            "activation_bits": activation.bits,
-            "activation_signed": activation.signed,
-            "stream": activation.stream,
-            "clipping_level": activation.clipping_level,
-            "clipping_gradient": activation.gradient,
-        }
-    return {name: values[name] for name in COLUMNS}
-
-
 # -- on a terminal --------------------------------------------------------------------------------
 
 _WIDE = 120
@@ -386,13 +362,8 @@ def _layers(plan: Plan, *, wide: bool = True) -> Table[LayerPlan]:
         columns=[*_WORDS, *numbers],
         rows=plan.rows,
         kind=lambda row: _STYLES.get(row.fate, ""),
-        totals=["in all", *[""] * (len(_WORDS) - 1), *_totals(plan, numbers)],
+        totals=["in all", *[""] * (len(_WORDS) - 1), *(number.cell(plan) for number in numbers)],
     )
-
-
-def _totals(plan: Plan, numbers: Iterable[Column[Any]]) -> list[Cell]:
-    """The last row of a table of layers: the plan's sums under the same names."""
-    return [number.cell(plan) for number in numbers]
 
 
 def _kind(row: LayerPlan) -> str:
@@ -493,7 +464,11 @@ def plan_page(plan: Plan) -> str:
         columns=[*_PAGE_WORDS, *_PAGE_NUMBERS],
         rows=plan.rows,
         kind=lambda row: _KINDS.get(row.fate, ""),
-        totals=["in all", *[""] * len(_PAGE_WORDS), *_totals(plan, _PAGE_NUMBERS[1:])],
+        totals=[
+            "in all",
+            *[""] * len(_PAGE_WORDS),
+            *(number.cell(plan) for number in _PAGE_NUMBERS[1:]),
+        ],
     )
     return render_page(
         "planning/plan_page.html",

@@ -17,13 +17,7 @@ from sat_tf.export.tflite.contents import read_contents
 def planned_content(
     graph: Graph, places: Mapping[str, Sequence[int]], settings: FileSettings
 ) -> bytes:
-    """The file, with codes of the right number and size in it.
-
-    Args:
-        graph: of the file, packed.
-        places: of each layer's linear operations in it, by the names of layers.
-        settings: how it is written.
-    """
+    """The file, with codes of the right number and size in it."""
     numbers = {
         graph.operations[index].output: number
         for number, indices in enumerate(places.values())
@@ -40,12 +34,7 @@ def names_in_file(graph: Graph, settings: FileSettings) -> dict[str, str]:
 
 
 def planned_elsewhere(graph: Graph, settings: FileSettings) -> tuple[list[Elsewhere], int]:
-    """The operators of the planned file that its target leaves to the CPU, and how many it has.
-
-    Args:
-        graph: of the file, packed.
-        settings: how it will be written.
-    """
+    """The operators of the planned file that its target leaves to the CPU, and how many it has."""
     trained = [one.output for one in linear_operations(graph.operations) if is_trained(one)]
     outputs = [operation.output for operation in graph.operations]
     places = {output: [outputs.index(output)] for output in trained}

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from sat_tf.arguments import is_integer
 from sat_tf.export.lowering.layers import KernelOutline
@@ -15,7 +14,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.qat.layout import arranged, inner_layer
 from sat_tf.qat.placed import Placement
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
-from sat_tf.quantizers.protocol import CLIPPING_LEVEL, WeightQuantizer
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 
 
 def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:
@@ -50,9 +49,6 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
         network: of any model.
         image_size: rows and columns, or one number for both, or (length,) for sequences; None
             leaves the shapes as they are.
-
-    Raises:
-        ValueError: it is not a size, the model has another one, or an output would be empty.
     """
     if image_size is None:
         return network
@@ -121,10 +117,6 @@ def preview(network: Network, placement: Placement) -> Network:
     """The graph of the quantized model, as `arranged` by the placement, with built quantizers.
 
     It has the layers of the float model in it, which keep their weights.
-
-    Args:
-        network: the float model.
-        placement: what was decided for it.
     """
     view = arranged(network, placement, lambda node: node.layer)
     for index, node in enumerate(view):
@@ -136,12 +128,28 @@ def preview(network: Network, placement: Placement) -> Network:
 
 
 def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
-    """Codes of the right number and shape for the linear layers of a preview, by their names."""
+    """Codes of the right number and shape for the linear layers of a preview, by their names.
+
+    They run from a quantizer's smallest to its largest, and take next to no memory.
+    """
     outlines = {}
     for node in network:
         quantizer = weight_quantizer(node.layer)
-        if quantizer is not None:
-            outlines[node.name] = _outline(inner_layer(node.layer), quantizer)
+        if quantizer is None:
+            continue
+        layer = inner_layer(node.layer)
+        kernel, axes = layer_kinds.kernel_of(layer), layer_kinds.find_support(layer).channel_axes
+        shape = tuple(kernel.shape)
+        channels = int(np.prod([shape[axis] for axis in axes]))
+        # Channels with their own ranges have their own scales.
+        scales = np.linspace(1.0, 2.0, channels) if quantizer.channels_differ else np.ones(channels)
+        inside = [axis for axis, size in enumerate(shape) if axis not in axes and size > 1]
+        codes = np.zeros((), np.int16)
+        if quantizer.num_bits is not None and inside:
+            ends = np.array(quantizer.code_ends_of(kernel), np.int16)
+            lined = [-1 if axis == inside[-1] else 1 for axis in range(len(shape))]
+            codes = np.resize(ends, shape[inside[-1]]).reshape(lined)
+        outlines[node.name] = KernelOutline(np.broadcast_to(codes, shape), scales)
     return outlines
 
 
@@ -159,26 +167,3 @@ def assume_ranges(layer: QuantizedLayer, index: int) -> None:
         layer.quantize_config.output.assume_fed(variables, apart)
     if CLIPPING_LEVEL in variables:
         variables[CLIPPING_LEVEL].assign(variables[CLIPPING_LEVEL] * apart)
-
-
-def _outline(layer: keras.layers.Layer, quantizer: WeightQuantizer) -> KernelOutline:
-    kernel = layer_kinds.kernel_of(layer)
-    shape = tuple(kernel.shape)
-    axes = layer_kinds.find_support(layer).channel_axes
-    channels = int(np.prod([shape[axis] for axis in axes]))
-    # Channels with their own ranges have their own scales.
-    scales = np.linspace(1.0, 2.0, channels) if quantizer.channels_differ else np.ones(channels)
-    return KernelOutline(_codes_of_size(kernel, axes, quantizer), scales)
-
-
-def _codes_of_size(
-    kernel: tf.Variable, channel_axes: tuple[int, ...], quantizer: WeightQuantizer
-) -> np.ndarray:
-    """Codes from the quantizer's smallest to its largest, which take next to no memory."""
-    shape = tuple(kernel.shape)
-    inner = [axis for axis, size in enumerate(shape) if axis not in channel_axes and size > 1]
-    if quantizer.num_bits is None or not inner:
-        return np.broadcast_to(np.int16(0), shape)
-    codes = np.resize(np.array(quantizer.code_ends_of(kernel), np.int16), shape[inner[-1]])
-    lined = codes.reshape([-1 if axis == inner[-1] else 1 for axis in range(len(shape))])
-    return np.broadcast_to(lined, shape)

@@ -32,7 +32,7 @@ _VARIABLES = (
 )
 STAND_INS = {f"var(--{name})": f"#fe01{index:02x}" for index, name in enumerate(_VARIABLES)}
 _COLOUR_OF = {stand_in: name for name, stand_in in STAND_INS.items()}
-_SOFT, _LINE, _INK = (STAND_INS[f"var(--{name})"] for name in ("soft", "line", "ink"))
+_SOFT, _LINE = STAND_INS["var(--soft)"], STAND_INS["var(--line)"]
 
 _POINTS_PER_INCH = 72.0  # of which a unit of an SVG is one
 _FONT = 11.5
@@ -77,14 +77,6 @@ def tip(words: str) -> str:
     return _TIP + printable(words)
 
 
-def canvas(width: float, height: float) -> "Picture":
-    """An empty picture of this size in units of its SVG, without a ground."""
-    from matplotlib.figure import Figure
-
-    size = width / _POINTS_PER_INCH, height / _POINTS_PER_INCH
-    return Figure(figsize=size, dpi=_POINTS_PER_INCH, frameon=False)
-
-
 def svg_element(
     picture: "Picture", *, kind: str, title: str, summary: str = "", style: str = ""
 ) -> Markup:
@@ -97,7 +89,10 @@ def svg_element(
         summary: what it shows, likewise; "" for nothing more than the title.
         style: of the element, in CSS.
     """
-    root = ElementTree.fromstring(printable(svg_of(picture)))
+    content = io.StringIO()
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # equal pictures are equal text
+    picture.savefig(content, format="svg", metadata=metadata)
+    root = ElementTree.fromstring(printable(content.getvalue()))
     root.remove(root[0])  # a style of everything on the page
     _tidy(root)
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "class": kind}
@@ -139,21 +134,6 @@ def _tidy(element: ElementTree.Element) -> None:
         element.text = ""
     if identity.startswith(_TIP):
         element.insert(0, _named("title", identity.removeprefix(_TIP)))
-
-
-def svg_of(picture: "Picture") -> str:
-    """A picture as an SVG file, equal for equal pictures."""
-    content = io.StringIO()
-    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    picture.savefig(content, format="svg", metadata=metadata)
-    return content.getvalue()
-
-
-def scrolled(element: Markup, label: str) -> Markup:
-    """An element that scrolls by itself where it is wider than the page."""
-    return Markup('<div class="wide" tabindex="0" role="region" aria-label="{}">{}</div>').format(
-        label, element
-    )
 
 
 def _named(tag: str, words: str) -> ElementTree.Element:
@@ -213,12 +193,7 @@ class LineChart:
             return svg_element(picture, kind="chart", title=self.title, summary=self.summary)
 
     def draw(self, axes: Any, colours: Mapping[str, str]) -> bool:
-        """Draws the chart on axes of matplotlib; returns whether there is anything to draw.
-
-        Args:
-            axes: empty ones.
-            colours: those of matplotlib for the page's; others are drawn as they are.
-        """
+        """Draws the chart on axes of matplotlib; returns whether there is anything to draw."""
         usable = [point for line in self.lines for point in line.points if self._is_drawn(point[1])]
         if not usable:
             return False
@@ -279,13 +254,7 @@ _ON_WHITE = {
 
 
 def save_charts(charts: Sequence[LineChart], title: str, path: str | os.PathLike[str]) -> None:
-    """Writes charts as one PNG file, side by side on white.
-
-    Args:
-        charts: two or more.
-        title: above all of them.
-        path: of the file.
-    """
+    """Writes charts as one PNG file, side by side on white."""
     with palette.styled():
         picture, row = palette.canvas(1, len(charts), size=(5.2 * len(charts), 4.6))
         for chart, axes in zip(charts, row, strict=True):
@@ -299,10 +268,15 @@ def save_charts(charts: Sequence[LineChart], title: str, path: str | os.PathLike
 def _with_axes(
     size: tuple[float, float], area: tuple[float, float, float, float]
 ) -> "tuple[Picture, Any]":
-    """A picture with axes in this area: left, bottom, width and height, in units of the SVG."""
-    picture = canvas(*size)
-    width, height = size
-    left, bottom, across, up = area
+    """A picture without a ground, with axes in this area: left, bottom, width and height.
+
+    All are in units of the SVG.
+    """
+    from matplotlib.figure import Figure
+
+    (width, height), (left, bottom, across, up) = size, area
+    inches = width / _POINTS_PER_INCH, height / _POINTS_PER_INCH
+    picture = Figure(figsize=inches, dpi=_POINTS_PER_INCH, frameon=False)
     place = (left / width, bottom / height, across / width, up / height)
     axes = picture.add_axes(place, frameon=False)
     axes.set_axisbelow(True)
@@ -403,7 +377,20 @@ class DotChart:
             return Markup("")
         with drawn_for_a_page():
             picture, axes = _with_axes(_DOTS_SIZE, _DOTS_AREA)
-            self._set_axes(axes, [value for dots in kinds for value in dots.values])
+            count = len(self.names)
+            axes.set_xlim(0.5, count + 0.5)
+            axes.set_xticks(range(1, count + 1, max(1, math.ceil(count / 20))))
+            if self.is_share:
+                axes.set_ylim(0.0, 1.0)
+                axes.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0], ["0", "0.25", "0.5", "0.75", "1"])
+            else:
+                axes.set_yscale("log")
+                _show_marks(axes.yaxis, logarithmic=True, count=8)
+                axes.yaxis.get_major_locator().set_params(subs=(1.0,))
+                values = (value for dots in kinds for value in dots.values)
+                drawn = [value for value in values if value is not None and self._is_drawn(value)]
+                drawn += self.wanted or ()
+                axes.set_ylim(_held(axes.yaxis, min(drawn), max(drawn)))
             axes.set_xlabel(self.x_label)
             axes.set_ylabel(self.y_label, rotation_mode="anchor")
             axes.yaxis.set_label_coords(-66.0 / _DOTS_AREA[2], 0.5)
@@ -423,9 +410,12 @@ class DotChart:
                             color=STAND_INS[f"var(--kind{number})"],
                             gid=tip(words),
                         )
+            # It scrolls by itself where it is wider than the page.
+            region = Markup('<div class="wide" tabindex="0" role="region" aria-label="{}">{}</div>')
+            element = svg_element(picture, kind="dots", title=self.title)
             pieces = [
                 f"<figure><figcaption>{escape(self.title)}</figcaption>",
-                scrolled(svg_element(picture, kind="dots", title=self.title), self.title),
+                region.format(self.title, element),
             ]
         if len(kinds) > 1:
             pieces.append(
@@ -443,20 +433,6 @@ class DotChart:
     def _is_drawn(self, value: float | None) -> bool:
         return value is not None and math.isfinite(value) and (value > 0 or self.is_share)
 
-    def _set_axes(self, axes: Any, values: Sequence[float | None]) -> None:
-        count = len(self.names)
-        axes.set_xlim(0.5, count + 0.5)
-        axes.set_xticks(range(1, count + 1, max(1, math.ceil(count / 20))))
-        if self.is_share:
-            axes.set_ylim(0.0, 1.0)
-            axes.set_yticks([0.0, 0.25, 0.5, 0.75, 1.0], ["0", "0.25", "0.5", "0.75", "1"])
-            return
-        axes.set_yscale("log")
-        _show_marks(axes.yaxis, logarithmic=True, count=8)
-        axes.yaxis.get_major_locator().set_params(subs=(1.0,))
-        drawn = [*filter(self._is_drawn, values), *(self.wanted or ())]
-        axes.set_ylim(_held(axes.yaxis, min(drawn), max(drawn)))
-
 
 _BARS_HEIGHT, _BARS_WIDTH = 24, 128
 # The gap between bars, as a share of their distance; many codes are drawn without.
@@ -473,10 +449,6 @@ def histogram(counts: Sequence[int], caption: str) -> Markup:
 
     Heights are square roots of shares, because one code, often that of 0, has most of them. A code
     that occurs at all has a visible bar, and one that does not has none.
-
-    Args:
-        counts: how often each code occurs.
-        caption: what it shows, for tooltips and screen readers.
     """
     pitch = _BARS_WIDTH / len(counts)
     width = min(pitch * (1.0 - _GAP), _WIDEST_BAR) if len(counts) <= _MOST_WITH_GAPS else pitch

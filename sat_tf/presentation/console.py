@@ -10,11 +10,7 @@ from sat_tf.messages import printable
 
 
 def make_console(**options: Any) -> Console:
-    """A console on which control characters are text.
-
-    Args:
-        **options: of `rich.console.Console`.
-    """
+    """A console on which control characters are text."""
     console = Console(**options)
     console.push_render_hook(_Printable())
     return console
@@ -26,11 +22,7 @@ class _Printable(RenderHook):
 
 
 class _Shown:
-    """A renderable whose text shows its control characters.
-
-    Args:
-        renderable: for a console.
-    """
+    """A renderable whose text shows its control characters."""
 
     def __init__(self, renderable: ConsoleRenderable) -> None:
         self._renderable = renderable

@@ -34,9 +34,17 @@ class FittingTable(rich.table.Table):
         for number in range(len(self.columns)):
             for count in range(len(following), -1, -1):
                 chosen = [0, *following[:count]]
-                part = self._with([self.columns[place] for place in chosen])
+                part = copy.copy(self)  # whose cells wrap where their widths ask for it
+                part.columns = [
+                    dataclasses.replace(
+                        self.columns[place], _index=index, width=1, no_wrap=False, overflow="fold"
+                    )
+                    for index, place in enumerate(chosen)
+                ]
                 own = [sizes[place] for place in chosen]
-                room = options.max_width - _beside_columns(part, console, whole)
+                # The frame and the padding: the columns have the width 1.
+                framed = rich.table.Table.__rich_measure__(part, console, whole).maximum
+                room = options.max_width - (framed - len(part.columns))
                 if count <= 1 or sum(size.least for size in own) <= room:
                     break
             for column, width in zip(part.columns, _divided(room, own), strict=True):
@@ -47,15 +55,6 @@ class FittingTable(rich.table.Table):
             yield part
             if not following:
                 break
-
-    def _with(self, columns: Sequence[rich.table.Column]) -> rich.table.Table:
-        """The same table, of some columns, whose cells wrap where their widths ask for it."""
-        part = copy.copy(self)
-        part.columns = [
-            dataclasses.replace(column, _index=place, width=1, no_wrap=False, overflow="fold")
-            for place, column in enumerate(columns)
-        ]
-        return part
 
 
 class _Sizes(NamedTuple):
@@ -76,12 +75,6 @@ class _Sizes(NamedTuple):
         else:
             least = min(longest if column.no_wrap else word, _LEAST_NAME)
         return cls(max(head.minimum, least), max(head.maximum, longest))
-
-
-def _beside_columns(part: rich.table.Table, console: Console, options: ConsoleOptions) -> int:
-    """The width of the frame and of the padding of a table whose columns have the width 1."""
-    measured = rich.table.Table.__rich_measure__(part, console, options)
-    return measured.maximum - len(part.columns)
 
 
 def _divided(room: int, sizes: Sequence[_Sizes]) -> list[int]:

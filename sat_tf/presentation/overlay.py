@@ -39,9 +39,6 @@ def write_overlay(path: str | os.PathLike[str], title: str, marks: Mapping[str, 
         path: of a JSON file.
         title: what its values are.
         marks: by the names of tensors in the file that the overlay is for.
-
-    Raises:
-        ValueError: there are no tensors, or the path cannot be written.
     """
     if not marks:
         raise ValueError(

@@ -24,25 +24,20 @@ def render_page(template: str, **values: Any) -> str:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """A template with its values filled in, as a value for another one.
-
-    Args:
-        template: path of its file inside the package.
-        **values: by name; it is an error if one is missing.
-    """
+    """A template with its values filled in, as a value for another one."""
     return Markup(_environment().get_template(template).render(values))
-
-
-def _shown(value: Any) -> Any:
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
+    def shown(value: Any) -> Any:
+        is_text = isinstance(value, str) and not isinstance(value, Markup)
+        return printable(value) if is_text else value
+
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PACKAGE),
         autoescape=True,
-        finalize=_shown,
+        finalize=shown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -2,8 +2,7 @@
 
 import contextlib
 import os
-import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.atomic_file import check_writable, written_whole
@@ -24,7 +23,6 @@ SERIES = (
     {"color": PURPLE, "marker": "D", "linestyle": ":"},
 )
 
-_WIDE_RANGE = 30.0
 _STYLE = {
     "font.size": 13,
     "axes.labelsize": 13,
@@ -61,25 +59,12 @@ def canvas(
     sharex: bool = False,
     sharey: bool = False,
 ) -> Any:
-    """An empty picture and its axes.
-
-    Args:
-        rows: of axes.
-        columns: of axes.
-        size: width and height in inches.
-        sharex: whether axes above each other have the same ticks, labelled once.
-        sharey: the same for axes beside each other.
-    """
+    """An empty picture and its axes."""
     # Not through pyplot, whose figures stay in memory until closed.
     from matplotlib.figure import Figure as Picture
 
     picture = Picture(figsize=size)
     return picture, picture.subplots(rows, columns, sharex=sharex, sharey=sharey)
-
-
-def is_wide(values: Sequence[float]) -> bool:
-    """Whether an axis of these values is logarithmic: a linear one would hide the smaller half."""
-    return bool(values) and min(values) > 0.0 and max(values) > _WIDE_RANGE * min(values)
 
 
 def save(picture: "Picture", path: Any) -> None:
@@ -91,26 +76,13 @@ def save(picture: "Picture", path: Any) -> None:
 _FORMATS = (".png", ".svg")
 
 
-def check_picture_path(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a picture that can be written.
-
-    Raises:
-        ValueError: as in `check_writable`, or its name ends in neither .png nor .svg.
-    """
+def write(draw: "Callable[[], Picture]", path: str | os.PathLike[str]) -> None:
+    """Draws a picture in the common style; the file appears whole, or not at all."""
     path = check_writable(path)
     if path.suffix.lower() not in _FORMATS:
         raise ValueError(
             f"{path}: received a picture that ends in {path.suffix or 'nothing'}, expected "
             f"{' or '.join(_FORMATS)}; give it such a name."
         )
-    return path
-
-
-def write(draw: "Callable[[], Picture]", path: str | os.PathLike[str]) -> None:
-    """Draws a picture in the common style; the file appears whole, or not at all.
-
-    Raises:
-        ValueError: as in `check_picture_path`, before anything is drawn.
-    """
-    with styled(), written_whole(check_picture_path(path)) as temporary:
+    with styled(), written_whole(path) as temporary:
         save(draw(), temporary)

@@ -6,6 +6,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from sat_tf.messages import printable
 
@@ -20,16 +21,12 @@ def no_bar(count: int) -> None:
 
 
 class Progress:
-    """What is done of some work, told by any thread.
+    """What is done of some work, told by any thread."""
 
-    Args:
-        title: what is done.
-        total: how much there is; None if unknown.
-    """
-
-    def __init__(self, title: str, total: int | None) -> None:
+    def __init__(self, title: str, total: int | None, bar: Any = None) -> None:
         self.title, self.total = printable(title), total
         self.place = ""
+        self._bar = bar  # of tqdm; None draws nothing
         self._begin = time.monotonic()
         self._done = self._earlier = 0
         self._lock = threading.Lock()
@@ -69,7 +66,13 @@ class Progress:
             return f"{line}, about {_duration(left)} left"
 
     def _show(self, count: int, *, earlier: int = 0) -> None:
-        """Draws what has changed; nothing here."""
+        """Draws what has changed."""
+        if self._bar is None:
+            return
+        self._bar.initial += earlier
+        if self._bar.postfix != (self.place or None):
+            self._bar.set_postfix_str(self.place, refresh=False)
+        self._bar.update(count)
 
 
 def _duration(seconds: float) -> str:
@@ -91,60 +94,32 @@ def image_bar(title: str, total: int | None, *, shown: bool = True) -> Iterator[
     On terminals, where it is drawn on standard error, and in notebooks a bar appears after two
     seconds; it disappears at the end. Elsewhere, as in a pipe or a log, standard error gets a line
     a minute.
-
-    Args:
-        title: what is done.
-        total: how many images there are; None if unknown.
-        shown: whether anything is shown at all.
     """
     # Only the kernel of a notebook loads this module; its standard error is no terminal.
     in_a_notebook = "ipykernel.kernelapp" in sys.modules
     if not shown:
         yield Progress(title, total)
     elif in_a_notebook or sys.stderr.isatty():
-        with _bar(title, total) as bar:
-            yield bar
+        with warnings.catch_warnings():
+            # A notebook without ipywidgets gets the bar of a terminal; tqdm remarks on it.
+            warnings.simplefilter("ignore")
+            from tqdm.auto import tqdm
+        with tqdm(
+            desc=printable(title), total=total, unit="", delay=_SECONDS_WITHOUT, leave=False
+        ) as bar:
+            yield Progress(title, total, bar)
     else:
-        with _lines(Progress(title, total)) as progress:
+        progress, is_done = Progress(title, total), threading.Event()
+
+        def tell() -> None:  # also while nothing advances
+            while not is_done.wait(_SECONDS_BETWEEN_LINES):
+                with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                    print(progress.line(), file=sys.stderr, flush=True)
+
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        try:
             yield progress
-
-
-@contextlib.contextmanager
-def _bar(title: str, total: int | None) -> Iterator[Progress]:
-    with warnings.catch_warnings():
-        # A notebook without ipywidgets gets the bar of a terminal; tqdm remarks on it.
-        warnings.simplefilter("ignore")
-        from tqdm.auto import tqdm
-
-    class Bar(Progress):
-        """One that is drawn."""
-
-        def _show(self, count: int, *, earlier: int = 0) -> None:
-            bar.initial += earlier
-            if bar.postfix != (self.place or None):
-                bar.set_postfix_str(self.place, refresh=False)
-            bar.update(count)
-
-    with tqdm(
-        desc=printable(title), total=total, unit="", delay=_SECONDS_WITHOUT, leave=False
-    ) as bar:
-        yield Bar(title, total)
-
-
-@contextlib.contextmanager
-def _lines(progress: Progress) -> Iterator[Progress]:
-    """In the block, prints a line a minute, also while nothing advances."""
-    is_done = threading.Event()
-
-    def tell() -> None:
-        while not is_done.wait(_SECONDS_BETWEEN_LINES):
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
-                print(progress.line(), file=sys.stderr, flush=True)
-
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
-    try:
-        yield progress
-    finally:
-        is_done.set()
-        teller.join()
+        finally:
+            is_done.set()
+            teller.join()

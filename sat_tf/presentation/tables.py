@@ -133,11 +133,7 @@ class Table(Generic[_Row]):
         return dataclasses.replace(self, columns=columns)
 
     def to_rich(self, **options: Any) -> rich.table.Table:
-        """The table for a terminal.
-
-        Args:
-            **options: of `FittingTable`.
-        """
+        """The table for a terminal."""
         table = FittingTable(**options)
         for column in self.columns:
             table.add_column(
@@ -153,11 +149,7 @@ class Table(Generic[_Row]):
         return table
 
     def to_html(self, label: str) -> Markup:
-        """The table for a page; it scrolls by itself if it is wider than the page.
-
-        Args:
-            label: what it shows, for screen readers.
-        """
+        """The table for a page; it scrolls by itself if it is wider than the page."""
         rows = list(zip(map(self.kind, self.rows), self.cells(), strict=True))
         if self.totals:
             rows.append(("", list(self.totals)))
@@ -267,15 +259,12 @@ def _as_text(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = printable(value)
-    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    if _FORMULA.match(text):
+        try:
+            float(text)
+        except ValueError:
+            return f"'{text}"
+    return text
 
 
 class Displayed(abc.ABC):

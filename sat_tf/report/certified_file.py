@@ -21,20 +21,7 @@ def write_file(
     progress: bool = False,
     **options: Any,
 ) -> tuple[ExportReport, Certificate]:
-    """Exports a model into a folder and verifies the file, whose certificate is beside it.
-
-    Args:
-        folder: where the files go.
-        model: see `export_tflite`.
-        sample: pixels, as the file takes them, and their labels as `verify_tflite` does.
-        images_from: where the images come from.
-        float_model: see `verify_tflite`.
-        progress: show how far it is.
-        **options: of `export_tflite`.
-
-    Raises:
-        ValueError: the model has no integer form.
-    """
+    """Exports a model into a folder and verifies the file, whose certificate is beside it."""
     path, (images, labels) = folder.file(TFLITE_MODEL), sample
     report = export_tflite(model, path, **options)
     certificate = verify_tflite(

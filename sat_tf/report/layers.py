@@ -72,7 +72,7 @@ class ActivationProbe:
         self._clipping = [
             node for node in self._network if clipping_quantizer(node.layer) is not None
         ]
-        self._measure = as_graph(self._run)
+        self._measure = as_graph(self._counts)
 
     def __call__(self) -> dict[str, ActivationUse]:
         """The current use of each quantizer, by the name of the user's layer, in graph order."""
@@ -85,7 +85,7 @@ class ActivationProbe:
             uses[name] = ActivationUse(clipped / sum(counts), tuple(counts))
         return uses
 
-    def _run(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _counts(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
         tensors = dict(self._network.computed({self._network.input: images}))
         counts = {}
         for node in self._clipping:
@@ -145,7 +145,16 @@ def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:
         kind, facts = type(inner).__name__, {}
         if isinstance(layer, QuantizedLayer):
             kind = "quantizer" if layer.quantize_config.inserted else kind
-            facts = _facts_of_kernel(layer) | _facts_of_output(layer, uses.get(inner.name))
+            facts = _facts_of_kernel(layer)
+            output, use = clipping_quantizer(layer), uses.get(inner.name)
+            if output is not None and use is not None:
+                facts |= {
+                    "activation_bits": output.num_bits,
+                    "clipping_level": float(layer.output_variables[CLIPPING_LEVEL].numpy()),
+                    "activation_codes": len(use.code_counts),
+                    "activation_codes_used": use.codes_used,
+                    "clipped": use.clipped,
+                }
         row = LayerRow(name=inner.name, kind=kind, parameters=inner.count_params(), **facts)
         if row.parameters or row.weight_bits or row.activation_bits:
             rows.append(row)
@@ -170,16 +179,3 @@ def _facts_of_kernel(layer: QuantizedLayer) -> dict[str, Any]:
             "weight_codes_used": len(np.unique(quantizer.units(latent, variables))),
         }
     return facts
-
-
-def _facts_of_output(layer: QuantizedLayer, use: ActivationUse | None) -> dict[str, Any]:
-    quantizer = clipping_quantizer(layer)
-    if quantizer is None or use is None:
-        return {}
-    return {
-        "activation_bits": quantizer.num_bits,
-        "clipping_level": float(layer.output_variables[CLIPPING_LEVEL].numpy()),
-        "activation_codes": len(use.code_counts),
-        "activation_codes_used": use.codes_used,
-        "clipped": use.clipped,
-    }

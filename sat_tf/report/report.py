@@ -12,7 +12,6 @@ from sat_tf.export.certificate.certificate import (
     LOSS_RULE,
     Certificate,
     severest,
-    worst,
 )
 from sat_tf.export.tflite.metadata import lines_of
 from sat_tf.messages import first_ones
@@ -42,17 +41,13 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
     values: dict[str, Any] = {
         **_OF_RUN,
         "verb": "Reconstructed" if fitted and fitted.kept else "Calibrated",
-        "verdict": _verdict(results, differing) if results else {},
+        **(_of_results(results, differing) if results else _NO_RESULTS),
         "unlabelled": _unlabelled(certificate) if certificate else None,
         "reconstruction": {"Method": fitted.how, "Before and after": fitted.gained}
         if fitted
         else {},
-        "accuracy": _accuracy(results) if results else "",
-        "of_models": _OF_MODELS[results.score] if results else "",
-        "caveat": results.caveat() if results else "",
         "layers": Table(columns=_LAYER, rows=layers).to_html("Layers") if layers else "",
         "images": _images(folder, certificate),
-        "sizes": _sizes(results) if results else {},
         "certificate": certificate,
         "certificate_facts": _certificate(certificate) if certificate else {},
         "differing": differing,
@@ -76,6 +71,13 @@ _OF_RUN: dict[str, Any] = {
     "environment": {},
     "config": "",
 }
+_NO_RESULTS: dict[str, Any] = {
+    "verdict": {},
+    "accuracy": "",
+    "of_models": "",
+    "caveat": "",
+    "sizes": {},
+}
 
 
 def write_layers(folder: OutputFolder, layers: Sequence[LayerRow]) -> None:
@@ -95,29 +97,48 @@ class _Layers(pydantic.BaseModel):
     layers: list[LayerRow] = []
 
 
-def _verdict(results: Results, differing: Marked | None) -> dict[str, Any]:
-    """The first lines of the report."""
-    shipped, loss = results.shipped, results.loss
-    found: dict[str, Any] = {
+def _of_results(results: Results, differing: Marked | None) -> dict[str, Any]:
+    """The values of the template that results give: the first lines, accuracies and sizes."""
+    verdict: dict[str, Any] = {
         "images": f"{results.held_out_images:,}",
         "float": _percent(results.float_top1),
         "duration": _duration(results.seconds),
         "file": None,
     }
-    if shipped is None or loss is None:
-        return found
-    found |= {
-        "file": f"{results.file_bytes:,}",
-        "share": _percent(shipped.share),
-        "score": results.score.title,
-        "what": "TFLite file" if shipped.title.startswith("TFLite") else "trained model",
-        "kind": worst([loss.kind, *([differing.kind] if differing else [])]),
-        "lost": "",
+    as_floats = _FLOAT_BYTES * results.parameters
+    sizes = {"Parameters": f"{results.parameters:,}", "As float32": f"{as_floats:,} bytes"}
+    if results.file_bytes is not None:
+        share = as_floats / results.file_bytes
+        smaller = f", {share:.1f} times smaller" if share >= 1 else ""
+        sizes["TFLite file"] = f"{results.file_bytes:,} bytes{smaller}"
+        sizes["After gzip"] = f"{results.gzip_bytes:,} bytes"
+    shipped, loss = results.shipped, results.loss
+    if shipped is not None and loss is not None:
+        verdict |= {
+            "file": f"{results.file_bytes:,}",
+            "share": _percent(shipped.share),
+            "score": results.score.title,
+            "what": "TFLite file" if shipped.title.startswith("TFLite") else "trained model",
+            "kind": (severest(filter(None, [loss, differing])) or loss).kind,
+            "lost": "",
+        }
+        if results.float_top1 is not None:
+            verdict["gained"] = loss
+            verdict["lost"] = "" if loss.kind == "good" else f"{loss.words.lstrip('-+')} lost"
+    columns: list[Column[ModelAccuracy]] = [
+        Column("model", lambda row: row.title),
+        Column(results.score.title, lambda row: row.share, _percent, number=True),
+        Column("top-5", lambda row: row.top5, _percent, number=True),
+        Column("held-out images", lambda row: row.images, digits(","), number=True),
+    ]
+    accuracies = Table(columns=columns, rows=results.accuracies()).without_empty("")
+    return {
+        "verdict": verdict,
+        "accuracy": accuracies.to_html(_OF_MODELS[results.score]),
+        "of_models": _OF_MODELS[results.score],
+        "caveat": results.caveat(),
+        "sizes": sizes,
     }
-    if results.float_top1 is not None:
-        found["gained"] = loss
-        found["lost"] = "" if loss.kind == "good" else f"{loss.words.lstrip('-+')} lost"
-    return found
 
 
 def headline_of(folder: OutputFolder) -> Marked | None:
@@ -136,25 +157,13 @@ def headline_of(folder: OutputFolder) -> Marked | None:
     return severest(found)
 
 
-def _accuracy(results: Results) -> str:
-    """The table of the models that were measured."""
-    columns: list[Column[ModelAccuracy]] = [
-        Column("model", lambda row: row.title),
-        Column(results.score.title, lambda row: row.share, _percent, number=True),
-        Column("top-5", lambda row: row.top5, _percent, number=True),
-        Column("held-out images", lambda row: row.images, digits(","), number=True),
-    ]
-    table = Table(columns=columns, rows=results.accuracies()).without_empty("")
-    return table.to_html(_OF_MODELS[results.score])
-
-
 def _unlabelled(certificate: Certificate) -> Marked:
     """The headline where no accuracy was measured: what the file keeps of the float model."""
     kept, differing = certificate.of_float, certificate.differing
     if kept is None:
         kind = "plain" if differing.kind == "good" else differing.kind
         return Marked("Accuracy is not measured", kind)
-    return kept._replace(kind=worst([kept.kind, differing.kind]))
+    return kept._replace(kind=(severest([kept, differing]) or kept).kind)
 
 
 def _images(folder: OutputFolder, certificate: Certificate | None) -> dict[str, str]:
@@ -167,17 +176,6 @@ def _images(folder: OutputFolder, certificate: Certificate | None) -> dict[str, 
     if certificate and certificate.images_from.decoder:
         facts["Held-out pictures"] = f"{certificate.images_from.decoder}, as by every other command"
     return facts
-
-
-def _sizes(results: Results) -> dict[str, str]:
-    as_floats = _FLOAT_BYTES * results.parameters
-    sizes = {"Parameters": f"{results.parameters:,}", "As float32": f"{as_floats:,} bytes"}
-    if results.file_bytes is not None:
-        share = as_floats / results.file_bytes
-        smaller = f", {share:.1f} times smaller" if share >= 1 else ""
-        sizes["TFLite file"] = f"{results.file_bytes:,} bytes{smaller}"
-        sizes["After gzip"] = f"{results.gzip_bytes:,} bytes"
-    return sizes
 
 
 def _used(used: int | None, of: int | None) -> str:

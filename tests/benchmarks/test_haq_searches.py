@@ -28,8 +28,8 @@ def layers(limit, *, tie=(-1, -1, -1), sizes=(10, 20, 40)):
     problem = Knapsack(
         item=np.repeat(np.arange(3), len(pairs)),
         cost=np.array(cost),
-        usage=np.array([[size * w * a for size in sizes for w, a in pairs]], float),
-        limits=np.array([limit], float),
+        usage={"product": np.array([size * w * a for size in sizes for w, a in pairs], float)},
+        limits={"product": float(limit)},
         level=np.array([a for _ in sizes for _, a in pairs]),
         tie=np.array(tie),
     )

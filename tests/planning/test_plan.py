@@ -7,7 +7,7 @@ import pytest
 
 import sat_tf
 from sat_tf.export.tflite.contents import read_contents
-from sat_tf.planning.plan import COLUMNS
+from sat_tf.planning.plan import Plan
 from sat_tf.presentation.overlay import BIT_COLORS
 from sat_tf.qat.policy import BitPolicy
 from tests.planning.models import convolutions, residual, with_odd_activation
@@ -25,7 +25,7 @@ def refused():
 
 def test_rows_frame_and_csv_say_the_same(plan, tmp_path):
     rows = plan.to_rows()
-    assert all(tuple(row) == COLUMNS for row in rows)
+    assert all(tuple(row) == Plan.COLUMNS for row in rows)
     frame = plan.to_frame()
     assert list(frame["name"]) == [row["name"] for row in rows]
     plan.write_csv(tmp_path / "plan.csv")

@@ -2,19 +2,19 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
+import numpy as np
 import tf_keras as keras
 from pydantic import Field
 
-from sat_tf.analysis.allocation.budget import read_budget
-from sat_tf.analysis.allocation.choices import ModelChoices
+from sat_tf.analysis.allocation.budget import LIMITS, read_budget
+from sat_tf.analysis.allocation.choices import Choice, ModelChoices
 from sat_tf.analysis.allocation.costs import of_sensitivity, of_table
-from sat_tf.analysis.allocation.knapsack import Solution, solve
+from sat_tf.analysis.allocation.knapsack import Knapsack, Solution, solve
 from sat_tf.analysis.allocation.npu import milliseconds_of, read_npu
-from sat_tf.analysis.allocation.problem import BitProblem, make_problem
-from sat_tf.analysis.allocation.result import Allocation, Proof
+from sat_tf.analysis.allocation.result import AllocatedLayer, Allocation, Proof, Total
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
 from sat_tf.analysis.sensitivity.sensitivity import refuse_all_but_float, sensitivity
 from sat_tf.arguments import is_integer
@@ -29,7 +29,154 @@ USUAL_IMAGES = 256
 # The file may be shorter than the sum over layers by some tens of bytes, or longer by fewer. The
 # limit on the sum is first raised by so many, so that nothing that fits is left out; if the file of
 # the choice is too long, it is lowered.
-_BYTES_ASIDE = (64, 0, -16, -64, -512)
+_BYTES_ASIDE = (64, 48, 32, 16, 0, -16, -64, -512)
+# A tensor of fewer bits is clipped by its operator, which has an option more in the file.
+_UNCLIPPED_BITS, _CLIPPING_BYTES = 8, 4
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BitProblem:
+    """The knapsack of a model."""
+
+    choices: ModelChoices  # What can be chosen.
+    options: Sequence[AllocatedLayer]  # Those of the knapsack, which has an item for each layer.
+    # What is used whatever is chosen counts with the first item.
+    knapsack: Knapsack
+    units: Mapping[str, float]  # What each quantity is counted in.
+
+    def chosen(self, options: np.ndarray) -> dict[str, Choice]:
+        """Returns the bits of each layer."""
+        rows = [self.options[option] for option in options]
+        return {row.name: (row.weight_bits, row.activation_bits) for row in rows}
+
+    def totals(self, options: np.ndarray, length: int | None) -> dict[str, Total]:
+        """Returns what the options use, with the bytes of the real file."""
+        used = self.knapsack.used(options) | ({} if length is None else {"bytes": length})
+        totals = {}
+        for name, unit in self.units.items():
+            fewest, most = self.knapsack.ends(name)
+            limit = self.knapsack.limits.get(name)
+            totals[name] = Total(
+                name=name,
+                value=float(used[name] / unit),
+                limit=None if limit is None else limit / unit,
+                fewest=min(fewest, used[name]) / unit,
+                most=max(most, used[name]) / unit,
+            )
+        return totals
+
+    def solved(self, bytes_aside: int) -> Solution:
+        """Returns the solution with a limit on bytes that is higher by so many.
+
+        Raises:
+            ValueError: no choice keeps the limits; with the smallest possible value of each.
+        """
+        limits = dict(self.knapsack.limits)
+        if "bytes" in limits:
+            limits["bytes"] += bytes_aside
+        solution = solve(dataclasses.replace(self.knapsack, limits=limits))
+        if solution is not None:
+            return solution
+        least = {name: self.knapsack.ends(name)[0] for name in self.knapsack.limits}
+        too_low = [name for name, limit in self.knapsack.limits.items() if least[name] > limit]
+        problems = [
+            f"{name}={LIMITS[name].show(self.knapsack.limits[name] / self.units[name])}: the "
+            f"smallest possible is {LIMITS[name].show(least[name] / self.units[name])}"
+            f"{'' if too_low else ', without the others'}"
+            f"{' (some bytes more or less)' if name == 'bytes' else ''}."
+            for name in too_low or least
+        ]
+        raise ProblemsError(
+            "budget: received limits that no choice of bits keeps",
+            problems,
+            "Expected at least these; raise them, allow fewer weight_bits (or activation_bits, "
+            "which hardly change the bytes of a file), or let the ends be chosen for too, by "
+            "first_last_weight_bits=None.",
+        )
+
+
+def make_problem(
+    choices: ModelChoices,
+    limits: Mapping[str, float | str],
+    milliseconds: Sequence[float] | None = None,
+) -> BitProblem:
+    """Returns the knapsack of a model, whose options cost nothing yet."""
+    layers, sizes = choices.layers, choices.sizes
+    places = [index for index, layer in enumerate(layers) for _ in layer.choices]
+    options = [
+        AllocatedLayer(
+            name=layer.name,
+            kind=layer.kind,
+            weight_bits=bits,
+            activation_bits=read,
+            chosen=layer.chosen,
+            tied=", ".join(
+                other.name for other in layers if other.tie == layer.tie >= 0 and other != layer
+            ),
+            num_weights=layer.num_weights,
+            bytes=None if sizes is None else sizes.kernel_bytes(layer.name, bits),
+            milliseconds=None,
+            cost=0.0,
+        )
+        for layer in layers
+        for bits, read in layer.choices
+    ]
+    usage: dict[str, Sequence[float]] = {
+        "average_weight_bits": [row.num_weights * (row.weight_bits or 0) for row in options]
+    }
+    units = {"average_weight_bits": sum(row.num_weights for row in layers if row.usual_bits) or 1}
+    if sizes is not None:
+        free = [layer for layer in layers if layer.chooses_activations]
+        # The clipping of a tensor with several readers counts with the first one.
+        first = {layer.tie if layer.tie >= 0 else layer.name: layer for layer in reversed(free)}
+        clipped = {
+            layer.name for layer in first.values() if _UNCLIPPED_BITS in layer.activation_bits
+        }
+        usage["bytes"] = [
+            sizes.added(row.name, row.weight_bits)
+            + (sizes.base if place == 0 else 0)
+            + _CLIPPING_BYTES * (row.name in clipped and row.activation_bits != _UNCLIPPED_BITS)
+            for place, row in zip(places, options, strict=True)
+        ]
+    if milliseconds is not None:
+        usage["milliseconds"] = milliseconds
+        options = [
+            dataclasses.replace(row, milliseconds=own)
+            for row, own in zip(options, milliseconds, strict=True)
+        ]
+    values = [layer.values_read for layer in layers]
+    if None not in values and choices.policy.activation_bits is not None:
+        usage["average_activation_bits"] = [
+            (values[place] or 0) * (row.activation_bits or 0)
+            for place, row in zip(places, options, strict=True)
+        ]
+        units["average_activation_bits"] = sum(filter(None, values)) or 1
+    unknown = {
+        "bytes": f"there is no file: {choices.file_problem}",
+        "average_activation_bits": "received a model of open image sizes, expected one whose "
+        "values can be counted; build it for one size, or leave this limit out."
+        if choices.policy.activation_bits is not None
+        else "received a policy with activation_bits=None, whose activations are float, expected "
+        "bits; set activation_bits, or limit average_weight_bits.",
+    }
+    if problems := [f"{name}: {unknown[name]}" for name in limits if name not in usage]:
+        raise ProblemsError("budget", problems)
+    units = {name: units.get(name, 1) for name in LIMITS if name in usage}
+    knapsack = Knapsack(
+        item=np.array(places),
+        cost=np.zeros(len(options)),
+        usage={name: np.array(usage[name], np.float64) for name in units},
+        limits={},
+        level=np.array([row.activation_bits or 0 for row in options]),
+        tie=np.array([layer.tie if layer.chooses_activations else -1 for layer in layers]),
+    )
+    known = {}
+    for name, limit in limits.items():
+        if isinstance(limit, str):
+            known[name] = float(limit[:-1]) / 100.0 * knapsack.ends(name)[1]
+        else:
+            known[name] = limit * units[name]
+    return BitProblem(choices, options, dataclasses.replace(knapsack, limits=known), units)
 
 
 _Enough = Annotated[int, Field(ge=2, description="2 or more; pass 64")]
@@ -118,11 +265,8 @@ def allocate(
     refuse_all_but_float(model)
     choices = ModelChoices(model, policy, weight_bits, activation_bits, pack=pack)
     milliseconds = None if npu is None else milliseconds_of(model, choices, weight_bits, npu)
-    zeros = [[0.0] * len(layer.choices) for layer in choices.layers]
-    problem = make_problem(choices, zeros, limits, milliseconds)
-    # Before anything is measured, which takes long.
-    if solve(problem.raised(_BYTES_ASIDE[0])) is None:
-        raise problem.unreachable()
+    problem = make_problem(choices, limits, milliseconds)
+    problem.solved(_BYTES_ASIDE[0])  # before anything is measured, which takes long
     is_measured = isinstance(cost, str)
     if is_measured:
         fewest = choices.policy_at(min(weight_bits), min(activation_bits))
@@ -134,12 +278,15 @@ def allocate(
             "cost='sensitivity': received images on which no number of bits changes anything, by "
             "which all bits would cost the same; give images as the model is used with."
         )
-    problem = make_problem(choices, costs, limits, milliseconds)
+    problem.knapsack.cost[:] = [cost for of_layer in costs for cost in of_layer]
     solution, policy, length = _solved(model, problem, pack)
     return Allocation(
         model=model.name,
         policy=policy,
-        layers=tuple(problem.rows(solution.chosen)),
+        layers=tuple(
+            dataclasses.replace(problem.options[option], cost=float(problem.knapsack.cost[option]))
+            for option in solution.chosen
+        ),
         totals=problem.totals(solution.chosen, length),
         proof=Proof(cost=solution.cost, bound=solution.bound),
         cost_kind="table" if is_table else "sensitivity",
@@ -154,12 +301,10 @@ def _solved(
 
     The bound is that of the first limit on the sum of bytes, which leaves out nothing that fits.
     """
-    bound = -math.inf
+    bounds = []
     for aside in _BYTES_ASIDE:
-        solution = solve(problem.raised(aside))
-        if solution is None:
-            raise problem.unreachable()
-        bound = max(bound, solution.bound) if aside == _BYTES_ASIDE[0] else bound
+        solution = problem.solved(aside)
+        bounds.append(solution.bound)
         policy = problem.choices.policy_of(problem.chosen(solution.chosen))
         if problem.choices.sizes is None:
             return solution, policy, None
@@ -172,11 +317,12 @@ def _solved(
                 "this packing, expected one that takes fewer; lower a limit, such as "
                 "average_weight_bits, or use pack='auto'."
             ) from error
-        if length <= problem.byte_limit:
-            return dataclasses.replace(solution, bound=bound), policy, length
+        limit = problem.knapsack.limits.get("bytes", math.inf)
+        if length <= limit:
+            return dataclasses.replace(solution, bound=bounds[0]), policy, length
     raise RuntimeError(
-        f"the file has {length:,} bytes, expected {problem.byte_limit:,.0f} at most: this is a "
-        "defect of the sum over layers; lower the limit."
+        f"the file has {length:,} bytes, expected {limit:,.0f} at most: this is a defect of the "
+        "sum over layers; lower the limit."
     )
 
 

@@ -1,5 +1,6 @@
 """The limits of a budget."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -16,6 +17,10 @@ class Limit:
     title: str  # For readers.
     meaning: str  # For errors and help.
     form: str = ",.0f"  # How values are shown.
+
+    def show(self, value: float | None) -> str:
+        """Returns a value as readers see it."""
+        return "-" if value is None else format(value, self.form)
 
 
 LIMITS: dict[str, Limit] = {
@@ -40,10 +45,6 @@ def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
         budget: {limit: a number, or a share such as "60%" of what the most bits need}.
         npu: there is one, whose milliseconds are known.
 
-    Raises:
-        ValueError: it is empty, has unknown names, or values that are no positive numbers; lists
-            all of them.
-
     >>> read_budget({"bytes": "60%", "average_bits": 4})["average_weight_bits"]
     4.0
     >>> read_budget({"byte": 4, "average_bits": -1})
@@ -62,15 +63,14 @@ def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
     problems: list[str] = []
     for name, value in budget.items():
         if name not in NAMES:
-            fix = instead_of(f"allocate.{name}", NAMES)
-            problems.append(f"{name!r} is not a limit{fix}")
+            problems.append(f"{name!r} is not a limit{instead_of(f'allocate.{name}', NAMES)}")
             continue
         is_share = isinstance(value, str) and value.endswith("%")
-        if not is_share and not is_number(value):
-            number = math.nan
-        else:
-            number = share_of(value) if is_share else float(value)
-        if not (math.isfinite(number) and number > 0.0):
+        number = math.nan
+        if is_share or is_number(value):
+            with contextlib.suppress(ValueError):
+                number = float(value.removesuffix("%") if is_share else value)
+        if not 0.0 < number < math.inf:
             problems.append(
                 f"{name}={value!r}: expected a number above 0, or a share such as '60%'."
             )
@@ -90,20 +90,3 @@ def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
     if problems:
         raise ProblemsError("budget", problems)
     return limits
-
-
-def share_of(text: str) -> float:
-    """Returns the number that a share such as "60%" is, 0.6; NaN for what is none."""
-    try:
-        return float(text.removesuffix("%")) / 100.0
-    except ValueError:
-        return math.nan
-
-
-def shown(name: str, value: float | None) -> str:
-    """Returns a value of a limit as readers see it.
-
-    >>> shown("bytes", 123456.0), shown("average_weight_bits", 3.5), shown("bytes", None)
-    ('123,456', '3.500', '-')
-    """
-    return "-" if value is None else format(value, LIMITS[name].form)

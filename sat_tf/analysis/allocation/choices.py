@@ -19,7 +19,6 @@ import tf_keras as keras
 
 from sat_tf.export.lowering.packing import PACKINGS, NothingPackedError
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Network
 from sat_tf.messages import ModelError
 from sat_tf.planning.explain import Source, plan_of, read_source
 from sat_tf.planning.file_size import FileSizes
@@ -57,27 +56,16 @@ class LayerChoices:
         """All pairs of weight bits and activation bits."""
         return list(itertools.product(self.weight_bits, self.activation_bits))
 
+    @property
+    def chosen(self) -> str:
+        """Which bits are chosen: "both", "weights", "activations" or "neither"."""
+        if self.chooses_weights:
+            return "both" if self.chooses_activations else "weights"
+        return "activations" if self.chooses_activations else "neither"
+
 
 class ModelChoices:
-    """The choices that a model leaves open.
-
-    Attributes:
-        policy: what settles the rest.
-        layers: the quantized linear layers, in graph order.
-        sizes: of the file; None if there is none.
-        file_problem: why there is none; "" if there is one.
-
-    Args:
-        model: a float model.
-        policy: see above.
-        weight_bits: to choose from.
-        activation_bits: to choose from.
-        pack: as for `export_tflite`.
-
-    Raises:
-        ValueError: the model cannot be quantized, or has nothing to choose; or `pack` packs no
-            kernel whatever is chosen, which is an error of the export.
-    """
+    """The choices that a model leaves open."""
 
     def __init__(
         self,
@@ -91,7 +79,7 @@ class ModelChoices:
         self.policy = policy
         source = read_source(model, processor=policy.processor)
         self.layers = _layers(source, policy, tuple(weight_bits), tuple(activation_bits))
-        if not any(one.chooses_weights or one.chooses_activations for one in self.layers):
+        if all(layer.chosen == "neither" for layer in self.layers):
             raise ModelError(
                 model.name,
                 f"received {len(self.layers)} quantized linear layers, whose "
@@ -100,8 +88,8 @@ class ModelChoices:
                 "first_last_weight_bits=None, and no overrides of their bits.",
             )
         for bits in weight_bits:  # a grid or a quantizer may not have them
-            placed = self.policy_at(bits, min(activation_bits))
-            place(source.network, source.annotations, placed, source.kernels)
+            uniform = self.policy_at(bits, min(activation_bits))
+            place(source.network, source.annotations, uniform, source.kernels)
         self.sizes, self.file_problem = None, ""
         try:
             most = max(activation_bits)
@@ -141,13 +129,17 @@ class ModelChoices:
                 pattern = glob.escape(layer.name)
                 # They stand behind the policy's own, because later patterns win.
                 overrides[pattern] = {**overrides.pop(pattern, {}), **fields}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its grids, which the policy has warned of
-            return dataclasses.replace(self.policy, overrides=overrides)
+        return _changed(self.policy, overrides=overrides)
 
     def policy_at(self, weight_bits: int | None, activation_bits: int | None) -> BitPolicy:
         """Returns the policy with the same bits in all layers that are chosen for."""
         return self.policy_of({layer.name: (weight_bits, activation_bits) for layer in self.layers})
+
+
+def _changed(policy: BitPolicy, **fields: Any) -> BitPolicy:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its grids, which the policy has warned of
+        return dataclasses.replace(policy, **fields)
 
 
 def _layers(
@@ -157,9 +149,13 @@ def _layers(
     activation_bits: tuple[int, ...],
 ) -> tuple[LayerChoices, ...]:
     """Returns the choices of each layer, by three plans: what follows the policy's bits differs."""
-    usual, low, high = (
-        _plan(source, one) for one in (policy, *(_probe(policy, bits) for bits in _PROBES))
-    )
+    named = ("weight_bits", "activation_bits")
+    rounded = [name for name in named if getattr(policy, name) is not None]
+    probes = [_changed(policy, **dict.fromkeys(rounded, bits)) for bits in _PROBES]
+    usual, low, high = plans = [plan_of(source, each) for each in (policy, *probes)]
+    for plan in plans:
+        if plan.problems:
+            raise ModelError(plan.model, plan.problems)
     calls: dict[str, list[LayerPlan]] = {}
     for row in low.layers:
         if row.weights is not None:
@@ -172,9 +168,9 @@ def _layers(
     layers = []
     for name, rows in calls.items():
         first, free = rows[0].name, following[name]
-        own, other, settled = (plan[first].weights for plan in (low, high, usual))
-        follows = own is not None and other is not None and own.bits != other.bits
-        usual_bits = settled.bits if settled else None
+        low_weights, high_weights, weights = (plan[first].weights for plan in (low, high, usual))
+        follows = bool(low_weights and high_weights and low_weights.bits != high_weights.bits)
+        usual_bits = weights.bits if weights else None
         kernel = layer_kinds.kernel_of(source.network[first].layer)
         layers.append(
             LayerChoices(
@@ -188,29 +184,13 @@ def _layers(
                 chooses_activations=bool(free),
                 reads_settled=len(free) < len(rows),
                 tie=ties.get(name, -1),
-                values_read=_values_read(source.network, low, rows),
+                values_read=_values_read(source, low, rows),
             )
         )
     return tuple(layers)
 
 
-def _plan(source: Source, policy: BitPolicy) -> Plan:
-    plan = plan_of(source, policy)
-    if plan.problems:
-        raise ModelError(plan.model, plan.problems)
-    return plan
-
-
-def _probe(policy: BitPolicy, bits: int) -> BitPolicy:
-    """Returns the policy with other bits, where it rounds at all."""
-    named = ("weight_bits", "activation_bits")
-    fields: dict[str, Any] = {name: bits for name in named if getattr(policy, name) is not None}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return dataclasses.replace(policy, **fields)
-
-
-def _source(plan: Plan, row: LayerPlan) -> LayerPlan:
+def _quantized_source(plan: Plan, row: LayerPlan) -> LayerPlan:
     """Returns the row whose quantizer made the codes that a layer reads, past data movement."""
     source = plan[row.reads[0]]
     while source.activation is None and source.reads:
@@ -222,7 +202,7 @@ def _ties(plan: Plan, following: Mapping[str, Sequence[LayerPlan]]) -> dict[str,
     """Returns numbers of the grids that several layers read, directly or through others."""
     groups: list[tuple[set[str], set[str]]] = []  # layers, and the tensors that they read
     for name, rows in following.items():
-        layers, tensors = {name}, {_source(plan, row).name for row in rows}
+        layers, tensors = {name}, {_quantized_source(plan, row).name for row in rows}
         for group in [group for group in groups if group[1] & tensors]:
             groups.remove(group)
             layers, tensors = layers | group[0], tensors | group[1]
@@ -231,13 +211,14 @@ def _ties(plan: Plan, following: Mapping[str, Sequence[LayerPlan]]) -> dict[str,
     return {name: number for number, layers in enumerate(shared) for name in layers}
 
 
-def _values_read(network: Network, plan: Plan, rows: Sequence[LayerPlan]) -> int | None:
+def _values_read(source: Source, plan: Plan, rows: Sequence[LayerPlan]) -> int | None:
     """Returns how many values the rows read that are activations, neither images nor streams."""
     shapes = []
     for row in rows:
-        source = _source(plan, row)
-        is_activation = source.activation is not None and not source.activation.stream
-        if is_activation and all(plan[name].fate is not Fate.INPUT for name in source.reads):
+        quantized = _quantized_source(plan, row)
+        is_activation = quantized.activation is not None and not quantized.activation.stream
+        if is_activation and all(plan[name].fate is not Fate.INPUT for name in quantized.reads):
+            network = source.network
             shapes.append(network[network[row.name].inputs[0]].shape)
     if any(None in shape for shape in shapes):
         return None

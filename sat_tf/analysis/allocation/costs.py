@@ -23,9 +23,6 @@ def of_sensitivity(measured: Sensitivity, layers: Sequence[LayerChoices]) -> Cos
     What a tensor loses at the measured bits is taken to fall with the power of its rounding error,
     which is known for all bits from the measured ones to 8. Of a classifier it is the divergence of
     the classes, else the squared distance of the outputs.
-
-    Raises:
-        ValueError: it was measured at more bits, or lacks a layer; lists all of them.
     """
     costs: dict[str, BitCosts] = {"weight_bits": {}, "activation_bits": {}}
     for layer in measured.layers:
@@ -43,18 +40,15 @@ def combined(layers: Sequence[LayerChoices], weights: BitCosts, activations: Bit
 
     Costs of layers are added up, and so are those of a layer's kernel and of what it reads: whoever
     takes them for the whole model assumes that rounding errors do not meet.
-
-    Raises:
-        ValueError: the cost of a number of bits is missing; lists all of them.
     """
     problems: list[str] = []
     costs: Costs = []
     for layer in layers:
         of_weights = weights.get(layer.name, {}) if layer.chooses_weights else None
         of_activations = activations.get(layer.name, {}) if layer.chooses_activations else None
-        for field, known in (("weight_bits", of_weights), ("activation_bits", of_activations)):
-            missing = [bits for bits in getattr(layer, field) if bits not in (known or {})]
-            if known is not None and missing:
+        for field, measured in (("weight_bits", of_weights), ("activation_bits", of_activations)):
+            missing = [bits for bits in getattr(layer, field) if bits not in (measured or {})]
+            if measured is not None and missing:
                 problems.append(
                     f"{layer.name}: received no {field}={missing[0]} among what was measured, "
                     "expected the fewest bits of the choices and more; measure a policy with "
@@ -62,8 +56,8 @@ def combined(layers: Sequence[LayerChoices], weights: BitCosts, activations: Bit
                 )
         costs.append(
             [
-                (of_weights or {}).get(own, 0.0) + (of_activations or {}).get(read, 0.0)
-                for own, read in layer.choices
+                (of_weights or {}).get(weight_bits, 0.0) + (of_activations or {}).get(bits, 0.0)
+                for weight_bits, bits in layer.choices
             ]
         )
     if problems:
@@ -76,10 +70,6 @@ def of_table(table: Mapping[Any, Any], layers: Sequence[LayerChoices]) -> Costs:
 
     Keys may be weight bits alone, where the cost is the same for all activation bits; None, or a
     number in place of a mapping, is for every choice. Layers without a choice may be left out.
-
-    Raises:
-        ValueError: layers that are unknown or missing, choices that are missing, costs that are no
-            finite numbers of 0 or more; lists all of them.
     """
     names = [layer.name for layer in layers]
     problems = [
@@ -87,15 +77,15 @@ def of_table(table: Mapping[Any, Any], layers: Sequence[LayerChoices]) -> Costs:
         for name in table
         if name not in names
     ]
-    costs: Costs = []
+    costs: list[list[Any]] = []
     for layer in layers:
-        is_chosen = layer.chooses_weights or layer.chooses_activations
-        given = table.get(layer.name, None if is_chosen else 0.0)
-        if given is None:
+        cost_of = table.get(layer.name, None if layer.chosen != "neither" else 0.0)
+        if cost_of is None:
             problems.append(f"{layer.name}: received nothing, expected its cost.")
             continue
-        of_bits = given if isinstance(given, Mapping) else dict.fromkeys(layer.choices, given)
-        for key, cost in of_bits.items():
+        if not isinstance(cost_of, Mapping):
+            cost_of = dict.fromkeys(layer.choices, cost_of)
+        for key, cost in cost_of.items():
             pair = key if isinstance(key, tuple) and len(key) == 2 else (key,)
             if not all(bits is None or is_integer(bits, lowest=1, limit=9) for bits in pair):
                 problems.append(
@@ -107,17 +97,16 @@ def of_table(table: Mapping[Any, Any], layers: Sequence[LayerChoices]) -> Costs:
                     f"{layer.name}[{key!r}]: received {cost!r}, expected a finite number of 0 or "
                     "more."
                 )
-        own = [
-            of_bits.get(choice, of_bits.get(choice[0], of_bits.get(None)))
+        of_choices = {
+            choice: cost_of.get(choice, cost_of.get(choice[0], cost_of.get(None)))
             for choice in layer.choices
-        ]
-        missing = [choice for choice, cost in zip(layer.choices, own, strict=True) if cost is None]
-        if missing:
+        }
+        if missing := [choice for choice, cost in of_choices.items() if cost is None]:
             problems.append(
                 f"{layer.name}: received no number for {first_ones(missing, 4)}, expected one for "
                 "each choice of bits; add them, or allow fewer bits."
             )
-        costs.append(own)
+        costs.append(list(of_choices.values()))
     if problems:
         raise ProblemsError("cost", problems)
-    return [[float(cost) for cost in own] for own in costs]
+    return [[float(cost) for cost in of_layer] for of_layer in costs]

@@ -10,6 +10,7 @@ subject to  Σ y[k] = 1                         over the options k of each item
 import dataclasses
 import itertools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -26,8 +27,8 @@ class Knapsack:
 
     item: np.ndarray  # (n,) from 0, ascending: the item of each option.
     cost: np.ndarray  # (n,) float64, finite.
-    usage: np.ndarray  # (m, n) float64: what each option uses of each limit.
-    limits: np.ndarray  # (m,) float64; infinite where there is none.
+    usage: Mapping[str, np.ndarray]  # (n,) float64 each: what options use of each quantity.
+    limits: Mapping[str, float]  # On some of these.
     level: np.ndarray  # (n,) the level of each option, for ties.
     # (items,) items with the same number of 0 or more choose the same level; -1 are free.
     tie: np.ndarray
@@ -41,18 +42,19 @@ class Knapsack:
         """Returns the options of one item."""
         return np.flatnonzero(self.item == item)
 
-    def used(self, chosen: np.ndarray) -> np.ndarray:
-        """Returns what a choice, an option of each item, uses of each limit: (m,)."""
-        return np.array([math.fsum(row) for row in self.usage[:, chosen]])
+    def used(self, chosen: np.ndarray) -> dict[str, float]:
+        """Returns what a choice, an option of each item, uses of each quantity."""
+        return {name: math.fsum(usage[chosen]) for name, usage in self.usage.items()}
 
     def within(self, chosen: np.ndarray) -> bool:
         """Returns whether a choice keeps all limits."""
-        return bool(np.all(self.used(chosen) <= self.limits * (1.0 + _ROUNDING)))
+        used = self.used(chosen)
+        return all(used[name] <= most * (1.0 + _ROUNDING) for name, most in self.limits.items())
 
-    def ends(self, row: int) -> tuple[float, float]:
-        """Returns the least and the most that options use of one limit, each item by itself."""
-        parts = [self.usage[row][self.options(item)] for item in range(self.num_items)]
-        return math.fsum(part.min() for part in parts), math.fsum(part.max() for part in parts)
+    def ends(self, name: str) -> tuple[float, float]:
+        """Returns the least and the most that options use of a quantity, each item by itself."""
+        usage = [self.usage[name][self.options(item)] for item in range(self.num_items)]
+        return math.fsum(each.min() for each in usage), math.fsum(each.max() for each in usage)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,27 +75,50 @@ def solve(problem: Knapsack) -> Solution | None:
     >>> pair = Knapsack(
     ...     item=np.array([0, 0, 1, 1]),
     ...     cost=np.array([5.0, 0.0, 3.0, 0.0]),
-    ...     usage=np.array([[1.0, 4.0, 1.0, 4.0]]),
-    ...     limits=np.array([5.0]),
+    ...     usage={"bytes": np.array([1.0, 4.0, 1.0, 4.0])},
+    ...     limits={"bytes": 5.0},
     ...     level=np.array([2, 8, 2, 8]),
     ...     tie=np.array([-1, -1]),
     ... )
     >>> solve(pair)
     Solution(chosen=array([1, 2]), cost=3.0, bound=3.0)
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    options = [problem.options(item) for item in range(problem.num_items)]
     # The least cost of an item changes no choice, and its digits would crowd out others.
-    least = np.array(
-        [problem.cost[problem.options(item)].min() for item in range(problem.num_items)]
-    )
+    least = np.array([problem.cost[each].min() for each in options])
     above = problem.cost - least[problem.item]
     unit = float(above.max()) / _LARGEST_COST or 1.0
+    items = np.arange(problem.num_items)
+    constraints = [LinearConstraint(np.equal.outer(items, problem.item).astype(float), 1.0, 1.0)]
+    for tie in np.unique(problem.tie[problem.tie >= 0]):
+        for pair in itertools.pairwise(np.flatnonzero(problem.tie == tie)):
+            for level in np.unique(problem.level[np.isin(problem.item, pair)]):
+                sides = np.equal.outer(pair, problem.item) * (problem.level == level).astype(float)
+                constraints.append(LinearConstraint(np.diff(sides, axis=0), 0.0, 0.0))
     bound = -math.inf
     for lowered in (0.0, 2 * _TOLERANCE):
-        result = _milp(problem, above / unit, lowered)
-        if result is None:
+        result = milp(
+            above / unit,
+            integrality=np.ones(len(above)),
+            bounds=Bounds(0.0, 1.0),
+            constraints=[
+                *constraints,
+                *(
+                    LinearConstraint(*_scaled(problem.usage[name], limit, lowered))
+                    for name, limit in problem.limits.items()
+                ),
+            ],
+            options={"mip_rel_gap": 0.0},
+        )
+        if result.status == 2:
             return None
-        chosen, lower = result
-        bound = max(bound, math.fsum(least) + lower * unit) if lowered == 0.0 else bound
+        if result.status != 0:
+            raise RuntimeError(f"the solver found no proof: {result.message}")
+        if lowered == 0.0:
+            bound = math.fsum(least) + float(result.mip_dual_bound) * unit
+        chosen = np.array([each[np.argmax(result.x[each])] for each in options])
         if problem.within(chosen):
             cost = math.fsum(problem.cost[chosen])
             is_optimal = cost - bound <= 2 * _TOLERANCE * unit
@@ -101,37 +126,11 @@ def solve(problem: Knapsack) -> Solution | None:
     raise RuntimeError("the solver oversteps a limit in its last digits; change it a little.")
 
 
-def _milp(problem: Knapsack, cost: np.ndarray, lowered: float) -> tuple[np.ndarray, float] | None:
-    """Returns the choice and a lower bound of all costs; None if nothing is within the limits."""
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    items = range(problem.num_items)
-    constraints = [LinearConstraint(np.equal.outer(items, problem.item).astype(float), 1.0, 1.0)]
-    for usage, limit in zip(problem.usage, problem.limits, strict=True):
-        if not math.isfinite(limit):
-            continue
-        unit, margin = float(np.abs(usage).max()) or 1.0, 0.0
-        if np.all(usage == np.rint(usage)):  # as far from the next integer as from this one
-            unit, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
-            limit = unit * math.floor(limit / unit * (1.0 + _ROUNDING))
-        most = limit / unit + margin - lowered * float(np.abs(usage).max()) / unit
-        constraints.append(LinearConstraint(usage[np.newaxis] / unit, -np.inf, most))
-    for tie in np.unique(problem.tie[problem.tie >= 0]):
-        for one, other in itertools.pairwise(np.flatnonzero(problem.tie == tie)):
-            for level in np.unique(problem.level[np.isin(problem.item, (one, other))]):
-                at_level = (problem.level == level).astype(float)
-                sides = np.equal.outer((one, other), problem.item) * at_level
-                constraints.append(LinearConstraint(np.diff(sides, axis=0), 0.0, 0.0))
-    result = milp(
-        cost,
-        integrality=np.ones(len(cost)),
-        bounds=Bounds(0.0, 1.0),
-        constraints=constraints,
-        options={"mip_rel_gap": 0.0},
-    )
-    if result.status == 2:
-        return None
-    if result.status != 0:
-        raise RuntimeError(f"the solver found no proof: {result.message}")
-    chosen = [options[np.argmax(result.x[options])] for options in map(problem.options, items)]
-    return np.array(chosen), float(result.mip_dual_bound)
+def _scaled(usage: np.ndarray, limit: float, lowered: float) -> tuple[np.ndarray, float, float]:
+    """Returns the row and the bounds of a limit, in units in which HiGHS keeps it."""
+    most = float(np.abs(usage).max())
+    unit, margin = most or 1.0, 0.0
+    if np.all(usage == np.rint(usage)):  # as far from the next integer as from this one
+        unit, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
+        limit = unit * math.floor(limit / unit * (1.0 + _ROUNDING))
+    return usage[np.newaxis] / unit, -np.inf, limit / unit + margin - lowered * most / unit

@@ -22,26 +22,23 @@ _ARGUMENTS = ("configuration", "system_config", "memory_mode", "config")
 
 
 def read_npu(npu: Any, policy: BitPolicy) -> tuple[dict[str, Any], BitPolicy]:
-    """Returns the arguments of `compile_file` that name an NPU, and the policy with its target.
-
-    Raises:
-        ImportError: the compiler is not installed.
-        ValueError: no such NPU or system, or the policy is for another processor.
-    """
-    given = {"configuration": npu} if isinstance(npu, str) else npu
-    if not isinstance(given, Mapping) or not {"configuration"} <= given.keys() <= {*_ARGUMENTS}:
+    """Returns the arguments of `compile_file` that name an NPU, and the policy with its target."""
+    arguments = {"configuration": npu} if isinstance(npu, str) else npu
+    if not isinstance(arguments, Mapping) or not (
+        {"configuration"} <= arguments.keys() <= {*_ARGUMENTS}
+    ):
         raise ValueError(
             f"npu={npu!r}: expected a configuration of an Ethos-U, such as 'ethos-u55-128', or a "
             f"mapping with {', '.join(_ARGUMENTS)}, as `compile_file` takes them."
         )
-    compiler_options(**given)
-    target = TARGET_OF[given["configuration"]]
+    compiler_options(**arguments)
+    target = TARGET_OF[arguments["configuration"]]
     if policy.target not in (None, target):
         raise ValueError(
-            f"npu={given['configuration']!r}: received a policy with target={policy.target!r}, "
+            f"npu={arguments['configuration']!r}: received a policy with target={policy.target!r}, "
             f"expected {target!r}; give the policy that target."
         )
-    return dict(given), dataclasses.replace(policy, target=target)
+    return dict(arguments), dataclasses.replace(policy, target=target)
 
 
 def milliseconds_of(
@@ -51,13 +48,11 @@ def milliseconds_of(
 
     A file is compiled for each number of weight bits, of all layers that are chosen for. Bits of
     activations change nothing, since all are int8 there, and their ranges are made up.
-
-    Raises:
-        ValueError: the model has no file, or the compiler refuses it.
     """
     if choices.sizes is None:
         raise ValueError(f"npu: there is no file to compile: {choices.file_problem}")
-    tensors = {layer.name: choices.sizes.tensors(layer.name) for layer in choices.layers}
+    of_layers = choices.sizes.tensors()
+    tensors = {layer.name: of_layers[layer.name] for layer in choices.layers}
     of_bits: dict[int | None, dict[str, float]] = {}
     rest = 0.0
     for bits in weight_bits:
@@ -85,7 +80,7 @@ def milliseconds_of(
                 stacklevel=3,
             )
     return [
-        of_bits.get(own, of_bits[weight_bits[0]])[layer.name] + (rest if index == 0 else 0.0)
+        of_bits.get(bits, of_bits[weight_bits[0]])[layer.name] + (rest if index == 0 else 0.0)
         for index, layer in enumerate(choices.layers)
-        for own, _ in layer.choices
+        for bits, _ in layer.choices
     ]

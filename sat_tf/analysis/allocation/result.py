@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import yaml
 from rich.console import Console
 
-from sat_tf.analysis.allocation.budget import LIMITS, shown
+from sat_tf.analysis.allocation.budget import LIMITS
 from sat_tf.atomic_file import write_text
 from sat_tf.messages import did_you_mean, instead_of, say
 from sat_tf.presentation.tables import Column, RowTable, Table, digits
@@ -45,6 +45,10 @@ class Total:
     fewest: float  # With the fewest bits everywhere.
     most: float  # With the most bits everywhere.
 
+    def show(self, field: str) -> str:
+        """Returns one of the values as readers see it."""
+        return LIMITS[self.name].show(getattr(self, field))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Proof:
@@ -78,10 +82,10 @@ _LAYER: list[Column[AllocatedLayer]] = [
 ]
 _TOTAL: list[Column[Total]] = [
     Column("", lambda total: LIMITS[total.name].title, wrap="never"),
-    Column("used", lambda total: shown(total.name, total.value), number=True),
-    Column("limit", lambda total: shown(total.name, total.limit), number=True),
-    Column("fewest bits", lambda total: shown(total.name, total.fewest), number=True),
-    Column("most bits", lambda total: shown(total.name, total.most), number=True),
+    Column("used", lambda total: total.show("value"), number=True),
+    Column("limit", lambda total: total.show("limit"), number=True),
+    Column("fewest bits", lambda total: total.show("fewest"), number=True),
+    Column("most bits", lambda total: total.show("most"), number=True),
 ]
 
 
@@ -147,7 +151,7 @@ class Allocation(RowTable):
 
     def _headline(self) -> str:
         limits = ", ".join(
-            f"{LIMITS[name].title} {shown(name, total.value)} of {shown(name, total.limit)}"
+            f"{LIMITS[name].title} {total.show('value')} of {total.show('limit')}"
             for name, total in self.totals.items()
             if total.limit is not None
         )

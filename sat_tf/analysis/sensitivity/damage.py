@@ -177,9 +177,6 @@ def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float)
 
     The mean holds for weights and for activations separately. Each bit in turn goes to where it
     saves most for its cost; layers that no longer fit are skipped.
-
-    Raises:
-        ValueError: the policy's own mean is already above it.
     """
     bits = {width: width.bits for width in widths}
     # Top-1 cannot distinguish layers that lose no image.
@@ -209,9 +206,6 @@ def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, togeth
 
     The losses of layers quantized alone are added up, and the sum is scaled to the measured loss of
     the whole quantized model.
-
-    Raises:
-        ValueError: 8 bits everywhere lose more.
     """
     bits = {width: width.bits for width in widths}
     measured = _value(together, metric)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _NONE = "-"
 _TITLES = {"top1": "top-1 lost", "distance": "distance", "divergence": "divergence"}
 _MOST_LAYERS = 40
+_WIDE_RANGE = 30.0
 
 
 _PARTS = {"": "damage", "weights_": "weights", "activations_": "activations", "stream_": "stream"}
@@ -72,10 +73,7 @@ class Sensitivity(RowTable):
 
     def value(self, damage: Damage | None) -> float | None:
         """The value of the metric for some damage."""
-        if damage is None:
-            return None
-        value: float | None = getattr(damage, METRICS[self.metric].field)
-        return value
+        return None if damage is None else _value(damage, METRICS[self.metric])
 
     def suggest(
         self, *, max_drop: float | None = None, average_bits: float | None = None
@@ -109,7 +107,12 @@ class Sensitivity(RowTable):
             )
         if average_bits is not None:
             _check("average_bits", average_bits, 8.0, "a number from 1 to 8")
-            self._refuse_open_sizes()
+            if any(not layer.values_read for layer in self.layers):
+                raise ValueError(
+                    f"average_bits: received a model, {self.model!r}, of any image size, expected "
+                    "one of a fixed size, whose activations can be counted; build it for one, or "
+                    "give max_drop."
+                )
             bits = within_average(self._widths(), self.metric, average_bits)
         elif max_drop is not None:
             _check("max_drop", max_drop, math.inf, "a number of 0 or more")
@@ -128,20 +131,20 @@ class Sensitivity(RowTable):
         """Mean bits of the activations that linear layers read, except the image."""
         return mean_bits({width: width.bits for width in self._widths()}, "activation_bits")
 
-    def _refuse_open_sizes(self) -> None:
-        if any(not layer.values_read for layer in self.layers):
-            raise ValueError(
-                f"average_bits: received a model, {self.model!r}, of any image size, expected one "
-                "of a fixed size, whose activations can be counted; build it for one, or give "
-                "max_drop."
-            )
-
     def _widths(self) -> list[BitWidth]:
         return [width for layer in self.layers for width in layer.widths()]
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each layer, all with the same keys, in graph order."""
-        return [_row(layer) for layer in self.layers]
+        rows = []
+        for layer in self.layers:
+            row = {name: getattr(layer, name) for name in COLUMNS if hasattr(layer, name)}
+            for prefix, part in _PARTS.items():
+                damage = getattr(layer, part)
+                for metric in METRICS.values():
+                    row[f"{prefix}{metric.field}"] = damage and getattr(damage, metric.field)
+            rows.append(row)
+        return rows
 
     def print_to(self, console: Console) -> None:
         """Prints what the whole model loses, and each layer, the one that loses most first."""
@@ -230,15 +233,6 @@ def _check(name: str, value: object, most: float, expected: str) -> None:
         raise ValueError(f"{name}={value!r}: expected {expected}.")
 
 
-def _row(layer: LayerSensitivity) -> dict[str, Any]:
-    row = {name: getattr(layer, name) for name in COLUMNS if hasattr(layer, name)}
-    for prefix, part in _PARTS.items():
-        damage = getattr(layer, part)
-        for metric in METRICS.values():
-            row[f"{prefix}{metric.field}"] = damage and getattr(damage, metric.field)
-    return row
-
-
 def _damage(title: str, field: str, metric: Metric) -> Column[LayerSensitivity]:
     def show(damage: Damage | None) -> str:
         return shown(damage, metric)
@@ -273,22 +267,31 @@ def _draw(found: Sensitivity) -> "Picture":
     metric = METRICS[found.metric]
     factor, unit = metric.unit
     for index, layer in enumerate(layers):
-        ends = [value for _, value, _ in _marks(found, layer)]
-        axes.plot([0.0, max(ends)], [index, index], color="#D0D0D0", linewidth=1.2, zorder=1)
+        axes.plot(
+            [0.0, max(_marks(found, layer).values())],
+            [index, index],
+            color="#D0D0D0",
+            linewidth=1.2,
+            zorder=1,
+        )
     for label, style in _STYLES.items():
-        marks = [
-            (factor * value, index)
-            for index, layer in enumerate(layers)
-            for name, value, _ in _marks(found, layer)
-            if name == label
-        ]
+        values = [_marks(found, layer).get(label) for layer in layers]
+        marks = [(factor * each, row) for row, each in enumerate(values) if each is not None]
         if marks:
             across, down = zip(*marks, strict=True)
             axes.scatter(across, down, label=label, zorder=2, **style)
     axes.set_yticks(range(len(layers)), [layer.name for layer in layers])
     axes.set_ylim(len(layers) - 0.4, -0.6)
     axes.set_xlabel(f"{metric.title} ({unit})" if unit else metric.title)
-    _set_range(axes, [factor * value for layer in layers for _, value, _ in _marks(found, layer)])
+    drawn = [factor * value for layer in layers for value in _marks(found, layer).values()]
+    # A linear axis would hide the smaller half of values that differ much.
+    if drawn and min(drawn) > 0.0 and max(drawn) > _WIDE_RANGE * min(drawn):
+        axes.set_xscale("log")
+        axes.set_xlim(0.6 * min(drawn), 1.7 * max(drawn))
+    elif drawn:  # drops of top-1 can be 0 or negative
+        low, high = min(0.0, *drawn), max(0.0, *drawn)
+        margin = 0.05 * ((high - low) or 1.0)
+        axes.set_xlim(low - (margin if low < 0.0 else 0.4 * margin), high + margin)
     more = len(found.layers) - len(layers)
     title = f"{found.model}: one layer quantized, the others float"
     if more:
@@ -307,27 +310,13 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def _marks(found: Sensitivity, layer: LayerSensitivity) -> list[tuple[str, float, str]]:
-    """The marks of a layer: kind, value, layer."""
-    parts = (
-        ("stream", layer.stream),
-        ("kernel", layer.weights),
-        ("what it reads", layer.activations),
-        ("all", layer.damage if layer.weights and layer.activations else None),
-    )
-    return [
-        (label, value, layer.name)
-        for label, damage in parts
-        if (value := found.value(damage)) is not None
-    ]
-
-
-def _set_range(axes: Any, values: list[float]) -> None:
-    """A logarithmic axis if values differ much; drops of top-1 can be 0 or negative."""
-    if palette.is_wide(values):
-        axes.set_xscale("log")
-        axes.set_xlim(0.6 * min(values), 1.7 * max(values))
-    elif values:
-        low, high = min(0.0, *values), max(0.0, *values)
-        margin = 0.05 * ((high - low) or 1.0)
-        axes.set_xlim(low - (margin if low < 0.0 else 0.4 * margin), high + margin)
+def _marks(found: Sensitivity, layer: LayerSensitivity) -> dict[str, float]:
+    """The values of a layer, by what is quantized."""
+    damages = {
+        "stream": layer.stream,
+        "kernel": layer.weights,
+        "what it reads": layer.activations,
+        "all": layer.damage if layer.weights and layer.activations else None,
+    }
+    values = {label: found.value(damage) for label, damage in damages.items()}
+    return {label: value for label, value in values.items() if value is not None}

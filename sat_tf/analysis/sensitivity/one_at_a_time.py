@@ -47,10 +47,8 @@ class LayerQuantizations:
     """A layer, and its tensors to quantize."""
 
     layer: QuantizableLayer  # A linear layer or a stream.
-    whole: Quantization  # All of its tensors.
-    weights: Quantization | None  # Its kernel alone.
-    activations: Quantization | None  # The tensor it reads alone.
-    stream: Quantization | None  # The tensor it makes alone.
+    # All of its tensors, and each alone, by the names that damages have in a `LayerSensitivity`.
+    quantizations: dict[str, Quantization]
 
 
 class OneAtATime:
@@ -94,12 +92,11 @@ class OneAtATime:
         """Mean square error of the tensors that layers read, at their bits, one more, up to 8."""
         errors = {}
         tensors = self._float_tensors(images)
-        for found in self.layers:
-            if found.activations is not None and found.activations.reads is not None:
-                (name,) = self._network[found.layer.name].inputs
-                quantizer = _activation_quantizer(found.activations.reads)
-                if quantizer is not None:
-                    errors[found.layer.name] = _rounding_errors(tensors[name].numpy(), quantizer)
+        for each in self.layers:
+            reads = each.quantizations["damage"].reads
+            if reads is not None and (quantizer := _activation_quantizer(reads)) is not None:
+                (name,) = self._network[each.layer.name].inputs
+                errors[each.layer.name] = _rounding_errors(tensors[name].numpy(), quantizer)
         return errors
 
     def _float_tensors(self, images: np.ndarray) -> dict[str, Any]:
@@ -127,9 +124,9 @@ class OneAtATime:
         for node in self._quantized:
             layer = node.layer
             if isinstance(layer, QuantizedLayer) and not layer.quantize_config.inserted:
-                found = self._quantizations_of(node, self._network[call_name(node)])
-                if found.weights or found.activations or found.stream:
-                    yield found
+                layer_quantizations = self._quantizations_of(node, self._network[call_name(node)])
+                if len(layer_quantizations.quantizations) > 1:
+                    yield layer_quantizations
 
     def _quantizations_of(self, node: Node, own: Node) -> LayerQuantizations:
         """The quantized tensors of one layer; there may be none."""
@@ -141,7 +138,11 @@ class OneAtATime:
         makes = layer if is_stream else None
         counted = own
         if layer_kinds.role_of(own.layer) is Role.LINEAR:
-            reads = self._read_through(node.inputs[0])
+            # The layer whose quantizer makes the codes that it reads, unless these are a stream's.
+            maker = maker_of_codes(self._quantized, node.inputs[0])
+            is_quantized = isinstance(output_quantizer(maker.layer), ActivationQuantizer)
+            if is_quantized and call_name(maker) not in self._streams:
+                reads = maker.layer
             counted = self._network[own.inputs[0]]
             latent_kernel = layer_kinds.kernel_of(own.layer)
             num_weights = int(np.prod(latent_kernel.shape))
@@ -150,45 +151,31 @@ class OneAtATime:
                 weight_bits = quantizer.num_bits
                 kernel = layer.effective_kernel()
                 weight_errors = _weight_errors(layer, latent_kernel, quantizer, weight_bits)
-        return LayerQuantizations(
-            QuantizableLayer(
-                name=name,
-                kind=type(own.layer).__name__,
-                weight_bits=weight_bits,
-                activation_bits=None if reads is None else _bits(reads),
-                stream_bits=None if makes is None else _bits(makes),
-                num_weights=num_weights,
-                values_read=_count(counted.shape),
-                values_made=_count(own.shape),
-                weight_errors=weight_errors,
-            ),
-            whole=Quantization(name, kernel, reads, makes),
-            weights=None if kernel is None else Quantization(name, kernel=kernel),
-            activations=None if reads is None else Quantization(name, reads=reads),
-            stream=None if makes is None else Quantization(name, makes=makes),
+        quantizations = {"damage": Quantization(name, kernel, reads, makes)}
+        if kernel is not None:
+            quantizations["weights"] = Quantization(name, kernel=kernel)
+        if reads is not None:
+            quantizations["activations"] = Quantization(name, reads=reads)
+        if makes is not None:
+            quantizations["stream"] = Quantization(name, makes=makes)
+        quantizable = QuantizableLayer(
+            name=name,
+            kind=type(own.layer).__name__,
+            weight_bits=weight_bits,
+            activation_bits=None if reads is None else _bits(reads),
+            stream_bits=None if makes is None else _bits(makes),
+            num_weights=num_weights,
+            values_read=_count(counted.shape),
+            values_made=_count(own.shape),
+            weight_errors=weight_errors,
         )
-
-    def _read_through(self, name: str) -> QuantizedLayer | None:
-        """The layer whose quantizer makes the codes of a tensor, unless they are a stream's."""
-        node = maker_of_codes(self._quantized, name)
-        makes_codes = isinstance(output_quantizer(node.layer), ActivationQuantizer)
-        return node.layer if makes_codes and call_name(node) not in self._streams else None
+        return LayerQuantizations(quantizable, quantizations)
 
 
 def one_at_a_time(
     model: keras.Model, policy: BitPolicy, images: np.ndarray, *, progress: bool
 ) -> tuple[OneAtATime, keras.Model]:
-    """Makes what runs a float model with one layer quantized, and the model with all quantized.
-
-    Args:
-        model: a flat float model; it is not changed.
-        policy: the bits; whatever its latent_start, the model keeps its function.
-        images: what clipping levels are calibrated on, as the model is fed.
-        progress: show a bar.
-
-    Raises:
-        ValueError: the model cannot be quantized.
-    """
+    """Makes what runs a float model with one layer quantized, and the model with all quantized."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
         quantized = quantize_model(model, dataclasses.replace(policy, latent_start="keep_function"))

@@ -12,9 +12,9 @@ from sat_tf.analysis.labelled_images import (
     labelled_images,
 )
 from sat_tf.analysis.range_accuracy import range_accuracies
-from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter, LayerSensitivity
+from sat_tf.analysis.sensitivity.damage import METRICS, DamageMeter, LayerSensitivity
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
-from sat_tf.analysis.sensitivity.one_at_a_time import Quantization, one_at_a_time
+from sat_tf.analysis.sensitivity.one_at_a_time import one_at_a_time
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
@@ -79,17 +79,16 @@ def sensitivity(
         )
     refuse_all_but_float(model)
     model = with_layers_for_operations(model, processor=policy.processor)
-    sample = _fed(_sample(model, dataset, num_images), policy, model.input_names[0])
-    classes = _classes(model, sample)
+    sample = _sample(model, dataset, num_images, policy)
+    classes = None
+    if sample.labels is not None and _is_row(model):
+        classes = np.argmax(class_shares(sample.labels, model.outputs[0].shape[1]), axis=1)
     if not (policy.states_input_range and policy.range_of(model.input_names[0]) == PIXELS):
         _refuse_other_range(model, sample.images, classes)
     metric = _metric(metric, model, classes)
     runner, quantized = one_at_a_time(model, policy, sample.images, progress=progress)
     quantizations = [
-        one
-        for found in runner.layers
-        for one in (found.whole, found.weights, found.activations, found.stream)
-        if one is not None
+        quantization for each in runner.layers for quantization in each.quantizations.values()
     ]
     is_softmax = layer_kinds.is_softmax(runner.last_layer)
     has_classes = _is_row(model) and (is_softmax or classes is not None or metric == "divergence")
@@ -105,35 +104,25 @@ def sensitivity(
             labels = None if classes is None else classes[first : first + every]
             outputs = runner.outputs(batch, quantizations)
             reference = _finite(next(outputs), "the float model")
-            for one, meter, own in zip(quantizations, alone, outputs, strict=True):
-                own = _finite(own, f"the model with {one.layer} quantized")
-                meter.add(own, reference, labels)
+            for quantization, meter, output in zip(quantizations, alone, outputs, strict=True):
+                output = _finite(output, f"the model with {quantization.layer} quantized")
+                meter.add(output, reference, labels)
                 advance(len(batch))
             whole = _finite(quantized(batch, training=False).numpy(), "the quantized model")
             together.add(whole, reference, labels)
             num_right += 0 if labels is None else top_hits(reference, labels, 1)
     errors = runner.activation_errors(sample.images[:every])
-    damages = {id(one): meter.damage() for one, meter in zip(quantizations, alone, strict=True)}
-
-    def damage(one: Quantization | None) -> Damage | None:
-        return None if one is None else damages[id(one)]
-
-    layers = tuple(
-        LayerSensitivity(
-            **vars(found.layer),
-            damage=damages[id(found.whole)],
-            weights=damage(found.weights),
-            activations=damage(found.activations),
-            stream=damage(found.stream),
-            activation_errors=errors.get(found.layer.name, ()),
-        )
-        for found in runner.layers
-    )
+    meters = iter(alone)
+    layers = []
+    for each in runner.layers:
+        damages: Any = {name: next(meters).damage() for name in each.quantizations}
+        found = errors.get(each.layer.name, ())
+        layers.append(LayerSensitivity(**vars(each.layer), **damages, activation_errors=found))
     return Sensitivity(
         model=model.name,
         policy=policy,
         metric=metric,
-        layers=layers,
+        layers=tuple(layers),
         together=together.damage(),
         num_images=len(sample),
         top1=None if classes is None else num_right / len(sample),
@@ -163,7 +152,8 @@ def refuse_all_but_float(model: keras.Model) -> None:
     check_one_of_each(model)
 
 
-def _sample(model: keras.Model, dataset: Any, num_images: int) -> LabelledImages:
+def _sample(model: keras.Model, dataset: Any, num_images: int, policy: BitPolicy) -> LabelledImages:
+    """The images as the model is fed them, with their labels."""
     if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 2:
         raise ValueError(
             f"num_images={num_images!r}: expected an integer of at least 2; 64 or more give "
@@ -176,22 +166,11 @@ def _sample(model: keras.Model, dataset: Any, num_images: int) -> LabelledImages
             "dataset: received 1 image, expected 2 or more to measure clipping levels and losses; "
             "give 64 or more."
         )
-    return sample
-
-
-def _fed(sample: LabelledImages, policy: BitPolicy, name: str) -> LabelledImages:
-    """The images as the model is fed them, where they are pixels as uint8."""
-    found = policy.range_of(name)
-    if sample.images.dtype != np.uint8 or policy.type_of(name) != INPUT_TYPES[0] or found == PIXELS:
+    (name,) = model.input_names
+    is_pixels = sample.images.dtype == np.uint8 and policy.type_of(name) == INPUT_TYPES[0]
+    if not is_pixels or policy.range_of(name) == PIXELS:
         return sample
-    return LabelledImages(found.fed(sample.images), sample.labels)
-
-
-def _classes(model: keras.Model, sample: LabelledImages) -> np.ndarray | None:
-    """The class of each image; None without labels or classes."""
-    if sample.labels is None or not _is_row(model):
-        return None
-    return np.argmax(class_shares(sample.labels, model.outputs[0].shape[1]), axis=1)
+    return LabelledImages(policy.range_of(name).fed(sample.images), sample.labels)
 
 
 def _is_row(model: keras.Model) -> bool:

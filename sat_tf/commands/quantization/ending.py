@@ -18,14 +18,7 @@ _LABEL_WIDTH = 10
 
 
 def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console) -> None:
-    """Prints the lines; nothing where the folder has no file yet.
-
-    Args:
-        bits: of weights and activations.
-        folder: with the files.
-        why_not: why the pictures cannot be trained on; empty where they can.
-        console: where they are printed.
-    """
+    """Prints the lines; nothing where the folder has no file yet."""
     from sat_tf.report.report import headline_of
 
     if not folder.file(output_folder.CERTIFICATE).exists():
@@ -46,7 +39,7 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
     headline = headline_of(folder) or certificate.verdict
     files = f"{model} for the device; beside it {', '.join(one.name for one in others)}"
     # Without labels nothing tells which answers are right.
-    is_measured = results is not None and _top1(results) is not None
+    is_measured = results is not None and results.float_top1 is not None
     lines: dict[str, str | Marked] = {
         "Accuracy" if is_measured else "Answers": accuracy(certificate, results),
         "Size": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
@@ -60,8 +53,8 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
 
 def accuracy(certificate: Certificate, results: Results | None) -> str:
     """The accuracy of the file beside that of the float model, or how near their outputs are."""
-    if results is not None and (top1 := _top1(results)) is not None:
-        float_top1 = results.float_top1 or 0.0
+    if results is not None and results.shipped is not None and results.float_top1 is not None:
+        top1, float_top1 = results.shipped.share, results.float_top1
         return (
             f"{100 * top1:.2f} % of {results.held_out_images:,} held-out pictures right, the "
             f"float model {100 * float_top1:.2f} % ({points(top1 - float_top1)} points)"
@@ -89,9 +82,8 @@ def next_step(
         ready = f"do not ship it; {output_folder.CERTIFICATE_PAGE} says where it goes wrong"
         if not is_exact:
             return ready
-    top1 = None if results is None else _top1(results)
     is_trained = results is not None and results.learning_rate is not None
-    if results is None or top1 is None or results.float_top1 is None:
+    if results is None or results.shipped is None or results.float_top1 is None:
         if is_trained or bits >= _FEWEST_WITHOUT_TRAINING:
             return ready
         trains = "" if why_not else "; --epochs 5 trains, also without labels"
@@ -99,7 +91,7 @@ def next_step(
             f"{bits} bits without training can cost accuracy; with pictures in folders of the "
             f"model's classes, or --labels of an .npy file, it is measured{trains}"
         )
-    gained = top1 - results.float_top1
+    gained = results.shipped.share - results.float_top1
     if gained >= -_SMALL_LOSS:
         return ready
     if is_trained:
@@ -115,11 +107,3 @@ def next_step(
     else:
         how, fix = "without training", "--epochs 5 trains"
     return f"{bits} bits {how} cost {-100 * gained:.2f} points of top-1; {fix}"
-
-
-def _top1(results: Results) -> float | None:
-    """The top-1 of the file, or of its model where the file was measured on fewer pictures."""
-    if results.float_top1 is None:
-        return None
-    on_all = results.images_of_file == results.held_out_images
-    return results.tflite_top1 if on_all else results.quantized_top1

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from sat_tf import pictures
 from sat_tf.commands.label_file import read_labels
 from sat_tf.commands.models import is_built_by_name
-from sat_tf.commands.pixels import ImageOptions, expect_fitting, fixed_input_shape, say_notes
+from sat_tf.commands.pixels import ImageOptions, say_notes
 from sat_tf.commands.quantization.policy import Sample, feed_of, with_input_range
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.messages import RunError, say
-from sat_tf.preprocessing import COVERING, Preprocessing
+from sat_tf.export.certificate.inputs import image_problems
+from sat_tf.messages import ProblemsError, RunError, say
+from sat_tf.pictures import DECODER, Pictures, open_pictures, spread_evenly
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import INPUT_TYPES
 
@@ -27,58 +27,60 @@ _FEWEST = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pictures:
+class QuantizationImages:
     """The pictures of a folder, or arrays, for the input of a model."""
 
     images: np.ndarray  # Uint8, or real values where an input takes those, to calibrate on.
     # Likewise, to verify and measure on; those that it was calibrated on where none are held out.
     held_out: np.ndarray
-    # Of those held out, for the only output with as many classes; None where they are not the
-    # model's classes.
-    labels: np.ndarray | None = None
-    # In the order of the labels; None where there are none.
-    class_names: tuple[str, ...] | None = None
-    num_classes: int = 0  # Of the output that has the labels; 0 without labels.
+    # Where these come from. Their labels are for the only output with as many classes; None where
+    # they are not the model's classes.
+    measured: Pictures
+    num_classes: int  # Of the output that has the labels; 0 without labels.
     images_from: ImagesFrom  # Where those held out come from.
-    preprocessing: Preprocessing | None = COVERING  # How they have been prepared; None for arrays.
-    # To train on; pictures are read when they are asked for, and have any size.
-    training: pictures.Pictures
-    training_labels: np.ndarray | None = None  # Of these, class numbers; None without labels.
+    training: Pictures  # To train on, read when they are asked for, and of any size.
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """Of those held out."""
+        return self.measured.labels
 
     def held_out_sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Takes so many of those held out, with their labels if any."""
-        chosen = pictures.spread_evenly(len(self.held_out), most)
+        chosen = spread_evenly(len(self.held_out), most)
         return self.held_out[chosen], None if self.labels is None else self.labels[chosen]
 
 
-@dataclasses.dataclass(frozen=True)
-class Fed:
-    """Images as a float model reads them, their labels, and the policy with their range."""
+def fixed_input_shape(model: Any, subject: str | None = None) -> tuple[int, ...]:
+    """The shape of the images that a model with one input takes."""
+    shape = tuple(model.input_shape[1:])
+    if None in shape:
+        raise ValueError(
+            f"{subject or f'model {model.name!r}'}: received a model for images of any size, "
+            f"expected one of a fixed size, not {shape}; build it for one."
+        )
+    return shape
 
-    images: np.ndarray
-    labels: np.ndarray | None
-    policy: BitPolicy
+
+def expect_fitting(
+    subject: str, images: np.ndarray, shape: tuple[int, ...], input_type: str
+) -> None:
+    """Raises ValueError unless images, or real values in their place, fit a float model."""
+    # The codes of real values are known to a file alone.
+    kind = input_type if input_type == INPUT_TYPES[0] else "float32"
+    if problems := image_problems(images, shape, kind):
+        if input_type == INPUT_TYPES[0] and images.dtype != np.uint8:
+            problems.append(
+                "If they are no pixels, give --policy input_type=int8, which keeps the file of "
+                "integers, or input_type=float32."
+            )
+        raise ProblemsError(subject, problems)
 
 
 def images_as_fed(
     model: Any, subject: str, wanted: ImageOptions, policy: BitPolicy, console: Console
-) -> Fed:
-    """The images that were asked for, in the range in which a float model reads them.
-
-    Prints the range; see `with_input_range`.
-
-    Args:
-        model: float; one that is not is refused by what measures it.
-        subject: the file or the name of the model. One that is built by its name knows nothing, and
-            is fed pixels.
-        wanted: which images.
-        policy: that was asked for.
-        console: where to print.
-
-    Raises:
-        ValueError: the model has several inputs or outputs, or images of open sizes, or the images
-            do not fit it, or the range cannot be found.
-    """
+) -> tuple[tuple[np.ndarray, np.ndarray | None], BitPolicy]:
+    """Reads images as a float model reads them, and their labels; finds and prints their range."""
     from sat_tf.graph.network import Network, check_model, check_one_of_each
     from sat_tf.qat.layout import is_quantized
 
@@ -96,20 +98,13 @@ def images_as_fed(
         policy = with_input_range(policy, model, subject, sample, console)
     if input_type == INPUT_TYPES[0]:
         say(console, f"Images are fed as input_range={policy.range_of(name)}.")
-    return Fed(feed_of(policy, model)(pixels.images), pixels.labels, policy)
+    return (feed_of(policy, model)(pixels.images), pixels.labels), policy
 
 
 def range_sample(
     model: "keras.Model", path: str, policy: BitPolicy, labels: str | None = None
 ) -> Sample:
-    """The held-out images of `sat-tf quantize`, by which the input range of a model is found.
-
-    Args:
-        model: float, of one input.
-        path: of a folder of pictures, or of an .npy file.
-        policy: that was asked for.
-        labels: a file with those of an .npy file.
-    """
+    """The held-out images of `sat-tf quantize`, by which the input range of a model is found."""
     quiet = Console(quiet=True)
     _, apart, _ = _divided(pathlib.Path(path), model, policy, quiet, to_train=False, labels=labels)
     few = apart.sample(HELD_OUT_IMAGES)
@@ -129,25 +124,13 @@ def find_pictures(
     *,
     to_train: bool,
     labels: str | None = None,
-) -> Pictures:
-    """The pictures of a folder, or the arrays of a file.
-
-    Args:
-        path: of a folder of pictures, or of an .npy file.
-        model: the float model.
-        policy: that was asked for.
-        console: where to tell of them.
-        to_train: whether the model is trained on them: some are then held out in any case.
-        labels: a file with those of an .npy file.
-
-    Raises:
-        ValueError: there are none, or the model takes no such.
-    """
+) -> QuantizationImages:
+    """The pictures of a folder, or the arrays of a file."""
     train, apart, num_classes = _divided(
         path, model, policy, console, to_train=to_train, labels=labels
     )
     is_divided, are_arrays = apart is not train, train.array is not None
-    chosen = pictures.spread_evenly(len(train), CALIBRATION_IMAGES)
+    chosen = spread_evenly(len(train), CALIBRATION_IMAGES)
     if is_divided and not are_arrays:
         # RandomState, because NumPy guarantees that its streams never change.
         chosen = np.random.RandomState(0).permutation(len(train))[:CALIBRATION_IMAGES]
@@ -165,18 +148,15 @@ def find_pictures(
     words = f"held-out pictures of {path.resolve().name}"
     if not is_divided:
         words = "pictures of a folder, scaled and cropped to the input"
-    return Pictures(
+    return QuantizationImages(
         images=images,
         held_out=held_out,
-        labels=measured.labels,
-        class_names=measured.class_names or None,
+        measured=measured,
         num_classes=num_classes,
         images_from=ImagesFrom(f"from {path.name}")
         if are_arrays
-        else ImagesFrom(words, files=measured.hashes(), decoder=pictures.DECODER),
-        preprocessing=None if are_arrays else COVERING,
+        else ImagesFrom(words, files=measured.hashes(), decoder=DECODER),
         training=train,
-        training_labels=train.labels,
     )
 
 
@@ -188,7 +168,7 @@ def _divided(
     *,
     to_train: bool,
     labels: str | None,
-) -> tuple[pictures.Pictures, pictures.Pictures, int]:
+) -> tuple[Pictures, Pictures, int]:
     """The images to calibrate and train on, those held out, and of how many classes they are.
 
     They are the same where none are held out. Labels are left out unless they are those of an
@@ -196,7 +176,7 @@ def _divided(
     """
     shape, outputs = fixed_input_shape(model), [tuple(one.shape[1:]) for one in model.outputs]
     shapes = f"shape{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
-    every = pictures.open_pictures(path, shape)
+    every = open_pictures(path, shape)
     if every.array is not None:
         input_type = policy.type_of(model.input_names[0])
         expect_fitting(f"--images {path}", every.array, shape, input_type)

@@ -17,7 +17,7 @@ from sat_tf.commands.parser import RANGE, Parser
 from sat_tf.messages import ProblemsError, RunError, problems_of, say
 from sat_tf.qat.policy import USUAL_BITS, BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
-from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, InputRange, range_problem
+from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, range_problem
 from sat_tf.validation import Bits, option
 from sat_tf.yaml_text import load_yaml, read_yaml_text
 
@@ -28,13 +28,7 @@ bits = option(Bits)
 
 
 def add_quantization(parser: Parser, *, target: str = "litert", chosen: bool = False) -> None:
-    """Adds --bits, --input_range, --target, --unsupported and --policy, for `asked_policy`.
-
-    Args:
-        parser: of the command.
-        target: the default of --target, in words.
-        chosen: the command chooses the bits, and --bits is its own.
-    """
+    """Adds --bits, --input_range, --target, --unsupported and --policy, for `asked_policy`."""
     if not chosen:
         parser.add_argument(
             "--bits",
@@ -95,15 +89,8 @@ def asked_policy(
     A file of --policy has all fields, and so has a run; --bits changes those of it, KEY=VALUE
     these, and the other options come last.
 
-    Args:
-        arguments: with the options of `add_quantization`.
-        config: of the run whose folder is quantized again, if it is one.
-
     Returns:
         None if no option speaks of it: see `usual_policy`.
-
-    Raises:
-        RunError: the policy is invalid; lists every problem.
     """
     words, asked_bits = arguments.policy, getattr(arguments, "bits", None)
     files = [word for word in words if "=" not in word]
@@ -150,11 +137,7 @@ def asked_policy(
 
 
 def usual_policy(arguments: argparse.Namespace) -> BitPolicy:
-    """The policy that the options say, or that of `sat-tf quantize` without any.
-
-    Raises:
-        RunError: see `asked_policy`.
-    """
+    """The policy that the options say, or that of `sat-tf quantize` without any."""
     return asked_policy(arguments) or BitPolicy.mobile()
 
 
@@ -207,16 +190,8 @@ def with_input_range(
         is_trained: False for a model that may know nothing yet: it is fed pixels where no range
             is more accurate than others.
         doubts: gets the note on a given range, to be said again.
-
-    Raises:
-        ValueError: the range cannot be found, or is certainly not the one that is given.
     """
-    from sat_tf.analysis.range_accuracy import (
-        USUAL_IMAGES,
-        found_range,
-        guessing_problem,
-        range_note,
-    )
+    from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range, range_accuracies
     from sat_tf.qat.input_range_checks import float_statistics
 
     if policy.type_of(model.input_names[0]) != INPUT_TYPES[0]:
@@ -229,14 +204,17 @@ def with_input_range(
         given = policy.range_of(model.input_names[0])
         statistics = float_statistics(model, [given.fed(pixels)], 0, given)
         if statistics is not None and statistics.fitting is not None:
+            fitting = str(statistics.fitting).strip('()"').replace(" ", "")
             raise ValueError(
                 f"{subject}: received a model that is fed input_range={given}, expected the range "
                 f"that it was trained with, which is {statistics.likely} by {statistics}; give "
-                f"{RANGE}={_option(statistics.fitting)}."
+                f"{RANGE}={fitting}."
             )
-        note = range_note(subject, model, pixels, labels, given)
-        if note is None and is_trained:
-            note = guessing_problem(model, pixels, labels, given)
+        accuracies, note = range_accuracies(model, pixels, labels, given), None
+        if accuracies is not None and accuracies.fitting is not None:
+            note = f"{subject}: {accuracies.problem}."
+        elif accuracies is not None and is_trained:
+            note = accuracies.guessing_problem
         if note is not None:
             say(console, f"Note: {note}", style="yellow")
             if doubts is not None:
@@ -251,7 +229,8 @@ def with_input_range(
         if best is not None:
             say(console, f"Input range: {best.given}, found by {best}; {RANGE} gives another.")
             return dataclasses.replace(policy, input_range=best.given.spelling)
-        if is_trained or range_note(subject, model, pixels, labels, PIXELS) is not None:
+        accuracies = range_accuracies(model, pixels, labels, PIXELS)
+        if is_trained or (accuracies is not None and accuracies.fitting is not None):
             raise
         say(console, f"Input range: {PIXELS}, as no other is clearly right; {RANGE} gives it.")
         return policy
@@ -261,11 +240,6 @@ def with_input_range(
         f"elsewhere, it is fed another range; give {RANGE}.",
     )
     return dataclasses.replace(policy, input_range=found.given.spelling)
-
-
-def _option(found: InputRange) -> str:
-    """A range on the command line."""
-    return str(found).strip('()"').replace(" ", "")
 
 
 def feed_of(policy: BitPolicy, model: "keras.Model") -> Callable[[np.ndarray], np.ndarray]:

@@ -179,7 +179,7 @@ class Operation(abc.ABC):
         return None
 
     def on_shared_grid(self, tensors: dict[str, Tensor]) -> "list[Operation]":
-        """The operations that compute it where its grid is also that of what it reads, or pinned."""
+        """The operations that compute it where its grid is that of what it reads, or pinned."""
         return [self]
 
     def bounded(self, codes: Codes) -> Codes | None:

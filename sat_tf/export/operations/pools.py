@@ -136,7 +136,7 @@ class AveragePool(_Pool, OperationDraft):
         return True
 
     def parts(self, shape: Shape) -> tuple[list[Strip], list[Strip]] | None:
-        """The windows that are pooled together, by rows and columns; None where they are too many."""
+        """The windows pooled together, by rows and columns; None where they are too many."""
         rows, columns = (
             strips(*axis) for axis in zip(shape, self.size, self.window.strides, strict=False)
         )

@@ -28,7 +28,7 @@ _MEASURED_AT_ONCE = 64
 _LEVEL_CODES, _LATENT_SHARE = 2.0, 6.0
 
 
-class Plan(NamedTuple):
+class FitSchedule(NamedTuple):
     """The way of one fit by Adam, whose rate falls to 0 by a cosine."""
 
     steps: int  # How many.
@@ -192,7 +192,7 @@ class Part:
 
     def fit(
         self,
-        plan: Plan,
+        plan: FitSchedule,
         fitted: np.ndarray,
         held_out: np.ndarray,
         draw: np.random.Generator,

@@ -27,7 +27,7 @@ from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction.blocks import Block, Front, find_blocks, find_reference
 from sat_tf.qat.reconstruction.checkpoint import Checkpoint, as_checkpoint, key_of
-from sat_tf.qat.reconstruction.fit import Aim, Part, Plan, trained
+from sat_tf.qat.reconstruction.fit import Aim, FitSchedule, Part, trained
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.settings import COUNT
@@ -41,8 +41,8 @@ _HELD_OUT, _MOST_HELD_OUT = 5, 64
 # The fits of a block and of the whole network; their steps are multiples of those of a block. The
 # whole takes its last values, at a rate of 0: those on the way are of longer steps, and the best of
 # several would be chosen by the images that tell whether it has helped.
-_BLOCK = Plan(steps=1, rate=3e-3, measured=4)
-_WHOLE = Plan(steps=8, rate=1e-2, measured=1)
+_BLOCK = FitSchedule(steps=1, rate=3e-3, measured=4)
+_WHOLE = FitSchedule(steps=8, rate=1e-2, measured=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -364,7 +364,7 @@ class _Reconstructor:
         self,
         part: Part,
         name: str,
-        plan: Plan,
+        plan: FitSchedule,
         progress: Progress,
         checkpoint: Checkpoint,
         **settings: Any,

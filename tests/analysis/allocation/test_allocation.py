@@ -8,11 +8,10 @@ import tf_keras as keras
 import yaml
 
 import sat_tf
+from sat_tf.analysis.allocation.allocation import make_problem
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.analysis.allocation.costs import of_sensitivity, of_table
-from sat_tf.analysis.allocation.knapsack import solve
-from sat_tf.analysis.allocation.problem import make_problem
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import DEMO, read_config
@@ -85,7 +84,7 @@ def test_no_choice_whose_file_keeps_a_limit_costs_less_than_the_bound():
     lengths = sorted({length for _, length in every})
     assert len(lengths) > 5
     options = {"cost": cost, "weight_bits": bits, "activation_bits": bits}
-    for limit in [length for length in lengths if length >= lengths[0] + 64]:
+    for limit in [length for length in lengths if length >= lengths[0] + 16]:
         found = sat_tf.allocate(model, None, 4, budget={"bytes": limit}, **options)
         best = min(costs for costs, length in every if length <= limit)
         assert found.proof.bound - 1e-9 <= best <= found.proof.cost + 1e-9
@@ -103,12 +102,12 @@ def test_no_choice_whose_file_keeps_a_limit_costs_less_than_the_bound():
 def test_no_other_choice_within_the_budget_costs_less(model, found):
     choices = ModelChoices(model, BitPolicy.mobile(), *BITS.values())
     costs = of_table(costs_of(model), choices.layers)
-    problem = make_problem(choices, costs, read_budget(SMALL)).knapsack
+    problem = make_problem(choices, read_budget(SMALL)).knapsack
+    problem.cost[:] = [cost for of_layer in costs for cost in of_layer]
     best = np.inf
     free = [problem.options(item) for item in range(problem.num_items)]
     for chosen in map(np.array, itertools.product(*free)):
-        used = problem.usage[:, chosen].sum(axis=1)
-        if np.all(used <= problem.limits) and _is_tied(problem, chosen):
+        if problem.within(chosen) and _is_tied(problem, chosen):
             best = min(best, problem.cost[chosen].sum())
     assert found.proof.cost == pytest.approx(best, rel=1e-9)
     assert found.totals["bytes"].value <= found.totals["bytes"].limit
@@ -329,10 +328,10 @@ def test_limits_that_exclude_each_other_are_all_listed(model):
     milliseconds = [9.0 if (layer.name, own) == ("four", 2) else 1.0 for layer, own in options]
     budget = {"milliseconds": len(choices.layers), "average_weight_bits": 2.5}
     limits = read_budget(budget, npu=True)
-    costs = of_table(costs_of(model), choices.layers)
-    problem = make_problem(choices, costs, limits, milliseconds)
-    assert solve(problem.knapsack) is None
-    message = str(problem.unreachable())
+    problem = make_problem(choices, limits, milliseconds)
+    with pytest.raises(ValueError, match="no choice of bits keeps") as raised:
+        problem.solved(0)
+    message = str(raised.value)
     assert "milliseconds=7: the smallest possible is 7, without the others." in message
     assert "average_weight_bits=2.500: the smallest possible is 2" in message
 

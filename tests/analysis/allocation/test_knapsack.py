@@ -15,10 +15,11 @@ def knapsack(costs, usage, limits, *, levels=None, tie=None):
     return Knapsack(
         item=np.array(item),
         cost=np.array(flat, float),
-        usage=np.array([[one for row in limit for one in row] for limit in usage], float).reshape(
-            len(limits), len(flat)
-        ),
-        limits=np.array(limits, float),
+        usage={
+            str(index): np.array([one for row in limit for one in row], float)
+            for index, limit in enumerate(usage)
+        },
+        limits={str(index): float(limit) for index, limit in enumerate(limits)},
         level=np.array([one for row in levels for one in row] if levels else [0] * len(flat)),
         tie=np.array(tie or [-1] * len(costs)),
     )
@@ -32,8 +33,8 @@ def all_choices(problem):
         for item, option in enumerate(chosen):
             levels.setdefault(problem.tie[item], set()).add(problem.level[option])
         tied = all(len(found) == 1 for tie, found in levels.items() if tie >= 0)
-        used = problem.usage[:, chosen].sum(axis=1)
-        if tied and np.all(used <= problem.limits * (1 + 1e-12)):
+        used = {name: usage[chosen].sum() for name, usage in problem.usage.items()}
+        if tied and all(used[name] <= most * (1 + 1e-12) for name, most in problem.limits.items()):
             yield chosen
 
 
@@ -88,14 +89,14 @@ def test_limits_are_kept_to_the_last_digit(size):
     costs = [[1, 0]] * 5 + [[1, 0]]
     problem = knapsack(costs, usage, [7 * size])
     found = solve(problem)
-    assert problem.used(found.chosen)[0] <= 7 * size
+    assert problem.used(found.chosen)["0"] <= 7 * size
     assert (found.cost, found.bound) == (4.0, 4.0)
 
 
 def test_the_ends_of_a_limit_are_those_of_each_item():
     usage = [[[1, 4], [3, 2]], [[4, 1], [4, 1]]]
     problem = knapsack([[0, 0], [0, 0]], usage, [100, 5])
-    assert (problem.ends(0), problem.ends(1)) == ((3.0, 7.0), (2.0, 8.0))
+    assert (problem.ends("0"), problem.ends("1")) == ((3.0, 7.0), (2.0, 8.0))
 
 
 def test_the_same_problem_has_the_same_answer():

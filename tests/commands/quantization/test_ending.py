@@ -6,6 +6,7 @@ import pytest
 
 from sat_tf.commands.quantization.ending import accuracy, next_step
 from sat_tf.presentation.tables import Marked
+from sat_tf.report.results import Results
 
 BUILD = "build model.tflite into the app"
 
@@ -15,9 +16,11 @@ def _certificate(*notes):
 
 
 def _results(tflite=0.875, float_top1=0.9375, *, rate=None, images=64):
-    return types.SimpleNamespace(
-        images_of_file=images,
+    return Results(
+        tflite_images=images,
         held_out_images=64,
+        parameters=9,
+        seconds=1.0,
         tflite_top1=tflite,
         quantized_top1=0.5,
         float_top1=float_top1,

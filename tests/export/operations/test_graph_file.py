@@ -1,4 +1,5 @@
 import contextlib
+import copy
 
 import numpy as np
 import pytest

@@ -12,13 +12,14 @@ from rich.console import Console
 
 from sat_tf import output_folder
 from sat_tf.commands.options import open_folder
-from sat_tf.commands.quantization.pictures import Pictures
+from sat_tf.commands.quantization.pictures import QuantizationImages
 from sat_tf.commands.quantization.policy import feed_of
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.interruption import Terminated
 from sat_tf.messages import RunError, first_ones, reason_of, say
 from sat_tf.output_folder import OutputFolder
+from sat_tf.preprocessing import COVERING
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.presentation.tables import Marked, marked_text
 from sat_tf.qat.policy import BitPolicy
@@ -34,7 +35,7 @@ _BATCH_SIZE = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class QuantizationSettings:
     """What is done to a calibrated model before it is exported, and how it is told."""
 
     steps: int  # Of reconstruction for each block; 0 for none.
@@ -52,26 +53,14 @@ class Plan:
 def write_quantized(
     model: "keras.Model",
     policy: BitPolicy,
-    pictures: Pictures,
+    pictures: QuantizationImages,
     folder: OutputFolder,
     console: Console,
-    plan: Plan,
+    settings: QuantizationSettings,
 ) -> None:
     """Quantizes a model, exports it, verifies the file, and writes a report.
 
     With labels, and behind a training, the results are in the folder and in the report.
-
-    Args:
-        model: the float model.
-        policy: states its input range.
-        pictures: to calibrate, to train and to measure on.
-        folder: where the files go.
-        console: where to show progress.
-        plan: what is done to the calibrated model.
-
-    Raises:
-        RunError: the folder holds a run, or nothing to resume.
-        ValueError: the model has no integer form.
     """
     if folder.holds_run:
         raise RunError(
@@ -81,15 +70,15 @@ def write_quantized(
     from sat_tf.qat.finetune import remove_backups
 
     unfinished, backups = folder.file(output_folder.UNFINISHED), folder.file(output_folder.BACKUPS)
-    if plan.resume and not (
-        (plan.steps and unfinished.is_file()) or (plan.epochs and backups.is_dir())
+    if settings.resume and not (
+        (settings.steps and unfinished.is_file()) or (settings.epochs and backups.is_dir())
     ):
-        what = " or training" if plan.epochs else ""
+        what = " or training" if settings.epochs else ""
         raise RunError(
             f"--resume: {folder.path}: received no unfinished reconstruction{what}, expected one; "
             "leave out --resume to begin a new one."
         )
-    if plan.resume is False:
+    if settings.resume is False:
         unfinished.unlink(missing_ok=True)
         remove_backups(backups)
     from sat_tf.export.snapping import snap_biases
@@ -113,32 +102,25 @@ def write_quantized(
     batches = fed_batches(pictures.images, feed)
     calibrate(quantized, batches, num_images=len(pictures.images), keep_function=True)
     checkpoint = Checkpoint(
-        unfinished, say=lambda words: say(console, words), is_expected=bool(plan.resume)
+        unfinished, say=lambda words: say(console, words), is_expected=bool(settings.resume)
     )
     fitted, tuned = None, None
     with _saying_what_is_saved(checkpoint, folder), open_folder(folder.path):
         # Before all is done, only what an interrupted command goes on with is there.
-        if plan.steps:
-            fitted = _reconstructed(
-                quantized,
-                model,
-                pictures,
-                feed,
-                console,
-                checkpoint,
-                steps=plan.steps,
-                seed=plan.seed,
-            )
-        if plan.epochs:
-            tuned = _trained(quantized, model, pictures, folder, console, checkpoint, plan)
+        if settings.steps:
+            fitted = _reconstructed(quantized, model, pictures, feed, console, checkpoint, settings)
+        if settings.epochs:
+            tuned = _trained(quantized, model, pictures, folder, console, checkpoint, settings)
         snap_biases(quantized)
         folder.start()  # what is there belongs to other pictures
         if fitted is not None:
             fitted.write(folder)
-        options: dict[str, Any] = {"output_type": plan.output_type}
+        preprocessing = COVERING if pictures.measured.array is None else None
+        class_names = pictures.measured.class_names or None
+        options: dict[str, Any] = {"output_type": settings.output_type}
         labels: Any = pictures.labels
         if len(model.outputs) == 1:  # as TFLite Metadata are
-            options |= {"labels": pictures.class_names, "preprocessing": pictures.preprocessing}
+            options |= {"labels": class_names, "preprocessing": preprocessing}
         elif labels is not None:
             size = (pictures.num_classes,)
             labels = [labels if tuple(one.shape[1:]) == size else None for one in model.outputs]
@@ -162,7 +144,7 @@ def write_quantized(
             say(console, f"Note: {warning}")
         for statement in report.on_target:
             say(console, marked_text(statement))
-        if plan.is_verbose:
+        if settings.is_verbose:
             print_certificate(certificate, str(folder.file(output_folder.TFLITE_MODEL)), console)
         else:
             must_be_seen = [Marked(f"Note: {text}", "watch") for text in certificate.warnings]
@@ -176,11 +158,11 @@ def write_quantized(
                 "answers others stands above, behind its reconstruction.",
                 style="yellow",
             )
-        if pictures.preprocessing is not None:
-            folder.write_text(output_folder.PREPROCESSING, pictures.preprocessing.to_json())
+        if preprocessing is not None:
+            folder.write_text(output_folder.PREPROCESSING, preprocessing.to_json())
         write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
-        if pictures.labels is not None and pictures.class_names is not None:
-            folder.write_text(output_folder.LABELS, label_text(pictures.class_names))
+        if pictures.labels is not None and class_names is not None:
+            folder.write_text(output_folder.LABELS, label_text(class_names))
         if pictures.labels is not None or tuned is not None:
             score = "agreement" if pictures.labels is None else "top1"
             of_models: dict[str, Any] = {}
@@ -231,13 +213,11 @@ def _saying_what_is_saved(checkpoint: "Checkpoint", folder: OutputFolder) -> Ite
 def _reconstructed(
     quantized: "keras.Model",
     model: "keras.Model",
-    pictures: Pictures,
+    pictures: QuantizationImages,
     feed: Callable[[np.ndarray], np.ndarray],
     console: Console,
     checkpoint: "Checkpoint",
-    *,
-    steps: int,
-    seed: int,
+    settings: QuantizationSettings,
 ) -> Fitted | None:
     """Fits a calibrated model in place, and says what it gains; None where it stays as it is."""
     import tf_keras as keras
@@ -259,15 +239,15 @@ def _reconstructed(
         found = classifier.predict(batches, verbose=0)
         return {"top1": float(np.mean(classes_of(found) == labels))}
 
-    say(console, f"Reconstructing, {steps} steps a block")
+    say(console, f"Reconstructing, {settings.steps} steps a block")
     try:
         fitted = fit(
             quantized,
             model,
             fed_batches(pictures.images, feed),
             num_images=len(pictures.images),
-            steps=steps,
-            seed=seed,
+            steps=settings.steps,
+            seed=settings.seed,
             measure=measure,
             keep_better=True,
             checkpoint=checkpoint,
@@ -284,36 +264,26 @@ def _reconstructed(
 def _trained(
     quantized: "keras.Model",
     model: "keras.Model",
-    pictures: Pictures,
+    pictures: QuantizationImages,
     folder: OutputFolder,
     console: Console,
     checkpoint: "Checkpoint",
-    plan: Plan,
+    settings: QuantizationSettings,
 ) -> "FineTuned":
-    """Trains a calibrated model in place, and says what that gains.
-
-    Args:
-        quantized: the model.
-        model: the float one.
-        pictures: to train and to measure on.
-        folder: of the backup.
-        console: where to show progress.
-        checkpoint: learns what is saved.
-        plan: how to train.
-    """
+    """Trains a calibrated model in place, and says what that gains."""
     import tensorflow as tf
     import tf_keras as keras
 
     from sat_tf.export.snapping import snap_biases
     from sat_tf.qat.finetune import finetune
 
-    if pictures.training_labels is None:
+    if pictures.training.labels is None:
         say(
             console,
             "No labels: the float model is the only teacher, and agreement is the share of its "
             "answers.",
         )
-        if plan.row == "logits":
+        if settings.row == "logits":
             say(
                 console,
                 "Note: the outputs are taken for logits of classes, which nothing in the model "
@@ -323,19 +293,19 @@ def _trained(
     # One without an integer form is refused before it is trained.
     snap_biases(quantized)
     batch_size = min(_BATCH_SIZE, len(pictures.training))
-    total = plan.epochs * (len(pictures.training) // batch_size) * batch_size
+    total = settings.epochs * (len(pictures.training) // batch_size) * batch_size
 
     saved = [0]  # epochs
 
     def note(epochs: int) -> None:
         saved.append(epochs)
-        checkpoint.saved = f"{epochs} of {plan.epochs} epochs of the training"
+        checkpoint.saved = f"{epochs} of {settings.epochs} epochs of the training"
 
     with image_bar("training", total) as advance:
 
         def begin(epoch: int, logs: Any) -> None:
             if epoch > saved[-1]:  # of an earlier process
-                advance.skip(epoch * total // plan.epochs)
+                advance.skip(epoch * total // settings.epochs)
                 note(epoch)
 
         told = keras.callbacks.LambdaCallback(
@@ -348,16 +318,16 @@ def _trained(
                 quantized,
                 model,
                 pictures.training,
-                pictures.training_labels,
+                pictures.training.labels,
                 held_out=(pictures.held_out, pictures.labels),
                 sample=pictures.images,
-                epochs=plan.epochs,
-                learning_rate=plan.learning_rate,
+                epochs=settings.epochs,
+                learning_rate=settings.learning_rate,
                 batch_size=batch_size,
-                seed=plan.seed,
-                row=plan.row,
+                seed=settings.seed,
+                row=settings.row,
                 folder=folder.file(output_folder.BACKUPS),
-                is_expected=bool(plan.resume) and not plan.steps,
+                is_expected=bool(settings.resume) and not settings.steps,
                 finish=snap_biases,
                 say=lambda words: say(console, words),
                 callbacks=[told],
