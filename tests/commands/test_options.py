@@ -89,7 +89,10 @@ def test_rows_stay_on_one_line_in_a_pipe_also_where_the_shell_exports_its_width(
     monkeypatch.setenv("COLUMNS", "80")
     table = Table("name", "kind")
     table.add_row(LONG.strip(), "Conv2D")
-    module._output().print(table)
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(command=lambda _, console: console.print(table))
+    monkeypatch.setattr(module, "command_parser", lambda name: parser)
+    assert module.main(["explain"]) == 0
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "letters" in line)
     assert LONG.strip() in row
     assert "Conv2D" in row
