@@ -49,10 +49,6 @@ def unique_name(wanted: str, taken: set[str]) -> str:
 def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
     """A layer with the same configuration, without weights.
 
-    Args:
-        layer: any layer.
-        **changes: settings to change in its configuration, such as its name.
-
     Raises:
         ValueError: Keras cannot create it from its configuration; names the layer and the fix.
     """

@@ -89,11 +89,7 @@ def is_identity(layer: keras.layers.Layer, arguments: Mapping[str, Any]) -> bool
 
 
 def identity_layer(**options: Any) -> keras.layers.Layer:
-    """A layer that passes its input through, to hold a quantizer.
-
-    Args:
-        **options: options of any Keras layer.
-    """
+    """A layer that passes its input through, to hold a quantizer."""
     return keras.layers.Activation("linear", **options)
 
 
@@ -348,12 +344,7 @@ def unsupported_problem(layer: keras.layers.Layer) -> str | None:
 
 
 def problem_at(layer: keras.layers.Layer, rank: int) -> str | None:
-    """Why the layer cannot be lowered where it stands, and what to do; None where it can.
-
-    Args:
-        layer: the layer.
-        rank: number of axes of its input, without the batch.
-    """
+    """Why the layer cannot be lowered where it stands, and what to do; None where it can."""
     return find_support(layer).refuse_at(layer, rank)
 
 

@@ -14,10 +14,6 @@ def loss_problems(model: keras.Model, path: str = "") -> list[str]:
     """The losses and metrics that are parts of a model itself, each with the fix.
 
     A model that is made of its graph has none of them.
-
-    Args:
-        model: a Functional or Sequential model.
-        path: of the model it is nested in.
     """
     # Keras has no public names for the layers that `add_loss` and `add_metric` put into a model,
     # and none for functions that they are given.

@@ -33,10 +33,6 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
       of what it reads and of a hard-sigmoid of that, `<name>_sigmoid`.
     - A hard-sigmoid becomes a rectifier with its name and a ceiling of 1, behind a factor
       `<name>_slope` and a summand `<name>_offset`: an activation of the linear layer in front.
-
-    Args:
-        call: of a layer, which operations have become.
-        processor: what the model is for.
     """
     if call.symbol or not processor.native:
         return None

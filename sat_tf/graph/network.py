@@ -108,14 +108,7 @@ class Network:
     def _read(
         self, model: keras.Model, made_by: dict[int, str], path: str, *, through: bool
     ) -> dict[int, str]:
-        """Adds the calls of a model; returns the node that makes each tensor, by its identity.
-
-        Args:
-            model: the whole model, or one inside it.
-            made_by: the nodes that make its inputs, for one inside.
-            path: of the call of the model inside, with a slash behind.
-            through: see `__init__`.
-        """
+        """Adds the calls of a model; returns the node that makes each tensor, by its identity."""
         names, is_inside = _names_of_calls(model), bool(path)
         for call in keras_calls(model):
             # A loss or a metric leads to no output; inputs of a model inside are tensors outside.
@@ -192,20 +185,12 @@ class Network:
 
     @property
     def input(self) -> str:
-        """The only input.
-
-        Raises:
-            ValueError: there are several.
-        """
+        """The only input."""
         return self._only("input", self.inputs)
 
     @property
     def output(self) -> str:
-        """The only output.
-
-        Raises:
-            ValueError: there are several.
-        """
+        """The only output."""
         return self._only("output", self.outputs)
 
     def _only(self, role: str, names: tuple[str, ...]) -> str:
@@ -218,11 +203,7 @@ class Network:
         return names[0]
 
     def pack(self, made: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Other tensors in the structure of the model's inputs, and of its outputs.
-
-        Args:
-            made: the tensor for each node that is an input or an output.
-        """
+        """Other tensors in the structure of the model's inputs, and of its outputs."""
         inputs, outputs = (
             tf.nest.pack_sequence_as(structure, [made[node] for node in nodes])
             for structure, nodes in zip(self._structures, (self.inputs, self.outputs), strict=True)
@@ -287,11 +268,7 @@ class Network:
         return {name for name in node.inputs if self._consumers[name][-1] == node.name}
 
     def assemble(self, made: Mapping[str, Any]) -> keras.Model:
-        """A model of other tensors, called with the same structure of inputs and outputs.
-
-        Args:
-            made: see `pack`.
-        """
+        """A model of other tensors, called with the same structure of inputs and outputs."""
         inputs, outputs = self.pack(made)
         return keras.Model(inputs, outputs, name=self.name)
 
@@ -357,23 +334,14 @@ class Network:
         return readers if reads <= set(calls) else []
 
     def origin(self, name: str, passes: Callable[[Node], bool]) -> Node:
-        """The first node from `name` backwards that does not pass on what it reads.
-
-        Args:
-            name: of a node.
-            passes: tells nodes of one input whose tensor is looked for in front of them.
-        """
+        """The first node from `name` backwards that does not pass on what it reads."""
         node = self._nodes[name]
         while passes(node):
             node = self._nodes[node.inputs[0]]
         return node
 
     def without(self, is_left_out: Callable[[Node], bool]) -> "Network":
-        """This network without some of its nodes, whose readers read their inputs instead.
-
-        Args:
-            is_left_out: selects them; those with several inputs stay.
-        """
+        """This network without some of its nodes, whose readers read their inputs instead."""
         source: dict[str, str] = {}
         for node in self:
             if len(node.inputs) == 1 and is_left_out(node):
@@ -386,12 +354,7 @@ class Network:
         return self.rearranged(kept, source)
 
     def rearranged(self, nodes: Iterable[Node], renamed: Mapping[str, str]) -> "Network":
-        """This network with other nodes.
-
-        Args:
-            nodes: producers before consumers.
-            renamed: the new names of those that are renamed.
-        """
+        """This network with other nodes."""
         other = copy.copy(self)
         other._nodes = {node.name: node for node in nodes}
         other.inputs = tuple(renamed.get(name, name) for name in self.inputs)
@@ -623,12 +586,7 @@ _WRAPPERS = {
 
 
 def refuse_wrapped(model: keras.Model, *, but: Collection[str] = ()) -> None:
-    """Raises ValueError, with the fix, where TFMOT has pruned, clustered or quantized layers.
-
-    Args:
-        model: any Keras model.
-        but: names of wrappers to let pass.
-    """
+    """Raises ValueError, with the fix, where TFMOT has pruned, clustered or quantized layers."""
     found: dict[str, list[str]] = {}
     for layer in _layers(model):
         for name in _tfmot_classes(layer) & set(_WRAPPERS) - set(but):

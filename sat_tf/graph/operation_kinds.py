@@ -33,9 +33,6 @@ LAYERS = {**arithmetic.LAYERS, **movements.LAYERS}
 def fix_of(function: str) -> str:
     """The fix for a TensorFlow operation, to be appended to a message; "" where unknown.
 
-    Args:
-        function: its name without "tf.".
-
     >>> fix_of("math.pow")
     '; a square is x * x'
     >>> fix_of("math.sin")

@@ -33,7 +33,6 @@ class Scaling(keras.layers.Layer):
         formula: "x + c", "x - c", "c - x", "x * c" or "x / c".
         number: c, a number or a list of as many as there are channels; finite, and not 0 where x
             is multiplied or divided by it.
-        **options: options of any Keras layer.
 
     Raises:
         ValueError: an unknown formula, or a number that cannot be used in it.
@@ -80,7 +79,6 @@ class Slice(keras.layers.Layer):
         slices: for each axis but the batch, [start, stop, step], each an integer or None.
         dropped: the axes, counted like the slices, that are left out of the result; their slices
             have length 1.
-        **options: options of any Keras layer.
 
     >>> Slice([[1, None, None]])(tf.constant([[1.0, 2.0, 3.0]])).numpy().tolist()
     [[2.0, 3.0]]
@@ -132,7 +130,6 @@ class OfSeveralTensors(keras.layers.Wrapper):
         layer: the layer, such as MultiHeadAttention, whose call has a query, a value and a key.
         arguments: its positional and its keyword arguments: plain values, with {"tensor": i} for
             the i-th tensor of the list.
-        **options: options of any Keras layer.
     """
 
     def __init__(self, layer: keras.layers.Layer, arguments: Sequence[Any], **options: Any) -> None:
@@ -160,7 +157,6 @@ class OfTensorFlow(keras.layers.Layer):
         function: its name without "tf.", such as "math.sin".
         arguments: its positional and its keyword arguments: plain values, with {"tensor": i} for
             the i-th tensor that the layer is called with.
-        **options: options of any Keras layer.
 
     Raises:
         ValueError: the function may do more than compute on tensors, and only a file names it;
@@ -196,14 +192,6 @@ class OfTensorFlow(keras.layers.Layer):
 class TensorFlowOperation(OfTensorFlow):
     """A TensorFlow operation that no other layer computes; it is never quantized.
 
-    Args:
-        function: see `OfTensorFlow`.
-        arguments: see `OfTensorFlow`.
-        **options: options of any Keras layer.
-
-    Raises:
-        ValueError: see `OfTensorFlow`.
-
     >>> layer = TensorFlowOperation("math.square", [[{"tensor": 0}], {}])
     >>> layer(tf.constant([3.0])).numpy().tolist()
     [9.0]
@@ -237,7 +225,6 @@ class Clip(OfTensorFlow):
     Args:
         low: the smallest value; None for no lower end.
         high: the largest value, not below `low`; None for no upper end.
-        **options: options of any Keras layer.
 
     Raises:
         ValueError: both ends are None, one is NaN, or the largest is below the smallest.
@@ -278,10 +265,6 @@ class _MovedBlocks(OfTensorFlow):
 class DepthToSpace(_MovedBlocks):
     """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
 
-    Args:
-        block_size: b.
-        **options: options of any Keras layer.
-
     >>> DepthToSpace(2)(tf.constant([[[[1.0, 2.0, 3.0, 4.0]]]])).numpy()[0, ..., 0].tolist()
     [[1.0, 2.0], [3.0, 4.0]]
     """
@@ -293,10 +276,6 @@ class DepthToSpace(_MovedBlocks):
 @_layer
 class SpaceToDepth(_MovedBlocks):
     """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
-
-    Args:
-        block_size: b.
-        **options: options of any Keras layer.
 
     >>> SpaceToDepth(2)(tf.constant([[[[1.0], [2.0]], [[3.0], [4.0]]]])).numpy().tolist()
     [[[[1.0, 2.0, 3.0, 4.0]]]]
@@ -310,9 +289,6 @@ class SpaceToDepth(_MovedBlocks):
 class ChannelMean(OfTensorFlow):
     """The mean over the channels, kept as an axis of size 1.
 
-    Args:
-        **options: options of any Keras layer.
-
     >>> ChannelMean()(tf.constant([[1.0, 2.0, 6.0]])).numpy().tolist()
     [[3.0]]
     """
@@ -324,9 +300,6 @@ class ChannelMean(OfTensorFlow):
 @_layer
 class ChannelMax(OfTensorFlow):
     """The largest of the channels, kept as an axis of size 1.
-
-    Args:
-        **options: options of any Keras layer.
 
     >>> ChannelMax()(tf.constant([[1.0, 2.0, 6.0]])).numpy().tolist()
     [[6.0]]
@@ -342,7 +315,6 @@ class Padding(OfTensorFlow):
 
     Args:
         margins: for each axis but the batch, how many zeros in front and behind.
-        **options: options of any Keras layer.
 
     >>> Padding([(1, 2)])(tf.constant([[3.0]])).numpy().tolist()
     [[0.0, 3.0, 0.0, 0.0]]
@@ -365,7 +337,6 @@ class Gather(OfTensorFlow):
     Args:
         indices: the indices, 0 or above, in any order; they may repeat.
         axis: the axis, counted without the batch.
-        **options: options of any Keras layer.
 
     >>> Gather([2, 0], 0)(tf.constant([[1.0, 2.0, 3.0]])).numpy().tolist()
     [[3.0, 1.0]]
@@ -388,7 +359,6 @@ class ConstantSum(OfTensorFlow):
 
     Args:
         values: the map: the axes of the tensor without the batch, each of its size or of size 1.
-        **options: options of any Keras layer.
 
     Raises:
         ValueError: a number of the map is NaN or infinite.

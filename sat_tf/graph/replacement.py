@@ -103,14 +103,7 @@ def layer_class(name: str) -> Any:
 def new_layer(
     layer: str | Callable[..., Any], *args: Any, suffix: str = "", **settings: Any
 ) -> NewLayer:
-    """A layer without weights.
-
-    Args:
-        layer: its class, or the name of it, or a function that makes it.
-        *args: of the class.
-        suffix: see `NewLayer`.
-        **settings: of the class.
-    """
+    """A layer without weights."""
 
     def make(**options: Any) -> Any:
         made = layer_class(layer) if isinstance(layer, str) else layer

@@ -246,10 +246,6 @@ def with_layers_for_operations(
 ) -> keras.Model:
     """The same model, flat and of layers that can be quantized; see `rewritten`.
 
-    Args:
-        model: a built Functional or Sequential model.
-        processor: see `rewritten`.
-
     Returns:
         A new model with copies of the weights; `model` itself where there is nothing to rewrite.
     """

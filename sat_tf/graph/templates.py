@@ -55,11 +55,6 @@ def template_of(value: Any, places: Mapping[int, int]) -> Any:
 def filled_in(template: Any, tensors: Sequence[Any], type_of: Callable[[str], Any] = str) -> Any:
     """The arguments of a template; tuples have become lists.
 
-    Args:
-        template: see `template_of`.
-        tensors: those it is called with.
-        type_of: makes a type of its name.
-
     >>> filled_in([{"tensor": 0}, {"slice": [1, None, None]}], ["x"])
     ['x', slice(1, None, None)]
     """

@@ -84,11 +84,7 @@ class Kernel:
         return f"{layer_name}/{self.suffix}" if self.suffix else layer_name
 
     def fan_in(self, shape: Sequence[int]) -> int:
-        """Inputs of one output, n: the kernel holds those of one group.
-
-        Args:
-            shape: of the kernel.
-        """
+        """Inputs of one output, n: the kernel holds those of one group."""
         inner = [size for axis, size in enumerate(shape) if axis not in self.output_axes]
         return math.prod(inner)
 
@@ -106,13 +102,7 @@ class Kernel:
         return math.prod(reached) // groups
 
     def products(self, shape: Sequence[int], read: int | None, made: int | None) -> int | None:
-        """Multiply-adds of one image; None where the places are not known.
-
-        Args:
-            shape: of the kernel.
-            read: places of the input.
-            made: places of the output.
-        """
+        """Multiply-adds of one image; None where the places are not known."""
         # Each input of a transposed convolution is multiplied by the whole kernel.
         places = read if self.transposed else made
         return None if places is None else places * math.prod(shape)

@@ -29,9 +29,6 @@ class SynchronizedBatchNormalization(keras.layers.BatchNormalization):
     everywhere.
 
     It exists during training only: files hold the BatchNormalization of Keras.
-
-    Args:
-        **options: those of BatchNormalization.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -65,12 +62,7 @@ class SynchronizedBatchNormalization(keras.layers.BatchNormalization):
 def synchronized_class(
     kind: type[keras.layers.Layer], synchronized: bool
 ) -> type[keras.layers.Layer]:
-    """The class that normalizes over the batch of a replica, or of all; other classes as they are.
-
-    Args:
-        kind: class of a layer.
-        synchronized: over all replicas.
-    """
+    """The class that normalizes over the batch of a replica, or of all; other classes stay."""
     both = (keras.layers.BatchNormalization, SynchronizedBatchNormalization)
     return both[synchronized] if kind in both else kind
 
