@@ -26,7 +26,7 @@ from small_networks import NETWORKS
 
 import sat_tf
 from sat_tf.export.certificate.proof import read_subject
-from sat_tf.export.certificate.runtimes import installed
+from sat_tf.export.certificate.runtimes import is_installed
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models
@@ -180,7 +180,7 @@ def _measure(file: File, folder: pathlib.Path) -> dict[str, Any]:
     path = folder / "model.tflite"
     report = sat_tf.export_tflite(quantized, path, pack=file.pack)
     graph = deployed_graph(quantized, pack=file.pack)
-    names = [name for name in _RUNTIMES if name in installed()]
+    names = [name for name in _RUNTIMES if is_installed(name)]
     start = time.perf_counter()
     certificate = sat_tf.verify_tflite(quantized, path, held_out, runtimes=names)
     checks = check_on_arm(read_subject(path), held_out, find_system())

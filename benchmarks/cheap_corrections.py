@@ -34,9 +34,9 @@ import sat_tf
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
-from sat_tf.qat.layout import inner_layer, quantized_network
+from sat_tf.qat.layout import inner_layer, name_in_front_of_insertions, quantized_network
 from sat_tf.qat.model_class import processor_of
-from sat_tf.qat.reconstruction.blocks import Front, find_reference, known_as
+from sat_tf.qat.reconstruction.blocks import Front, find_reference
 from sat_tf.qat.reconstruction.fit import Aim, Part
 from sat_tf.qat.wrapper import clipping_quantizer, weight_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
@@ -60,7 +60,7 @@ def _bias_corrected(case: Case) -> Any:
     front, beside = Front(network, images), Front(reference, images)
     for node in network:
         target = _behind(network, node)
-        known = known_as(network, target)
+        known = name_in_front_of_insertions(network, target.name)
         if weight_quantizer(node.layer) is None or known not in reference:
             continue
         shift = _shift_of(inner_layer(target.layer))

@@ -258,7 +258,8 @@ called one after the other
                 for layer in value["layers"]
                 if isinstance(layer, dict)
                 and isinstance(layer.get("inbound_nodes"), list)
-                and isinstance(layer.get("name", []), Hashable)
+                and "name" in layer
+                and isinstance(layer["name"], Hashable)
             ]
             _check_layers(called, known)
 

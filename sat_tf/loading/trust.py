@@ -130,8 +130,8 @@ def _function_problem(part: Part) -> str | None:
             return None
         # A function that is not found by its name is looked for by its registered name.
         is_named_once = part.registered_name in (None, name, "function")
-        known = (vars(module).get(name) for module in _modules(_FUNCTIONS_IN))
-        is_known = name not in _NO_FUNCTIONS and any(map(callable, known))
+        functions = [vars(module).get(name) for module in _modules(_FUNCTIONS_IN)]
+        is_known = name not in _NO_FUNCTIONS and any(map(callable, functions))
         if part.module in _FUNCTION_MODULES and is_named_once and is_known:
             return None
     where = f" of the module {part.module}" if part.module else ""

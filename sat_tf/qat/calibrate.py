@@ -237,7 +237,9 @@ def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 5
     """Re-estimates the moving statistics of BatchNormalization, as `calibrate` does.
 
     They become the mean over batches with the current weights; moving averages still contain the
-    weights of earlier steps.
+    weights of earlier steps. The model, float or quantized by sat-tf, is changed in place, and
+    returned. `dataset` is as in `calibrate`; of its images `num_images` are used at most, of which
+    64 and more give usable statistics.
     """
     network = Network(model)
     network.refuse_problems()

@@ -30,7 +30,13 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
 
     policy_name: ClassVar[str] = "dorefa"
     asks: ClassVar[tuple[str, ...]] = (
-        *("num_bits", "grid", "range_axes", "detach_max", "rescale", "fan_out", "gain_axes"),
+        "num_bits",
+        "grid",
+        "range_axes",
+        "detach_max",
+        "rescale",
+        "fan_out",
+        "gain_axes",
     )
     int8_remedy: ClassVar[str] = "weight_grid='auto' or 'narrow', or with 7 bits"
 

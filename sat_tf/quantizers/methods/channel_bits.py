@@ -49,7 +49,11 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     levels_name: ClassVar[str] = "channel_bits"
     levels_type: ClassVar[str] = "uint8"
     levels_settings: ClassVar[tuple[str, ...]] = (
-        *("num_bits", "range_axes", "lowest", "highest", "grid"),
+        "num_bits",
+        "range_axes",
+        "lowest",
+        "highest",
+        "grid",
     )
 
     lowest: int = 2  # The fewest bits of a channel.

@@ -268,8 +268,8 @@ def cluster_ids(
     Where there are no more distinct weights than clusters, each has its own. NaN and infinite
     weights have no part in it, and are in some cluster.
 
-    What is returned is uint8, shaped like the kernel, and larger for larger weights. With
-    `keep_zeros` weights of exactly 0, and no others, are cluster 0, and 2^b - 1 clusters remain.
+    What is returned is uint8, shaped like the kernel, and larger for larger weights. Only with
+    `keep_zeros` cluster 0 is that of zeros: of weights of exactly 0, and no others; 2^b - 1 remain.
 
     >>> cluster_ids(np.array([0.9, -1.0, 0.0, 1.1, 0.1]), 1).tolist()
     [1, 0, 0, 1, 0]

@@ -128,8 +128,9 @@ class PictureSource(ImageSource):
     name: str
     image_size: int
     num_classes: int
-    class_names: tuple[str, ...] | None
-    preprocessing: Preprocessing
+    # Without these, the class attributes of `ImageSource` would be their defaults.
+    class_names: tuple[str, ...] | None = dataclasses.field()
+    preprocessing: Preprocessing = dataclasses.field()
     notes: tuple[str, ...] = ()
     deterministic: bool  # Whether pictures keep their order.
     crops: TrainingCrops = INCEPTION  # How training varies the pictures.

@@ -33,8 +33,16 @@ _OF_WORKERS = (
     tf.errors.DeadlineExceededError,
 )
 _REFUSED = {
-    *(errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOENT, errno.ENOSPC),
-    *(errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE),
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ENOENT,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ESTALE,
 }
 
 

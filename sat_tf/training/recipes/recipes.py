@@ -378,7 +378,7 @@ class OscillationLog(keras.callbacks.Callback):
         self.oscillation = oscillation
         self.folder = folder
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Any) -> None:
         counts = self.oscillation.counts(epoch + 1)
         weights = max(sum(count.weights for count in counts), 1)
         logs["oscillating"] = sum(count.oscillating for count in counts) / weights

@@ -67,8 +67,8 @@ def plan(
                     f"--data_dir {data_dir} with --data {name}: expected none, its images are not "
                     "in a folder; leave it out."
                 )
-    jobs = []
-    chosen = {"data": data, "data_dir": data_dir, "changes": tuple(changes)}
+    jobs, changes = [], tuple(changes)
+    chosen = {"data": data, "data_dir": data_dir, "changes": changes}
     for seed, row in [] if problems else itertools.product(seeds, rows):
         try:
             config = resolve(row, seed=seed, **chosen)
@@ -87,7 +87,7 @@ def plan(
                 Job(
                     row=row.id,
                     data=name,
-                    changes=tuple(changes),
+                    changes=changes,
                     config=config,
                     float_config=start,
                 )
