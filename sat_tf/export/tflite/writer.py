@@ -320,7 +320,12 @@ def splice(
     (graph,) = source.subgraphs
     result = graph.outputs[0]
     # The converter may list the file's inputs otherwise than the layer does.
-    in_order = sorted(graph.inputs, key=lambda index: _number(graph.tensors[index].name))
+    in_order = sorted(
+        graph.inputs,
+        key=lambda index: int(
+            graph.tensors[index].name.decode().rsplit(INPUT_NAME, 1)[-1].split(":")[0]
+        ),
+    )
     where = dict(zip(in_order, inputs, strict=True))
     if any(result in operator.outputs for operator in graph.operators):
         where[result] = output
@@ -358,8 +363,3 @@ def _packed_bytes(model: Any) -> int:
     builder = flatbuffers.Builder(1 << 10)
     builder.Finish(model.Pack(builder))
     return len(builder.Output())
-
-
-def _number(name: bytes | str) -> int:
-    text = name.decode() if isinstance(name, bytes) else name
-    return int(text.rsplit(INPUT_NAME, 1)[-1].split(":")[0])
