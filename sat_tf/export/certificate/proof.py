@@ -170,22 +170,9 @@ def prove(
 ) -> Certificate:
     """Runs a file on images and counts every difference; writes the certificate, and its page.
 
-    Args:
-        subject: the file and its graph.
-        images: uint8 (n, *image_shape), at least one; a tuple of arrays for several inputs.
-        labels: of each of `subject.outputs`, or None.
-        images_from: where the images come from.
-        runtimes: names of `runtimes.RUNTIMES`; "xnnpack" always takes part.
-        trained: the Keras model, whose outputs are then the reference.
-        has_biases_of_file: whether it has taken the biases of the file; asked where codes differ.
-        float_model: the float tf_keras model, which the file's outputs are compared with too.
-        certificate_path: where the certificate goes, if anywhere; the page goes beside it.
-        input_ranges: of image inputs, and what has checked them so far.
-        progress: show a bar.
-
-    Raises:
-        ValueError: an unknown runtime, XNNPACK does not run the file, the float model has other
-            inputs or outputs, or the certificate cannot be written.
+    Labels are those of each of `subject.outputs`. With `trained`, the Keras model gives the outputs
+    to compare with; where codes differ, it is asked whether it has taken the biases of the file.
+    The outputs are compared with those of a float tf_keras model too, where there is one.
     """
     if certificate_path is not None:
         check_certificate_path(certificate_path)
