@@ -223,7 +223,8 @@ def prove(
         as_given = beside.as_given(outputs["tflite"], in_file)
         float_counts = dataclasses.replace(reference, values=outputs["float"]).compared(as_given)
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
-    counts = {name: each.result(reference) for name, each in {**counters, **others}.items()}
+    counts = {name: counter.result(reference) for name, counter in counters.items()}
+    counts |= {name: other.result(reference) for name, other in others.items()}
     machine = this_machine(content)
     packages = [*COMPUTING, *([PACKAGE] if MICRO in counters else [])]
     certificate = Certificate(

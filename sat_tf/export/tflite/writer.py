@@ -75,8 +75,9 @@ class Writer:
         self._kernel_buffers: dict[bytes, int] = {}
         self._names = {*(image.name for image in images), *tensors}
         for image in images:
-            has_codes = image.scale is not None and image.type != "float32"
-            codes = Codes(image.scale, image.zero_point) if has_codes else None
+            codes = None
+            if image.scale is not None and image.type != "float32":
+                codes = Codes(image.scale, image.zero_point)
             self._activation(image.name, image.shape, np.dtype(image.type), codes)
 
     # -- what it knows of the graph, see `Tensors` ------------------------------------------------
