@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import GIVEN, checked_images, taken_by
 from sat_tf.export.certificate.proof import existing_file
@@ -84,19 +83,11 @@ def is_foreign(path: str | os.PathLike[str]) -> bool:
 
 
 def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
-    """A file whose operators can be compared."""
-    path = existing_file(expect_path(path))
-    content = path.read_bytes()
-    found = read_foreign(content, str(path))
-    if problems := _problems(found):
-        raise ProblemsError(str(path), problems)
-    return AnyFile(path, content, found)
-
-
-def _problems(found: ForeignFile) -> list[str]:
-    """Why the operators of a file cannot be compared."""
-    problems = []
-    for tensor in found.contents.inputs:
+    """A file whose operators can be compared: it takes one image, and computes with int8 codes."""
+    path = existing_file(path)
+    content, problems = path.read_bytes(), []
+    foreign = read_foreign(content, str(path))
+    for tensor in foreign.contents.inputs:
         if tensor.shape[:1] != (1,):
             problems.append(
                 f"received the input {tensor.name} of shape {tensor.shape}, expected one image at "
@@ -112,23 +103,26 @@ def _problems(found: ForeignFile) -> list[str]:
                 f"received the input {tensor.name} of shape {tensor.shape}, which holds no values, "
                 "expected sizes of at least 1; convert the model again."
             )
-    types = {one.type for op in found.contents.operators for one in op.outputs if one.scales.size}
-    if _CODES in types:
-        return problems
-    if others := sorted(types.intersection(_OTHER_CODES)):
+    tensors = [tensor for op in foreign.contents.operators for tensor in op.outputs]
+    types = {tensor.type for tensor in tensors if tensor.scales.size}
+    others = sorted(types.intersection(_OTHER_CODES))
+    if _CODES not in types and others:
         problems.append(
             f"received a file that computes with {' and '.join(others)} codes, expected int8; "
             "convert the model with TensorFlow 2 and TFLITE_BUILTINS_INT8."
         )
-        return problems
-    constants = [one for one in found.contents.tensors if one.data is not None and one.scales.size]
-    weights = ", and only its weights are integers (dynamic range)" if constants else ""
-    problems.append(
-        f"received a float file: all that its operators make is float{weights}, expected int8 "
-        "codes, of which there are none to compare; convert the model with a representative data "
-        "set."
-    )
-    return problems
+    elif _CODES not in types:
+        constants = [each for each in foreign.contents.tensors if each.data is not None]
+        is_dynamic = any(each.scales.size for each in constants)
+        weights = ", and only its weights are integers (dynamic range)" if is_dynamic else ""
+        problems.append(
+            f"received a float file: all that its operators make is float{weights}, expected int8 "
+            "codes, of which there are none to compare; convert the model with a representative "
+            "data set."
+        )
+    if problems:
+        raise ProblemsError(str(path), problems)
+    return AnyFile(path, content, foreign)
 
 
 # -- the comparison --------------------------------------------------------------------------------

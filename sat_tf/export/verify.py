@@ -164,17 +164,34 @@ def verify_tflite(
     check_model(model)
     model = _of_size(model, images)
     network = Network(model)
-    images = _checked(model, network, path, images, labels)
+    images, problems = network.given(images), file_problems(path)
+    kept = kept_inputs(network)
+    images, wrong = checked_images(
+        images,
+        [tuple(tensor.shape[1:]) for tensor in model.inputs],
+        list(input_types(network).values()),
+        [name in kept for name in network.inputs],
+    )
+    problems += wrong
+    if problems and np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
+        # There is no file, so that the model's own outputs serve; they may be sigmoids or not.
+        outputs = [
+            Output(name, tuple(tensor.shape[1:]), "sigmoid")
+            for name, tensor in zip(model.output_names, model.outputs, strict=True)
+        ]
+        problems += labels_of(labels, outputs, count, _names_of_outputs(model, network))[1]
+    if problems:
+        raise ProblemsError("verify_tflite", problems)
     subject, settings = _subject(network, path)
     names = _names_of_outputs(model, network)
-    found, problems = labels_of(labels, subject.outputs, number_of(images), names)
+    of_outputs, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
         raise ProblemsError("verify_tflite", problems)
     taken = taken_by(subject.graph, images)
     return prove(
         subject,
         taken,
-        found,
+        of_outputs,
         input_ranges=_checked_ranges(network, subject.graph, taken, float_model),
         float_model=float_model,
         certificate_path=certificate_path,
@@ -235,29 +252,6 @@ def _names_of_outputs(quantized: keras.Model, network: Network) -> list[set[str]
     called = distinct(network.output_names)
     keys = network.keys[1] or called
     return [set(names) for names in zip(quantized.output_names, layers, called, keys, strict=True)]
-
-
-def _checked(
-    model: keras.Model, network: Network, path: pathlib.Path, images: Any, labels: Any
-) -> Pixels:
-    """Images as arrays; raises unless they fit the model, with what is wrong with the labels."""
-    problems = file_problems(path)
-    shapes = [tuple(tensor.shape[1:]) for tensor in model.inputs]
-    kinds, kept_names = list(input_types(network).values()), kept_inputs(network)
-    kept = [name in kept_names for name in network.inputs]
-    images = network.given(images)
-    images, found = checked_images(images, shapes, kinds, kept)
-    problems += found
-    if problems:
-        if np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
-            # There is no file, so that the model's own outputs serve; they may be sigmoids or not.
-            outputs = [
-                Output(name, tuple(tensor.shape[1:]), "sigmoid")
-                for name, tensor in zip(model.output_names, model.outputs, strict=True)
-            ]
-            problems += labels_of(labels, outputs, count, _names_of_outputs(model, network))[1]
-        raise ProblemsError("verify_tflite", problems)
-    return images
 
 
 def _subject(network: Network, path: pathlib.Path) -> tuple[Subject, FileSettings]:
