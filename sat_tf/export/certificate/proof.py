@@ -63,11 +63,6 @@ class Subject:
     is_trusted: bool = False
 
     @property
-    def makers(self) -> dict[str, str]:
-        """The operators of the file, by the tensor that each makes."""
-        return {op.outputs[0].name: op.name for op in self.parsed.operators}
-
-    @property
     def outputs(self) -> list[Output]:
         """The outputs, in the order of the model's."""
         labels = read_metadata(self.content, str(self.path)).labels
@@ -182,7 +177,8 @@ def prove(
     kinds = chosen(runtimes)
     counters, refused = _counters(subject, [kind for kind in kinds if not kind.is_simulated])
     others = {kind.name: SimulatedCounter(graph, kind.name) for kind in kinds if kind.is_simulated}
-    recorder = CodesRecorder(graph, subject.makers)
+    makers = {operator.outputs[0].name: operator.name for operator in subject.parsed.operators}
+    recorder = CodesRecorder(graph, makers)
     keras = TrainedCounter(trained, graph) if trained else None
     simulated_outputs, float_outputs = [], []
     with image_bar(subject.path.name, number_of(images), shown=progress) as advance:
