@@ -214,10 +214,6 @@ def _with_constant(op: pointwise.WithConstant, graph: Graph, x: tf.Tensor) -> tf
     return _PAIRS[op.kind](x, constant)
 
 
-def _sloped(op: native.Sloped, graph: Graph, x: tf.Tensor) -> tf.Tensor:
-    return tf.where(x < 0.0, tf.constant(op.slopes.astype(np.float32) * op.slope_scale) * x, x)
-
-
 _PAIRS: Mapping[Pointwise, Callable[..., tf.Tensor]] = {
     Pointwise.MAXIMUM: tf.maximum,
     Pointwise.MINIMUM: tf.minimum,
@@ -268,7 +264,9 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     softmax.Softmax: lambda op, graph, x: tf.nn.softmax(x),
     lookup.Lookup: _looked_up,
     native.Native: lambda op, graph, x: _NATIVE[op.name](x, **op.settings),
-    native.Sloped: _sloped,
+    native.Sloped: lambda op, graph, x: tf.where(
+        x < 0.0, tf.constant(op.slopes.astype(np.float32) * op.slope_scale) * x, x
+    ),
     float_layer.FloatLayer: lambda op, graph, *read: op.function()(*read),
     movements.Moved: lambda op, graph, x: _MOVES[op.name](x, *op.reads_in_order[1:], **op.options),
     movements.Reshape: lambda op, graph, x: tf.reshape(x, [-1, *graph.tensors[op.output].shape]),

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import GIVEN, checked_images, taken_by
 from sat_tf.export.certificate.proof import existing_file
@@ -25,7 +24,6 @@ from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.export.litert.micro import MicroRuntime
 from sat_tf.export.litert.processes import loaded, refusals
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.releases import wrong_before
 from sat_tf.export.tflite.contents import StoredOperator, read_contents
@@ -85,19 +83,11 @@ def is_foreign(path: str | os.PathLike[str]) -> bool:
 
 
 def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
-    """A file whose operators can be compared."""
-    path = existing_file(expect_path(path))
-    content = path.read_bytes()
-    found = read_foreign(content, str(path))
-    if problems := _problems(found):
-        raise ProblemsError(str(path), problems)
-    return AnyFile(path, content, found)
-
-
-def _problems(found: ForeignFile) -> list[str]:
-    """Why the operators of a file cannot be compared."""
-    problems = []
-    for tensor in found.contents.inputs:
+    """A file whose operators can be compared: it takes one image, and computes with int8 codes."""
+    path = existing_file(path)
+    content, problems = path.read_bytes(), []
+    foreign = read_foreign(content, str(path))
+    for tensor in foreign.contents.inputs:
         if tensor.shape[:1] != (1,):
             problems.append(
                 f"received the input {tensor.name} of shape {tensor.shape}, expected one image at "
@@ -113,23 +103,26 @@ def _problems(found: ForeignFile) -> list[str]:
                 f"received the input {tensor.name} of shape {tensor.shape}, which holds no values, "
                 "expected sizes of at least 1; convert the model again."
             )
-    types = {one.type for op in found.contents.operators for one in op.outputs if one.scales.size}
-    if _CODES in types:
-        return problems
-    if others := sorted(types.intersection(_OTHER_CODES)):
+    tensors = [tensor for op in foreign.contents.operators for tensor in op.outputs]
+    types = {tensor.type for tensor in tensors if tensor.scales.size}
+    others = sorted(types.intersection(_OTHER_CODES))
+    if _CODES not in types and others:
         problems.append(
             f"received a file that computes with {' and '.join(others)} codes, expected int8; "
             "convert the model with TensorFlow 2 and TFLITE_BUILTINS_INT8."
         )
-        return problems
-    constants = [one for one in found.contents.tensors if one.data is not None and one.scales.size]
-    weights = ", and only its weights are integers (dynamic range)" if constants else ""
-    problems.append(
-        f"received a float file: all that its operators make is float{weights}, expected int8 "
-        "codes, of which there are none to compare; convert the model with a representative data "
-        "set."
-    )
-    return problems
+    elif _CODES not in types:
+        constants = [each for each in foreign.contents.tensors if each.data is not None]
+        is_dynamic = any(each.scales.size for each in constants)
+        weights = ", and only its weights are integers (dynamic range)" if is_dynamic else ""
+        problems.append(
+            f"received a float file: all that its operators make is float{weights}, expected int8 "
+            "codes, of which there are none to compare; convert the model with a representative "
+            "data set."
+        )
+    if problems:
+        raise ProblemsError(str(path), problems)
+    return AnyFile(path, content, foreign)
 
 
 # -- the comparison --------------------------------------------------------------------------------
@@ -263,7 +256,17 @@ class _Counter:
                 place = self._places[output]
                 if place in values and place in kept["xnnpack"]:
                     self.outputs[name].add(kept["xnnpack"][place], values[place])
-        self._graph = self._shaped(kept["xnnpack"])
+        # Tensors have the shapes that they have here: the file's may be open.
+        shapes = {
+            name: kept["xnnpack"][place].shape[1:]
+            for name, place in self._places.items()
+            if place in kept["xnnpack"]
+        }
+        tensors = {
+            name: dataclasses.replace(tensor, shape=shapes.get(name, tensor.shape))
+            for name, tensor in self._file.graph.tensors.items()
+        }
+        self._graph = dataclasses.replace(self._file.graph, tensors=tensors)
         for number, operations in list(self._operations.items()):
             try:
                 with np.errstate(all="ignore"):  # of scales that are no numbers
@@ -277,17 +280,6 @@ class _Counter:
                     self.operators[number], reason=reason, counts={}
                 )
 
-    def _shaped(self, kept: Mapping[int, np.ndarray]) -> Graph:
-        """The graph with the shapes that its tensors have here: the file's may be open."""
-        shapes = {
-            name: kept[place].shape[1:] for name, place in self._places.items() if place in kept
-        }
-        tensors = {
-            name: dataclasses.replace(tensor, shape=shapes.get(name, tensor.shape))
-            for name, tensor in self._file.graph.tensors.items()
-        }
-        return dataclasses.replace(self._file.graph, tensors=tensors)
-
     def _count(
         self,
         number: int,
@@ -298,45 +290,41 @@ class _Counter:
         counts, output = self.operators[number].counts, self._places[operation.output]
         simulated: dict[str, np.ndarray] = {}  # of XNNPACK's inputs, by the kernels
         inputs = {name: self._inputs(operation, image, values) for name, values in kept.items()}
-        first = inputs["xnnpack"]
-        if first is None or output not in kept["xnnpack"]:
+        first, by_xnnpack = inputs["xnnpack"], kept["xnnpack"].get(output)
+        if first is None or by_xnnpack is None:
             return
         for kind in self._kinds:
-            kernels, count = self._kernels(kind, number), counts[kind.name]
-            found = kept["xnnpack"][output]
+            kernels, count = kind.kernels, counts[kind.name]
+            if kernels in XNNPACK_SETS and number not in self._delegated:
+                # XNNPACK leaves it to the builtin kernels.
+                is_here = kernels is kernel_sets.of_this_machine()
+                here = kernel_sets.builtin_of_this_machine()
+                kernels = here if is_here else kernel_sets.BUILTIN_ARM
             if kernels.name not in simulated:
-                simulated[kernels.name] = self._simulate(operation, kernels, first, found)
-            count.beside_xnnpack.add(found, simulated[kernels.name])
-            own = inputs.get(kind.name)
-            if own is None or output not in kept[kind.name]:
-                continue
-            same, found = all(map(np.array_equal, own, first)), kept[kind.name][output]
+                simulated[kernels.name] = self._simulate(operation, kernels, first, by_xnnpack)
             expected = simulated[kernels.name]
-            if not same:
-                expected = self._simulate(operation, kernels, own, found)
-            count.own.add(expected, found)
-
-    def _kernels(self, kind: RuntimeKind, number: int) -> KernelSet:
-        """A runtime's rules for an operator, which XNNPACK may leave to the builtin kernels."""
-        if kind.kernels not in XNNPACK_SETS or number in self._delegated:
-            return kind.kernels
-        is_here = kind.kernels is kernel_sets.of_this_machine()
-        return kernel_sets.builtin_of_this_machine() if is_here else kernel_sets.BUILTIN_ARM
+            count.beside_xnnpack.add(by_xnnpack, expected)
+            own, computed = inputs.get(kind.name), kept.get(kind.name, {}).get(output)
+            if own is None or computed is None:
+                continue
+            if not all(map(np.array_equal, own, first)):
+                expected = self._simulate(operation, kernels, own, computed)
+            count.own.add(expected, computed)
 
     def _simulate(
         self,
         operation: Operation,
         kernels: KernelSet,
         inputs: list[np.ndarray],
-        found: np.ndarray,
+        computed: np.ndarray,
     ) -> np.ndarray:
         """The result of kernels for inputs, in the shape of what a runtime made."""
-        made = operation.simulate(self._graph.on(kernels), *inputs)
-        if operation.reshapes and made.size == found.size:
-            made = made.reshape(found.shape)
-        if made.shape != found.shape:
-            raise ValueError(f"it makes the shape {found.shape}, expected {made.shape}")
-        return made
+        expected = operation.simulate(self._graph.on(kernels), *inputs)
+        if operation.reshapes and expected.size == computed.size:
+            expected = expected.reshape(computed.shape)
+        if expected.shape != computed.shape:
+            raise ValueError(f"it makes the shape {computed.shape}, expected {expected.shape}")
+        return expected
 
     def _inputs(
         self, operation: Operation, image: Pixels, values: Mapping[int, np.ndarray]

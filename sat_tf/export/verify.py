@@ -1,5 +1,6 @@
 """The verification: a TFLite file against the model it was exported from, integer by integer."""
 
+import collections
 import contextlib
 import os
 import pathlib
@@ -44,40 +45,28 @@ class TrainedModel:
     def __init__(self, model: keras.Model | Network, graph: Graph) -> None:
         self._graph = graph
         self._network = model if isinstance(model, Network) else Network(model)
-        layers = {
-            call_name(node): node.name
+        nodes = {
+            call_name(node): node
             for node in self._network
             # The file has the logits of a softmax as codes, Keras only the probabilities.
             if not layer_kinds.is_softmax(inner_layer(node.layer))
         }
-        self._layers = {
-            name: layers[graph.former_name(name)]
-            for name, tensor in graph.tensors.items()
-            if tensor.codes is not None and graph.former_name(name) in layers
-        }
-
-        # An input of real values is shown as its quantizer reads it: that clips as the file does.
-        read = {
-            call_name(node): node.inputs[0]
-            for node in self._network
-            if is_input(node) and role_of(node) is Role.IDENTITY
-        }
-        former = {name: graph.former_name(name) for name in self._layers}
-        self._inputs = {name: read[layer] for name, layer in former.items() if layer in read}
+        self.names: list[str] = []
+        raw_inputs = []
         # The tensors that each node shows.
-        self._shown: dict[str, list[str]] = {}
-        for name, layer in self._layers.items():
-            self._shown.setdefault(self._inputs.get(name, layer), []).append(name)
-
-    @property
-    def names(self) -> list[str]:
-        """The tensors that a layer makes, and that are integers in the file."""
-        return list(self._layers)
-
-    @property
-    def raw_inputs(self) -> frozenset[str]:
-        """The names of tensors that are inputs, shown before Keras clips them."""
-        return frozenset(self._inputs)
+        self._shown = collections.defaultdict[str, list[str]](list)
+        for name, tensor in graph.tensors.items():
+            node = nodes.get(graph.former_name(name))
+            if tensor.codes is None or node is None:
+                continue
+            self.names.append(name)
+            # An input of real values is shown as its quantizer reads it: that clips as the file
+            # does.
+            is_raw = is_input(node) and role_of(node) is Role.IDENTITY
+            if is_raw:
+                raw_inputs.append(name)
+            self._shown[node.inputs[0] if is_raw else node.name].append(name)
+        self.raw_inputs = frozenset(raw_inputs)
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The integers by tensor, neither of them clipped to what a file stores, and the output."""
@@ -164,17 +153,34 @@ def verify_tflite(
     check_model(model)
     model = _of_size(model, images)
     network = Network(model)
-    images = _checked(model, network, path, images, labels)
+    images, problems = network.given(images), file_problems(path)
+    kept = kept_inputs(network)
+    images, wrong = checked_images(
+        images,
+        [tuple(tensor.shape[1:]) for tensor in model.inputs],
+        list(input_types(network).values()),
+        [name in kept for name in network.inputs],
+    )
+    problems += wrong
+    if problems and np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
+        # There is no file, so that the model's own outputs serve; they may be sigmoids or not.
+        outputs = [
+            Output(name, tuple(tensor.shape[1:]), "sigmoid")
+            for name, tensor in zip(model.output_names, model.outputs, strict=True)
+        ]
+        problems += labels_of(labels, outputs, count, _names_of_outputs(model, network))[1]
+    if problems:
+        raise ProblemsError("verify_tflite", problems)
     subject, settings = _subject(network, path)
     names = _names_of_outputs(model, network)
-    found, problems = labels_of(labels, subject.outputs, number_of(images), names)
+    of_outputs, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
         raise ProblemsError("verify_tflite", problems)
     taken = taken_by(subject.graph, images)
     return prove(
         subject,
         taken,
-        found,
+        of_outputs,
         input_ranges=_checked_ranges(network, subject.graph, taken, float_model),
         float_model=float_model,
         certificate_path=certificate_path,
@@ -235,29 +241,6 @@ def _names_of_outputs(quantized: keras.Model, network: Network) -> list[set[str]
     called = distinct(network.output_names)
     keys = network.keys[1] or called
     return [set(names) for names in zip(quantized.output_names, layers, called, keys, strict=True)]
-
-
-def _checked(
-    model: keras.Model, network: Network, path: pathlib.Path, images: Any, labels: Any
-) -> Pixels:
-    """Images as arrays; raises unless they fit the model, with what is wrong with the labels."""
-    problems = file_problems(path)
-    shapes = [tuple(tensor.shape[1:]) for tensor in model.inputs]
-    kinds, kept_names = list(input_types(network).values()), kept_inputs(network)
-    kept = [name in kept_names for name in network.inputs]
-    images = network.given(images)
-    images, found = checked_images(images, shapes, kinds, kept)
-    problems += found
-    if problems:
-        if np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
-            # There is no file, so that the model's own outputs serve; they may be sigmoids or not.
-            outputs = [
-                Output(name, tuple(tensor.shape[1:]), "sigmoid")
-                for name, tensor in zip(model.output_names, model.outputs, strict=True)
-            ]
-            problems += labels_of(labels, outputs, count, _names_of_outputs(model, network))[1]
-        raise ProblemsError("verify_tflite", problems)
-    return images
 
 
 def _subject(network: Network, path: pathlib.Path) -> tuple[Subject, FileSettings]:

@@ -193,13 +193,9 @@ class SimulatedCounter:
 class Trained(Protocol):
     """A Keras model that shows the codes of its tensors."""
 
-    @property
-    def names(self) -> list[str]:
-        """The tensors it shows."""
-
-    @property
-    def raw_inputs(self) -> frozenset[str]:
-        """The names of inputs among them, shown before Keras clips them as the file does."""
+    names: list[str]  # The tensors it shows.
+    # The names of inputs among them, shown before Keras clips them as the file does.
+    raw_inputs: frozenset[str]
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The integers by tensor, also those that no file stores, and the model's output."""

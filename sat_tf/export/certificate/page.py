@@ -149,9 +149,9 @@ def _facts(certificate: Certificate) -> dict[str, str]:
 
 def _runtimes(certificate: Certificate) -> Table[RuntimeRow]:
     def pieces(row: RuntimeRow) -> str:
-        taken = row.found and row.found.delegation
-        if taken is None:
+        if row.found is None or row.found.delegation is None:
             return ""
+        taken = row.found.delegation
         piece = f"piece{'s' if taken.partitions != 1 else ''}"
         return f"{taken.delegated} of {taken.operators} in {taken.partitions} {piece}"
 

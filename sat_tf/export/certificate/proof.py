@@ -63,11 +63,6 @@ class Subject:
     is_trusted: bool = False
 
     @property
-    def makers(self) -> dict[str, str]:
-        """The operators of the file, by the tensor that each makes."""
-        return {op.outputs[0].name: op.name for op in self.parsed.operators}
-
-    @property
     def outputs(self) -> list[Output]:
         """The outputs, in the order of the model's."""
         labels = read_metadata(self.content, str(self.path)).labels
@@ -170,22 +165,9 @@ def prove(
 ) -> Certificate:
     """Runs a file on images and counts every difference; writes the certificate, and its page.
 
-    Args:
-        subject: the file and its graph.
-        images: uint8 (n, *image_shape), at least one; a tuple of arrays for several inputs.
-        labels: of each of `subject.outputs`, or None.
-        images_from: where the images come from.
-        runtimes: names of `runtimes.RUNTIMES`; "xnnpack" always takes part.
-        trained: the Keras model, whose outputs are then the reference.
-        has_biases_of_file: whether it has taken the biases of the file; asked where codes differ.
-        float_model: the float tf_keras model, which the file's outputs are compared with too.
-        certificate_path: where the certificate goes, if anywhere; the page goes beside it.
-        input_ranges: of image inputs, and what has checked them so far.
-        progress: show a bar.
-
-    Raises:
-        ValueError: an unknown runtime, XNNPACK does not run the file, the float model has other
-            inputs or outputs, or the certificate cannot be written.
+    Labels are those of each of `subject.outputs`. With `trained`, the Keras model gives the outputs
+    to compare with; where codes differ, it is asked whether it has taken the biases of the file.
+    The outputs are compared with those of a float tf_keras model too, where there is one.
     """
     if certificate_path is not None:
         check_certificate_path(certificate_path)
@@ -195,7 +177,8 @@ def prove(
     kinds = chosen(runtimes)
     counters, refused = _counters(subject, [kind for kind in kinds if not kind.is_simulated])
     others = {kind.name: SimulatedCounter(graph, kind.name) for kind in kinds if kind.is_simulated}
-    recorder = CodesRecorder(graph, subject.makers)
+    makers = {operator.outputs[0].name: operator.name for operator in subject.parsed.operators}
+    recorder = CodesRecorder(graph, makers)
     keras = TrainedCounter(trained, graph) if trained else None
     simulated_outputs, float_outputs = [], []
     with image_bar(subject.path.name, number_of(images), shown=progress) as advance:
@@ -236,7 +219,8 @@ def prove(
         as_given = beside.as_given(outputs["tflite"], in_file)
         float_counts = dataclasses.replace(reference, values=outputs["float"]).compared(as_given)
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
-    counts = {name: each.result(reference) for name, each in {**counters, **others}.items()}
+    counts = {name: counter.result(reference) for name, counter in counters.items()}
+    counts |= {name: other.result(reference) for name, other in others.items()}
     machine = this_machine(content)
     packages = [*COMPUTING, *([PACKAGE] if MICRO in counters else [])]
     certificate = Certificate(

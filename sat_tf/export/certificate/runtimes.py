@@ -207,58 +207,46 @@ def runtime_columns(
     runtimes: Mapping[str, RuntimeCount], reference: str
 ) -> list[Column[RuntimeRow]]:
     """The columns of the table of runtimes; for the arguments, see `Certificate`."""
-    own = any(count.own or count.is_simulated for count in runtimes.values())
-    of = REFERENCE_TITLES[reference]
 
     def counted(show: Callable[[RuntimeCount], Cell]) -> Callable[[RuntimeRow], Cell]:
         return lambda row: "" if row.found is None else show(row.found)
 
+    def differing(row: RuntimeRow) -> Cell:
+        if row.found is None:
+            return ""
+        # Only that of XNNPACK must be 0.
+        bad = "bad" if row.name == "xnnpack" else "watch"
+        return Marked(row.found.differing, bad if row.found.codes_differing else "good")
+
+    def not_as_simulated(count: RuntimeCount) -> Cell:
+        if not count.own:
+            return "simulated" if count.is_simulated else ""
+        differing, compared = count.own_differing, count.own_compared
+        return Marked(f"{differing:,} of {compared:,}", "watch" if differing else "good")
+
+    def largest_error(count: RuntimeCount) -> Cell:
+        values = [output.values for output in count.outputs if output.values is not None]
+        return _FOUR(max(value.channels[0].error for value in values))
+
+    of = REFERENCE_TITLES[reference]
+    columns: list[Column[RuntimeRow]] = [
+        Column("runtime", lambda row: row.title, wrap="fold"),
+        Column("codes differing", differing, number=True),
+    ]
+    if any(count.own or count.is_simulated for count in runtimes.values()):
+        columns.append(Column("not as simulated", counted(not_as_simulated), number=True))
+    columns += [
+        Column("first that differs", counted(lambda c: c.first_differing or "none"), wrap="fold"),
+        Column("top-1", lambda row: row.top1, percent(), number=True),
+    ]
     outputs = [output for count in runtimes.values() for output in count.outputs]
     if outputs and all(output.is_values for output in outputs):
-        beside = Column(f"from {of}, std. dev.", counted(_largest_error), number=True)
+        columns.append(Column(f"from {of}, std. dev.", counted(largest_error), number=True))
     else:
-        beside = Column(
-            f"classes of {of}", counted(lambda c: shown_share(c.agreement)), number=True
-        )
-    return [
-        Column("runtime", lambda row: row.title, wrap="fold"),
-        Column("codes differing", _codes_differing, number=True),
-        *([Column("not as simulated", _own_differing, number=True)] if own else []),
-        Column(
-            "first that differs",
-            counted(lambda c: c.first_differing or "none"),
-            wrap="fold",
-        ),
-        Column("top-1", lambda row: row.top1, percent(), number=True),
-        beside,
-        Column(
-            "largest difference", counted(lambda c: _FOUR(c.largest_output_difference)), number=True
-        ),
-    ]
-
-
-def _largest_error(count: RuntimeCount) -> Cell:
-    """The error of the channel of values that differs most."""
-    return _FOUR(
-        max(
-            output.values.channels[0].error for output in count.outputs if output.values is not None
-        )
-    )
-
-
-def _codes_differing(row: RuntimeRow) -> Cell:
-    if row.found is None:
-        return ""
-    # Only that of XNNPACK must be 0.
-    bad = "bad" if row.name == "xnnpack" else "watch"
-    return Marked(row.found.differing, bad if row.found.codes_differing else "good")
-
-
-def _own_differing(row: RuntimeRow) -> Cell:
-    if row.found is None or not row.found.own:
-        return "simulated" if row.found is not None and row.found.is_simulated else ""
-    differing, compared = row.found.own_differing, row.found.own_compared
-    return Marked(f"{differing:,} of {compared:,}", "watch" if differing else "good")
+        same = counted(lambda count: shown_share(count.agreement))
+        columns.append(Column(f"classes of {of}", same, number=True))
+    largest = counted(lambda count: _FOUR(count.largest_output_difference))
+    return [*columns, Column("largest difference", largest, number=True)]
 
 
 def runtime_table(

@@ -143,20 +143,22 @@ def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> NothingP
         or (packing.pixelwise and _is_pixelwise(linear))
     ]
     codes = [int(np.ptp(op.kernel)) + 1 for op in (trained if packing.windows else matrices)]
-    is_float = all(linear.real for linear in trained)
-    if is_float:
-        remedies.append(
+    if all(linear.real for linear in trained):
+        remedies = [
             "requantize with activation_bits: kernels of float activations are stored in 8 bits"
-        )
-    if not is_float and any(count > _ODD_4_BITS for count in codes):
-        remedies.append(
-            "requantize with fewer weight_bits, and with first_last_weight_bits=None where only "
-            "the first and the last layer could be packed, which have 8 bits by default"
-        )
-    if not is_float and any(2**Storage.INT4.value <= count <= _ODD_4_BITS for count in codes):
-        remedies.append("requantize with weight_bits=3 or less, or with 4 and weight_grid='narrow'")
-    if not is_float and not packing.windows and len(matrices) < len(trained):
-        remedies.append("pack='int4', which packs other convolutions than 1x1 too")
+        ]
+    else:
+        if any(count > _ODD_4_BITS for count in codes):
+            remedies.append(
+                "requantize with fewer weight_bits, and with first_last_weight_bits=None where "
+                "only the first and the last layer could be packed, which have 8 bits by default"
+            )
+        if any(2**Storage.INT4.value <= count <= _ODD_4_BITS for count in codes):
+            remedies.append(
+                "requantize with weight_bits=3 or less, or with 4 and weight_grid='narrow'"
+            )
+        if not packing.windows and len(matrices) < len(trained):
+            remedies.append("pack='int4', which packs other convolutions than 1x1 too")
     problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
     problems.append(
         f"pack={pack!r}: received no kernel that fits into 4 bits, expected at least one; use "

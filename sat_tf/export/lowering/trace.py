@@ -272,9 +272,6 @@ class _Tracer:
         kind, codes, window = linear_operation(layer, codes, shape)
         return Linear.of_codes(source, kind, codes, scales, bias.astype(np.float64), window)
 
-    def _norm(self, node: Node) -> Draft:
-        return self._pointwise(node, affine(inner_layer(node.layer)))
-
     def _pointwise(self, node: Node, behind: Affine) -> Draft:
         folded = self.drafts[node.inputs[0]].folded(behind)
         return folded or self._requantized(node).folded(behind)
@@ -489,7 +486,7 @@ class _Tracer:
 
     _DRAFTS: Mapping[Role, Callable[["_Tracer", Node], Draft]] = {
         Role.LINEAR: _linear,
-        Role.NORM: _norm,
+        Role.NORM: lambda self, node: self._pointwise(node, affine(inner_layer(node.layer))),
         Role.AFFINE: _preprocessing,
         Role.SCALING: _scaling,
         Role.SUM: _combination,

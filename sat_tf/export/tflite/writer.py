@@ -75,8 +75,9 @@ class Writer:
         self._kernel_buffers: dict[bytes, int] = {}
         self._names = {*(image.name for image in images), *tensors}
         for image in images:
-            has_codes = image.scale is not None and image.type != "float32"
-            codes = Codes(image.scale, image.zero_point) if has_codes else None
+            codes = None
+            if image.scale is not None and image.type != "float32":
+                codes = Codes(image.scale, image.zero_point)
             self._activation(image.name, image.shape, np.dtype(image.type), codes)
 
     # -- what it knows of the graph, see `Tensors` ------------------------------------------------
@@ -320,7 +321,12 @@ def splice(
     (graph,) = source.subgraphs
     result = graph.outputs[0]
     # The converter may list the file's inputs otherwise than the layer does.
-    in_order = sorted(graph.inputs, key=lambda index: _number(graph.tensors[index].name))
+    in_order = sorted(
+        graph.inputs,
+        key=lambda index: int(
+            graph.tensors[index].name.decode().rsplit(INPUT_NAME, 1)[-1].split(":")[0]
+        ),
+    )
     where = dict(zip(in_order, inputs, strict=True))
     if any(result in operator.outputs for operator in graph.operators):
         where[result] = output
@@ -358,8 +364,3 @@ def _packed_bytes(model: Any) -> int:
     builder = flatbuffers.Builder(1 << 10)
     builder.Finish(model.Pack(builder))
     return len(builder.Output())
-
-
-def _number(name: bytes | str) -> int:
-    text = name.decode() if isinstance(name, bytes) else name
-    return int(text.rsplit(INPUT_NAME, 1)[-1].split(":")[0])
