@@ -373,8 +373,13 @@ class _Measuring(keras.callbacks.Callback):
         with contextlib.suppress(ValueError), warnings.catch_warnings():
             if self._epoch:
                 warnings.simplefilter("ignore")  # the calibration before has said it
-                options = {"num_images": len(self._sample), "clipping_levels": False}
-                calibrate(self._student, self._sample, **options, progress=False)
+                calibrate(
+                    self._student,
+                    self._sample,
+                    num_images=len(self._sample),
+                    clipping_levels=False,
+                    progress=False,
+                )
             self._finish(self._student)
         self._kernels.fill()
 
