@@ -27,7 +27,6 @@ from sat_tf.quantizers.settings import (
     SKEW,
     SMALLEST_CLIPPING_LEVEL,
     WithSurrogate,
-    first_clipping_level,
 )
 from sat_tf.quantizers.values import CodeRange, SampledValues, Variables
 
@@ -47,7 +46,9 @@ class ClippingQuantizer(ActivationQuantizer):
     rate: float = 1.0  # Factor on the gradient of the clipping level, above 0.
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        start = first_clipping_level(self.initial_clipping_level, self.ceiling)
+        start = self.initial_clipping_level
+        if self.ceiling is not None:
+            start = max(min(start, self.ceiling), SMALLEST_CLIPPING_LEVEL)
         level = VariableSpec(start=start, trainable=True, lowest=SMALLEST_CLIPPING_LEVEL)
         return {CLIPPING_LEVEL: level}
 
