@@ -133,8 +133,8 @@ MOST_LINES = {
     "loading": 1200,
     "planning": 2200,
     "presentation": 1400,
-    "qat": 9100,
-    "quantizers": 5300,
+    "qat": 8500,
+    "quantizers": 4800,
     "report": 900,
     "training": 11600,
     ".": 3000,  # the modules beside the rooms, together

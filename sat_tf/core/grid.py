@@ -326,25 +326,3 @@ def round_to_largest(x: Tensor, num_bits: Bits, *, range_axes: tuple[int, ...] =
     half = in_float32(n, levels(num_bits, "narrow")) / 2.0
     unit = n.where(largest > 0.0, largest, 1.0) / half
     return straight_through(n.clip(round_half_up(x / unit), -half, half) * unit, x)
-
-
-def quantize_unit(x: Tensor, levels: int) -> Tensor:
-    """The paper's q_k: rounds the unit interval to n / a, straight-through (Eq. 8 and 12).
-
-    Forward: q = round_half_up(a x) / a. Backward: dq/dx = 1.
-
-    Computed in float32, returned in the type of `x`. NaN stays NaN, in its own element only.
-
-    Args:
-        x: values in [0, 1], any shape; float32, float16 or bfloat16.
-        levels: the number of intervals a, at least 1 (see `levels`).
-
-    >>> quantize_unit([0.0, 0.4, 0.5, 1.0], 2).numpy().tolist()
-    [0.0, 0.5, 0.5, 1.0]
-    """
-    if isinstance(levels, bool) or not isinstance(levels, int) or levels < 1:
-        raise ValueError(f"levels={levels!r}: expected an integer of at least 1.")
-    n = namespace(x)
-    x = n.tensor(x)
-    codes = round_half_up(n.cast(x, "float32") * float(levels))
-    return straight_through(n.cast(codes / float(levels), x.dtype), x)

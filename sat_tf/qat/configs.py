@@ -175,6 +175,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         return layer_kinds.native_of(layer) if is_npu else None
 
     def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
+        """The kernel and its quantizer."""
         if self.weights is None:
             return []
         return [(layer_kinds.kernel_of(layer), TfmotQuantizer(self.weights))]
@@ -196,6 +197,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
     def set_quantize_activations(
         self, layer: keras.layers.Layer, quantize_activations: Sequence[Any]
     ) -> None:
+        """Puts another function in the place of the layer's activation."""
         for activation in quantize_activations:
             vars(layer)["activation"] = activation
 

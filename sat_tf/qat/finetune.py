@@ -108,7 +108,8 @@ def finetune(
     The loss is half the cross-entropy of the labels and half T² KL(p_float || p) of probabilities
     at a temperature of T = 4; without labels it is the latter alone, and the class that is right is
     that of the float model. The optimizer is SGD with Nesterov momentum. Pictures are cut at
-    random; other inputs are taken as they are. Frozen layers stay frozen.
+    random; other inputs are taken as they are. Frozen layers stay frozen. The `row` is that of
+    `row_of`, where it is known.
 
     The best epoch is chosen by the held-out images, of the size that the model takes, and their
     labels. The trial is judged by the `sample` of the training, prepared likewise, on which
@@ -373,8 +374,13 @@ class _Measuring(keras.callbacks.Callback):
         with contextlib.suppress(ValueError), warnings.catch_warnings():
             if self._epoch:
                 warnings.simplefilter("ignore")  # the calibration before has said it
-                options = {"num_images": len(self._sample), "clipping_levels": False}
-                calibrate(self._student, self._sample, **options, progress=False)
+                calibrate(
+                    self._student,
+                    self._sample,
+                    num_images=len(self._sample),
+                    clipping_levels=False,
+                    progress=False,
+                )
             self._finish(self._student)
         self._kernels.fill()
 

@@ -274,7 +274,7 @@ def warn_of(*settings: Mapping[str, Any]) -> None:
     kernels = [kernel for fields in settings for kernel in _kernels(fields)]
     used = {(kernel.grid, kernel.bits) for kernel in kernels if kernel.bits is not None}
     for grid, row in GRIDS.items():
-        beyond = {
+        beyond: dict[int | None, str] = {
             bits: f"weight_grid={grid!r}: {_beyond_int8(grid, bits)}; to export it, {_OTHER_GRIDS}"
             for bits in range(row.fewest_bits, 9)
             if not row.fits_int8(bits)

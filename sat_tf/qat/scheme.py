@@ -66,6 +66,7 @@ class SatQuantizeRegistry(tfmot.quantization.keras.QuantizeRegistry):
         return False
 
     def get_quantize_config(self, layer: keras.layers.Layer) -> configs.LayerConfig:
+        """The annotation a layer gets from the policy if it has none of its own."""
         problem = layer_kinds.unsupported_problem(layer)
         if problem:
             raise ValueError(f"{layer.name}: {problem}.")

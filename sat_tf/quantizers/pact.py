@@ -27,7 +27,6 @@ from sat_tf.quantizers.settings import (
     SKEW,
     SMALLEST_CLIPPING_LEVEL,
     WithSurrogate,
-    first_clipping_level,
 )
 from sat_tf.quantizers.values import CodeRange, SampledValues, Variables
 
@@ -47,7 +46,9 @@ class ClippingQuantizer(ActivationQuantizer):
     rate: float = 1.0  # Factor on the gradient of the clipping level, above 0.
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        start = first_clipping_level(self.initial_clipping_level, self.ceiling)
+        start = self.initial_clipping_level
+        if self.ceiling is not None:
+            start = max(min(start, self.ceiling), SMALLEST_CLIPPING_LEVEL)
         level = VariableSpec(start=start, trainable=True, lowest=SMALLEST_CLIPPING_LEVEL)
         return {CLIPPING_LEVEL: level}
 
@@ -175,15 +176,15 @@ class StreamQuantizer(UpToItsLevel):
         symmetric = super().code_range(variables)
         if SKEW not in variables:
             return symmetric
-        level, levels = variables[CLIPPING_LEVEL], grid.levels(self.num_bits)
+        level = variables[CLIPPING_LEVEL]
         n = namespace(level)
         skew = n.maximum(n.minimum(n.tensor(variables[SKEW]), 1.0), -1.0)
         low, high = ends_of_skew(n.tensor(level), skew, n.where)
-        scale, below = scale_and_zero(high, levels, low, 0.0, n.floor)
+        skewed = _from_lowest(high, self.num_bits, low)
         # In a graph only the variable tells which of the two it is.
-        parts = ((symmetric.scale, scale), (symmetric.lowest, -below))
+        parts = ((symmetric.scale, skewed.scale), (symmetric.lowest, skewed.lowest))
         scale, lowest = (n.where(skew == 0.0, *of_both) for of_both in parts)
-        intervals = n.where(skew == 0.0, float(symmetric.intervals), float(levels))
+        intervals = n.where(skew == 0.0, float(symmetric.intervals), float(skewed.intervals))
         return CodeRange(scale, lowest, intervals)
 
     def best_range(self, sample: SampledValues) -> dict[str, float]:
@@ -198,6 +199,7 @@ class BelowZero(WithSurrogate, ClippingQuantizer):
     """A quantizer whose range reaches less far below 0 than above; see `quantize_offset`."""
 
     signed = True
+    is_symmetric = False
     rounds_before_clipping: ClassVar[bool] = True
 
     lowest: float = 0.0  # -ℓ.
@@ -208,10 +210,6 @@ class BelowZero(WithSurrogate, ClippingQuantizer):
         reach = request.reach or asymmetric.POSITIVE
         own = {"lowest": reach.lowest or 0.0, "share": reach.share}
         return {**super().asked(request), **own}
-
-    @property
-    def is_symmetric(self) -> bool:
-        return False
 
     def best_level(self, sample: SampledValues) -> float:
         return best_offset_level(sample, self.num_bits, lowest=self.lowest, share=self.share)
@@ -232,23 +230,15 @@ class OffsetQuantizer(BelowZero):
         )
 
     def code_range(self, variables: Variables) -> CodeRange:
-        intervals = grid.levels(self.num_bits)
         level = variables[CLIPPING_LEVEL]
-        n = namespace(level)
-        scale, below = scale_and_zero(n.tensor(level), intervals, self.lowest, self.share, n.floor)
-        return CodeRange(scale, -below, intervals)
+        return _from_lowest(level, self.num_bits, self.lowest, self.share)
 
 
 class _FixedQuantizer(WithSurrogate, ActivationQuantizer):
     """A quantizer of a function's results, whose range is known and learns nothing."""
 
-    @property
-    def is_unit(self) -> bool:
-        return True
-
-    @property
-    def rectifies(self) -> bool:
-        return False
+    is_unit = True
+    rectifies = False  # There is nothing to rectify.
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
@@ -287,6 +277,7 @@ class FixedGridQuantizer(_FixedQuantizer):
     [0.1015625, 0.99609375]
     """
 
+    is_symmetric = False
     rounds_before_clipping: ClassVar[bool] = True
 
     num_bits: int = 8
@@ -309,15 +300,8 @@ class FixedGridQuantizer(_FixedQuantizer):
             inputs, self.highest, bits, lowest=self.lowest, **self.passed_back
         )
 
-    @property
-    def is_symmetric(self) -> bool:
-        return False
-
     def code_range(self, variables: Variables) -> CodeRange:
-        intervals, n = grid.levels(self.num_bits), namespace(self.highest)
-        highest = n.tensor(self.highest)
-        scale, below = scale_and_zero(highest, intervals, self.lowest, 0.0, n.floor)
-        return CodeRange(scale, -below, intervals)
+        return _from_lowest(self.highest, self.num_bits, self.lowest)
 
 
 def _up_to(highest: Any, num_bits: int, signed: bool) -> CodeRange:
@@ -327,3 +311,10 @@ def _up_to(highest: Any, num_bits: int, signed: bool) -> CodeRange:
     width = highest + highest if signed else highest
     lowest = n.tensor(-intervals / 2 if signed else 0.0)
     return CodeRange(width / float(intervals), lowest, intervals)
+
+
+def _from_lowest(highest: Any, num_bits: int, lowest: Any, share: float = 0.0) -> CodeRange:
+    """The codes -z..a - z of a range with two ends; see `asymmetric.quantize_offset`."""
+    n, intervals = namespace(highest), grid.levels(num_bits)
+    scale, below = scale_and_zero(n.tensor(highest), intervals, lowest, share, n.floor)
+    return CodeRange(scale, -below, intervals)

@@ -25,15 +25,6 @@ COUNT = "observations"
 SMALLEST_CLIPPING_LEVEL = 1e-3
 
 
-def first_clipping_level(initial: float, ceiling: float | None) -> float:
-    """The start of a clipping level: `initial`, but no higher than a rectifier's own ceiling.
-
-    >>> first_clipping_level(8.0, 6.0), first_clipping_level(8.0, None)
-    (6.0, 8.0)
-    """
-    return initial if ceiling is None else max(min(initial, ceiling), SMALLEST_CLIPPING_LEVEL)
-
-
 def usual_deviation(kernel_shape: Sequence[int]) -> float:
     """The deviation of a kernel of the usual size: sqrt(2 / n) with n inputs of each output.
 

@@ -118,37 +118,6 @@ def test_rounding_is_to_a_nearest_integer(x):
     assert (abs(rounded.astype(np.float64) - x) <= 0.5 + 2.0**-11).all()
 
 
-@given(
-    hnp.arrays(np.float32, st.integers(0, 9), elements=st.floats(0, 1, width=32)),
-    st.integers(1, 255),
-)
-def test_unit_values_land_on_the_nearest_step(x, levels):
-    q = array(grids.quantize_unit(x, levels)).astype(np.float64)
-    codes = q * levels
-    # A quotient of integers below 2^8 is off by half a unit in the last place.
-    np.testing.assert_allclose(codes, np.round(codes), atol=levels * 2.0**-24)
-    assert (abs(codes - x.astype(np.float64) * levels) <= 0.5 + levels * 2.0**-23).all()
-    assert ((q >= 0) & (q <= 1)).all()
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_the_rounding_of_unit_values_passes_the_gradient_on(mode, dtype):
-    x = tensor([0.0, 0.1, 0.5, 1.0], dtype)
-    upstream = [1.0, -2.0, 0.0, 4.0]
-    value, gradient = value_and_gradients(
-        lambda x: grids.quantize_unit(x, 4), [x], upstream, mode=mode
-    )
-    assert value.tolist() == [0.0, 0.0, 0.5, 1.0]
-    assert gradient.tolist() == upstream
-    assert value.dtype == gradient.dtype == array(x).dtype
-
-
-def test_nan_stays_in_its_own_element():
-    x = np.float32([0.2, float("nan"), 0.7])
-    np.testing.assert_array_equal(array(grids.quantize_unit(x, 1)), [0.0, np.nan, 1.0])
-
-
 SPECIAL = np.float32([-np.inf, -1.5, -0.5, 0.5, 1.5, 2.5, np.inf, np.nan])
 
 

@@ -12,7 +12,7 @@ import tf_keras as keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sat_tf.core import asymmetric, dorefa, grid, l1, lsq, on_keras, on_tensorflow, pact
+from sat_tf.core import asymmetric, dorefa, l1, lsq, on_keras, on_tensorflow, pact
 from sat_tf.core.gradients import CLIPPING_GRADIENTS, scaled_gradient, straight_through
 from sat_tf.core.grid import GRIDS
 from sat_tf.core.on_tensorflow import with_gradient
@@ -64,7 +64,6 @@ FUNCTIONS = {
     "activation": lambda x: pact.quantize_activation(x, 2.0, 3),
     "stream": lambda x: pact.quantize_stream(x, 2.0, 3, "pact"),
     "offset": lambda x: asymmetric.quantize_offset(x, 2.0, 3, lowest=-0.3),
-    "unit": lambda x: grid.quantize_unit(x, 7),
     "weights": lambda x: dorefa.quantize_weights(x, 3),
     "weights by channel": lambda x: dorefa.quantize_weights(x, 3, range_axes=(1,)),
     "clamp": dorefa.clamp_weights,

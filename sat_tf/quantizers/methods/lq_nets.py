@@ -272,6 +272,7 @@ class LqNetsQuantizer(LevelsOfWeights):
     method: ClassVar[str] = "LQ-Nets"
     levels_name: ClassVar[str] = "basis"
     levels_settings: ClassVar[tuple[str, ...]] = ("num_bits", "range_axes")
+    follows = True
 
     momentum: float = 0.9  # Of the basis in a training step; at 0 it is what fits, at 1 it stays.
 
@@ -292,10 +293,6 @@ class LqNetsQuantizer(LevelsOfWeights):
 
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
         return quantize_weights(latent, levels, range_axes=self.range_axes)
-
-    @property
-    def follows(self) -> bool:
-        return True
 
     def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
         return next_basis(latent, levels, range_axes=self.range_axes, momentum=self.momentum)
