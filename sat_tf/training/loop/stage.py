@@ -52,7 +52,6 @@ class Run:
     writes: bool = True  # Whether this process writes the folder.
     # The metrics so far; every epoch appends one.
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
-    is_verbose: bool = True  # Whether all is printed that is to be known of the file.
 
     def keeps_best(self, name: str) -> bool:
         """Whether a stage ends with its best epoch; only one behind a trained model does."""
