@@ -172,13 +172,8 @@ class Learner(keras.Model):
     those of `accuracy_metrics`; in training also `data_loss` (the mean without regularization), and
     `batch_loss` (of the last batch alone).
 
-    Args:
-        student: the model that is trained.
-        batch_size: images of a global batch, over all replicas.
-        image_loss: gives the loss of each image.
-        after_step: called in every replica, inside the step, after the optimizer; with state in
-            variables that the callables hold. The learner's checkpoints include those that are
-            `tf.Module` or Keras objects.
+    What comes `after_step` is called in every replica, inside the step, after the optimizer; with
+    state in variables of its own, which are in checkpoints if it is a `tf.Module`.
     """
 
     def __init__(
