@@ -70,15 +70,13 @@ class TopK(keras.metrics.Metric):
         return {**super().get_config(), "k": self.k}
 
 
-Top1 = functools.partial(TopK, 1)
-_FIVE = 5
-Top5 = functools.partial(TopK, _FIVE)
+Top1, Top5 = functools.partial(TopK, 1), functools.partial(TopK, 5)
 
 
 def accuracy_metrics(model: keras.Model) -> list[TopK]:
     """The metrics of every stage beside its loss, newly created: top1, and top5 of many classes."""
     num_classes = model.output_shape[-1]
-    return [Top1()] if num_classes is not None and num_classes <= _FIVE else [Top1(), Top5()]
+    return [Top1()] if num_classes is not None and num_classes <= 5 else [Top1(), Top5()]
 
 
 class RandomGenerators:
