@@ -136,7 +136,7 @@ MOST_LINES = {
     "qat": 9100,
     "quantizers": 5300,
     "report": 900,
-    "training": 10200,
+    "training": 10100,
     ".": 3000,  # the modules beside the rooms, together
 }
 
