@@ -20,7 +20,7 @@ CHARTS: dict[str, tuple[str, float, dict[str, Any]]] = {
 }
 # This stands below the chart of losses where training asks for more than the labels, or for less.
 _OTHER_LOSS = (
-    "The two losses are not to be compared: the held-out one is of the labels alone, that of "
+    "The two losses are not to be compared: the held-out one is of the classes alone, that of "
     "training has {}."
 )
 # What x is, for one place and for several.

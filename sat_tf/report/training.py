@@ -13,6 +13,7 @@ def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
     """The values of the report's template that a training fills."""
     title, number = results.score.title, digits(".4g")
     score = f"{title.capitalize()} in percent"
+    _, unit, options = CHARTS[ACCURACY]
     training = Line(label="training", colour="var(--curve)")
     held_out = Line(label="held out", colour="var(--other)")
     metrics = {
@@ -30,7 +31,7 @@ def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
     curves = learning_curves(
         tuned.epochs,
         metrics,
-        {LOSS: CHARTS[LOSS], score: CHARTS[ACCURACY]},
+        {LOSS: CHARTS[LOSS], score: (f"{title} in percent", unit, options)},
         across="epoch",
         targets="the answers of the float model",
     )

@@ -39,9 +39,8 @@ def kappa_0(model: keras.Model) -> float | None:
     pooling. The variance is centred, over the whole kernel. Max-pooling does not count, as in the
     paper.
 
-    Returns:
-        κ₀; None if the output is not that of one linear layer which sat-tf knows, or the size of
-        the pooled map is not fixed.
+    None if the output is not that of one linear layer which sat-tf knows, or the size of the pooled
+    map is not fixed.
     """
     network = read_through(model)
     classifier = tail(network)[-1]
@@ -94,13 +93,8 @@ def tapped(
 
     To be called with training=False, so that nothing is dropped at random and no statistics move.
     BatchNormalization nevertheless uses the statistics of its batch, as in training, unless it is
-    frozen.
-
-    Args:
-        model: a graph; its layers, however deep inside, are tapped.
-        tape: watches what is tapped.
-        in_inference: BatchNormalization that is called with training=False in the model itself.
-        without_softmax: layers whose softmax is left out, so that the output is logits.
+    frozen, or among those `in_inference`, which the model itself calls with training=False. The
+    layers `without_softmax` leave it out, so that the output is logits.
     """
     taps = Taps()
     frozen = {id(layer) for layer in in_inference}
@@ -209,15 +203,11 @@ def gradient_flow_constants(
     """κ₁ and κ₂ of a layer.
 
     If several layers read the same tensor, their gradients add up, and so do the variances, as for
-    independent variables: n̂ VAR[Ξ] VAR[∂L/∂Ξ] / k² becomes its sum over them.
+    independent variables: n̂ VAR[Ξ] VAR[∂L/∂Ξ] / k² becomes its sum over them. Each layer l + 1 is
+    given with the area k² of the average pooling between, or 1.
 
-    Args:
-        layer: the layer l.
-        following: each layer l + 1, with the area k² of the average pooling between, or 1.
-
-    Returns:
-        κ₁, which assumes BatchNormalization behind the layer, and κ₂, which assumes none; both are
-        infinite or NaN if no gradient comes back.
+    κ₁ assumes BatchNormalization behind the layer, κ₂ assumes none; both are infinite or NaN if no
+    gradient comes back.
 
     >>> a = Flow(fan_in=4, fan_out=8, weight_variance=0.5, gradient_variance=3.0)
     >>> b = Flow(fan_in=8, fan_out=2, weight_variance=0.25, gradient_variance=6.0)
@@ -272,12 +262,8 @@ class GradientProbe:
     those of `layer_kinds.kernels_of`; in a quantized model their effective weights are the
     quantized and rescaled ones, in a plain one the kernels themselves.
 
-    Args:
-        model: a Functional or Sequential model with one input and one output: logits, or their
-            softmax. Its variables are read when the probe is called.
-        sample: images, which are one batch, with labels: class numbers or shares of classes.
-        network: of the model, where it has been read already, by `read_through`.
-        compiled: trace the measurement, which pays off after a few calls.
+    The model has one input and one output, logits or their softmax; its variables are read when the
+    probe is called. To be `compiled`, that is traced, pays off after a few calls.
     """
 
     def __init__(

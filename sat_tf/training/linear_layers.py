@@ -109,13 +109,8 @@ def neighbours(network: Network, node: Node) -> list[tuple[Node, int | None]]:
     the layers behind the sum. It continues through products, because every input of a product
     affects the others; what is behind the product is on the path, also in a sum.
 
-    Args:
-        network: that of the whole model.
-        node: a call of a linear layer.
-
-    Returns:
-        Each call, and k²_pool, the area that is average-pooled between the two; None if that is not
-        known.
+    With each call comes k²_pool, the area that is average-pooled between the two; None if that is
+    not known.
     """
     areas: dict[str, int | None] = {node.name: 1}
     behind_followers: set[str] = set()

@@ -82,15 +82,14 @@ class Audit(RowTable):
             *(_row("activation", activation) for activation in self.activations),
         ]
 
-    def print_to(self, console: Console, *, only_findings: bool = False) -> None:
+    def print_to(self, console: Console) -> None:
         """Prints the verdict, the layers and their findings."""
         words = Marked(self.verdict.value, _KINDS[self.verdict])
         verdict = Text.assemble(f"{self.model}: ", marked_text(words))
         say(console, verdict.append(f"; {self._summary()}"))
         for title, table in self._tables().items():
-            rows = [row for row in table.rows if not only_findings or row.findings]
-            if rows:
-                shown = dataclasses.replace(table, rows=rows).for_width(console.width)
+            if table.rows:
+                shown = table.for_width(console.width)
                 console.print(shown.to_rich(title=title.lower(), title_justify="left"))
         for rule, named in self._by_rule().items():
             console.print(Text.assemble((f"{rule}: ", "bold"), RULES[rule]), highlight=False)

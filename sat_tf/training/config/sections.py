@@ -218,9 +218,8 @@ class StagesConfig(Section):
     def inherited(self, *, from_file: bool = False) -> "StagesConfig":
         """The same, with every setting that a stage leaves out taken from the stage before.
 
-        Args:
-            from_file: the float model is read, not trained: what follows then has to state a rate,
-                because that of a fresh model destroys it.
+        Behind a float model `from_file`, which is not trained, a stage has to state a rate, because
+        that of a fresh model destroys it.
         """
         resolved: dict[str, StageConfig] = {}
         problems: list[str] = []

@@ -25,10 +25,8 @@ _SHIFTS = 1
 class ArraySource(ImageSource):
     """Batches of an `ImageSet`.
 
-    Args:
-        images: the data set.
-        shift_pixels: the largest shift of training images in either direction, different in each
-            epoch; the border is filled with black.
+    Training images are shifted by at most `shift_pixels` in either direction, differently in each
+    epoch; the border is filled with black.
     """
 
     def __init__(self, images: ImageSet, *, shift_pixels: int = 0) -> None:
@@ -93,11 +91,8 @@ class ArraySource(ImageSource):
 def shifted(images: tf.Tensor, most: int, corners: tf.Tensor) -> tf.Tensor:
     """Shifts every image by a whole number of pixels; the border is filled with black.
 
-    Args:
-        images: (batch, height, width, channels), any type.
-        most: the largest shift in either direction, 0 or more.
-        corners: (batch, 2), integers in [0, 2 * most]: where in the image with its border the
-            moved one begins; `most` leaves it where it is.
+    The corners (batch, 2), integers in [0, 2 * most], are where in the image with its border the
+    moved one begins; `most`, the largest shift, leaves it where it is.
     """
     size = tf.shape(images)
     margins = [[0, 0], [most, most], [most, most], [0, 0]]

@@ -30,10 +30,7 @@ def load_or_make(
     A damaged file is created again, with a warning. If the file cannot be written, the arrays are
     returned all the same, with a warning that the next run has to create them again.
 
-    Args:
-        path: an .npz file. Its name has to change with everything the arrays depend on.
-        make: creates the arrays, by name.
-        names: the names that `make` gives.
+    The name of the file has to change with everything that the arrays depend on.
     """
     if path.is_file():
         try:

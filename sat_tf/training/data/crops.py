@@ -47,12 +47,7 @@ def training_crop(
     it decodes; bilinear interpolation does the remaining factor below 2, at which it skips no
     pixels. A filter with antialiasing would take longer than everything else together.
 
-    Args:
-        encoded: the bytes of a file that Pillow reads.
-        seed: (2,), integers; the same seed gives the same crop.
-        image_size: height and width of the result.
-        turns: whether the picture is turned by its EXIF orientation.
-        crops: which crops.
+    The same seed, two integers, gives the same crop. The picture `turns` by its EXIF orientation.
     """
 
     # One node in the graph of most JPEGs, where every node of a branch that is not taken costs

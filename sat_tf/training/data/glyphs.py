@@ -223,15 +223,9 @@ _REACH = _CENTRE - 0.5
 def pictures(
     drawings: Sequence[DrawnCharacter], randoms: Sequence[np.random.RandomState]
 ) -> npt.NDArray[np.uint8]:
-    """Distorts each drawing by random amounts.
+    """Distorts each drawing by random amounts; (len(drawings), 24, 24, 3).
 
-    Args:
-        drawings: characters in their cells of 48x48 pixels, one for each picture.
-        randoms: where the amounts and the noise of each picture come from. A picture depends on
-            its own drawing and its own generator, not on its neighbours.
-
-    Returns:
-        (len(drawings), 24, 24, 3), uint8.
+    A picture depends on its own drawing and its own generator, not on its neighbours.
     """
     from PIL import Image
 
@@ -277,14 +271,9 @@ def draw_amounts(randoms: Sequence[np.random.RandomState]) -> dict[str, Floats]:
 def place(boxes: npt.NDArray[np.int64], amounts: Mapping[str, Floats]) -> tuple[Floats, Floats]:
     """The places of drawings: a linear map about the cell's centre, then a shift.
 
-    Args:
-        boxes: left, top, right and bottom edges of the drawings, (pictures, 4), in drawn pixels.
-        amounts: as of `draw_amounts`.
-
-    Returns:
-        Matrices (pictures, 2, 2) and shifts (pictures, 2) in drawn pixels, across and down, which
-        together keep every box inside the cell: shifts are clipped, and boxes that are too large
-        are shrunk.
+    From the left, top, right and bottom edges of the drawings (pictures, 4), matrices (pictures, 2,
+    2) and shifts (pictures, 2) across and down, all in drawn pixels. Together they keep every box
+    inside the cell: shifts are clipped, and boxes that are too large are shrunk.
     """
     angle, shear = amounts["rotation"][:, 0], amounts["shear"][:, 0]
     scale, aspect = np.exp(amounts["log_scale"])[:, 0], np.exp(amounts["log_aspect"])[:, 0]

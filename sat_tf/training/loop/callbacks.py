@@ -193,11 +193,8 @@ def settling(
 ) -> keras.callbacks.Callback:
     """A callback that has a model settled whenever measuring begins, except before training.
 
-    It comes after callbacks that change weights when measuring begins.
-
-    Args:
-        model: the one that is trained.
-        settle: changes a copy of it, which no strategy is bound to; the model takes its weights.
+    It comes after callbacks that change weights when measuring begins. What is settled is a copy,
+    which no strategy is bound to; the model takes its weights.
     """
     copies: list[keras.Model] = []
 

@@ -111,8 +111,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     except ValueError as error:
         raise RunError(f"{error}\nThe trained models are in {folder.path}.") from error
     for note in certificate.trained_notes + certificate.float_notes:
-        if run.is_verbose or note.kind == "bad":
-            say(run.console, marked_text(note))
+        say(run.console, marked_text(note))
     for warning in report.warnings:
         run.say(f"Note: {warning}")
     for statement in report.on_target:

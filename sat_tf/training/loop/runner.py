@@ -70,7 +70,6 @@ def train(
     *,
     resume: bool | None = None,
     wait: bool = False,
-    is_verbose: bool = True,
 ) -> Results | None:
     """Runs everything, or what is left of it, and fills the run folder as it goes.
 
@@ -81,7 +80,6 @@ def train(
         resume: resume the run in the folder (True), start over and move the old files aside
             (False), or resume if there is one (None).
         wait: for another process that trains in this folder, and take over what it leaves.
-        is_verbose: print all that is to be known of the file.
 
     Returns:
         The results, or None where another worker has them.
@@ -117,7 +115,6 @@ def train(
         strategy=strategy,
         console=console if writes else Console(quiet=True),
         writes=writes,
-        is_verbose=is_verbose,
     )
     for line in about_data(pixels):
         run.say(line)

@@ -52,7 +52,6 @@ class Run:
     writes: bool = True  # Whether this process writes the folder.
     # The metrics so far; every epoch appends one.
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
-    is_verbose: bool = True  # Whether all is printed that is to be known of the file.
 
     def keeps_best(self, name: str) -> bool:
         """Whether a stage ends with its best epoch; only one behind a trained model does."""
@@ -75,12 +74,8 @@ def train_stage(
 ) -> Candidate:
     """Trains a model through one stage, or from the end of the last epoch that is saved.
 
-    Args:
-        run: what it is a stage of.
-        name: of the stage in the configuration.
-        model: the one to start from; it is not changed.
-        settle: what the end of the stage does to a model, in place: where the best epoch is kept,
-            each is measured, and kept, as it is then. By default nothing.
+    The end of the stage does `settle` to a model, in place: where the best epoch is kept, each is
+    measured, and kept, as it is then.
 
     Returns:
         The trained model, neither compiled nor bound to the strategy: as it was after the last

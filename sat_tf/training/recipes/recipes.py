@@ -1,7 +1,8 @@
 """Recipes beyond the paper, which a stage takes as one value, `StageRecipes`.
 
 Targets beside the labels, progressive bits, averaged weights; and weights that oscillate between
-two codes, which are counted and frozen (Nagel et al., 2022).
+two codes, which are counted and frozen (Nagel et al., 2022). What acts on weights is a module that
+is created in the strategy's scope, and called after every step of the optimizer in every replica.
 """
 
 import dataclasses
@@ -34,17 +35,12 @@ def distilled(
 ) -> ImageLoss:
     """A loss that also asks for the logits of a teacher.
 
-    (1 - w) image_loss + w T² KL(softmax(teacher / T) || softmax(student / T)). The teacher sees the
-    same images, as in inference, and its logits are constants to the gradient.
+    (1 - w) image_loss + w T² KL(softmax(teacher / T) || softmax(student / T)), with the weight w in
+    [0, 1]. The higher the temperature T, the more the classes count that the teacher finds
+    unlikely. The teacher sees the same images, as in inference, and its logits are constants to the
+    gradient; it is created in the strategy's scope, and saved with nothing.
 
     Reference: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015.
-
-    Args:
-        image_loss: the loss of the labels.
-        teacher: gives logits for what the student is fed. It is not saved with anything; under a
-            strategy, create it in the strategy's scope.
-        temperature: T > 0; the higher, the more the classes count that the teacher finds unlikely.
-        weight: w, in [0, 1].
     """
 
     def loss(images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -56,18 +52,13 @@ def distilled(
 
 
 def smoothed_cross_entropy(amount: float) -> ImageLoss:
-    """Cross-entropy with label smoothing.
+    """Cross-entropy with label smoothing by the amount ε, from 0, the usual loss, to below 1.
 
     -Σ_k t_k log softmax(logits)_k with t_k = (1 - ε) [k = label] + ε / K over K classes, that is
-    (1 - ε) times the usual loss plus ε times its mean over all classes.
+    (1 - ε) times the usual loss plus ε times its mean over all classes. For a negative label it is
+    meaningless.
 
     Reference: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016.
-
-    Args:
-        amount: ε, from 0, the usual loss, to below 1.
-
-    Returns:
-        The loss of each image; for a negative label it is meaningless.
 
     >>> loss = smoothed_cross_entropy(0.1)
     >>> round(float(loss(None, tf.constant([0]), tf.math.log([[0.5, 0.25, 0.25]]))[0]), 4)
@@ -87,16 +78,7 @@ class ProgressiveBits(tf.Module):
 
     A quantizer of b bits works with max(b, floor), weights and activations alike. The floor is a
     variable of the graph, so one trace serves all of its values; at the end it is 0, and every
-    quantizer has the bits of the policy.
-
-    To be called after every step of the optimizer, in every replica. Create it in the strategy's
-    scope.
-
-    Args:
-        model: quantized by sat-tf; the one that is trained. Copies of it have no floor.
-        bits: the floors, falling.
-        shares: the share of the steps that each lasts; positive, with a sum below 1.
-        total_steps: of the stage.
+    quantizer has the bits of the policy. Copies of the model have no floor.
     """
 
     def __init__(
@@ -140,9 +122,6 @@ class WeightAverage(tf.Module):
     ranges.
 
     Reference: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992.
-
-    To be called after every step of the optimizer, in every replica. Create it in the strategy's
-    scope.
     """
 
     def __init__(self, model: keras.Model, *, decay: float) -> None:
@@ -246,14 +225,7 @@ class Oscillation(tf.Module):
     the largest of their range, which keeps changing: after every step a frozen weight is therefore
     set to where it has its code at the current maximum (`dorefa.held_weights`). The weight that is
     the maximum cannot be frozen, so that every range has one.
-
-    To be called after every step of the optimizer, in every replica. Create it in the strategy's
-    scope.
-
-    Args:
-        model: quantized by sat-tf; the one that is trained.
-        total_steps: of the stage.
-        **settings: those of `OscillationConfig`.
+    The settings are those of `OscillationConfig`.
     """
 
     def __init__(self, model: keras.Model, *, total_steps: int, **settings: Any) -> None:

@@ -26,11 +26,9 @@ _OF_PAPER = {
 def resolve(entry: Entry, **chosen: Any) -> Config:
     """The configuration of a row, with what is `chosen` for `configure`.
 
-    Returns:
-        A configuration whose name consists of the network, the data, the bits, the seed, and an
-        eight-digit hash of everything its outcome depends on: rows with the same training share it.
-        If the row starts from the float model of another run, see `other_start`, that is named as a
-        file relative to the folder of all runs.
+    Its name consists of the network, the data, the bits, the seed, and an eight-digit hash of
+    everything its outcome depends on: rows with the same training share it. The float model of
+    another run, see `other_start`, is named as a file relative to the folder of all runs.
     """
     config = configure(entry, **chosen)
     if entry.row.measures == "float":

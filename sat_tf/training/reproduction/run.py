@@ -43,12 +43,8 @@ def plan(
 ) -> list[Job]:
     """The jobs to run, checked as far as possible before anything is loaded.
 
-    Args:
-        patterns: names of rows, or patterns of them.
-        data: name of the data set to train on; by default each row's own.
-        data_dir: folder of its images.
-        changes: "key=value" with a dotted key.
-        seeds: every row is run with each of them; None is the recipe's.
+    Every row is run with each of the seeds, of which None is the recipe's; by default on its own
+    data set. The changes are "key=value" with a dotted key.
     """
     rows, problems = find(patterns)
     known = data_sets()

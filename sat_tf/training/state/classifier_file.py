@@ -31,15 +31,9 @@ def read_classifier(
 ) -> keras.Model:
     """Reads a trained Keras model that classifies the images of a run.
 
-    A softmax at its end is removed, because losses and teachers work on logits.
-
-    Args:
-        path: a `.keras` or `.h5` file of Keras 2 or 3, such as the `float.keras` of a run, or the
-            folder of a SavedModel.
-        image_size: height and width of the images of the run.
-        num_classes: of its data set.
-        key: the key of the configuration that names the file, for errors.
-        safe_mode: see `load_model`.
+    It is a `.keras` or `.h5` file of Keras 2 or 3, such as the `float.keras` of a run, or the
+    folder of a SavedModel, which the `key` of the configuration names. A softmax at its end is
+    removed, because losses and teachers work on logits.
     """
     path = _expect_file(path, key)
     try:

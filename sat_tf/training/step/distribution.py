@@ -255,14 +255,9 @@ def replica_variable(
 ) -> tf.Variable:
     """Creates a variable with a copy of its own on every replica, to be assigned inside a step.
 
-    Nothing is sent between devices until it is read or saved. Create it in the strategy's scope.
-
-    Args:
-        value: where it starts.
-        name: of the variable.
-        dtype: its type; by default that of `value`.
-        aggregation: how copies are combined when read or saved: the first one where all are equal,
-            the mean of statistics of each replica's own images.
+    Nothing is sent between devices until it is read or saved, when its copies are combined: the
+    first one where all are equal, the mean of statistics of each replica's own images. Create it in
+    the strategy's scope.
     """
     return tf.Variable(
         value,

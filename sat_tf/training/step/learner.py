@@ -70,15 +70,13 @@ class TopK(keras.metrics.Metric):
         return {**super().get_config(), "k": self.k}
 
 
-Top1 = functools.partial(TopK, 1)
-_FIVE = 5
-Top5 = functools.partial(TopK, _FIVE)
+Top1, Top5 = functools.partial(TopK, 1), functools.partial(TopK, 5)
 
 
 def accuracy_metrics(model: keras.Model) -> list[TopK]:
     """The metrics of every stage beside its loss, newly created: top1, and top5 of many classes."""
     num_classes = model.output_shape[-1]
-    return [Top1()] if num_classes is not None and num_classes <= _FIVE else [Top1(), Top5()]
+    return [Top1()] if num_classes is not None and num_classes <= 5 else [Top1(), Top5()]
 
 
 class RandomGenerators:
@@ -172,13 +170,8 @@ class Learner(keras.Model):
     those of `accuracy_metrics`; in training also `data_loss` (the mean without regularization), and
     `batch_loss` (of the last batch alone).
 
-    Args:
-        student: the model that is trained.
-        batch_size: images of a global batch, over all replicas.
-        image_loss: gives the loss of each image.
-        after_step: called in every replica, inside the step, after the optimizer; with state in
-            variables that the callables hold. The learner's checkpoints include those that are
-            `tf.Module` or Keras objects.
+    What comes `after_step` is called in every replica, inside the step, after the optimizer; with
+    state in variables of its own, which are in checkpoints if it is a `tf.Module`.
     """
 
     def __init__(
