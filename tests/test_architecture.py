@@ -124,20 +124,20 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 2900,
-    "commands": 4800,
+    "analysis": 2600,
+    "commands": 4300,
     "core": 3200,
     "export": 19600,
     "graph": 5900,
     "keras3": 3400,
-    "loading": 1200,
-    "planning": 2200,
-    "presentation": 1400,
+    "loading": 1100,
+    "planning": 2100,
+    "presentation": 1300,
     "qat": 9100,
     "quantizers": 5300,
     "report": 900,
     "training": 11600,
-    ".": 3000,  # the modules beside the rooms, together
+    ".": 2800,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.
