@@ -124,8 +124,8 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 2900,
-    "commands": 4800,
+    "analysis": 2600,
+    "commands": 4300,
     "core": 3200,
     "export": 17800,
     "graph": 5900,

@@ -7,25 +7,11 @@ import pathlib
 import numpy as np
 
 from sat_tf.bounded_file import read_text
-from sat_tf.commands.options import nonempty
-from sat_tf.commands.parser import Parser
 from sat_tf.messages import RunError, first_ones
 
 _MOST_BYTES = 2**28
 _ENDINGS = (".npy", ".txt", ".csv")
 _HEADS = ("label", "labels", "class")
-
-
-def add_labels(parser: Parser) -> None:
-    """Adds --labels, for commands that take images as .npy."""
-    parser.add_argument(
-        "--labels",
-        metavar="FILE",
-        type=nonempty,
-        help="the class numbers of images in .npy, from 0 on and in their order: an .npy file of "
-        "integers (n,), a .txt with one on each line, or a .csv with a column `label`, or with "
-        "labels in the last one",
-    )
 
 
 def expect_labels(path: str, images: str | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from rich.console import Console
 
-from sat_tf.commands.label_file import add_labels, expect_labels, read_labels
+from sat_tf.commands.label_file import expect_labels, read_labels
 from sat_tf.commands.options import nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.export.certificate.certificate import ImagesFrom
@@ -143,7 +143,14 @@ def add_pictures(parser: Parser, what: str, *, required: bool = False) -> None:
         "so that their order is that of the model's outputs, in train and val or not; or without "
         f"labels; or uint8 images (n, rows, columns, channels) as .npy, or real values{what}",
     )
-    add_labels(parser)
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        type=nonempty,
+        help="the class numbers of images in .npy, from 0 on and in their order: an .npy file of "
+        "integers (n,), a .txt with one on each line, or a .csv with a column `label`, or with "
+        "labels in the last one",
+    )
 
 
 def expect_pictures(path: str | None, labels: str | None) -> None:

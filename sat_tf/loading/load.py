@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sat_tf.atomic_file import expect_path, temporary_folder
 from sat_tf.loading import saved_model, trust
-from sat_tf.loading.model_file import ModelFile, OtherFileError, mappings_in, open_model_file
+from sat_tf.loading.model_file import ModelFile, OtherFileError, mappings_in, open_model_file, parts
 from sat_tf.loading.tensor_functions import trusted_maker
 from sat_tf.messages import first_ones, kind_of, shown
 
@@ -114,7 +114,8 @@ def _code_of_this_python(file: ModelFile) -> Iterator[None]:
         calls = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
         if "func_load" not in calls and not isinstance(error, SystemError):
             raise
-        named = first_ones(trust.lambda_layers(file.config)) or "a function"
+        lambdas = [part.name for part in parts(file.config) if part.class_name == "Lambda"]
+        named = first_ones(lambdas) or "a function"
         this = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise ValueError(
             f"received Python code in the file ({named}) that another version of Python than this "

@@ -87,11 +87,6 @@ def untrusted(problems: list[str]) -> str:
     )
 
 
-def lambda_layers(config: Mapping[str, Any]) -> list[str]:
-    """The names of the Lambda layers of a configuration, whose Python code is in it."""
-    return [part.name for part in parts(config) if part.class_name == "Lambda"]
-
-
 def _problem(part: Part, known: frozenset[str]) -> str | None:
     """Says what is wrong with any of the ways in which tf_keras may read a part.
 

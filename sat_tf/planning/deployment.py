@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from sat_tf.export.litert.converter import float_operators
 from sat_tf.export.lowering.packing import FileSettings, pack_graph
@@ -26,16 +26,13 @@ from sat_tf.qat.layout import in_inference, user_name
 _FLOAT_BYTES = 4
 
 
-class Conversions(NamedTuple):
-    """The conversions of layers left float, by their names."""
+def conversions(graph: Graph) -> tuple[dict[str, str], dict[str, int]]:
+    """Converts the layers that are left float: why some cannot be, and the bytes of the others.
 
-    problems: dict[str, str]  # Why layers cannot be written into a file.
-    bytes: dict[str, int]  # Of the others in the file.
-
-
-def conversions(graph: Graph) -> Conversions:
-    """Converts the layers that are left float; layers that are alike only once."""
-    found = Conversions({}, {})
+    Layers that are alike are converted only once.
+    """
+    problems: dict[str, str] = {}
+    sizes: dict[str, int] = {}
     tried: dict[str, tuple[bytes, int] | str] = {}
     for operation in float_layers(graph.operations):
         layers, signature = operation.layers, operation.signature(graph)
@@ -43,11 +40,11 @@ def conversions(graph: Graph) -> Conversions:
         # A conversion takes most of a second: layers that give the same operators at every size
         # share one.
         alike = all(layer_kinds.find_kind(layer).alike_at_all_sizes for layer in layers)
-        sizes = [(len(shape) if alike else shape, kind) for shape, kind in signature]
+        shapes = [(len(shape) if alike else shape, type_) for shape, type_ in signature]
         settings = [
             [type(layer).__qualname__, {**layer.get_config(), "name": ""}] for layer in layers
         ]
-        kind = json.dumps([settings, sizes], default=str)
+        kind = json.dumps([settings, shapes], default=str)
         if kind not in tried:
             try:
                 tried[kind] = float_operators(operation.function(), layers, signature), weights
@@ -55,12 +52,12 @@ def conversions(graph: Graph) -> Conversions:
                 tried[kind] = str(error).removeprefix(f"{layers[-1].name}: ")
         outcome, name = tried[kind], operation.calls[-1].name
         if isinstance(outcome, str):
-            found.problems[name] = f"{name}: {outcome}"
+            problems[name] = f"{name}: {outcome}"
         else:
             content, of_content = outcome
             spliced = spliced_bytes(content, operation.output)
-            found.bytes[operation.float_layer] = spliced - of_content + weights
-    return found
+            sizes[operation.float_layer] = spliced - of_content + weights
+    return problems, sizes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@ import abc
 import csv
 import dataclasses
 import io
-import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -82,7 +81,7 @@ class Column(Generic[_Row]):
     """A column of a table."""
 
     title: str  # In plain text.
-    value: Callable[[_Row], Any]  # Of a row, for data frames, and with six digits for CSV.
+    value: Callable[[_Row], Any]  # Of a row.
     show: Callable[[Any], Cell] = plain  # Formats that value for readers.
     _: dataclasses.KW_ONLY
     unit: str = ""  # Of the shown value, behind the title.
@@ -176,39 +175,6 @@ class Table(Generic[_Row]):
             *(map(shown, cells) for cells in self.cells()),
         ]
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-    def to_csv(self) -> str:
-        """The values as CSV text; None is left empty, and floats have six digits."""
-        return write_table(
-            [column.title for column in self.columns],
-            ([column.value(row) for column in self.columns] for row in self.rows),
-        )
-
-    def to_frame(self) -> "pandas.DataFrame":
-        """The values as a data frame: NaN or None for unknown values.
-
-        Raises:
-            ImportError: pandas is not installed, which does not come with sat-tf.
-        """
-        try:
-            import pandas
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                "to_frame: received an environment without pandas, expected it: pip install "
-                "pandas; to_rows() and write_csv() do without."
-            ) from error
-
-        return pandas.DataFrame(
-            [{column.title: column.value(row) for column in self.columns} for row in self.rows],
-            columns=[column.title for column in self.columns],
-        )
-
-
-def printed(show: Callable[[Console], None], width: int) -> str:
-    """The plain text that `show` prints on a console of this width."""
-    text = io.StringIO()
-    show(make_console(file=text, width=width))
-    return text.getvalue()
 
 
 def marked_text(cell: Cell) -> Text:
@@ -325,20 +291,28 @@ class RowTable(Displayed):
         Args:
             width: columns of the terminal; by default as wide as needed.
         """
-        return printed(self.print_to, width or self._width)
+        text = io.StringIO()
+        self.print_to(make_console(file=text, width=width or self._width))
+        return text.getvalue()
 
     def __str__(self) -> str:
         return self.table()
 
-    def _values(self) -> Table[dict[str, Any]]:
-        columns: list[Column[dict[str, Any]]] = [
-            Column(name, operator.itemgetter(name)) for name in self.COLUMNS
-        ]
-        return Table(columns=columns, rows=self.to_rows())
-
     def to_frame(self) -> "pandas.DataFrame":
-        """The rows as a data frame: NaN or None for unknown values."""
-        return self._values().to_frame()
+        """The rows as a data frame: NaN or None for unknown values.
+
+        Raises:
+            ImportError: pandas is not installed, which does not come with sat-tf.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                "to_frame: received an environment without pandas, expected it: pip install "
+                "pandas; to_rows() and write_csv() do without."
+            ) from error
+
+        return pandas.DataFrame(self.to_rows(), columns=list(self.COLUMNS))
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
         """Writes the rows; the file appears whole, or not at all.
@@ -348,4 +322,5 @@ class RowTable(Displayed):
         Raises:
             ValueError: the path cannot be written.
         """
-        write_text(path, self._values().to_csv())
+        rows = ([row[name] for name in self.COLUMNS] for row in self.to_rows())
+        write_text(path, write_table(self.COLUMNS, rows))

@@ -4,7 +4,7 @@ import rich.table
 from rich.text import Text
 
 from sat_tf.presentation.console import make_console
-from sat_tf.presentation.tables import Column, Table, printed
+from sat_tf.presentation.tables import Column, Table
 
 
 def test_control_characters_are_text_wherever_they_stand():
@@ -30,5 +30,7 @@ def test_colours_of_our_own_stay():
 
 def test_no_name_of_a_table_forges_a_line():
     table = Table(columns=[Column("name", lambda row: row)], rows=["a\nerror: forged"])
-    said = printed(lambda console: console.print(table.to_rich()), width=80)
+    text = io.StringIO()
+    make_console(file=text, width=80).print(table.to_rich())
+    said = text.getvalue()
     assert r"a\nerror: forged" in said

@@ -29,7 +29,7 @@ USUAL_IMAGES = 256
 # The file may be shorter than the sum over layers by some tens of bytes, or longer by fewer. The
 # limit on the sum is first raised by so many, so that nothing that fits is left out; if the file of
 # the choice is too long, it is lowered.
-_BYTES_ASIDE = (64, 48, 32, 16, 0, -16, -64, -512)
+_BYTES_ASIDE = (64, 0, -16, -64, -512)
 # A tensor of fewer bits is clipped by its operator, which has an option more in the file.
 _UNCLIPPED_BITS, _CLIPPING_BYTES = 8, 4
 

@@ -84,7 +84,7 @@ def test_no_choice_whose_file_keeps_a_limit_costs_less_than_the_bound():
     lengths = sorted({length for _, length in every})
     assert len(lengths) > 5
     options = {"cost": cost, "weight_bits": bits, "activation_bits": bits}
-    for limit in [length for length in lengths if length >= lengths[0] + 16]:
+    for limit in [length for length in lengths if length >= lengths[0] + 64]:
         found = sat_tf.allocate(model, None, 4, budget={"bytes": limit}, **options)
         best = min(costs for costs, length in every if length <= limit)
         assert found.proof.bound - 1e-9 <= best <= found.proof.cost + 1e-9
