@@ -1,7 +1,6 @@
 """The public functions take models of Keras 3 as they take those of tf_keras."""
 
 import inspect
-import re
 
 import keras as keras3
 import numpy as np
@@ -41,22 +40,6 @@ def test_a_function_keeps_its_documentation_and_takes_the_model_by_name():
     three = sat_tf.quantize_model(policy=4, model=digits_network())
     assert is_keras3(three)
     assert not is_keras3(model)
-
-
-@pytest.mark.parametrize(
-    ("given", "fix"),
-    [
-        ({"bits": 4}, "sat_tf.BitPolicy.mobile(4))"),
-        ({"bits": 4, "input_range": (0, 1)}, "sat_tf.BitPolicy.mobile(4, input_range=(0, 1)))"),
-        ({"weight_bits": 2}, "sat_tf.BitPolicy.mobile(bits, weight_bits=2))"),
-    ],
-)
-def test_settings_of_the_policy_beside_it_are_refused_with_the_call_to_write(given, fix):
-    for function in (sat_tf.quantize_model, sat_tf.explain):
-        with pytest.raises(TypeError, match=re.escape(fix)):
-            function(digits_network(), **given)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'layers'"):
-        sat_tf.quantize_model(digits_network(), layers=4)
 
 
 def test_a_function_is_wrapped_once():

@@ -50,14 +50,6 @@ def test_there_are_at_most_18_public_names():
     assert len(sat_tf.__all__) == len(set(sat_tf.__all__)) <= 18
 
 
-def test_a_name_that_is_gone_says_what_to_use_instead():
-    with pytest.raises(
-        ImportError, match=r"deployed_model is gone; use sat_tf\.export\.snap_biases"
-    ):
-        from sat_tf.export import deployed_model  # noqa: F401
-    assert "deployed_model" not in dir(sat_tf.export)
-
-
 @pytest.mark.parametrize("name", sat_tf.__all__)
 def test_every_public_name_is_there_and_explained(name):
     found = getattr(sat_tf, name)
@@ -81,11 +73,6 @@ def test_type_checkers_see_the_same_names_in_the_same_places():
     )
     seen = {alias.asname: node.module for node in block.body for alias in node.names}
     assert seen == sat_tf._HOMES
-
-
-def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'quantise_model'"):
-        sat_tf.quantise_model  # noqa: B018
 
 
 def test_the_version_is_that_of_the_package():

@@ -356,25 +356,6 @@ def test_a_second_export_follows_the_config_and_says_that_the_proof_is_old(
     assert (run / "model.tflite").read_bytes() == (tiny_run / "model.tflite").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("model.options.width_multiplier=-1", "width_multiplier=-1: expected a positive"),
-        ("data.options.image_size=9", "image_size=9: expected a positive multiple"),
-        ("stages.float.batch_size=5000", "stages.float.batch_size=5000: expected at most"),
-        ("policy.overrides={conv_*: {weight_bits: 8}}", "conv_*"),
-    ],
-)
-def test_what_only_data_or_model_can_refuse_leaves_no_files(tmp_path, override, expected, capsys):
-    config = tmp_path / "tiny.yaml"
-    config.write_text(TINY)
-    run_dir = tmp_path / "run"
-    arguments = ["train", "--config", str(config), "--out", str(run_dir), "--set", override]
-    assert main.main(arguments) == 2
-    assert expected in capsys.readouterr().err
-    assert not run_dir.exists()
-
-
 @pytest.mark.thorough
 def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(
     tmp_path, capsys, monkeypatch
@@ -539,15 +520,6 @@ def test_help_fits_into_a_terminal_without_a_width(columns, monkeypatch, capsys)
     with pytest.raises(SystemExit):
         main.main(["verify", "--help"])
     assert "usage: sat-tf verify" in capsys.readouterr().out.replace("\n", " ")
-
-
-def test_a_backend_that_keras_does_not_have_is_refused(monkeypatch, capsys, tmp_path):
-    (tmp_path / "model.keras").touch()
-    monkeypatch.setenv("KERAS_BACKEND", "tensorflwo")
-    assert main.main(["explain", str(tmp_path / "model.keras"), "--input_range", "0,1"]) == 2
-    assert "'tensorflwo', expected a backend of Keras 3. Did you mean tensorflow?" in " ".join(
-        capsys.readouterr().err.split()
-    )
 
 
 @pytest.mark.parametrize(

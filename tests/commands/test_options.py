@@ -28,13 +28,6 @@ def test_a_new_folder_that_stays_empty_is_removed(tmp_path):
     assert os.listdir(tmp_path) == ["old"]
 
 
-@pytest.mark.parametrize("name", ["file", "file/inside"])
-def test_a_file_is_not_a_folder(tmp_path, name):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"--out: received .*file"):
-        open_folder(tmp_path / name).__enter__()
-
-
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(RunError, match="not writable; expected a folder that is"):

@@ -54,8 +54,3 @@ def test_what_is_shown_is_a_whole_configuration(capsys):
     config = parse_config(capsys.readouterr().out)
     assert config.data.name == "digits"
     assert (config.policy.weight_bits, config.model.name) == (4, "mobilenet_v1")
-
-
-def test_one_row_is_shown_at_a_time(capsys):
-    assert main.main(["paper", "show", "glyphs/4bits/pact*"]) == 2
-    assert "received 4 rows, expected one" in capsys.readouterr().err

@@ -272,28 +272,6 @@ def test_the_mean_of_an_adapted_normalization_is_kept():
 # -- what has no flat form ---------------------------------------------------------------------
 
 
-class Mine(keras.Model):
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.layer = L.Conv2D(3, 1)
-
-    def call(self, inputs):
-        return self.layer(inputs)
-
-
-def test_every_subclassed_model_is_named_by_its_path():
-    pixels = keras.Input((8, 8, 3), name="pixels")
-    inner = keras.Model(pixels, Mine(name="mine")(pixels), name="inner")
-    image = keras.Input((8, 8, 3), name="image")
-    model = keras.Model(image, Mine(name="own")(inner(image)), name="outer")
-    with pytest.raises(ValueError, match="model 'outer': 2 problems") as error:
-        sat_tf.quantize_model(model)
-    message = str(error.value)
-    assert "inner/mine: received a subclassed model (Mine)" in message
-    assert "own: received a subclassed model (Mine)" in message
-    assert "keras.Model(inputs, outputs)" in message
-
-
 # -- quantized ---------------------------------------------------------------------------------
 
 

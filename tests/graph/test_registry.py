@@ -81,37 +81,6 @@ def test_a_subclass_may_do_anything_and_is_not_known():
     assert "received MyConv" in layer_kinds.unsupported_problem(MyConv(2, 3))
 
 
-@pytest.mark.parametrize(
-    ("layer", "problem"),
-    [
-        (L.LSTM(3), "received LSTM, which sat-tf does not quantize"),
-        (L.Lambda(abs), "does not quantize; write what it does on the tensor itself"),
-        (L.Conv2DTranspose(4, 3, dilation_rate=2), "received dilation_rate=(2, 2)"),
-        (L.Conv1DTranspose(4, 3, dilation_rate=2), "received dilation_rate=(2,)"),
-        (L.Conv1DTranspose(4, 3, data_format="channels_first"), "expected 'channels_last'"),
-        (L.DepthwiseConv1D(3, data_format="channels_first"), "expected 'channels_last'"),
-        (L.DepthwiseConv1D(3, activation="gelu"), "received activation='gelu'"),
-        (L.Conv2DTranspose(4, 3, data_format="channels_first"), "expected 'channels_last'"),
-        (L.Conv1D(4, 3, padding="causal"), "put a ZeroPadding1D in front"),
-        (L.Conv2D(4, 3, data_format="channels_first"), "expected 'channels_last'"),
-        (L.DepthwiseConv2D(3, data_format="channels_first"), "expected 'channels_last'"),
-        (L.Conv2D(4, 3, activation="gelu"), "received activation='gelu'"),
-        (L.Dense(4, activation="tanh"), "received activation='tanh'"),
-        (L.Dense(4, activation=tf.sin), "received activation='sin', expected one of linear,"),
-        (L.Activation(lambda x: x), "received activation='<lambda>'"),
-        (L.LayerNormalization(axis=[0, 1]), "expected others"),
-        (L.Softmax(axis=0), "the batch"),
-        (L.UpSampling2D(data_format="channels_first"), "expected 'channels_last'"),
-        (L.BatchNormalization(axis=1), "received axis=[1]"),
-        (L.BatchNormalization(axis=[1, 2]), "received axis=[1, 2]"),
-        (L.BatchNormalization(renorm=True), "expected plain BatchNormalization"),
-        (L.MaxPooling2D(data_format="channels_first"), "expected 'channels_last'"),
-    ],
-)
-def test_refusals_say_what_was_received_and_expected(layer, problem):
-    assert problem in layer_kinds.unsupported_problem(layer)
-
-
 def test_the_last_axis_of_a_normalization_may_be_counted_from_the_front():
     norm = L.BatchNormalization(axis=3)
     norm.build((None, 8, 8, 4))

@@ -11,67 +11,11 @@ from sat_tf.core import dorefa
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models
 
-L = keras.layers
-
 
 def _pruned():
     model = float_models.build("without_normalization")
     schedule = tfmot.sparsity.keras.ConstantSparsity(0.5, 0, frequency=1)
     return tfmot.sparsity.keras.prune_low_magnitude(model, pruning_schedule=schedule)
-
-
-def _clustered():
-    return tfmot.clustering.keras.cluster_weights(
-        float_models.build("without_normalization"),
-        number_of_clusters=4,
-        cluster_centroids_init=tfmot.clustering.keras.CentroidInitialization.LINEAR,
-    )
-
-
-def _quantized():
-    return tfmot.quantization.keras.quantize_model(float_models.build("without_normalization"))
-
-
-WRAPPED = {
-    "PruneLowMagnitude": (_pruned, r"call model = tfmot\.sparsity\.keras\.strip_pruning\(model\)"),
-    "ClusterWeights": (_clustered, r"tfmot\.clustering\.keras\.strip_clustering\(model\)"),
-    "QuantizeWrapperV2": (_quantized, "pass the float model that TFMOT's"),
-}
-
-ENTRIES = {
-    "quantize_model": sat_tf.quantize_model,
-    "requantize": lambda model: sat_tf.requantize(model, BitPolicy()),
-    "calibrate": lambda model: sat_tf.calibrate(model, float_models.images(32)),
-    "audit": sat_tf.audit,
-    "sensitivity": lambda model: sat_tf.sensitivity(model, float_models.images(32)),
-    "export_tflite": lambda model: sat_tf.export_tflite(model, "model.tflite"),
-}
-
-
-@pytest.fixture(scope="module", params=WRAPPED)
-def wrapped(request):
-    make, fix = WRAPPED[request.param]
-    model = make()
-    names = [layer.name for layer in model.layers if type(layer).__name__ == request.param]
-    return model, names, fix
-
-
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_layers_of_tfmots_own_tools_are_named_with_the_fix(entry, wrapped):
-    model, names, fix = wrapped
-    if (entry, fix) == ("audit", WRAPPED["QuantizeWrapperV2"][1]):
-        assert sat_tf.audit(model).layers  # which reads them as they compute
-        return
-    with pytest.raises(ValueError, match=fix) as error:
-        ENTRIES[entry](model)
-    assert names[0] in str(error.value)
-
-
-def test_wrapped_layers_inside_an_inner_model_are_found():
-    image = keras.Input((8, 8, 3), name="image")
-    model = keras.Model(image, _pruned()(image))
-    with pytest.raises(ValueError, match="strip_pruning"):
-        sat_tf.audit(model)
 
 
 def test_an_annotated_model_is_no_wrapped_one():

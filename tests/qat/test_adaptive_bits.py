@@ -246,22 +246,6 @@ def test_float_activations_stay_float():
         assert width in policies
 
 
-def test_a_width_that_is_not_there_is_an_error(three_widths):
-    with pytest.raises(ValueError, match=r"received 3, expected one of 7, 4, 2"):
-        three_widths.at_bits(3)
-
-
-def test_models_of_other_networks_are_not_shared():
-    image = keras.Input((8, 8, 3), name="image")
-    other = keras.Model(image, L.Dense(2, name="other")(L.Flatten(name="flat")(image)))
-    members = {
-        4: sat_tf.quantize_model(_float_model(), BitPolicy.mobile(4)),
-        2: sat_tf.quantize_model(other, BitPolicy.mobile(2)),
-    }
-    with pytest.raises(ValueError, match=r"other: received weights .* in one model only"):
-        AdaptiveBits(members)
-
-
 def test_evaluate_gives_what_its_names_say(data):
     model = _adaptive(bits=(4, 2))
     values = model.evaluate(*data, verbose=0)
@@ -322,24 +306,6 @@ class _Counter(keras.metrics.Mean):
 def test_what_cannot_be_compiled_for_several_widths_is_an_error(options, expected, two_widths):
     with pytest.raises(ValueError, match=expected):
         two_widths.compile(**{"optimizer": "sgd", "loss": "mse", **options})
-
-
-def test_a_model_with_a_step_of_its_own_is_refused():
-    class Own(keras.Model):
-        def train_step(self, data):
-            return super().train_step(data)
-
-    plain = _float_model()
-    with pytest.raises(ValueError, match="received a Own with train_step of its own"):
-        sat_tf.quantize_for_bits(Own(plain.input, plain.output), NESTED, bits=(4, 2))
-
-
-def test_the_whole_is_neither_exported_nor_verified_but_each_width(two_widths, tmp_path):
-    model, path = two_widths, tmp_path / "model.tflite"
-    with pytest.raises(ValueError, match=r"several bit widths .* pass model.at_bits"):
-        sat_tf.export_tflite(model, path)
-    with pytest.raises(ValueError, match=r"several bit widths .* pass model.at_bits"):
-        sat_tf.verify_tflite(model, path, np.zeros((1, 8, 8, 3), np.uint8))
 
 
 @pytest.mark.thorough

@@ -112,29 +112,12 @@ def test_numbers_of_numpy_become_plain_ones():
     assert policy.initial_clipping_level == 2.5
 
 
-@pytest.mark.parametrize("grid", ["narrow", "rounded", "modified"])
-@pytest.mark.parametrize("field", ["weight_bits", "first_last_weight_bits"])
-def test_one_bit_needs_the_dorefa_grid(grid, field):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        (problem,) = _problems(**{field: 1, "weight_grid": grid})
-    assert problem.startswith(f"{field}=1 with weight_grid={grid!r}")
-    assert "use weight_grid='dorefa'" in problem
-
-
 def test_names_are_those_of_the_core():
     assert {*AUTOMATIC, *GRIDS} == set(policy_fields.GRID_NAMES)
     for method in METHODS:
         BitPolicy(rescale=method)
     for gradient in CLIPPING_GRADIENTS:
         BitPolicy(clipping_gradient=gradient)
-
-
-@pytest.mark.parametrize("fields", [{"weight_grid": "narrow"}, {"weight_bits": 2}])
-def test_grids_that_train_well_are_not_warned_of(fields):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        BitPolicy(**fields)
 
 
 def test_a_policy_is_frozen_and_changed_by_replace():
@@ -250,12 +233,6 @@ def test_grids_that_train_badly_are_warned_of_wherever_they_are_asked_for(make, 
     assert [warning.filename for warning in seen] == [__file__]
 
 
-def test_a_grid_that_rounds_nothing_is_no_reason_to_warn():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        BitPolicy(weight_grid="modified", weight_bits=None, first_last_weight_bits=4)
-
-
 def test_eight_bits_are_beyond_int8_on_every_grid_but_the_narrow_one():
     beyond = {
         (name, bits, row.largest_code(bits))
@@ -292,37 +269,6 @@ def test_layers_whose_8_bits_do_not_fit_on_the_grid_get_one_that_fits(grid, bits
     assert seven.at("stem", end=True).weight_grid == grid
     narrow = dataclasses.replace(policy, first_last_weight_grid="narrow")
     assert narrow.at("stem", end=True).weight_grid == "narrow"
-
-
-@pytest.mark.parametrize("grid", ["dorefa", "rounded", "modified"])
-@pytest.mark.parametrize(
-    ("named", "fields"),
-    [
-        ("weight_bits=8 with weight_grid=", {"weight_bits": 8, "weight_grid": None}),
-        ("first_last_weight_bits=8 with first_last_weight_grid=", {"first_last_weight_grid": None}),
-        (
-            r"overrides\['a'\]: weight_bits=8 with weight_grid=",
-            {"overrides": {"a": {"weight_bits": 8, "weight_grid": None}}},
-        ),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:weight_grid='modified' rounds")
-def test_a_policy_of_integers_whose_named_grid_does_not_fit_is_refused_when_it_is_made(
-    named, fields, grid
-):
-    def filled(value):
-        if isinstance(value, dict):
-            return {name: filled(inner) for name, inner in value.items()}
-        return grid if value is None else value
-
-    code = GRIDS[grid].largest_code(8)
-    expected = rf"{named}'{grid}': .* reach {code} and do not fit int8: .* not exported; use 'auto'"
-    with pytest.raises(ValueError, match=expected):
-        BitPolicy(**filled(fields))
-    # A policy with float tensors may be meant for training alone, as in the paper.
-    for floats in ("stream_bits", "activation_bits"):
-        with pytest.warns(UserWarning, match=f"reach {code} and do not fit int8.*not exported"):
-            BitPolicy(**filled(fields), **{floats: None})
 
 
 @pytest.mark.filterwarnings("ignore:weight_grid=")

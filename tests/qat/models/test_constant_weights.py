@@ -169,23 +169,6 @@ def test_replicas_read_the_same_copies():
             assert model.evaluate(IMAGES, LABELS, verbose=0) == expected
 
 
-def test_what_it_cannot_be_used_for_is_said():
-    unquantized = float_models.build("residual")
-    with (
-        pytest.raises(ValueError, match="no layer quantized by sat-tf; quantize it first"),
-        constant_weights(unquantized),
-    ):
-        pass
-    model = _quantized()
-    with constant_weights(model):
-        with (
-            pytest.raises(RuntimeError, match="leave the inner one out"),
-            constant_weights(model),
-        ):
-            pass
-        assert ConstantWeights(model).are_read
-
-
 def test_float_weights_are_float_inside_too():
     model = _quantized(compiled=False)
     with float_weights(model.layers):

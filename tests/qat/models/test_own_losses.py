@@ -4,7 +4,6 @@ import keras as keras3  # noqa: TID251 -- both Kerases keep them
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 import sat_tf
@@ -17,60 +16,6 @@ def _model():
     read = keras.Input((8,), name="read")
     code = L.Dense(4, name="code", kernel_regularizer="l2")(read)
     return keras.Model(read, L.Dense(3, name="classifier")(code), name="net"), code
-
-
-def _with_loss(model, code):
-    model.add_loss(tf.reduce_mean(code**2))
-
-
-def _with_metric(model, code):
-    model.add_metric(tf.reduce_mean(code), name="size")
-
-
-def _with_function(model, code):
-    del code
-    model.add_loss(lambda: tf.constant(1.0))
-
-
-def _with_function_of_a_layer(model, code):
-    del code
-    model.get_layer("code").add_loss(lambda: tf.constant(1.0))
-
-
-@pytest.mark.parametrize(
-    ("add", "named"),
-    [
-        (
-            _with_loss,
-            r"a loss of its own \(tf.math.reduce_mean\w*\).*call add_loss on the quantized",
-        ),
-        (_with_metric, r"a metric of its own .*call add_metric on the quantized model"),
-        (_with_function, r"a loss of its own \(a function of net\)"),
-        (_with_function_of_a_layer, r"a loss of its own \(a function of code\)"),
-    ],
-)
-class TestOfAModel:
-    def test_is_refused_with_the_fix(self, add, named):
-        model, code = _model()
-        add(model, code)
-        with pytest.raises(ValueError, match=named):
-            sat_tf.quantize_model(model, 8)
-        assert any("of its own" in problem for problem in sat_tf.explain(model, 8).problems)
-
-    def test_is_refused_inside_a_nested_model(self, add, named):
-        model, code = _model()
-        add(model, code)
-        read = keras.Input((8,))
-        with pytest.raises(ValueError, match=f"outer/net: .*{named}"):
-            sat_tf.quantize_model(keras.Model(read, model(read), name="outer"), 8)
-
-
-def test_a_loss_is_refused_under_quantize_apply():
-    model, code = _model()
-    _with_loss(model, code)
-    annotated = tfmot.quantization.keras.quantize_annotate_model(model)
-    with pytest.raises(ValueError, match="a loss of its own"):
-        tfmot.quantization.keras.quantize_apply(annotated, scheme=sat_tf.SatQuantizeScheme(8))
 
 
 def test_a_loss_of_the_quantized_model_trains_it_and_does_not_reach_the_file(tmp_path):
