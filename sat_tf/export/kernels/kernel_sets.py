@@ -115,49 +115,52 @@ def _products(sums: np.ndarray, multipliers: np.ndarray, rule: fixed_point.Rule)
     return rule(sums.astype(np.int64), fixed_point.fixed_point(multipliers))
 
 
-def _reference(
-    name: str,
-    title: str,
-    *,
-    dense: Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray],
-    multiplier: Callable[[np.float32, np.float32, np.float32], float | np.float32],
-    logistic: FunctionRule,
-    tanh: FunctionRule,
-    slopes: Slopes,
-) -> KernelSet:
-    """Kernels of the plain C++ sources, without vectors: gemmlowp's rounding throughout.
-
-    Vectors hold a product of two tensors in 16 bits behind its rounding. What does not fit them,
-    128 times the range of int8 and more, is not simulated: calibrated scales are far from it.
-    """
-    away = fixed_point.rounded_twice_away
-    return KernelSet(
-        name,
-        title,
-        linear=lambda work, sums, scales: (
-            dense(work, sums, scales)
-            if work.operator == "FULLY_CONNECTED"
-            else _products(sums, wide_multipliers(*scales), away)
-        ),
-        summed=fixed_point.summed,
-        product=lambda products, scales, output: away(
-            products, fixed_point.fixed_point(multiplier(*scales, output))
-        ),
-        mean=lambda sums, count, scales, zeros, _: fixed_point.mean(sums, count, scales, zeros),
-        # A float32 quotient, halves away from zero.
-        quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
-        softmax=softmax.in_fixed_point,
-        interpolation=bilinear.OF_BUILTIN,
-        tabulated=functions.rounded_half_away,
-        logistic=logistic,
-        tanh=tanh,
-        slopes=slopes,
-        leaky=functions.leaky(slopes),
-        hard_swish=functions.hard_swish,
-        rescaled=lambda codes, source, output: away(
-            codes, fixed_point.fixed_point(float(source) / float(output))
-        ),
-    )
+# The plain C++ sources, without vectors: gemmlowp's rounding throughout. All processors have it.
+# Vectors hold a product of two tensors in 16 bits behind its rounding. What does not fit them,
+# 128 times the range of int8 and more, is not simulated: calibrated scales are far from it.
+REFERENCE = KernelSet(
+    "reference",
+    "LiteRT, reference kernels",
+    linear=lambda work, sums, scales: (
+        fixed_point.rounded_away(sums.astype(np.float64) * wide_multipliers(*scales))
+        if work.operator == "FULLY_CONNECTED"
+        else _products(sums, wide_multipliers(*scales), fixed_point.rounded_twice_away)
+    ),
+    summed=fixed_point.summed,
+    product=lambda products, scales, output: fixed_point.rounded_twice_away(
+        products, fixed_point.fixed_point(xnnpack.product_multiplier(*scales, output))
+    ),
+    mean=lambda sums, count, scales, zeros, _: fixed_point.mean(sums, count, scales, zeros),
+    # A float32 quotient, halves away from zero.
+    quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
+    softmax=softmax.in_fixed_point,
+    interpolation=bilinear.OF_BUILTIN,
+    tabulated=functions.rounded_half_away,
+    logistic=functions.by_table(functions.logistic, functions.rounded_half_away),
+    tanh=functions.by_table(functions.tanh, functions.rounded_half_away),
+    slopes=functions.narrow_slopes,
+    leaky=functions.leaky(functions.narrow_slopes),
+    hard_swish=functions.hard_swish,
+    rescaled=lambda codes, source, output: fixed_point.rounded_twice_away(
+        codes, fixed_point.fixed_point(float(source) / float(output))
+    ),
+)
+# This is all processors with its reference kernels; not CMSIS-NN's or a vendor's.
+MICRO = dataclasses.replace(
+    REFERENCE,
+    name="micro",
+    title="TFLite Micro",
+    linear=lambda work, sums, scales: _products(
+        sums, _multipliers(work, scales), fixed_point.rounded_twice_away
+    ),
+    product=lambda products, scales, output: fixed_point.rounded_twice_away(
+        products, fixed_point.fixed_point(fixed_point.multiplier_in_float64(*scales, output))
+    ),
+    logistic=functions.logistic_in_fixed_point,
+    tanh=functions.tanh_in_fixed_point,
+    slopes=functions.wide_slopes,
+    leaky=functions.leaky(functions.wide_slopes),
+)
 
 
 def _builtin(
@@ -249,30 +252,6 @@ def _xnnpack(
     )
 
 
-# All processors have it.
-REFERENCE = _reference(
-    "reference",
-    "LiteRT, reference kernels",
-    dense=lambda _, sums, scales: fixed_point.rounded_away(
-        sums.astype(np.float64) * wide_multipliers(*scales)
-    ),
-    multiplier=xnnpack.product_multiplier,
-    logistic=functions.by_table(functions.logistic, functions.rounded_half_away),
-    tanh=functions.by_table(functions.tanh, functions.rounded_half_away),
-    slopes=functions.narrow_slopes,
-)
-# This is all processors with its reference kernels; not CMSIS-NN's or a vendor's.
-MICRO = _reference(
-    "micro",
-    "TFLite Micro",
-    dense=lambda work, sums, scales: _products(
-        sums, _multipliers(work, scales), fixed_point.rounded_twice_away
-    ),
-    multiplier=fixed_point.multiplier_in_float64,
-    logistic=functions.logistic_in_fixed_point,
-    tanh=functions.tanh_in_fixed_point,
-    slopes=functions.wide_slopes,
-)
 # This is x86 with AVX, as the wheels have it.
 BUILTIN_X86 = _builtin(
     "builtin_x86",

@@ -53,7 +53,7 @@ class Draft(abc.ABC):
 
     @property
     def keeps_stream(self) -> bool:
-        """See the class."""
+        """Whether a float stream behind it stays one, unless a quantizer of its own follows."""
         return False
 
     def takes_floats(self, codes: Codes) -> bool:
@@ -77,7 +77,7 @@ class Draft(abc.ABC):
         return None
 
     def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Draft | None":
-        """The layer multiplied by numbers and added to others; None where it takes none in."""
+        """The layer times `slope`, not 0, plus `offset`; None where it takes none in."""
         return None
 
     def seen_within(self, low: float, high: float) -> "Draft":
@@ -86,7 +86,7 @@ class Draft(abc.ABC):
 
 
 class GraphBuilder:
-    """Collects the tensors and operations of a graph."""
+    """Collects the tensors and operations of a graph; `layer_names` are only the layers' own."""
 
     def __init__(self, layer_names: Collection[str] = ()) -> None:
         self.tensors: dict[str, Tensor] = {}

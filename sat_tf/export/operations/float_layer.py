@@ -12,7 +12,6 @@ from sat_tf.export.operations.native import FIXED_GRIDS, Native
 from sat_tf.export.operations.operation import (
     SELECTED,
     Basis,
-    FileParts,
     Made,
     Operation,
     Portability,
@@ -78,10 +77,10 @@ class FloatLayer(OperationDraft):
         """The layers that it calls, in order."""
         return [call.layer for call in self.calls]
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
         """An estimate: the converter chooses what the file holds."""
         weights = sum(int(layer.count_params()) for layer in self.layers)
-        return FileParts(data_bytes=_BYTES_OF_OPERATORS + _BYTES_OF_A_WEIGHT * weights)
+        return _BYTES_OF_OPERATORS + _BYTES_OF_A_WEIGHT * weights
 
     def signature(self, graph: Tensors) -> list[tuple[tuple[int, ...], str]]:
         """Shape, without the batch dimension, and type of each tensor that it reads."""

@@ -27,7 +27,7 @@ _EMPTY = Graph("", {}, (), (), "")
 
 
 def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
-    """The file of a deployed graph, with nothing between its integers and the file's."""
+    """The file of a deployed graph; `resizable` says that the batch size, 1, is free."""
     writer = Writer(graph.images, graph.tensors, resizable=resizable)
     for operation in graph.operations:
         writer.begin(operation.output)

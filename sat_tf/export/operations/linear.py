@@ -17,7 +17,6 @@ from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, Range,
 from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import (
     Basis,
-    FileParts,
     Made,
     Operation,
     Portability,
@@ -89,6 +88,7 @@ class Linear(Operation, Draft):
     pixelwise: bool = False  # The file has this 1x1 convolution as a matrix product of each pixel.
 
     same_because = "one float32 product, rounded half to even, in all of XNNPACK's kernels"
+    num_constants = 2  # codes and a bias
     rounds = True
     fuses = True
     # DEQUANTIZE makes the kernel of a float head.
@@ -461,13 +461,12 @@ class Linear(Operation, Draft):
             raise NotUnderstoodError("it reads float and makes codes, or the other way round")
         return operation, codes
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
         """Codes, a bias, and the scales of both."""
         count = self._stored_scales().size
         codes = 0 if shares_kernel else math.ceil(self.kernel.size * self.storage.value / 8)
         data = codes + _SCALE_BYTES * count + _BIAS_BYTES * self.bias.size
-        data += _DEQUANTIZE_BYTES if self.real else _SCALE_BYTES * count
-        return FileParts(constants=2, data_bytes=int(data))
+        return int(data + (_DEQUANTIZE_BYTES if self.real else _SCALE_BYTES * count))
 
 
 # -- drafts of other layers as linear ones ------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.export.operations.operation import SELECTED, FileParts, Made, Operation
+from sat_tf.export.operations.operation import SELECTED, Made, Operation
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
@@ -113,10 +113,13 @@ class Moved(Operation):
             arrays.append(array)
         return tuple(inputs), tuple(arrays)
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        constants = [array for array in self.reads_in_order if array is not None]
-        counted = [] if MOVES[self.name].pads else constants
-        return FileParts(constants=len(constants), data_bytes=sum(one.nbytes for one in counted))
+    @property
+    def num_constants(self) -> int:
+        return sum(array is not None for array in self.reads_in_order)
+
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        counted = [] if MOVES[self.name].pads else self.reads_in_order
+        return sum(array.nbytes for array in counted if array is not None)
 
 
 def moved(

@@ -10,11 +10,10 @@ import numpy as np
 
 from sat_tf.core.grid import int8_codes
 from sat_tf.export.kernels import functions
-from sat_tf.export.kernels.functions import Curve, FunctionRule
+from sat_tf.export.kernels.functions import FunctionRule
 from sat_tf.export.kernels.kernel_sets import KERNEL_SETS, KernelSet
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Shape
 from sat_tf.export.operations.operation import (
-    FileParts,
     Made,
     Operation,
     Portability,
@@ -52,16 +51,6 @@ def _gelu(x: np.ndarray, *, approximate: bool) -> np.ndarray:
     return _HALF * x * share
 
 
-def _any_scales(source: Codes, output: Codes, settings: Mapping[str, Any]) -> str | None:
-    del source, output, settings
-    return None
-
-
-def _hard_swish_problem(source: Codes, output: Codes, settings: Mapping[str, Any]) -> str | None:
-    del settings
-    return functions.hard_swish_problem(source.scale, output.scale)
-
-
 @dataclasses.dataclass(frozen=True)
 class NativeRow:
     """An operator that computes a function of one value."""
@@ -69,18 +58,8 @@ class NativeRow:
     operator: Operator  # As a file has it.
     rule: Callable[[KernelSet], FunctionRule]  # Its codes, by the kernels that compute it.
     settings: tuple[str, ...] = ()  # The names of its options in a file.
-    # Why its kernels do not take the grids of its input and output, with the fix.
-    problem: Callable[[Codes, Codes, Mapping[str, Any]], str | None] = _any_scales
-
-
-def _tabulated(curve: Curve) -> Callable[[KernelSet], FunctionRule]:
-    """The rule of an operator that XNNPACK computes too."""
-    return lambda kernels: functions.by_table(curve, kernels.tabulated)
-
-
-def _left_to_others(curve: Curve) -> Callable[[KernelSet], FunctionRule]:
-    """The rule of an operator that XNNPACK leaves to the builtin kernels."""
-    return lambda kernels: functions.by_table(curve, functions.rounded_half_away)
+    # Why its kernels do not take the scales of its input and output, with the fix.
+    problem: Callable[[np.float32, np.float32], str | None] = lambda source, output: None
 
 
 _ROWS = (
@@ -89,12 +68,17 @@ _ROWS = (
     ),
     NativeRow(Operator("LOGISTIC", 2, ""), lambda kernels: kernels.logistic),
     NativeRow(Operator("TANH", 2, ""), lambda kernels: kernels.tanh),
-    NativeRow(Operator("ELU", 1, ""), _tabulated(_elu)),
-    NativeRow(Operator("GELU", 2, "GeluOptions"), _left_to_others(_gelu), ("approximate",)),
+    NativeRow(Operator("ELU", 1, ""), lambda kernels: functions.by_table(_elu, kernels.tabulated)),
+    # XNNPACK leaves it to the builtin kernels.
+    NativeRow(
+        Operator("GELU", 2, "GeluOptions"),
+        lambda kernels: functions.by_table(_gelu, functions.rounded_half_away),
+        ("approximate",),
+    ),
     NativeRow(
         Operator("HARD_SWISH", 1, "HardSwishOptions"),
         lambda kernels: kernels.hard_swish,
-        problem=_hard_swish_problem,
+        problem=functions.hard_swish_problem,
     ),
     NativeRow(
         Operator("LEAKY_RELU", 2, "LeakyReluOptions"), lambda kernels: kernels.leaky, ("alpha",)
@@ -133,7 +117,7 @@ class Native(Operation):
 
     def scale_problem(self, graph: Tensors) -> str | None:
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        return self.row.problem(source, output, self.settings)
+        return self.row.problem(source.scale, output.scale)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (stored,) = inputs
@@ -202,14 +186,10 @@ class Sloped(Operation):
     same_because = "it multiplies codes by one rule"
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (stored,) = inputs
-        return self._made(graph, stored, self.slopes)
-
-    def _made(self, graph: Tensors, stored: np.ndarray, slopes: np.ndarray) -> np.ndarray:
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        codes = stored.astype(np.int64) - source.zero_point
+        codes = inputs[0].astype(np.int64) - source.zero_point
         factors = graph.kernels.slopes(source.scale, self.slope_scale, output.scale)
-        made = functions.sloped(codes, codes * slopes.astype(np.int64), factors)
+        made = functions.sloped(codes, codes * self.slopes.astype(np.int64), factors)
         return stored_codes(made, output)
 
     def write(self, writer: Writer) -> None:
@@ -227,9 +207,8 @@ class Sloped(Operation):
         made = cls((operator.source(),), operator.output.name, values, slopes.scales[0])
         return made, codes
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        """The slopes."""
-        return FileParts(constants=1, data_bytes=int(self.slopes.nbytes))
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        return int(self.slopes.nbytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +235,9 @@ class NativeDraft(Draft):
             return self.older.as_codes(builder, codes, name, shape)
         if self.slopes is not None:
             is_whole = (codes.lowest, codes.highest) == (-_FIRST, _FIRST - 1)
-            operation = self._sloped(name) if is_whole else None
+            slopes, scale = map(np.asarray, int8_codes(self.slopes))
+            sloped = Sloped(self.inputs, name, slopes.astype(np.int8), np.float32(scale))
+            operation: Operation | None = sloped if is_whole else None
         else:
             operation = self._of_codes(source, codes, name)
         if operation is None:
@@ -274,7 +255,7 @@ class NativeDraft(Draft):
         fixed = FIXED_GRIDS.get(operator)
         if fixed is not None and fixed != (codes.scale, codes.zero_point):
             return None
-        if NATIVE[operator].problem(source, codes, settings) is not None:
+        if NATIVE[operator].problem(source.scale, codes.scale) is not None:
             return None
         whole = dataclasses.replace(codes, lowest=-_FIRST, highest=_FIRST - 1)
         for kernels in KERNEL_SETS.values():
@@ -282,7 +263,3 @@ class NativeDraft(Draft):
             if np.min(made) < codes.lowest or np.max(made) > codes.highest:
                 return None
         return Native(self.inputs, name, operator, settings)
-
-    def _sloped(self, name: str) -> Operation:
-        codes, scale = map(np.asarray, int8_codes(self.slopes))
-        return Sloped(self.inputs, name, codes.astype(np.int8), np.float32(scale))

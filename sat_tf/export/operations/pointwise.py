@@ -14,7 +14,6 @@ from sat_tf.export.operations.operation import (
     ROUNDED_ONCE,
     SELECTED,
     Basis,
-    FileParts,
     Made,
     Operation,
     Portability,
@@ -207,6 +206,7 @@ class WithConstant(Operation):
     same_in_float_because = ROUNDED_ONCE
     rounds = True
     fuses = True
+    num_constants = 1
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -275,5 +275,5 @@ class WithConstant(Operation):
             return dataclasses.replace(codes, lowest=int(np.rint(bound)))
         return dataclasses.replace(codes, highest=int(np.rint(bound)))
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        return FileParts(constants=1, data_bytes=self.constant.nbytes)
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        return int(self.constant.nbytes)

@@ -14,7 +14,6 @@ from sat_tf.export.operations.linear import identity, window_mean
 from sat_tf.export.operations.movements import moved
 from sat_tf.export.operations.operation import (
     SELECTED,
-    FileParts,
     Made,
     Operation,
     Portability,
@@ -300,6 +299,5 @@ class ResizeBilinear(OperationDraft):
         )
         return operation, operator.moved_codes()
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        """The size."""
-        return FileParts(constants=1, data_bytes=8)
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        return 8  # of the size
