@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sat_tf.export.kernels.fixed_point import shifted_away, shifted_up
 from sat_tf.export.kernels.xnnpack import fused_multiply_add, multiply_add
 
 
@@ -84,18 +85,12 @@ def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
     return Places(low, high, found - one * low)
 
 
-def _up(sums: np.ndarray, bits: int) -> np.ndarray:
-    return np.asarray((sums + (1 << (bits - 1))) >> bits)
-
-
-def _away(sums: np.ndarray, bits: int) -> np.ndarray:
-    return np.asarray(np.sign(sums) * _up(np.abs(sums), bits))
-
-
 # Its source adds a product to a float32 number, which compilers fuse where processors can.
-OF_XNNPACK = Interpolation(11, functools.partial(_in_float32, move=multiply_add), _up)
-OF_XNNPACK_FUSED = Interpolation(11, functools.partial(_in_float32, move=fused_multiply_add), _up)
-OF_BUILTIN = Interpolation(10, _in_integers, _away)
+OF_XNNPACK = Interpolation(11, functools.partial(_in_float32, move=multiply_add), shifted_up)
+OF_XNNPACK_FUSED = Interpolation(
+    11, functools.partial(_in_float32, move=fused_multiply_add), shifted_up
+)
+OF_BUILTIN = Interpolation(10, _in_integers, shifted_away)
 
 
 def resized(

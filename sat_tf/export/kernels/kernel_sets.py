@@ -274,7 +274,7 @@ BUILTIN_ARM = _builtin(
 X86 = _xnnpack(
     "xnnpack_x86",
     "XNNPACK on x86",
-    multiply=xnnpack.product_in_float32,
+    multiply=xnnpack.requantized,
     average=xnnpack.mean_rounded_twice,
     interpolation=bilinear.OF_XNNPACK,
     tabulated=functions.rounded_moved,

@@ -15,8 +15,8 @@ _ROUNDING = 2.0**-24  # of float32, relative
 _LOWEST, _HIGHEST = -128, 127  # int8
 
 
-def requantized(sums: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
-    """Sums as codes: one float32 product, round half to even."""
+def requantized(sums: np.ndarray, multipliers: np.ndarray | np.float32) -> np.ndarray:
+    """Sums, or products of two codes, as codes: one float32 product, round half to even."""
     product = sums.astype(np.float32) * multipliers.astype(np.float32)
     return np.asarray(np.rint(product))
 
@@ -67,17 +67,12 @@ def product_multiplier(
     return np.float32(np.float32(first_scale * second_scale) / output_scale)
 
 
-def product_in_float32(products: np.ndarray, multiplier: np.float32) -> np.ndarray:
-    """Products of two codes as codes, but on Arm: one float32 product, round half to even."""
-    return np.asarray(np.rint(products.astype(np.float32) * np.float32(multiplier)))
-
-
 def product_in_fixed_point(products: np.ndarray, multiplier: np.float32) -> np.ndarray:
-    """The same on Arm, XNNPACK's "rndnu": `fixed_point.rounded_once`, of 31 bits.
+    """Products of two codes as codes on Arm, XNNPACK's "rndnu".
 
     >>> product_in_fixed_point(np.array([-3, -1, 1, 3]), np.float32(0.5)).tolist()
     [-1, 0, 1, 2]
-    >>> product_in_float32(np.array([-3, -1, 1, 3]), np.float32(0.5)).tolist()
+    >>> requantized(np.array([-3, -1, 1, 3]), np.float32(0.5)).tolist()
     [-2.0, -0.0, 0.0, 2.0]
     """
     return rounded_once(products, fixed_point(float(multiplier)))

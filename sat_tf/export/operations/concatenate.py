@@ -67,8 +67,16 @@ class OnOneGrid(Draft):
         return codes.unit == 1.0
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        parts = tuple(_part(builder, part, codes) for part in self.parts)
-        return self.operation.placed(builder, parts, codes, name, shape)
+        parts = []
+        for part in self.parts:
+            tensor = part.draft.tensor
+            if not tensor or builder.codes(tensor) != codes:
+                # A part that exists already, such as a pooled tensor, keeps its name.
+                exists = part.name in builder.tensors
+                tensor = builder.between(f"{part.name}_part") if exists else part.name
+                tensor = builder.materialize(part.draft, codes, tensor, part.shape)
+            parts.append(tensor)
+        return self.operation.placed(builder, tuple(parts), codes, name, shape)
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
         parts = tuple(part.draft.as_float(builder, part.name, part.shape) for part in self.parts)
@@ -77,13 +85,3 @@ class OnOneGrid(Draft):
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
         low, high = zip(*(part.draft.worst_range(codes_of) for part in self.parts), strict=True)
         return min(low), max(high)
-
-
-def _part(builder: GraphBuilder, part: Part, codes: Codes) -> str:
-    """The tensor of a part on the grid of the whole."""
-    tensor = part.draft.tensor
-    if tensor and builder.codes(tensor) == codes:
-        return tensor
-    # A part that exists already, such as a pooled tensor, keeps its name.
-    name = builder.between(f"{part.name}_part") if part.name in builder.tensors else part.name
-    return builder.materialize(part.draft, codes, name, part.shape)

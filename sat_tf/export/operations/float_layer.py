@@ -125,7 +125,6 @@ class FloatLayer(OperationDraft):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """Raises NotUnderstoodError: no layer can be created again from operators."""
         raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
 
     def function(self) -> Callable[..., Any]:
@@ -170,23 +169,18 @@ class NotSimulated(Operation):
     def operators(self) -> tuple[str, ...]:
         return (self.kind,)
 
-    def _refuse(self) -> NoReturn:
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> NoReturn:
+        """Raises ValueError: its arithmetic is unknown."""
         raise ValueError(
             f"{self.output}: received a graph with an operator that the simulator does not know, "
             "expected its result to be given; simulate the graph of the Keras model instead."
         )
 
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """Raises ValueError: its arithmetic is unknown."""
-        self._refuse()
-
     def write(self, writer: Writer) -> None:
-        """Raises ValueError: its arithmetic is unknown."""
-        self._refuse()
+        self.simulate(writer)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """Raises NotUnderstoodError: only what is known of its operation could be read."""
         raise NotUnderstoodError("not an operator of sat-tf")
 
 

@@ -12,7 +12,6 @@ from sat_tf.export.operations.table import reader_of, readers_of
 from sat_tf.export.tflite.contents import (
     Contents,
     NotUnderstoodError,
-    StoredOperator,
     StoredTensor,
     signature_names,
     understood,
@@ -22,8 +21,6 @@ from sat_tf.export.tflite.operator_view import OperatorView, Progress
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from sat_tf.export.tflite.writer import Writer
 from sat_tf.quantizers.input_range import KEPT_TYPES
-
-_EMPTY = Graph("", {}, (), (), "")
 
 
 def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
@@ -73,7 +70,17 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
         _check_input(image)
     progress = Progress(tuple(contents.inputs), float_layers)
     for index, operator in enumerate(contents.operators):
-        _read(index, operator, progress)
+        view = OperatorView(operator, progress)
+        if layer_of(operator, progress) is not None:
+            if (made := FloatLayerOperator.read(view)) is not None:
+                _add(made, view)
+            continue
+        try:
+            if (operation := read_operation(view)) is not None:
+                _check_shape(operation, progress)
+        except NotUnderstoodError as error:
+            names = " ".join([operator.name, *(output.name for output in operator.outputs)])
+            raise NotUnderstoodError(f"operator {index}, {names}: {error}") from error
     for end in contents.outputs:
         if end.name not in progress.tensors:
             raise NotUnderstoodError(f"nothing makes its output {end.name}")
@@ -132,20 +139,6 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
     return Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=kind)
 
 
-def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
-    view = OperatorView(operator, progress)
-    if layer_of(operator, progress) is not None:
-        if (made := FloatLayerOperator.read(view)) is not None:
-            _add(made, view)
-        return
-    try:
-        if (operation := read_operation(view)) is not None:
-            _check_shape(operation, progress)
-    except NotUnderstoodError as error:
-        names = " ".join([operator.name, *(output.name for output in operator.outputs)])
-        raise NotUnderstoodError(f"operator {index}, {names}: {error}") from error
-
-
 def read_operation(view: OperatorView) -> Operation | None:
     """Adds the operation that an operator stands for; None where others of its operators follow."""
     operator, progress = view.stored, view.progress
@@ -181,7 +174,7 @@ def _check_shape(operation: Operation, progress: Progress) -> None:
     """
     shapes = {image.name: image.shape[1:] for image in progress.images}
     shapes |= {name: tensor.shape for name, tensor in progress.tensors.items()}
-    graph = dataclasses.replace(_EMPTY, tensors=progress.tensors)
+    graph = Graph("", progress.tensors, (), (), "")
     count = 2 if operation.moves else 0
     images = [np.zeros((count, *shapes[name]), np.int32) for name in operation.inputs]
     for array in images:

@@ -1,7 +1,6 @@
 """Conversions between codes and real values, and from an image to codes."""
 
 import dataclasses
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -13,15 +12,13 @@ from sat_tf.export.operations.operation import (
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import UNSIGNED_SHIFT, Codes, Tensors, dequantized
+from sat_tf.export.tflite.tensors import UNSIGNED_SHIFT, Tensors, dequantized
 from sat_tf.export.tflite.writer import Operator, Writer
-
-_IMAGE_ZERO_POINT = -128
 
 
 @dataclasses.dataclass(frozen=True)
-class _ToCodes(Operation):
-    """Codes of a tensor that is not codes."""
+class _Conversion(Operation):
+    """The values of a tensor in another form."""
 
     operator = Operator("QUANTIZE", 2, "QuantizeOptions")
     same_because = "the same codes for the same pixels or float values, in all of its kernels"
@@ -31,7 +28,7 @@ class _ToCodes(Operation):
 
 
 @dataclasses.dataclass(frozen=True)
-class ShiftImage(_ToCodes):
+class ShiftImage(_Conversion):
     """uint8 pixels to int8, stored = pixel - 128; int8 codes of an input as they are."""
 
     of_input = True
@@ -55,14 +52,14 @@ class ShiftImage(_ToCodes):
         image = operator.progress.image(source)
         if codes is None or image is None:
             raise NotUnderstoodError("its tensor is float")
-        shift = _IMAGE_ZERO_POINT if image.type == "UINT8" else 0
+        shift = -UNSIGNED_SHIFT if image.type == "UINT8" else 0
         if (codes.scale, codes.zero_point) != (image.scales[0], int(image.zero_points[0]) + shift):
             raise NotUnderstoodError("it does not store its input as it is, or pixels minus 128")
         return cls((source,), operator.output.name), codes
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantize(_ToCodes):
+class Quantize(_Conversion):
     """float32 to codes; values beyond the range saturate."""
 
     rounds = True
@@ -91,15 +88,18 @@ class Quantize(_ToCodes):
         source, codes = operator.source(), operator.codes()
         if codes is None:
             raise NotUnderstoodError("its tensor is float")
-        codes = _bounded(codes, source, operator.progress.operations)
+        # Without codes beyond the bounds that the float tensor has been given before.
+        by_output = {operation.output: operation for operation in operator.progress.operations}
+        maker = by_output.get(source)
+        while maker is not None and (bounded := maker.bounded(codes)) is not None:
+            codes, maker = bounded, by_output.get(maker.inputs[0])
         return cls((source,), operator.output.name), codes
 
 
 @dataclasses.dataclass(frozen=True)
-class ShiftOutput(Operation):
+class ShiftOutput(_Conversion):
     """int8 codes to uint8, stored = code + 128: an output on the same grid."""
 
-    operator = Operator("QUANTIZE", 2, "QuantizeOptions")
     same_because = "it adds 128 to each code, in all of its kernels"
 
     @property
@@ -109,9 +109,6 @@ class ShiftOutput(Operation):
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (source,) = inputs
         return source.astype(np.int32) + UNSIGNED_SHIFT
-
-    def write(self, writer: Writer) -> None:
-        writer.operator(self.operator, self.inputs, self.output)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
@@ -133,7 +130,7 @@ class ShiftOutput(Operation):
 
 
 @dataclasses.dataclass(frozen=True)
-class Requantize(_ToCodes):
+class Requantize(_Conversion):
     """Codes on another grid, as other tools' files have them.
 
     A 1x1 depthwise convolution, which sat-tf writes instead, is rounded once.
@@ -160,17 +157,8 @@ class Requantize(_ToCodes):
         return cls((operator.source(),), operator.output.name), operator.codes()
 
 
-def _bounded(codes: Codes, source: str, operations: Iterable[Operation]) -> Codes:
-    """Codes without those beyond the bounds that the float tensor has been given before."""
-    by_output = {operation.output: operation for operation in operations}
-    operation = by_output.get(source)
-    while operation is not None and (found := operation.bounded(codes)) is not None:
-        codes, operation = found, by_output.get(operation.inputs[0])
-    return codes
-
-
 @dataclasses.dataclass(frozen=True)
-class Dequantize(Operation):
+class Dequantize(_Conversion):
     """Codes to float32."""
 
     operator = Operator("DEQUANTIZE", 2, "DequantizeOptions")
@@ -183,9 +171,6 @@ class Dequantize(Operation):
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (source,) = inputs
         return dequantized(source, graph.codes(self.inputs[0]))
-
-    def write(self, writer: Writer) -> None:
-        writer.operator(self.operator, self.inputs, self.output)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
