@@ -193,7 +193,6 @@ class OperationDraft(Operation, Draft):
         return self.placed(builder, self.inputs, codes, name, shape)
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        """See `Draft`: the operation on the real values of its inputs."""
         sources = tuple(builder.dequantized(source) for source in self.inputs)
         return self.placed(builder, sources, None, name, shape)
 

@@ -216,7 +216,6 @@ class Linear(Operation, Draft):
         return dataclasses.replace(self, center=center, spread=spread)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        """See `Draft`: over any codes of the input."""
         codes = np.moveaxis(self.kernel, self.channel_axis, -1)
         codes = codes.reshape(-1, codes.shape[-1]).astype(np.float64)
         ends = np.array(codes_of(self.inputs[0]).real_range)[:, np.newaxis, np.newaxis] * codes

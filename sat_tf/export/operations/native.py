@@ -129,7 +129,6 @@ class Native(Operation):
         return table_of(self.name, self.settings, source, output, kernels)
 
     def portability(self, graph: Tensors) -> Portability:
-        """See `Operation`: each code of the input is tried."""
         return enumerated(
             _STORED,
             lambda kernels, stored: self._table(graph, kernels)[stored + _FIRST],

@@ -2,52 +2,37 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from sat_tf.export.operations.builder import Draft, GraphBuilder, OperationDraft, Range, Shape
 from sat_tf.export.operations.linear import identity
-from sat_tf.export.operations.operation import ROUNDED_ONCE, Made, Portability
+from sat_tf.export.operations.operation import Made
 from sat_tf.export.operations.pointwise import (
     COARSE_SUMMAND,
     ON_CODES,
     SMALLEST_SUMMAND,
+    OfTwo,
     Pointwise,
     WithConstant,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Codes, Tensors, range_codes
+from sat_tf.export.tflite.tensors import Codes, range_codes
 from sat_tf.export.tflite.writer import Writer, fused_activation
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair(OperationDraft):
-    """An operation of two tensors, both codes or both float; axes of size 1 are broadcast.
-
-    A draft may have more tensors, but for a difference.
-    """
-
-    kind: Pointwise  # Which one; what it does with codes is its row of `ON_CODES`.
+class Pair(OfTwo, OperationDraft):
+    """An operation of two tensors; a draft may have more of them, but for a difference."""
 
     keeps_stream = True
-    reads = tuple(kind.value for kind in Pointwise)
-    same_in_float_because = ROUNDED_ONCE
-    rounds = True
     mixes = True
-    fuses = True
-
-    @property
-    def operators(self) -> tuple[str, ...]:
-        return (self.kind.value,)
 
     @property
     def selects(self) -> bool:
         return self.kind.selects
-
-    def _grids(self, graph: Tensors) -> "tuple[Sequence[Codes], Codes]":
-        return [graph.codes(name) for name in self.inputs], graph.codes(self.output)
 
     def placed(
         self,
@@ -83,28 +68,8 @@ class Pair(OperationDraft):
         return tuple(summand(builder, source, codes) for source in inputs)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        """See `Draft`: of one tensor after the other."""
         ranges = [codes_of(source).real_range for source in self.inputs]
         return functools.reduce(functools.partial(_range, self.kind), ranges)
-
-    def scale_problem(self, graph: Tensors) -> str | None:
-        return ON_CODES[self.kind].problem(*self._grids(graph))
-
-    def portability(self, graph: Tensors) -> Portability:
-        """See `Operation`; for codes, its row knows it."""
-        if self.is_float(graph):
-            return super().portability(graph)
-        return ON_CODES[self.kind].portability(*self._grids(graph))
-
-    def title(self, graph: Tensors) -> str:
-        title = ON_CODES[self.kind].title
-        return title or f"{'float ' if self.is_float(graph) else ''}{self.kind.value}"
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """The row's function of stored integers; the rounding is that of the kernels."""
-        if self.is_float(graph):
-            return self.kind.on_arrays(*inputs).astype(np.float32)
-        return ON_CODES[self.kind].stored(inputs, *self._grids(graph), graph.kernels)
 
     def write(self, writer: Writer) -> None:
         fused = fused_activation(writer.tensors[self.output].codes)

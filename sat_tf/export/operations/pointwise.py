@@ -193,50 +193,78 @@ ON_CODES: Mapping[Pointwise, OnCodes] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class WithConstant(Operation):
-    """An operation of a tensor and a constant, value by value, both codes or both float."""
+class OfTwo(Operation):
+    """An operation of two tensors, both codes or both float; axes of size 1 are broadcast."""
 
     kind: Pointwise  # Which one; what it does with codes is its row of `ON_CODES`.
-    # As the file has it: float32, one number or one a channel; or int8 codes, with the batch.
-    constant: np.ndarray
-    grid: Codes | None = None  # Of the constant; None where it is float.
-    is_first: bool = False  # The constant is the first of the two.
 
     reads = tuple(kind.value for kind in Pointwise)
     same_in_float_because = ROUNDED_ONCE
     rounds = True
     fuses = True
-    num_constants = 1
 
     @property
     def operators(self) -> tuple[str, ...]:
         return (self.kind.value,)
 
     def title(self, graph: Tensors) -> str:
-        title = "AddConstant" if self.kind is Pointwise.SUM else self.kind.value
-        return title if self.grid else f"float {self.kind.value}"
+        if self.is_float(graph):
+            return f"float {self.kind.value}"
+        return ON_CODES[self.kind].title or self.kind.value
+
+    def grids(self, graph: Tensors) -> list[Codes]:
+        """The grids of both."""
+        return [graph.codes(name) for name in self.inputs]
+
+    def arrays(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """The values, or the stored integers, of both."""
+        return inputs
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        if self.is_float(graph):
+            return None
+        return ON_CODES[self.kind].problem(self.grids(graph), graph.codes(self.output))
+
+    def portability(self, graph: Tensors) -> Portability:
+        if self.is_float(graph):
+            return super().portability(graph)
+        return ON_CODES[self.kind].portability(self.grids(graph), graph.codes(self.output))
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        arrays = self.arrays(inputs)
+        if self.is_float(graph):
+            return self.kind.on_arrays(*arrays).astype(np.float32)
+        output = graph.codes(self.output)
+        return ON_CODES[self.kind].stored(arrays, self.grids(graph), output, graph.kernels)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithConstant(OfTwo):
+    """An operation of a tensor and a constant."""
+
+    # As the file has it: float32, one number or one a channel; or int8 codes, with the batch.
+    constant: np.ndarray
+    grid: Codes | None = None  # Of the constant; None where it is float.
+    is_first: bool = False  # The constant is the first of the two.
+
+    num_constants = 1
+
+    def title(self, graph: Tensors) -> str:
+        is_sum = self.kind is Pointwise.SUM and self.grid
+        return "AddConstant" if is_sum else super().title(graph)
 
     def ordered(self, tensor: _Operand, constant: _Operand) -> tuple[_Operand, _Operand]:
         """Both in the order of the operator."""
         return (constant, tensor) if self.is_first else (tensor, constant)
 
-    def _grids(self, graph: Tensors, grid: Codes) -> tuple[tuple[Codes, Codes], Codes]:
-        return self.ordered(graph.codes(self.inputs[0]), grid), graph.codes(self.output)
-
-    def scale_problem(self, graph: Tensors) -> str | None:
-        return ON_CODES[self.kind].problem(*self._grids(graph, self.grid)) if self.grid else None
-
-    def portability(self, graph: Tensors) -> Portability:
+    def grids(self, graph: Tensors) -> list[Codes]:
         if self.grid is None:
-            return super().portability(graph)
-        return ON_CODES[self.kind].portability(*self._grids(graph, self.grid))
+            raise TypeError(f"{self.output}: received a float constant, expected codes.")
+        return list(self.ordered(graph.codes(self.inputs[0]), self.grid))
 
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (source,) = inputs
-        if self.grid is None:
-            return self.kind.on_arrays(*self.ordered(source, self.constant)).astype(np.float32)
-        arrays = self.ordered(source, self.constant.astype(np.int32))
-        return ON_CODES[self.kind].stored(arrays, *self._grids(graph, self.grid), graph.kernels)
+    def arrays(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        constant = self.constant.astype(np.int32) if self.grid else self.constant
+        return self.ordered(inputs[0], constant)
 
     def write(self, writer: Writer) -> None:
         grid = (self.grid.scale, self.grid.zero_point) if self.grid else ()

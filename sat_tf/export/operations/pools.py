@@ -161,7 +161,11 @@ class AveragePool(_Pool, OperationDraft):
             for column in across:
                 part = rows if len(across) == 1 else builder.between(f"{name}_part")
                 ends = ((row.start, row.stop), (column.start, column.stop), (0, sizes[-1]))
-                read = _cut(builder, source, ends, builder.between(f"{name}_input"))
+                read, size = source, tuple(stop - start for start, stop in ends)
+                if size != sizes:
+                    slices = tuple((start, stop, 1) for start, stop in ends)
+                    read = builder.between(f"{name}_input")
+                    builder.move(moved("STRIDED_SLICE", source, read, sizes, slices), size)
                 window = Window((row.stride, column.stride))
                 mean = window_mean(read, sizes[-1], (row.size, column.size), window)
                 made = (row.made, column.made, sizes[-1])
@@ -199,16 +203,6 @@ class AveragePool(_Pool, OperationDraft):
         # Halves are rounded away from zero.
         means = np.sign(totals) * ((np.abs(totals) + counts // 2) // counts)
         return self._clipped(graph, np.asarray(means, np.int32))
-
-
-def _cut(builder: GraphBuilder, source: str, ends: tuple[tuple[int, int], ...], name: str) -> str:
-    """A part of a tensor, from start to stop along each axis; itself where that is all."""
-    shape = tuple(stop - start for start, stop in ends)
-    if shape == builder.shape(source):
-        return source
-    slices = tuple((start, stop, 1) for start, stop in ends)
-    slice_of = moved("STRIDED_SLICE", source, name, builder.shape(source), slices)
-    return builder.move(slice_of, shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,7 +263,6 @@ class ResizeBilinear(OperationDraft):
         )
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `bilinear.resized` and, of float values, `bilinear.interpolated`."""
         (source,) = inputs
         if self.is_float(graph):
             return interpolated(source, *self.grids(graph))

@@ -20,7 +20,7 @@ from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.lookup import Lookup
 from sat_tf.export.operations.mean import Mean
-from sat_tf.export.operations.movements import MOVES, Reshape, moved
+from sat_tf.export.operations.movements import WRITTEN, Reshape, moved
 from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
 from sat_tf.export.operations.operation import Operation, stored_codes
 from sat_tf.export.operations.pairs import Pair
@@ -163,7 +163,7 @@ def _pixels(count: int = 8) -> np.ndarray:
 def test_every_operation_of_the_table_has_an_example_here():
     shown = {type(operation) for graph in GRAPHS for operation in graph.operations}
     assert shown == set(table.OPERATIONS) - {FloatLayer, FloatLayerOperator}
-    assert {name for name, *_ in MOVED} == {name for name, move in MOVES.items() if move.written}
+    assert {name for name, *_ in MOVED} == set(WRITTEN)
 
 
 @pytest.mark.parametrize("kind", table.OPERATIONS, ids=lambda kind: kind.__name__)
