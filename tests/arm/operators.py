@@ -10,12 +10,12 @@ import numpy as np
 from sat_tf.export.certificate.proof import Subject
 from sat_tf.export.kernels.bilinear import OF_BUILTIN, OF_XNNPACK, OF_XNNPACK_FUSED, Grid
 from sat_tf.export.kernels.kernel_sets import KernelSet
-from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.movements import Reshape, moved
 from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
 from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.pairs import Concatenate
 from sat_tf.export.operations.pools import AveragePool, ResizeBilinear
 from sat_tf.export.operations.quantize import Dequantize, ShiftImage
 from sat_tf.export.operations.softmax import PROBABILITIES, Softmax

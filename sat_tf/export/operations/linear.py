@@ -377,10 +377,16 @@ class Linear(Operation, Draft):
             bias_scales = (source.scale * scales).astype(np.float32)
             bias = writer.constant(f"{self.output}/bias", self.bias.astype(np.int32), bias_scales)
             options |= fused_activation(output)
+        reads: list[int | str] = [*self.inputs, weights, bias]
         if self.kind is LinearKind.TRANSPOSED:
-            self._write_transposed(writer, operator, [weights, bias], options)
-            return
-        if not self.is_product:
+            # The operator reads the shape of its output first, and its input third.
+            shape = np.array([1, *writer.tensors[self.output].shape], np.int32)
+            size = writer.constant(f"{self.output}/shape", shape)
+            reads = [size, weights, self.inputs[0], bias]
+            if options.get("fusedActivationFunction"):
+                operator = operator._replace(version=_TRANSPOSED_AND_FUSED)
+            options |= placement_options(self.window)
+        elif not self.is_product:
             options |= {**placement_options(self.window), **dilation_options(self.window)}
         elif scales.size > 1 and not self.real:
             operator = operator._replace(version=_FULLY_CONNECTED_PER_CHANNEL)
@@ -389,7 +395,7 @@ class Linear(Operation, Draft):
         if self.kind is LinearKind.DEPTHWISE:
             inputs = writer.tensors[self.inputs[0]].shape[-1]
             options["depthMultiplier"] = kernel.shape[-1] // inputs
-        writer.operator(operator, [*self.inputs, weights, bias], self.output, **options)
+        writer.operator(operator, reads, self.output, **options)
 
     def _stored_scales(self) -> np.ndarray:
         """The scales of the kernel in the file: one of a matrix whose rows share it."""
@@ -397,18 +403,6 @@ class Linear(Operation, Draft):
         # XNNPACK takes matrices of 2 bits only with a scale for each row.
         shared = self.is_product and self.storage is not Storage.INT2
         return scales[:1] if shared and np.all(scales == scales[0]) else scales
-
-    def _write_transposed(
-        self, writer: Writer, operator: Operator, constants: list[int], options: dict[str, Any]
-    ) -> None:
-        """The operator reads the shape of its output first, and its input third."""
-        shape = np.array([1, *writer.tensors[self.output].shape], np.int32)
-        size = writer.constant(f"{self.output}/shape", shape)
-        if options.get("fusedActivationFunction"):
-            operator = operator._replace(version=_TRANSPOSED_AND_FUSED)
-        weights, bias = constants
-        options |= placement_options(self.window)
-        writer.operator(operator, [size, weights, self.inputs[0], bias], self.output, **options)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:

@@ -10,10 +10,9 @@ from sat_tf.export.kernels.kernel_sets import X86
 from sat_tf.export.operations import windows
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, weight_counts
-from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import ON_CODES, Pointwise, WithConstant
-from sat_tf.export.operations.pools import MaxPool
+from sat_tf.export.operations.pools import MaxPool, Mean
 from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Codes, Tensor, Window
 from tests.export import reference

@@ -13,19 +13,17 @@ from sat_tf.export.converter_route import ON_REALS, keras_of_graph
 from sat_tf.export.litert.converter import run_converter
 from sat_tf.export.litert.runtime import RUNTIMES
 from sat_tf.export.operations import table
-from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.graph import Graph, batches, simulate
 from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.lookup import Lookup
-from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.movements import WRITTEN, Reshape, moved
 from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
 from sat_tf.export.operations.operation import Operation, stored_codes
-from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pairs import Concatenate, Pair
 from sat_tf.export.operations.pointwise import Pointwise, WithConstant
-from sat_tf.export.operations.pools import AveragePool, MaxPool, ResizeBilinear
+from sat_tf.export.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
 from sat_tf.export.operations.quantize import (
     Dequantize,
     Quantize,
