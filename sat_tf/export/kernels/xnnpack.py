@@ -113,20 +113,14 @@ def mean_multiplier(scale: np.float32, output_scale: np.float32, count: int) -> 
     return np.float32(np.float32(scale / output_scale) * (np.float32(1.0) / np.float32(count)))
 
 
-def mean_offset(
-    multiplier: np.float32, count: int, zero_point: int, output_zero_point: int
-) -> np.float32:
-    """The zero points of a mean as one float32 offset of the product."""
-    zeros = np.float32(np.float32(count * zero_point) * multiplier)
-    return np.float32(np.float32(output_zero_point) - zeros)
-
-
 def mean_rounded_twice(
     sums: np.ndarray, multiplier: np.float32, count: int, zero_points: tuple[int, int]
 ) -> np.ndarray:
     """Stored integers of a mean, as its source code says: a float32 product, then a float32 sum."""
-    offset = mean_offset(multiplier, count, *zero_points)
-    return np.asarray(np.rint(multiply_add(sums, multiplier, offset)))
+    # The zero points as one float32 offset of the product.
+    before, behind = zero_points
+    offset = np.float32(behind) - np.float32(np.float32(count * before) * multiplier)
+    return np.asarray(np.rint(multiply_add(sums, multiplier, np.float32(offset))))
 
 
 def mean_fused(

@@ -1,13 +1,13 @@
 """A graph as a TFLite file, and the file as a graph again."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from sat_tf.export.operations.float_layer import FloatLayerOperator, layer_of
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.operation import Made, Operation
 from sat_tf.export.operations.table import reader_of, readers_of
 from sat_tf.export.tflite.contents import (
     Contents,
@@ -139,10 +139,15 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
     return Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=kind)
 
 
-def read_operation(view: OperatorView) -> Operation | None:
-    """Adds the operation that an operator stands for; None where others of its operators follow."""
+def read_operation(
+    view: OperatorView, read: Callable[[OperatorView], Made] | None = None
+) -> Operation | None:
+    """Adds the operation that an operator stands for; None where others of its operators follow.
+
+    `read` is that of an operation which is not in the table, as only other tools write it.
+    """
     operator, progress = view.stored, view.progress
-    if not readers_of(operator.name):
+    if read is None and not readers_of(operator.name):
         raise NotUnderstoodError("not an operator of sat-tf")
     if len(operator.outputs) != 1 or not operator.inputs:
         raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
@@ -151,10 +156,12 @@ def read_operation(view: OperatorView) -> Operation | None:
         raise NotUnderstoodError("its tensor has no name")
     if output.name in progress.known or output.values is not None:
         raise NotUnderstoodError("something else has made its tensor")
-    reader = reader_of(view)
-    if reader is None:
-        raise NotUnderstoodError("no operation of sat-tf has it in this form")
-    made = reader.read(view)
+    if read is None:
+        reader = reader_of(view)
+        if reader is None:
+            raise NotUnderstoodError("no operation of sat-tf has it in this form")
+        read = reader.read
+    made = read(view)
     if made is None:
         return None
     _add(made, view)

@@ -26,6 +26,18 @@ class _Conversion(Operation):
     def write(self, writer: Writer) -> None:
         writer.operator(self.operator, self.inputs, self.output)
 
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """By what it reads, and whether it makes uint8."""
+        source, progress = operator.source(), operator.progress
+        tensor, image = progress.tensors.get(source), progress.image(source)
+        if tensor is None:
+            is_codes = image is not None and image.type != "FLOAT32" and image.scales.size > 0
+            return cls is (ShiftImage if is_codes else Quantize)
+        if operator.output.type == "UINT8":
+            return cls is ShiftOutput
+        return cls is (Quantize if tensor.codes is None else Requantize)
+
 
 @dataclasses.dataclass(frozen=True)
 class ShiftImage(_Conversion):
@@ -36,15 +48,6 @@ class ShiftImage(_Conversion):
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (image,) = inputs
         return image.astype(np.int32) - (0 if image.dtype == np.int8 else 128)
-
-    @classmethod
-    def recognizes(cls, operator: OperatorView) -> bool:
-        """Operators that read an input of integers."""
-        image = operator.progress.image(operator.source())
-        is_read = operator.source() in operator.progress.tensors
-        return (
-            image is not None and image.type != "FLOAT32" and image.scales.size > 0 and not is_read
-        )
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -78,12 +81,6 @@ class Quantize(_Conversion):
         return np.asarray(np.clip(made, -128, 127).astype(np.int32))
 
     @classmethod
-    def recognizes(cls, operator: OperatorView) -> bool:
-        """Operators that read neither an input of integers nor codes, and make no uint8."""
-        others = (ShiftImage, ShiftOutput, Requantize)
-        return not any(other.recognizes(operator) for other in others)
-
-    @classmethod
     def read(cls, operator: OperatorView) -> Made:
         source, codes = operator.source(), operator.codes()
         if codes is None:
@@ -109,13 +106,6 @@ class ShiftOutput(_Conversion):
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (source,) = inputs
         return source.astype(np.int32) + UNSIGNED_SHIFT
-
-    @classmethod
-    def recognizes(cls, operator: OperatorView) -> bool:
-        """Operators that make uint8 of what others have made."""
-        source = operator.source()
-        is_made = source in operator.progress.tensors
-        return is_made and operator.output.type == "UINT8"
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -144,13 +134,6 @@ class Requantize(_Conversion):
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         codes = inputs[0].astype(np.int64) - source.zero_point
         return stored_codes(graph.kernels.rescaled(codes, source.scale, output.scale), output)
-
-    @classmethod
-    def recognizes(cls, operator: OperatorView) -> bool:
-        """Operators that make int8 of int8 codes."""
-        found = operator.progress.tensors.get(operator.source())
-        is_read = found is not None and found.codes is not None
-        return is_read and not ShiftOutput.recognizes(operator)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
