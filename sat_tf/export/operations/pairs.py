@@ -11,7 +11,6 @@ from sat_tf.export.operations.linear import identity
 from sat_tf.export.operations.operation import SELECTED, Made
 from sat_tf.export.operations.pointwise import (
     COARSE_SUMMAND,
-    ON_CODES,
     SMALLEST_SUMMAND,
     OfTwo,
     Pointwise,
@@ -63,7 +62,7 @@ class Pair(OfTwo, OperationDraft):
         self, builder: GraphBuilder, inputs: tuple[str, ...], codes: Codes | None
     ) -> tuple[str, ...]:
         """The tensors, as the kernel that makes these codes of them takes them."""
-        if codes is None or not ON_CODES[self.kind].takes_summands:
+        if codes is None or self.kind not in (Pointwise.SUM, Pointwise.DIFFERENCE):
             return inputs
         return tuple(summand(builder, source, codes) for source in inputs)
 

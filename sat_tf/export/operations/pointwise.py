@@ -1,9 +1,9 @@
-"""Operations of two values: their arithmetic on codes, a row each, and those with a constant."""
+"""Operations of two values: their arithmetic on codes, and those with a constant."""
 
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -72,86 +72,26 @@ _FUNCTIONS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class OnCodes:
-    """The arithmetic of a kind of pair on codes: a row for each."""
-
-    # Why its kernel does not take the grids of its inputs and its output, with the fix.
-    problem: Callable[[Sequence[Codes], Codes], str | None]
-    # Stored integers made of those of the inputs, on these grids, by these kernels.
-    stored: Callable[[Sequence[np.ndarray], Sequence[Codes], Codes, KernelSet], np.ndarray]
-    # The processors that give it its codes of x86, by the grids.
-    portability: Callable[[Sequence[Codes], Codes], Portability]
-    takes_summands: bool = False  # Its kernel adds, and takes what it reads as `summand` makes it.
-    title: str = ""  # Its name in the listing of a graph; "" for that of its operator.
-
-
-# -- sums and differences --------------------------------------------------------------------------
-
-
-def _sum_problem(summands: Sequence[Codes], output: Codes) -> str | None:
-    largest = max(float(codes.scale / output.scale) for codes in summands)
-    if largest < _LARGEST_SUMMAND:
-        return None
-    return (
-        f"received a sum with scales {largest:.4g} times smaller than those of a tensor it adds, "
-        f"expected less than {_LARGEST_SUMMAND:g} times; its clipping level is much too small: "
-        "call sat_tf.calibrate, or train longer."
-    )
-
-
-def _summing(*, difference: bool, title: str = "") -> OnCodes:
-    """The row of a sum, or of a difference."""
-
-    def stored(
-        summands: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
-    ) -> np.ndarray:
-        codes, scales = _from_zero(summands, inputs), [grid.scale for grid in inputs]
-        made = kernels.summed(codes, scales, output.scale, difference=difference)
-        return stored_codes(made, output)
-
-    return OnCodes(
-        problem=_sum_problem,
-        stored=stored,
-        portability=lambda inputs, output: Portability(Basis.RULE, SUMS_ALIKE),
-        takes_summands=True,
-        title=title,
-    )
-
-
-# -- products --------------------------------------------------------------------------------------
-
-
-def _product_problem(inputs: Sequence[Codes], output: Codes) -> str | None:
-    multiplier = float(product_multiplier(inputs[0].scale, inputs[1].scale, output.scale))
-    if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
-        return None
-    return (
-        f"received a product whose codes are worth {multiplier:.4g} output codes, expected at "
-        f"least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping level is "
-        "far from its values: call sat_tf.calibrate, or train longer."
-    )
-
-
-def _rounded_product(
-    factors: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
+def on_codes(
+    kind: Pointwise,
+    stored: Sequence[np.ndarray],
+    grids: Sequence[Codes],
+    output: Codes,
+    kernels: KernelSet,
 ) -> np.ndarray:
-    one, other = _from_zero(factors, inputs)
-    scales = inputs[0].scale, inputs[1].scale
-    return stored_codes(kernels.product(one * other, scales, output.scale), output)
-
-
-def _product_portability(inputs: Sequence[Codes], output: Codes) -> Portability:
-    """Every product of two codes is known."""
-    scales = inputs[0].scale, inputs[1].scale
-
-    def codes(kernels: KernelSet, products: np.ndarray) -> np.ndarray:
-        return stored_codes(kernels.product(products, scales, output.scale), output)
-
-    products = _products(
-        *((grid.lowest - grid.zero_point, grid.highest - grid.zero_point) for grid in inputs)
+    """Stored integers made of those of two tensors; the rounding is that of the kernels."""
+    if kind.selects:
+        return kind.on_arrays(*stored)
+    one, other = (
+        array.astype(np.int64) - grid.zero_point for array, grid in zip(stored, grids, strict=True)
     )
-    return enumerated(products, codes, "products", total=products.size)
+    first, second = (grid.scale for grid in grids)
+    if kind is Pointwise.PRODUCT:
+        made = kernels.product(one * other, (first, second), output.scale)
+    else:
+        is_difference = kind is Pointwise.DIFFERENCE
+        made = kernels.summed([one, other], [first, second], output.scale, difference=is_difference)
+    return stored_codes(made, output)
 
 
 @functools.lru_cache(maxsize=16)
@@ -161,42 +101,11 @@ def _products(first: tuple[int, int], second: tuple[int, int]) -> np.ndarray:
     return np.unique(np.multiply.outer(one, other))
 
 
-def _selecting(kind: Pointwise) -> OnCodes:
-    """The row of a kind that selects one of two values, all on one grid."""
-    return OnCodes(
-        problem=lambda inputs, output: None,
-        stored=lambda tensors, inputs, output, kernels: kind.on_arrays(*tensors),
-        portability=lambda inputs, output: Portability(Basis.RULE, SELECTED),
-    )
-
-
-def _from_zero(tensors: Sequence[np.ndarray], grids: Sequence[Codes]) -> list[np.ndarray]:
-    """Codes, stored - zero_point, of stored integers."""
-    return [
-        stored.astype(np.int64) - grid.zero_point
-        for stored, grid in zip(tensors, grids, strict=True)
-    ]
-
-
-# Every kind of pair has a row: one that is forgotten is a KeyError.
-ON_CODES: Mapping[Pointwise, OnCodes] = {
-    Pointwise.SUM: _summing(difference=False, title="Add"),
-    Pointwise.DIFFERENCE: _summing(difference=True),
-    Pointwise.PRODUCT: OnCodes(
-        _product_problem,
-        _rounded_product,
-        _product_portability,
-    ),
-    Pointwise.MAXIMUM: _selecting(Pointwise.MAXIMUM),
-    Pointwise.MINIMUM: _selecting(Pointwise.MINIMUM),
-}
-
-
 @dataclasses.dataclass(frozen=True)
 class OfTwo(Operation):
     """An operation of two tensors, both codes or both float; axes of size 1 are broadcast."""
 
-    kind: Pointwise  # Which one; what it does with codes is its row of `ON_CODES`.
+    kind: Pointwise  # Which one.
 
     reads = tuple(kind.value for kind in Pointwise)
     same_in_float_because = ROUNDED_ONCE
@@ -210,7 +119,7 @@ class OfTwo(Operation):
     def title(self, graph: Tensors) -> str:
         if self.is_float(graph):
             return f"float {self.kind.value}"
-        return ON_CODES[self.kind].title or self.kind.value
+        return "Add" if self.kind is Pointwise.SUM else self.kind.value
 
     def grids(self, graph: Tensors) -> list[Codes]:
         """The grids of both."""
@@ -221,21 +130,52 @@ class OfTwo(Operation):
         return inputs
 
     def scale_problem(self, graph: Tensors) -> str | None:
-        if self.is_float(graph):
+        if self.is_float(graph) or self.kind.selects:
             return None
-        return ON_CODES[self.kind].problem(self.grids(graph), graph.codes(self.output))
+        output, scales = graph.codes(self.output), [grid.scale for grid in self.grids(graph)]
+        if self.kind is Pointwise.PRODUCT:
+            multiplier = float(product_multiplier(scales[0], scales[1], output.scale))
+            if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
+                return None
+            return (
+                f"received a product whose codes are worth {multiplier:.4g} output codes, expected "
+                f"at least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping "
+                "level is far from its values: call sat_tf.calibrate, or train longer."
+            )
+        largest = max(float(scale / output.scale) for scale in scales)
+        if largest < _LARGEST_SUMMAND:
+            return None
+        return (
+            f"received a sum with scales {largest:.4g} times smaller than those of a tensor it "
+            f"adds, expected less than {_LARGEST_SUMMAND:g} times; its clipping level is much too "
+            "small: call sat_tf.calibrate, or train longer."
+        )
 
     def portability(self, graph: Tensors) -> Portability:
+        """Of a product, every product of two codes is known."""
         if self.is_float(graph):
             return super().portability(graph)
-        return ON_CODES[self.kind].portability(self.grids(graph), graph.codes(self.output))
+        if self.kind is not Pointwise.PRODUCT:
+            return Portability(Basis.RULE, SELECTED if self.kind.selects else SUMS_ALIKE)
+        grids, output = self.grids(graph), graph.codes(self.output)
+        scales = grids[0].scale, grids[1].scale
+        first, second = (
+            (grid.lowest - grid.zero_point, grid.highest - grid.zero_point) for grid in grids
+        )
+        products = _products(first, second)
+        return enumerated(
+            products,
+            lambda kernels, some: stored_codes(kernels.product(some, scales, output.scale), output),
+            "products",
+            total=products.size,
+        )
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         arrays = self.arrays(inputs)
         if self.is_float(graph):
             return self.kind.on_arrays(*arrays).astype(np.float32)
         output = graph.codes(self.output)
-        return ON_CODES[self.kind].stored(arrays, self.grids(graph), output, graph.kernels)
+        return on_codes(self.kind, arrays, self.grids(graph), output, graph.kernels)
 
 
 @dataclasses.dataclass(frozen=True)
