@@ -220,10 +220,10 @@ class Rectified(Draft):
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
         real = self.rectified.as_float(builder, builder.between(f"{name}_input"), shape)
-        if self.ceiling is None:
-            return builder.with_constant(real, Pointwise.MAXIMUM, 0.0, name, shape)
-        lower = builder.between(f"{name}_lower")
+        lower = name if self.ceiling is None else builder.between(f"{name}_lower")
         builder.with_constant(real, Pointwise.MAXIMUM, 0.0, lower, shape)
+        if self.ceiling is None:
+            return lower
         return builder.with_constant(lower, Pointwise.MINIMUM, self.ceiling, name, shape)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:

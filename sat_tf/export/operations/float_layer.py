@@ -9,13 +9,7 @@ import numpy as np
 from sat_tf.export.operations.builder import OperationDraft
 from sat_tf.export.operations.movements import write_reshape
 from sat_tf.export.operations.native import FIXED_GRIDS, Native
-from sat_tf.export.operations.operation import (
-    SELECTED,
-    Basis,
-    Made,
-    Operation,
-    Portability,
-)
+from sat_tf.export.operations.operation import SELECTED, Basis, Made, Operation, Portability
 from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
 from sat_tf.export.tflite.tensors import Codes, Tensor, Tensors

@@ -15,13 +15,7 @@ from sat_tf.export.kernels.kernel_sets import (
 )
 from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, Range, Shape
 from sat_tf.export.operations.movements import Reshape
-from sat_tf.export.operations.operation import (
-    Basis,
-    Made,
-    Operation,
-    Portability,
-    stored_codes,
-)
+from sat_tf.export.operations.operation import Basis, Made, Operation, Portability, stored_codes
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.windows import (
     LinearKind,

@@ -9,10 +9,7 @@ from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Shape
 from sat_tf.export.operations.float_layer import FloatCall, FloatLayer
-from sat_tf.export.operations.operation import (
-    Made,
-    Operation,
-)
+from sat_tf.export.operations.operation import Made, Operation
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors

@@ -14,13 +14,7 @@ from sat_tf.export.kernels.xnnpack import mean_multiplier, sums_near_halves
 from sat_tf.export.operations.builder import GraphBuilder, OperationDraft, Shape
 from sat_tf.export.operations.linear import Linear, identity, window_mean
 from sat_tf.export.operations.movements import Reshape, moved
-from sat_tf.export.operations.operation import (
-    SELECTED,
-    Made,
-    Operation,
-    Portability,
-    enumerated,
-)
+from sat_tf.export.operations.operation import SELECTED, Made, Operation, Portability, enumerated
 from sat_tf.export.operations.pairs import Concatenate
 from sat_tf.export.operations.windows import taps
 from sat_tf.export.tflite.contents import NotUnderstoodError

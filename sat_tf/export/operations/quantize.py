@@ -4,12 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from sat_tf.export.operations.operation import (
-    ROUNDED_ONCE,
-    Made,
-    Operation,
-    stored_codes,
-)
+from sat_tf.export.operations.operation import ROUNDED_ONCE, Made, Operation, stored_codes
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import UNSIGNED_SHIFT, Tensors, dequantized

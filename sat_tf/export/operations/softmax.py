@@ -7,12 +7,7 @@ import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.kernels.softmax import MOST_CLASSES, SCALE, ZERO_POINT, in_fixed_point
-from sat_tf.export.operations.operation import (
-    Basis,
-    Made,
-    Operation,
-    Portability,
-)
+from sat_tf.export.operations.operation import Basis, Made, Operation, Portability
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView, grid_of
 from sat_tf.export.tflite.tensors import Codes, Tensors
