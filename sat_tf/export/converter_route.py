@@ -22,7 +22,6 @@ from sat_tf.export.operations import (
     pointwise,
     pools,
     quantize,
-    softmax,
 )
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, map_linear
@@ -263,7 +262,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
         x, op.size, op.align_corners, half_pixel_centers=op.half_pixel_centers
     ),
     pairs.Concatenate: lambda op, graph, *parts: tf.concat(parts, op.axis + 1),
-    softmax.Softmax: lambda op, graph, x: tf.nn.softmax(x),
+    native.Softmax: lambda op, graph, x: tf.nn.softmax(x),
     lookup.Lookup: _looked_up,
     native.Native: lambda op, graph, x: _NATIVE[op.name](x, **op.settings),
     native.Sloped: _sloped,

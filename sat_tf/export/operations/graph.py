@@ -221,17 +221,9 @@ def outputs_of(tensors: Mapping[str, np.ndarray], graph: Graph) -> np.ndarray:
 def simulate(
     graph: Graph, images: Pixels, given: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """Every tensor of a deployed graph for a batch of images.
+    """Every tensor of a graph for a batch of images: int32 stored integers, or float32 values.
 
-    Args:
-        graph: a graph from `deployed_graph`.
-        images: uint8, (n, *graph.image_shape); a tuple of arrays for several inputs.
-        given: tensors that the operations behind them read instead of those simulated here, such
-            as a runtime's outputs of the layers that are left float.
-
-    Returns:
-        By tensor name: int32 arrays of stored integers in -128..127, of uint8 in 0..255, and
-        float32 arrays for tensors that the graph keeps float. Integer tensors are exact.
+    Of tensors that are `given`, such as a runtime's of layers left float, these are read instead.
     """
     known = {**by_name(images, graph), **(given or {})}
     tensors: dict[str, np.ndarray] = {}
@@ -251,14 +243,10 @@ def simulate_on(
     known: Mapping[str, np.ndarray],
     changing: Collection[str],
 ) -> dict[str, np.ndarray]:
-    """`simulate` for other kernels, where the tensors of some are known.
+    """`simulate` for the kernels of the graph, where all tensors are `known` for others.
 
-    Args:
-        graph: on the other kernels.
-        images: the batch.
-        known: every tensor of it on the kernels that are known.
-        changing: the tensors whose operations compute other codes of the same inputs, or may. All
-            others are the known ones until an input of theirs differs.
+    Operations that make the tensors in `changing` compute other codes of the same inputs, or may.
+    All others are the known ones until an input of theirs differs.
     """
     inputs = by_name(images, graph)
     tensors: dict[str, np.ndarray] = {}

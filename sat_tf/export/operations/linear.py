@@ -49,13 +49,6 @@ _FULLY_CONNECTED_PER_CHANNEL = 12
 _TRANSPOSED_AND_FUSED = 4
 _PACKED = {LinearKind.CONVOLUTION: 7, LinearKind.DEPTHWISE: 7, LinearKind.FULLY_CONNECTED: 10}
 _KERNEL_TYPES = ("INT8", "INT4", "INT2")
-# How many dimensions a kernel has in the file, and which of them are the output channels.
-_KERNEL_LAYOUTS = {
-    LinearKind.CONVOLUTION: (4, 0),
-    LinearKind.TRANSPOSED: (4, 0),
-    LinearKind.DEPTHWISE: (4, 3),
-    LinearKind.FULLY_CONNECTED: (2, 0),
-}
 # Bytes of a scale in a file, of the DEQUANTIZE that makes a float kernel, and of a bias.
 _SCALE_BYTES, _DEQUANTIZE_BYTES, _BIAS_BYTES = 4, 71, 4
 
@@ -564,7 +557,8 @@ def _kernel_of(
     if weights.values is None or weights.type not in _KERNEL_TYPES:
         raise NotUnderstoodError(f"its kernel {weights.name} is not a constant of {_KERNEL_TYPES}")
     kernel = weights.values.astype(np.int32)
-    dimensions, axis = _KERNEL_LAYOUTS[kind]
+    dimensions = 2 if kind is LinearKind.FULLY_CONNECTED else 4
+    axis = 3 if kind is LinearKind.DEPTHWISE else 0  # of the output channels
     if kernel.ndim != dimensions or (kind is LinearKind.DEPTHWISE and len(kernel) != 1):
         raise NotUnderstoodError(f"its kernel has shape {kernel.shape}")
     channels = kernel.shape[axis]

@@ -182,11 +182,8 @@ class Concatenate(OperationDraft):
 
     operator = Operator("CONCATENATION", 2, "ConcatenationOptions")
     mixes = True
+    keeps_grid = True
     same_in_float_because = SELECTED
-
-    @property
-    def keeps_grid(self) -> bool:
-        return True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         return np.concatenate(inputs, axis=self.axis + 1)

@@ -125,11 +125,8 @@ class AveragePool(_Pool, OperationDraft):
     stays_float = True
     operator = Operator("AVERAGE_POOL_2D", 2, "Pool2DOptions")
     mixes = True
+    keeps_grid = True
     same_because = "XNNPACK leaves it to the builtin kernels, which divide integers alike"
-
-    @property
-    def keeps_grid(self) -> bool:
-        return True
 
     def parts(self, shape: Shape) -> tuple[list[Strip], list[Strip]] | None:
         """The windows pooled together, by rows and columns; None where they are too many."""
@@ -215,10 +212,7 @@ class ResizeBilinear(OperationDraft):
     num_constants = 1  # the size
     rounds = True
     mixes = True
-
-    @property
-    def keeps_grid(self) -> bool:
-        return True
+    keeps_grid = True
 
     def grids(self, graph: Tensors) -> tuple[Grid, Grid]:
         """How rows and columns are laid over those that are read."""

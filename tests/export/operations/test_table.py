@@ -19,7 +19,7 @@ from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.lookup import Lookup
 from sat_tf.export.operations.movements import WRITTEN, Reshape, moved
-from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
+from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped, Softmax
 from sat_tf.export.operations.operation import Operation, stored_codes
 from sat_tf.export.operations.pairs import Concatenate, Pair
 from sat_tf.export.operations.pointwise import Pointwise, WithConstant
@@ -31,7 +31,6 @@ from sat_tf.export.operations.quantize import (
     ShiftImage,
     ShiftOutput,
 )
-from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.contents import NotUnderstoodError, read_contents
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
