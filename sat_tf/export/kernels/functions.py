@@ -241,34 +241,26 @@ def sloped(codes: np.ndarray, products: np.ndarray, slopes: tuple[float, float])
     return np.where(codes >= 0, positive, negative)
 
 
-def leaky(slopes: Slopes) -> FunctionRule:
-    """The rule of a leaky rectifier with two multipliers of 31 bits: all kernels but XNNPACK's.
+def leaky(codes: np.ndarray, grids: Grids, slopes: Slopes = narrow_slopes) -> np.ndarray:
+    """A leaky rectifier with two multipliers of 31 bits: all kernels but XNNPACK's.
 
     >>> one = np.float32(1.0)
-    >>> leaky(narrow_slopes)(np.array([-5, -2, 3]), Grids(one, one, 0, {"alpha": 0.5})).tolist()
+    >>> leaky(np.array([-5, -2, 3]), Grids(one, one, 0, {"alpha": 0.5})).tolist()
     [-2, -1, 3]
     """
-
-    def rule(codes: np.ndarray, grids: Grids) -> np.ndarray:
-        factors = slopes(grids.scale, np.float32(grids.settings["alpha"]), grids.output)
-        return sloped(codes, codes, factors)
-
-    return rule
+    factors = slopes(grids.scale, np.float32(grids.settings["alpha"]), grids.output)
+    return sloped(codes, codes, factors)
 
 
-def magnitude(slopes: Slopes) -> FunctionRule:
-    """The rule of a magnitude, with a multiplier of 31 bits.
+def magnitude(codes: np.ndarray, grids: Grids, slopes: Slopes = narrow_slopes) -> np.ndarray:
+    """A magnitude, with a multiplier of 31 bits.
 
     >>> one = np.float32(1.0)
-    >>> magnitude(narrow_slopes)(np.array([-5, 0, 3]), Grids(one, one / 2)).tolist()
+    >>> magnitude(np.array([-5, 0, 3]), Grids(one, one / 2)).tolist()
     [10, 0, 6]
     """
-
-    def rule(codes: np.ndarray, grids: Grids) -> np.ndarray:
-        factor, _ = slopes(grids.scale, np.float32(1.0), grids.output)
-        return rounded_twice_away(np.abs(codes).astype(np.int64), fixed_point(factor))
-
-    return rule
+    factor, _ = slopes(grids.scale, np.float32(1.0), grids.output)
+    return rounded_twice_away(np.abs(codes).astype(np.int64), fixed_point(factor))
 
 
 def leaky_of_xnnpack(codes: np.ndarray, grids: Grids) -> np.ndarray:
@@ -284,7 +276,7 @@ def leaky_of_xnnpack(codes: np.ndarray, grids: Grids) -> np.ndarray:
     slope = np.float32(source * np.float32(grids.settings["alpha"]))
     factors = np.float32(source / made), np.float32(slope / made)
     if not all(_SMALLEST_FACTOR <= factor <= _LARGEST_FACTOR for factor in factors):
-        return leaky(narrow_slopes)(codes, grids)
+        return leaky(codes, grids)
     positive, negative = (int(np.rint(np.float32(256.0) * factor)) for factor in factors)
     product = codes.astype(np.int64) * np.where(codes >= 0, positive, negative)
     return np.asarray((product + 128) >> 8)

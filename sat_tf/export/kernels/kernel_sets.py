@@ -6,6 +6,7 @@ everywhere: it selects codes, or looks them up.
 
 import dataclasses
 import enum
+import functools
 import math
 import platform
 from collections.abc import Callable
@@ -142,7 +143,7 @@ REFERENCE = KernelSet(
     logistic=functions.by_table(functions.logistic, functions.rounded_half_away),
     tanh=functions.by_table(functions.tanh, functions.rounded_half_away),
     slopes=functions.narrow_slopes,
-    leaky=functions.leaky(functions.narrow_slopes),
+    leaky=functions.leaky,
     hard_swish=functions.hard_swish,
     rescaled=lambda codes, source, output: fixed_point.rounded_twice_away(
         codes, fixed_point.fixed_point(float(source) / float(output))
@@ -162,7 +163,7 @@ MICRO = dataclasses.replace(
     logistic=functions.logistic_in_fixed_point,
     tanh=functions.tanh_in_fixed_point,
     slopes=functions.wide_slopes,
-    leaky=functions.leaky(functions.wide_slopes),
+    leaky=functools.partial(functions.leaky, slopes=functions.wide_slopes),
 )
 
 

@@ -168,15 +168,9 @@ class Linear(Operation, Draft):
         """
         slope = behind.slope
         spread = np.where(slope == 0.0, 0.0, np.abs(slope) * behind.deviation)
-        center = slope * (behind.mean - self.bias)
-        return dataclasses.replace(
-            self,
-            kernel=self._signed(slope),
-            scales=np.where(slope == 0.0, 1.0, np.abs(slope)) * self.scales,
-            bias=self.bias * slope + behind.offset,
-            center=np.where(np.isinf(spread), 0.0, center),
-            spread=spread,
-        )
+        center = np.where(np.isinf(spread), 0.0, slope * (behind.mean - self.bias))
+        layer = self.scaled(slope, behind.offset)
+        return dataclasses.replace(layer, center=center, spread=spread)
 
     def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Linear":
         """See `Draft`: y = slope · (Ξ x) + offset."""
@@ -184,16 +178,12 @@ class Linear(Operation, Draft):
         slope, offset = np.broadcast_to(slope, count), np.broadcast_to(offset, count)
         return dataclasses.replace(
             self,
-            kernel=self._signed(slope),
-            scales=self.scales * np.abs(slope),
+            kernel=self.kernel * self.along_channels(np.sign(slope).astype(self.kernel.dtype)),
+            scales=self.scales * np.where(slope == 0.0, 1.0, np.abs(slope)),
             bias=self.bias * slope + offset,
             center=self.center * slope,
             spread=self.spread * np.abs(slope),
         )
-
-    def _signed(self, slope: np.ndarray) -> np.ndarray:
-        """The kernel with the signs of a slope for each channel."""
-        return self.kernel * self.along_channels(np.sign(slope).astype(self.kernel.dtype))
 
     def seen_within(self, low: float, high: float) -> "Linear":
         """See `Draft`: where nothing better is known, the ends are two deviations away."""

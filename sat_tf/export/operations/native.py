@@ -65,7 +65,8 @@ class NativeRow:
 
 _ROWS = (
     NativeRow(
-        Operator("ABS", 2, "AbsOptions"), lambda kernels: functions.magnitude(kernels.slopes)
+        Operator("ABS", 2, "AbsOptions"),
+        lambda kernels: functools.partial(functions.magnitude, slopes=kernels.slopes),
     ),
     NativeRow(Operator("LOGISTIC", 2, ""), lambda kernels: kernels.logistic),
     NativeRow(Operator("TANH", 2, ""), lambda kernels: kernels.tanh),
