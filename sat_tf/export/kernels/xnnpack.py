@@ -21,15 +21,6 @@ def requantized(sums: np.ndarray, multipliers: np.ndarray | np.float32) -> np.nd
     return np.asarray(np.rint(product))
 
 
-def summand_multipliers(
-    scales: list[np.float32], output_scale: np.float32
-) -> tuple[np.ndarray, int]:
-    """The int64 multipliers of a sum for the codes of its inputs, and its shift in bits."""
-    ratios = [np.float32(scale / output_scale) for scale in scales]
-    shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
-    return np.rint(np.ldexp(np.array(ratios, np.float64), shift)).astype(np.int64), shift
-
-
 def summed(
     summands: list[np.ndarray],
     scales: list[np.float32],
@@ -42,7 +33,9 @@ def summed(
     On x86 the bias of the sum has half of the last bit, and the shift rounds down; on Arm the shift
     itself rounds half up: the same integer, and int32 holds all of them.
     """
-    multipliers, shift = summand_multipliers(scales, output_scale)
+    ratios = [np.float32(scale / output_scale) for scale in scales]
+    shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
+    multipliers = np.rint(np.ldexp(np.array(ratios, np.float64), shift)).astype(np.int64)
     signs = (1, -1 if difference else 1)
     total = np.int64(1 << (shift - 1))
     for codes, multiplier, sign in zip(summands, multipliers, signs, strict=True):
