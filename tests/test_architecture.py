@@ -127,7 +127,7 @@ MOST_LINES = {
     "analysis": 2900,
     "commands": 4800,
     "core": 3200,
-    "export": 19600,
+    "export": 17400,
     "graph": 5900,
     "keras3": 3400,
     "loading": 1200,
