@@ -14,17 +14,14 @@ from sat_tf.export.lowering.outputs import FLOAT, with_own_names
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations import (
-    concatenate,
     float_layer,
     lookup,
-    mean,
     movements,
     native,
     pairs,
     pointwise,
     pools,
     quantize,
-    softmax,
 )
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, map_linear
@@ -250,7 +247,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     Linear: _linear,
     pairs.Pair: lambda op, graph, one, two: _PAIRS[op.kind](one, two),
     pointwise.WithConstant: _with_constant,
-    mean.Mean: lambda op, graph, x: tf.reduce_mean(x, [1, 2], keepdims=op.keep_dims),
+    pools.Mean: lambda op, graph, x: tf.reduce_mean(x, [1, 2], keepdims=op.keep_dims),
     pools.MaxPool: lambda op, graph, x: tf.nn.max_pool2d(
         x, op.size, op.window.strides, op.window.padding
     ),
@@ -260,8 +257,8 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     pools.ResizeBilinear: lambda op, graph, x: tf.compat.v1.image.resize_bilinear(
         x, op.size, op.align_corners, half_pixel_centers=op.half_pixel_centers
     ),
-    concatenate.Concatenate: lambda op, graph, *parts: tf.concat(parts, op.axis + 1),
-    softmax.Softmax: lambda op, graph, x: tf.nn.softmax(x),
+    pairs.Concatenate: lambda op, graph, *parts: tf.concat(parts, op.axis + 1),
+    native.Softmax: lambda op, graph, x: tf.nn.softmax(x),
     lookup.Lookup: _looked_up,
     native.Native: lambda op, graph, x: _NATIVE[op.name](x, **op.settings),
     native.Sloped: lambda op, graph, x: tf.where(

@@ -298,12 +298,11 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
             owner = heads.get(name, name) if elsewhere else name
             # Another call of a layer has its kernel in the file already.
             again = layer_of_call(owner) != owner
-            parts = operation.file_parts(deployed.graph, shares_kernel=again)
             size = len(operation.output)
-            found[owner] += parts.operators * (_OPERATOR + size)
-            found[owner] += parts.constants * (_CONSTANT + size)
+            found[owner] += len(operation.operators) * (_OPERATOR + size)
+            found[owner] += operation.num_constants * (_CONSTANT + size)
             found[owner] += deployed.float_layer_bytes.get(
-                operation.float_layer or "", parts.data_bytes
+                operation.float_layer or "", operation.constant_bytes(shares_kernel=again)
             )
     return found
 

@@ -3,22 +3,28 @@
 import itertools
 import math
 import pathlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from sat_tf.export.certificate.proof import Subject
 from sat_tf.export.kernels.bilinear import OF_BUILTIN, OF_XNNPACK, OF_XNNPACK_FUSED, Grid
 from sat_tf.export.kernels.kernel_sets import KernelSet
-from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.movements import Reshape, moved
-from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped
+from sat_tf.export.operations.native import (
+    FIXED_GRIDS,
+    NATIVE,
+    PROBABILITIES,
+    Native,
+    Sloped,
+    Softmax,
+)
 from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.pairs import Concatenate
 from sat_tf.export.operations.pools import AveragePool, ResizeBilinear
 from sat_tf.export.operations.quantize import Dequantize, ShiftImage
-from sat_tf.export.operations.softmax import PROBABILITIES, Softmax
 from sat_tf.export.operations.windows import placement
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
@@ -39,7 +45,7 @@ def subject_of(graph: Graph, kernels: KernelSet) -> Subject:
     )
 
 
-def _graph(codes: Codes, parts: Iterable[tuple[np.ndarray, Mapping[str, _Made]]]) -> Specimen:
+def _graph(codes: Codes, parts: Sequence[tuple[np.ndarray, Mapping[str, _Made]]]) -> Specimen:
     """A graph of operations on parts of an image, which are arrays of stored integers.
 
     All that they make is joined: a file has one output, and what nothing reads is not computed.
@@ -48,6 +54,7 @@ def _graph(codes: Codes, parts: Iterable[tuple[np.ndarray, Mapping[str, _Made]]]
     tensors: dict[str, Tensor] = {}
     operations: list[Operation] = [ShiftImage(("image",), "codes")]
     pixels, ends, place = [], [], 0
+    whole = (sum(values.size for values, _ in parts), 1, 1)
 
     def add(operation: Operation, shape: tuple[int, ...], codes: Codes | None) -> str:
         operations.append(operation)
@@ -58,15 +65,13 @@ def _graph(codes: Codes, parts: Iterable[tuple[np.ndarray, Mapping[str, _Made]]]
         start, place = place, place + values.size
         pixels.append(values.reshape(-1))
         slices = ((start, place, 1), (0, 1, 1), (0, 1, 1))
-        size = sum(values.size for values, _ in parts), 1, 1
-        line = moved("STRIDED_SLICE", "codes", f"line_{number}", size, slices)
+        line = moved("STRIDED_SLICE", "codes", f"line_{number}", whole, slices)
         line = add(line, (values.size, 1, 1), codes)
         read = add(Reshape((line,), f"{_READ}_{number}"), values.shape, codes)
         for name, (operation, shape, own) in made.items():
             found = add(operation(read, f"{name}_{number}"), shape, own)
             real = add(Dequantize((found,), f"{found}_real"), shape, None)
             ends.append(add(Reshape((real,), f"{found}_end"), (math.prod(shape), 1, 1), None))
-    whole = (place, 1, 1)
     tensors["codes"] = Tensor("codes", whole, codes)
     while len(ends) > 1:
         some, ends = ends[:_MOST_JOINED], ends[_MOST_JOINED:]

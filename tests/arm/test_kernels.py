@@ -8,11 +8,11 @@ from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.portable_scales import make_portable
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import serialize
-from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.movements import moved
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
+from sat_tf.export.operations.pools import Mean
 from sat_tf.export.operations.quantize import Dequantize, ShiftImage
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from tests.arm.operators import subject_of

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.softmax import softmax
+from sat_tf.export.operations.native import softmax
 from sat_tf.export.tflite.contents import Contents
 from sat_tf.top_k import NO_CLASS, classes_of
 

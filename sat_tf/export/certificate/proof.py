@@ -40,8 +40,8 @@ from sat_tf.export.litert.micro import MICRO, PACKAGE
 from sat_tf.export.litert.processes import refusals, this_machine
 from sat_tf.export.operations.graph import Graph, batches, outputs_of, simulate
 from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.export.operations.native import softmax
 from sat_tf.export.operations.releases import wrong_before
-from sat_tf.export.operations.softmax import softmax
 from sat_tf.export.tflite.contents import Contents, gzip_size, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.metadata import read_metadata

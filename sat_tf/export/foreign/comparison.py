@@ -32,6 +32,11 @@ class Differences:
         self.differing += int(np.count_nonzero(found != expected))
         self.largest = max(self.largest, float(np.max(distance, initial=0.0)))
 
+    @property
+    def share(self) -> str:
+        """How many differ of how many, in words."""
+        return f"{self.differing:,} of {self.compared:,}"
+
     def __add__(self, other: "Differences") -> "Differences":
         largest = max(self.largest, other.largest)
         counts = self.compared + other.compared, self.differing + other.differing
@@ -154,18 +159,14 @@ class OperatorComparison(RowTable):
         return [dict(zip(self.COLUMNS, row, strict=True)) for row in rows]
 
     def _headline(self) -> Cell:
-        return f"{self.file}: {self._answer}"
-
-    @property
-    def _answer(self) -> str:
         """The first operator of all that differs, and in which runtimes."""
         firsts = {name: self.first_differing(name) for name in self.runtimes}
         numbers = [one.number for one in firsts.values() if one is not None]
         if not numbers:
-            return "no operator that is simulated differs"
-        found = self.operators[min(numbers)]
-        names = ", ".join(name for name, one in firsts.items() if one is found)
-        return f"the first operator that differs is {found.name} ({names})"
+            return f"{self.file}: no operator that is simulated differs"
+        first = self.operators[min(numbers)]
+        names = ", ".join(name for name, one in firsts.items() if one is first)
+        return f"{self.file}: the first operator that differs is {first.name} ({names})"
 
     @property
     def _extent(self) -> str:
@@ -182,7 +183,24 @@ class OperatorComparison(RowTable):
 
     def _answers(self) -> list[Cell]:
         """Sentences on what each runtime does otherwise, or why it does not run the file."""
-        lines: list[Cell] = [self._note_on(name) for name in self.runtimes]
+        lines: list[Cell] = []
+        for name in self.runtimes:
+            total, first, said = self.total(name), self.first_differing(name), []
+            if total.own.compared:
+                said.append(f"{total.own.share} codes differ from the simulation")
+            if name != "xnnpack":
+                said.append(
+                    f"for the same inputs, {total.beside_xnnpack.share} codes are not XNNPACK's"
+                )
+            if first is not None:
+                said.append(f"the first operator that differs is {first.name}")
+            if name in self.outputs and name != "xnnpack":
+                output = self.outputs[name]
+                largest = f", by {output.largest:.3g} at most" if output.differing else ""
+                values = f"{output.share} values of the output"
+                said.append(f"of the whole file, {values} are not XNNPACK's{largest}")
+            kind = "good" if first is None else "bad" if total.own.differing else "watch"
+            lines.append(Marked(f"{RUNTIMES[name].title}: {'; '.join(said)}", kind))
         return lines + [
             f"{RUNTIMES[name].title} does not run it: {why}" for name, why in self.refused.items()
         ]
@@ -194,7 +212,8 @@ class OperatorComparison(RowTable):
             (one.kind, one.reason) for one in self.operators if not one.counts
         )
         for (kind, reason), count in missing.items():
-            work = sum(one.multiply_adds for one in self.operators if _is(one, kind, reason))
+            alike = [one for one in self.operators if (one.kind, one.reason) == (kind, reason)]
+            work = sum(one.multiply_adds for one in alike if not one.counts)
             share = f", {work:,} multiply-adds" if work else ""
             lines.append(f"Not simulated: {count} {kind}{share}: {reason}")
         for graph in self.more_graphs:
@@ -209,28 +228,6 @@ class OperatorComparison(RowTable):
             "inputs that these images do not reach, nor of an NPU, which has not run here."
         )
         return lines
-
-    def _note_on(self, name: str) -> Cell:
-        total, first = self.total(name), self.first_differing(name)
-        said, kind = [], "good"
-        if total.own.compared:
-            differing = f"{total.own.differing:,} of {total.own.compared:,}"
-            said.append(f"{differing} codes differ from the simulation")
-        if name != "xnnpack":
-            beside = total.beside_xnnpack
-            differing = f"{beside.differing:,} of {beside.compared:,}"
-            said.append(f"for the same inputs, {differing} codes are not XNNPACK's")
-        if first is not None:
-            kind = "bad" if total.own.differing else "watch"
-            said.append(f"the first operator that differs is {first.name}")
-        if name in self.outputs and name != "xnnpack":
-            found = self.outputs[name]
-            differing = f"{found.differing:,} of {found.compared:,}"
-            largest = f", by {found.largest:.3g} at most" if found.differing else ""
-            said.append(
-                f"of the whole file, {differing} values of the output are not XNNPACK's{largest}"
-            )
-        return Marked(f"{RUNTIMES[name].title}: {'; '.join(said)}", kind)
 
     def _tables(self) -> Mapping[str, Table[ComparedOperator]]:
         firsts = {name: self.first_differing(name) for name in self.runtimes}
@@ -254,7 +251,10 @@ class OperatorComparison(RowTable):
             ),
             Column("simulated", lambda one: one.reason or "yes", wrap="fold"),
             Column(
-                "codes", _codes_compared, lambda count: f"{count:,}" if count else "", number=True
+                "codes",
+                lambda one: max((count.own.compared for count in one.counts.values()), default=0),
+                lambda count: f"{count:,}" if count else "",
+                number=True,
             ),
             *map(counted, self.runtimes),
         ]
@@ -281,14 +281,6 @@ class OperatorComparison(RowTable):
             remarks=self._remarks(),
         )
         write_text(path, page)
-
-
-def _is(operator: ComparedOperator, kind: str, reason: str) -> bool:
-    return not operator.counts and (operator.kind, operator.reason) == (kind, reason)
-
-
-def _codes_compared(operator: ComparedOperator) -> int:
-    return max((count.own.compared for count in operator.counts.values()), default=0)
 
 
 def _cell(operator: ComparedOperator, runtime: str, *, is_first: bool) -> Cell:

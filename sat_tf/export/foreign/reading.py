@@ -81,7 +81,11 @@ def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress
     others = [one for one in operator.reads if one.data is None and one.name not in progress.known]
     others = [one for one in others if one.name not in progress.pending]
     try:
-        _read(operator, place, progress)
+        move, is_float = MOVES.get(operator.name), output.type == "FLOAT32"
+        if len(operator.outputs) != 1 and not (move and move.makes_several):
+            raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
+        view = OperatorView(dataclasses.replace(operator, outputs=(output,)), progress, place)
+        read_operation(view, None if is_float else _READERS.get(operator.name))
         return None
     except NotUnderstoodError as error:
         reason = f"it reads {others[0].type} values" if others else str(error)
@@ -95,23 +99,6 @@ def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress
     progress.operations.append(NotSimulated(read, output.name, operator.name))
     _note(output, progress)
     return reason
-
-
-def _read(operator: StoredOperator, place: int, progress: Progress) -> None:
-    output = operator.outputs[place]
-    alone = dataclasses.replace(operator, outputs=(output,))
-    view, reader = OperatorView(alone, progress, place), _READERS.get(operator.name)
-    move = MOVES.get(operator.name)
-    if len(operator.outputs) != 1 and not (move and move.makes_several):
-        raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
-    if output.name in progress.known or output.data is not None:
-        raise NotUnderstoodError("something else has made its tensor")
-    made = None if reader is None or output.type == "FLOAT32" else reader(view)
-    if made is None:
-        read_operation(view)
-        return
-    progress.operations.append(made[0])
-    progress.tensors[output.name] = Tensor(output.name, output.shape[1:], made[1])
 
 
 def _note(tensor: StoredTensor, progress: Progress) -> None:

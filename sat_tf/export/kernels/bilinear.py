@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sat_tf.export.kernels.fixed_point import shifted_away, shifted_up
 from sat_tf.export.kernels.xnnpack import fused_multiply_add, multiply_add
 
 
@@ -34,6 +35,18 @@ class Grid(NamedTuple):
     half_pixel_centers: bool = True  # Pixels are placed by their centers.
     align_corners: bool = False  # The first and the last ones lie on each other.
 
+    @property
+    def intervals(self) -> tuple[int, int]:
+        """How many places are read, and made; between corners that lie on each other, one less."""
+        less = int(self.align_corners and self.after > 1)
+        return self.before - less, self.after - less
+
+    @property
+    def scale(self) -> np.float32:
+        """The places read for one that is made."""
+        before, after = self.intervals
+        return np.float32(before) / np.float32(after)
+
 
 class Interpolation(NamedTuple):
     """A rule of bilinear resizing."""
@@ -50,15 +63,13 @@ def _in_float32(
     bits: int = 11,
 ) -> Places:
     """XNNPACK's places: float32 positions, weights rounded half to even to 11 bits."""
-    less = int(grid.align_corners and grid.after != 1)
-    scale = np.float32(grid.before - less) / np.float32(grid.after - less)
     made = np.arange(grid.after, dtype=np.float32)
     if grid.half_pixel_centers:
         half = np.float32(0.5)
-        (offset,) = move(np.array([half]), scale, -half)
-        found = move(made, scale, offset)
+        (offset,) = move(np.array([half]), grid.scale, -half)
+        found = move(made, grid.scale, offset)
     else:
-        found = made * scale
+        found = made * grid.scale
     last = grid.before - 1
     found = np.clip(found, np.float32(0.0), np.float32(last))
     low = found.astype(np.int64)
@@ -72,9 +83,7 @@ def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
     A weight is negative in front of the first place, where both neighbours are the first one. Steps
     that are rounded up may lead behind the last place: the kernels read there, beyond the image.
     """
-    less = int(grid.align_corners and grid.after > 1)
-    one = 1 << bits
-    before, after = grid.before - less, grid.after - less
+    (before, after), one = grid.intervals, 1 << bits
     scale = (one * before + after // 2) // after
     found = np.arange(grid.after, dtype=np.int64) * scale
     if grid.half_pixel_centers:
@@ -84,18 +93,12 @@ def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
     return Places(low, high, found - one * low)
 
 
-def _up(sums: np.ndarray, bits: int) -> np.ndarray:
-    return np.asarray((sums + (1 << (bits - 1))) >> bits)
-
-
-def _away(sums: np.ndarray, bits: int) -> np.ndarray:
-    return np.asarray(np.sign(sums) * _up(np.abs(sums), bits))
-
-
 # Its source adds a product to a float32 number, which compilers fuse where processors can.
-OF_XNNPACK = Interpolation(11, functools.partial(_in_float32, move=multiply_add), _up)
-OF_XNNPACK_FUSED = Interpolation(11, functools.partial(_in_float32, move=fused_multiply_add), _up)
-OF_BUILTIN = Interpolation(10, _in_integers, _away)
+OF_XNNPACK = Interpolation(11, functools.partial(_in_float32, move=multiply_add), shifted_up)
+OF_XNNPACK_FUSED = Interpolation(
+    11, functools.partial(_in_float32, move=fused_multiply_add), shifted_up
+)
+OF_BUILTIN = Interpolation(10, _in_integers, shifted_away)
 
 
 def resized(
@@ -138,10 +141,8 @@ def interpolated(values: np.ndarray, rows: Grid, columns: Grid) -> np.ndarray:
 
 def _neighbours(grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The places before and behind each pixel that is made, and how far it lies between them."""
-    less = int(grid.align_corners and grid.after > 1)
-    scale = np.float32(grid.before - less) / np.float32(grid.after - less)
     half = np.float32(0.5 if grid.half_pixel_centers else 0.0)
-    places = (np.arange(grid.after, dtype=np.float32) + half) * scale - half
+    places = (np.arange(grid.after, dtype=np.float32) + half) * grid.scale - half
     low = np.floor(places)
     behind = np.minimum(np.ceil(places), grid.before - 1)
     return np.maximum(low, 0.0).astype(int), behind.astype(int), places - low

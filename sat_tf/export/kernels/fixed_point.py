@@ -69,9 +69,14 @@ def high_product(values: np.ndarray, mantissas: np.ndarray) -> np.ndarray:
     return np.asarray((values.astype(np.int64) * mantissas + half) >> _MANTISSA_BITS)
 
 
-def _shifted_up(values: np.ndarray, bits: np.ndarray) -> np.ndarray:
+def shifted_up(values: np.ndarray, bits: np.ndarray | int) -> np.ndarray:
     """Shifted to the right, rounded half up (SRSHL)."""
-    return np.asarray((values + ((1 << bits) >> 1)) >> bits)
+    return np.asarray((values + ((np.int64(1) << bits) >> 1)) >> bits)
+
+
+def shifted_away(values: np.ndarray, bits: np.ndarray | int) -> np.ndarray:
+    """Shifted to the right, rounded half away from zero (gemmlowp's RoundingDivideByPOT)."""
+    return np.asarray(np.sign(values) * shifted_up(np.abs(values), bits))
 
 
 def rounded_twice_up(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
@@ -81,17 +86,17 @@ def rounded_twice_up(values: np.ndarray, multipliers: Multipliers) -> np.ndarray
     [0, 0, 1, 1, 2]
     """
     high = high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
-    return _shifted_up(high, multipliers.right)
+    return shifted_up(high, multipliers.right)
 
 
 def rounded_twice_away(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
-    """Products rounded half up, then shifts half away from zero (gemmlowp's RoundingDivideByPOT).
+    """Products rounded half up, then shifts half away from zero.
 
     >>> rounded_twice_away(np.array([-3, -2, 1, 3, 5]), fixed_point(0.25)).tolist()
     [-1, -1, 1, 1, 2]
     """
     high = high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
-    return np.asarray(np.sign(high) * _shifted_up(np.abs(high), multipliers.right))
+    return shifted_away(high, multipliers.right)
 
 
 def rounded_once(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
@@ -105,7 +110,7 @@ def rounded_once(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
     behind = np.maximum(multipliers.right, 1)
     before = multipliers.exponents + behind
     high = ((values.astype(np.int64) << before) * multipliers.mantissas) >> _MANTISSA_BITS
-    return _shifted_up(high, behind)
+    return shifted_up(high, behind)
 
 
 def rounded_before_shifts(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
@@ -117,7 +122,7 @@ def rounded_before_shifts(values: np.ndarray, multipliers: Multipliers) -> np.nd
     [-4, 2, 5]
     """
     high = high_product(values.astype(np.int64), multipliers.mantissas)
-    return _shifted_up(high << multipliers.left, multipliers.right)
+    return shifted_up(high << multipliers.left, multipliers.right)
 
 
 def summed(
@@ -281,17 +286,12 @@ def stretch(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, bool]
     if pairs[alike][1] == 1:
         pairs = [(b, a) for a, b in pairs]
     left = pairs[alike:]
-    once = _while(lambda a, b: a == 1, left)
+    once = list(itertools.takewhile(lambda pair: pair[0] == 1, left))
     broadcast = math.prod(b for _, b in once)
-    left = left[len(once) :]
-    for is_part in (lambda a, b: a == b, lambda a, b: b == 1, lambda a, b: a == b):
-        left = left[len(_while(is_part, left)) :]
+    rest = itertools.dropwhile(lambda pair: pair[0] == 1, left)
+    rest = itertools.dropwhile(lambda pair: pair[0] == pair[1], rest)
+    rest = itertools.dropwhile(lambda pair: pair[1] == 1, rest)
+    left = list(itertools.dropwhile(lambda pair: pair[0] == pair[1], rest))
     if left:
         return 0, False
     return (length, False) if length > 1 else (broadcast, True)
-
-
-def _while(
-    is_part: Callable[[int, int], bool], pairs: list[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    return list(itertools.takewhile(lambda pair: is_part(*pair), pairs))

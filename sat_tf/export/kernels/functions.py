@@ -14,6 +14,8 @@ from sat_tf.export.kernels.fixed_point import (
     fixed_point,
     rounded_away,
     rounded_twice_away,
+    shifted_away,
+    shifted_up,
 )
 from sat_tf.export.kernels.softmax import (
     ONE,
@@ -109,7 +111,7 @@ def logistic_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
     x, is_near = _fixed_point_input(codes, grids.scale)
     positive = inverses_of_one_plus(exponentials(-np.abs(x), _CURVE_BITS))
     made = np.where(x == 0, 1 << 30, np.where(x < 0, ONE - positive, positive))
-    return np.where(is_near, _shifted_away(made, 31 - 8), np.where(codes < 0, 0, 255))
+    return np.where(is_near, shifted_away(made, 31 - 8), np.where(codes < 0, 0, 255))
 
 
 def tanh_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
@@ -122,7 +124,7 @@ def tanh_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
     x, is_near = _fixed_point_input(codes, grids.scale)
     # The same integer with one bit more in front of its point is twice the number.
     size = one_minus_over_one_plus(exponentials(-np.abs(x), _CURVE_BITS + 1))
-    made = _shifted_away(np.sign(x) * size, 31 - 7)
+    made = shifted_away(np.sign(x) * size, 31 - 7)
     return np.where(is_near, made, np.where(codes < 0, -128, 127))
 
 
@@ -157,16 +159,6 @@ def _half_up(values: np.ndarray, mantissa: int) -> np.ndarray:
     return _in_int16((values * mantissa + (1 << (_BITS_16 - 1))) >> _BITS_16)
 
 
-def _shifted_up(values: np.ndarray, bits: int) -> np.ndarray:
-    """Shifted to the right, rounded half up."""
-    return np.asarray((values + ((1 << bits) >> 1)) >> bits)
-
-
-def _shifted_away(values: np.ndarray, bits: int) -> np.ndarray:
-    """Shifted to the right, rounded half away from zero."""
-    return np.asarray(np.sign(values) * ((np.abs(values) + ((1 << bits) >> 1)) >> bits))
-
-
 def hard_swish(codes: np.ndarray, grids: Grids) -> np.ndarray:
     """Hard-swish, x · relu6(x + 3) / 6, in 16 bits: all kernels but those with Arm's vectors.
 
@@ -178,9 +170,9 @@ def hard_swish(codes: np.ndarray, grids: Grids) -> np.ndarray:
     >>> hard_swish(np.array([-24, -12, 0, 8, 24, 40]), Grids(eighth, eighth)).tolist()
     [0, -3, 0, 5, 24, 40]
     """
-    x, gate, shift = _hard_swish_factors(codes, grids, _shifted_away)
+    x, gate, shift = _hard_swish_factors(codes, grids, shifted_away)
     product = gate * x
-    return _shifted_away(np.sign(product) * (np.abs(product) >> _BITS_16), shift)
+    return shifted_away(np.sign(product) * (np.abs(product) >> _BITS_16), shift)
 
 
 def hard_swish_of_arm(codes: np.ndarray, grids: Grids) -> np.ndarray:
@@ -188,8 +180,8 @@ def hard_swish_of_arm(codes: np.ndarray, grids: Grids) -> np.ndarray:
 
     What does not fill a vector is computed as everywhere else.
     """
-    x, gate, shift = _hard_swish_factors(codes, grids, _shifted_up)
-    return _shifted_up((gate * x) >> _BITS_16, shift)
+    x, gate, shift = _hard_swish_factors(codes, grids, shifted_up)
+    return shifted_up((gate * x) >> _BITS_16, shift)
 
 
 def _hard_swish_factors(
@@ -249,34 +241,26 @@ def sloped(codes: np.ndarray, products: np.ndarray, slopes: tuple[float, float])
     return np.where(codes >= 0, positive, negative)
 
 
-def leaky(slopes: Slopes) -> FunctionRule:
-    """The rule of a leaky rectifier with two multipliers of 31 bits: all kernels but XNNPACK's.
+def leaky(codes: np.ndarray, grids: Grids, slopes: Slopes = narrow_slopes) -> np.ndarray:
+    """A leaky rectifier with two multipliers of 31 bits: all kernels but XNNPACK's.
 
     >>> one = np.float32(1.0)
-    >>> leaky(narrow_slopes)(np.array([-5, -2, 3]), Grids(one, one, 0, {"alpha": 0.5})).tolist()
+    >>> leaky(np.array([-5, -2, 3]), Grids(one, one, 0, {"alpha": 0.5})).tolist()
     [-2, -1, 3]
     """
-
-    def rule(codes: np.ndarray, grids: Grids) -> np.ndarray:
-        factors = slopes(grids.scale, np.float32(grids.settings["alpha"]), grids.output)
-        return sloped(codes, codes, factors)
-
-    return rule
+    factors = slopes(grids.scale, np.float32(grids.settings["alpha"]), grids.output)
+    return sloped(codes, codes, factors)
 
 
-def magnitude(slopes: Slopes) -> FunctionRule:
-    """The rule of a magnitude, with a multiplier of 31 bits.
+def magnitude(codes: np.ndarray, grids: Grids, slopes: Slopes = narrow_slopes) -> np.ndarray:
+    """A magnitude, with a multiplier of 31 bits.
 
     >>> one = np.float32(1.0)
-    >>> magnitude(narrow_slopes)(np.array([-5, 0, 3]), Grids(one, one / 2)).tolist()
+    >>> magnitude(np.array([-5, 0, 3]), Grids(one, one / 2)).tolist()
     [10, 0, 6]
     """
-
-    def rule(codes: np.ndarray, grids: Grids) -> np.ndarray:
-        factor, _ = slopes(grids.scale, np.float32(1.0), grids.output)
-        return rounded_twice_away(np.abs(codes).astype(np.int64), fixed_point(factor))
-
-    return rule
+    factor, _ = slopes(grids.scale, np.float32(1.0), grids.output)
+    return rounded_twice_away(np.abs(codes).astype(np.int64), fixed_point(factor))
 
 
 def leaky_of_xnnpack(codes: np.ndarray, grids: Grids) -> np.ndarray:
@@ -292,7 +276,7 @@ def leaky_of_xnnpack(codes: np.ndarray, grids: Grids) -> np.ndarray:
     slope = np.float32(source * np.float32(grids.settings["alpha"]))
     factors = np.float32(source / made), np.float32(slope / made)
     if not all(_SMALLEST_FACTOR <= factor <= _LARGEST_FACTOR for factor in factors):
-        return leaky(narrow_slopes)(codes, grids)
+        return leaky(codes, grids)
     positive, negative = (int(np.rint(np.float32(256.0) * factor)) for factor in factors)
     product = codes.astype(np.int64) * np.where(codes >= 0, positive, negative)
     return np.asarray((product + 128) >> 8)

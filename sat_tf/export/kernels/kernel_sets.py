@@ -6,6 +6,7 @@ everywhere: it selects codes, or looks them up.
 
 import dataclasses
 import enum
+import functools
 import math
 import platform
 from collections.abc import Callable
@@ -45,6 +46,9 @@ class LinearWork:
     is_small_depthwise: bool = False
 
 
+LinearRule = Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelSet:
     """Kernels that round alike.
@@ -57,7 +61,7 @@ class KernelSet:
     title: str  # In a table.
     # Sums of a linear operation as codes, from the operation, Σ weight · code + bias with images on
     # the first axis and channels on the last, and `LinearScales`.
-    linear: Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray]
+    linear: LinearRule
     # Codes of a sum of two tensors of codes, or with difference=True of a difference, from both
     # tensors, their scales, and that of the output.
     summed: Callable[..., np.ndarray]
@@ -115,61 +119,56 @@ def _products(sums: np.ndarray, multipliers: np.ndarray, rule: fixed_point.Rule)
     return rule(sums.astype(np.int64), fixed_point.fixed_point(multipliers))
 
 
-def _reference(
-    name: str,
-    title: str,
-    *,
-    dense: Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray],
-    multiplier: Callable[[np.float32, np.float32, np.float32], float | np.float32],
-    logistic: FunctionRule,
-    tanh: FunctionRule,
-    slopes: Slopes,
-) -> KernelSet:
-    """Kernels of the plain C++ sources, without vectors: gemmlowp's rounding throughout.
+# The plain C++ sources, without vectors: gemmlowp's rounding throughout. All processors have it.
+# Vectors hold a product of two tensors in 16 bits behind its rounding. What does not fit them,
+# 128 times the range of int8 and more, is not simulated: calibrated scales are far from it.
+REFERENCE = KernelSet(
+    "reference",
+    "LiteRT, reference kernels",
+    linear=lambda work, sums, scales: (
+        fixed_point.rounded_away(sums.astype(np.float64) * wide_multipliers(*scales))
+        if work.operator == "FULLY_CONNECTED"
+        else _products(sums, wide_multipliers(*scales), fixed_point.rounded_twice_away)
+    ),
+    summed=fixed_point.summed,
+    product=lambda products, scales, output: fixed_point.rounded_twice_away(
+        products, fixed_point.fixed_point(xnnpack.product_multiplier(*scales, output))
+    ),
+    mean=lambda sums, count, scales, zeros, _: fixed_point.mean(sums, count, scales, zeros),
+    # A float32 quotient, halves away from zero.
+    quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
+    softmax=softmax.in_fixed_point,
+    interpolation=bilinear.OF_BUILTIN,
+    tabulated=functions.rounded_half_away,
+    logistic=functions.by_table(functions.logistic, functions.rounded_half_away),
+    tanh=functions.by_table(functions.tanh, functions.rounded_half_away),
+    slopes=functions.narrow_slopes,
+    leaky=functions.leaky,
+    hard_swish=functions.hard_swish,
+    rescaled=lambda codes, source, output: fixed_point.rounded_twice_away(
+        codes, fixed_point.fixed_point(float(source) / float(output))
+    ),
+)
+# This is all processors with its reference kernels; not CMSIS-NN's or a vendor's.
+MICRO = dataclasses.replace(
+    REFERENCE,
+    name="micro",
+    title="TFLite Micro",
+    linear=lambda work, sums, scales: _products(
+        sums, _multipliers(work, scales), fixed_point.rounded_twice_away
+    ),
+    product=lambda products, scales, output: fixed_point.rounded_twice_away(
+        products, fixed_point.fixed_point(fixed_point.multiplier_in_float64(*scales, output))
+    ),
+    logistic=functions.logistic_in_fixed_point,
+    tanh=functions.tanh_in_fixed_point,
+    slopes=functions.wide_slopes,
+    leaky=functools.partial(functions.leaky, slopes=functions.wide_slopes),
+)
 
-    Vectors hold a product of two tensors in 16 bits behind its rounding. What does not fit them,
-    128 times the range of int8 and more, is not simulated: calibrated scales are far from it.
-    """
-    away = fixed_point.rounded_twice_away
-    return KernelSet(
-        name,
-        title,
-        linear=lambda work, sums, scales: (
-            dense(work, sums, scales)
-            if work.operator == "FULLY_CONNECTED"
-            else _products(sums, wide_multipliers(*scales), away)
-        ),
-        summed=fixed_point.summed,
-        product=lambda products, scales, output: away(
-            products, fixed_point.fixed_point(multiplier(*scales, output))
-        ),
-        mean=lambda sums, count, scales, zeros, _: fixed_point.mean(sums, count, scales, zeros),
-        # A float32 quotient, halves away from zero.
-        quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
-        softmax=softmax.in_fixed_point,
-        interpolation=bilinear.OF_BUILTIN,
-        tabulated=functions.rounded_half_away,
-        logistic=logistic,
-        tanh=tanh,
-        slopes=slopes,
-        leaky=functions.leaky(slopes),
-        hard_swish=functions.hard_swish,
-        rescaled=lambda codes, source, output: away(
-            codes, fixed_point.fixed_point(float(source) / float(output))
-        ),
-    )
 
-
-def _builtin(
-    name: str,
-    title: str,
-    *,
-    matrix: fixed_point.Rule,
-    small_depthwise: fixed_point.Rule,
-    probabilities: Callable[[np.ndarray, np.float32], np.ndarray],
-    hard_swish: FunctionRule,
-) -> KernelSet:
-    """The builtin kernels, which take vectors where they can, and else do as the plain sources."""
+def _in_vectors(matrix: fixed_point.Rule, small_depthwise: fixed_point.Rule) -> LinearRule:
+    """The rule of linear operations that take vectors where they can."""
 
     def linear(work: LinearWork, sums: np.ndarray, scales: LinearScales) -> np.ndarray:
         # A product with a vector, of an image by itself, has a kernel of its own.
@@ -186,140 +185,99 @@ def _builtin(
             rule = matrix
         return _products(sums, _multipliers(work, scales), rule)
 
-    return dataclasses.replace(
-        REFERENCE,
-        name=name,
-        title=title,
-        linear=linear,
-        # Differences have no kernel with vectors.
-        summed=lambda summands, scales, output, *, difference=False: (
-            fixed_point.summed(summands, scales, output, difference=True)
-            if difference
-            else fixed_point.summed_in_blocks(summands, scales, output)
-        ),
-        mean=lambda sums, count, scales, zeros, keep_dims: (
-            fixed_point.mean_in_blocks if keep_dims else fixed_point.mean
-        )(sums, count, scales, zeros),
-        quantized=fixed_point.quantized_in_blocks,
-        softmax=probabilities,
-        hard_swish=hard_swish,
-        rescaled=lambda codes, source, output: fixed_point.rounded_twice_up(
-            codes, fixed_point.fixed_point(float(source) / float(output))
-        ),
-    )
+    return linear
 
 
-def _xnnpack(
-    name: str,
-    title: str,
-    *,
-    multiply: Callable[[np.ndarray, np.float32], np.ndarray],
-    average: Callable[[np.ndarray, np.float32, int, tuple[int, int]], np.ndarray],
-    interpolation: Interpolation,
-    tabulated: Rounding,
-    left: KernelSet,
-) -> KernelSet:
-    """XNNPACK, with the builtin kernels where it leaves an operation to them."""
-    return KernelSet(
-        name,
-        title,
-        linear=lambda work, sums, scales: (
-            left.linear(work, sums, scales)
-            if work.engine is Engine.BUILTIN
-            else xnnpack.requantized(sums, narrow_multipliers(*scales))
-        ),
-        summed=xnnpack.summed,
-        product=lambda products, scales, output: multiply(
-            products, xnnpack.product_multiplier(*scales, output)
-        ),
-        mean=lambda sums, count, scales, zeros, _: average(
-            sums, xnnpack.mean_multiplier(*scales, count), count, zeros
-        ),
-        # One float32 product with the inverse scale, round half to even.
-        quantized=lambda real, scale: np.asarray(np.rint(real * (np.float32(1.0) / scale))),
-        softmax=left.softmax,
-        interpolation=interpolation,
-        tabulated=tabulated,
-        logistic=functions.by_table(functions.logistic_in_float64, tabulated),
-        tanh=functions.by_table(functions.tanh, tabulated),
-        slopes=left.slopes,
-        leaky=functions.leaky_of_xnnpack,
-        hard_swish=left.hard_swish,
-        rescaled=xnnpack.rescaled,
-    )
-
-
-# All processors have it.
-REFERENCE = _reference(
-    "reference",
-    "LiteRT, reference kernels",
-    dense=lambda _, sums, scales: fixed_point.rounded_away(
-        sums.astype(np.float64) * wide_multipliers(*scales)
+# The builtin kernels take vectors where they can, and else do as the plain sources. This is x86
+# with AVX, as the wheels have it.
+BUILTIN_X86 = dataclasses.replace(
+    REFERENCE,
+    name="builtin_x86",
+    title="LiteRT, builtin kernels on x86",
+    linear=_in_vectors(fixed_point.rounded_twice_up, fixed_point.rounded_twice_up),
+    # Differences have no kernel with vectors.
+    summed=lambda summands, scales, output, *, difference=False: (
+        fixed_point.summed(summands, scales, output, difference=True)
+        if difference
+        else fixed_point.summed_in_blocks(summands, scales, output)
     ),
-    multiplier=xnnpack.product_multiplier,
-    logistic=functions.by_table(functions.logistic, functions.rounded_half_away),
-    tanh=functions.by_table(functions.tanh, functions.rounded_half_away),
-    slopes=functions.narrow_slopes,
-)
-# This is all processors with its reference kernels; not CMSIS-NN's or a vendor's.
-MICRO = _reference(
-    "micro",
-    "TFLite Micro",
-    dense=lambda work, sums, scales: _products(
-        sums, _multipliers(work, scales), fixed_point.rounded_twice_away
+    mean=lambda sums, count, scales, zeros, keep_dims: (
+        fixed_point.mean_in_blocks if keep_dims else fixed_point.mean
+    )(sums, count, scales, zeros),
+    quantized=fixed_point.quantized_in_blocks,
+    softmax=softmax.in_float32,
+    rescaled=lambda codes, source, output: fixed_point.rounded_twice_up(
+        codes, fixed_point.fixed_point(float(source) / float(output))
     ),
-    multiplier=fixed_point.multiplier_in_float64,
-    logistic=functions.logistic_in_fixed_point,
-    tanh=functions.tanh_in_fixed_point,
-    slopes=functions.wide_slopes,
-)
-# This is x86 with AVX, as the wheels have it.
-BUILTIN_X86 = _builtin(
-    "builtin_x86",
-    "LiteRT, builtin kernels on x86",
-    matrix=fixed_point.rounded_twice_up,
-    small_depthwise=fixed_point.rounded_twice_up,
-    probabilities=softmax.in_float32,
-    hard_swish=functions.hard_swish,
 )
 # This is Armv8.
-BUILTIN_ARM = _builtin(
-    "builtin_arm",
-    "LiteRT, builtin kernels on Arm",
-    matrix=fixed_point.rounded_once,
-    small_depthwise=fixed_point.rounded_before_shifts,
-    probabilities=softmax.with_tables,
+BUILTIN_ARM = dataclasses.replace(
+    BUILTIN_X86,
+    name="builtin_arm",
+    title="LiteRT, builtin kernels on Arm",
+    linear=_in_vectors(fixed_point.rounded_once, fixed_point.rounded_before_shifts),
+    softmax=softmax.with_tables,
     hard_swish=functions.hard_swish_of_arm,
 )
-# This is x86, and processors without rules of their own: WebAssembly, RISC-V.
-X86 = _xnnpack(
-    "xnnpack_x86",
-    "XNNPACK on x86",
-    multiply=xnnpack.product_in_float32,
-    average=xnnpack.mean_rounded_twice,
+
+
+def _delegated(left: KernelSet) -> LinearRule:
+    """XNNPACK's rule of linear operations, some of which it leaves to other kernels."""
+    return lambda work, sums, scales: (
+        left.linear(work, sums, scales)
+        if work.engine is Engine.BUILTIN
+        else xnnpack.requantized(sums, narrow_multipliers(*scales))
+    )
+
+
+# XNNPACK leaves some linear operations, softmax and hard-swish to the builtin kernels. This is x86,
+# and processors without rules of their own: WebAssembly, RISC-V.
+X86 = dataclasses.replace(
+    BUILTIN_X86,
+    name="xnnpack_x86",
+    title="XNNPACK on x86",
+    linear=_delegated(BUILTIN_X86),
+    summed=xnnpack.summed,
+    product=lambda products, scales, output: xnnpack.requantized(
+        products, xnnpack.product_multiplier(*scales, output)
+    ),
+    mean=lambda sums, count, scales, zeros, _: xnnpack.mean_rounded_twice(
+        sums, xnnpack.mean_multiplier(*scales, count), count, zeros
+    ),
+    # One float32 product with the inverse scale, round half to even.
+    quantized=lambda real, scale: np.asarray(np.rint(real * (np.float32(1.0) / scale))),
     interpolation=bilinear.OF_XNNPACK,
     tabulated=functions.rounded_moved,
-    left=BUILTIN_X86,
-)
-# This is Armv8 and Armv9, as clang builds it: Android, iOS, the wheels for Linux and macOS.
-ARM = _xnnpack(
-    "xnnpack_arm",
-    "XNNPACK on Arm",
-    multiply=xnnpack.product_in_fixed_point,
-    average=xnnpack.mean_fused,
-    interpolation=bilinear.OF_XNNPACK_FUSED,
-    tabulated=functions.rounded_moved_fused,
-    left=BUILTIN_ARM,
+    logistic=functions.by_table(functions.logistic_in_float64, functions.rounded_moved),
+    tanh=functions.by_table(functions.tanh, functions.rounded_moved),
+    leaky=functions.leaky_of_xnnpack,
+    rescaled=xnnpack.rescaled,
 )
 # This is Armv7 without fused multiply-add, and builds that do not fuse, such as GCC's with CMake.
-ARM_UNFUSED = _xnnpack(
-    "xnnpack_arm_unfused",
-    "XNNPACK on Arm, unfused",
-    multiply=xnnpack.product_in_fixed_point,
-    average=xnnpack.mean_rounded_twice,
-    interpolation=bilinear.OF_XNNPACK,
-    tabulated=functions.rounded_moved,
-    left=BUILTIN_ARM,
+ARM_UNFUSED = dataclasses.replace(
+    X86,
+    name="xnnpack_arm_unfused",
+    title="XNNPACK on Arm, unfused",
+    linear=_delegated(BUILTIN_ARM),
+    product=lambda products, scales, output: xnnpack.product_in_fixed_point(
+        products, xnnpack.product_multiplier(*scales, output)
+    ),
+    softmax=BUILTIN_ARM.softmax,
+    hard_swish=BUILTIN_ARM.hard_swish,
+)
+# This is Armv8 and Armv9, as clang builds it: Android, iOS, the wheels for Linux and macOS.
+# Compilers fuse products with sums.
+ARM = dataclasses.replace(
+    ARM_UNFUSED,
+    name="xnnpack_arm",
+    title="XNNPACK on Arm",
+    mean=lambda sums, count, scales, zeros, _: xnnpack.mean_fused(
+        sums, xnnpack.mean_multiplier(*scales, count), count, zeros
+    ),
+    interpolation=bilinear.OF_XNNPACK_FUSED,
+    tabulated=functions.rounded_moved_fused,
+    logistic=functions.by_table(functions.logistic_in_float64, functions.rounded_moved_fused),
+    tanh=functions.by_table(functions.tanh, functions.rounded_moved_fused),
 )
 
 KERNEL_SETS: dict[str, KernelSet] = {

@@ -8,11 +8,11 @@ of these powers: in float32, with tables of 16 bits, or in fixed point throughou
 import numpy as np
 
 from sat_tf.export.kernels.fixed_point import (
-    Multipliers,
     fixed_point,
     high_product,
     rounded_away,
     rounded_twice_away,
+    shifted_away,
 )
 
 SCALE, ZERO_POINT = np.float32(1.0 / 256.0), -128
@@ -79,12 +79,6 @@ _EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401,
 _FIRST, _SLOPE = 1515870810, np.array(-1010580540)
 
 
-def _divided(values: np.ndarray, bits: int | np.ndarray) -> np.ndarray:
-    """Quotients by a power of two, halves away from zero."""
-    half = (np.int64(1) << bits) >> 1
-    return np.asarray(np.sign(values) * ((np.abs(values) + half) >> bits))
-
-
 def exponentials(values: np.ndarray, integer_bits: int) -> np.ndarray:
     """E to the power of numbers from -2^bits to 0, which are fractions of 2^(31 - bits)."""
     quarter = 1 << (31 - integer_bits - 2)
@@ -92,7 +86,7 @@ def exponentials(values: np.ndarray, integer_bits: int) -> np.ndarray:
     x = (part << integer_bits) + _EIGHTH
     square = high_product(x, x)
     cube, fourth = high_product(square, x), high_product(square, square)
-    rest = _divided(high_product(_divided(fourth, 2) + cube, _THIRD) + square, 1)
+    rest = shifted_away(high_product(shifted_away(fourth, 2) + cube, _THIRD) + square, 1)
     found = _EXP_OF_EIGHTH + high_product(x + rest, _EXP_OF_EIGHTH)
     quarters = (part - values) // quarter
     for bit, factor in enumerate(_EXPONENTIALS):
@@ -120,14 +114,6 @@ def _inverses_of_half(values: np.ndarray) -> np.ndarray:
     return np.asarray(x)
 
 
-def _inverses(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """1 / (1 + x) of sums 2^bits · (1 + x), and these bits."""
-    length = np.frexp(sums.astype(np.float64))[1].astype(np.int64)
-    headroom = 32 - length
-    above_one = (sums << headroom) - (np.int64(1) << 31)
-    return inverses_of_one_plus(above_one), _SUM_BITS - headroom
-
-
 # Fewer powers of at most 1 never add up to 512, which kernels in fixed point refuse.
 MOST_CLASSES = 511
 
@@ -148,12 +134,11 @@ def in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     widest = ((2**_INTEGER_BITS - 1) << fraction) >> left
     differences = -_differences(stored).astype(np.int64)
     near = differences >= -widest
-    scaled = _scaled(np.where(near, differences, 0), multiplier)
+    scaled = high_product(np.where(near, differences, 0) << left, multiplier.mantissas)
     found = np.where(near, exponentials(scaled, _INTEGER_BITS), 0)
-    sums = np.sum(_divided(found, _SUM_BITS), axis=-1, keepdims=True)
-    inverses, bits = _inverses(sums)
-    return _stored(_divided(high_product(inverses, found), bits + 31 - 8))
-
-
-def _scaled(differences: np.ndarray, multiplier: Multipliers) -> np.ndarray:
-    return high_product(differences << multiplier.left, multiplier.mantissas)
+    sums = np.sum(shifted_away(found, _SUM_BITS), axis=-1, keepdims=True)
+    # 1 / (1 + x) of sums that are 2^bits · (1 + x).
+    headroom = 32 - np.frexp(sums.astype(np.float64))[1].astype(np.int64)
+    inverses = inverses_of_one_plus((sums << headroom) - (np.int64(1) << 31))
+    bits = _SUM_BITS - headroom
+    return _stored(shifted_away(high_product(inverses, found), bits + 31 - 8))

@@ -15,19 +15,10 @@ _ROUNDING = 2.0**-24  # of float32, relative
 _LOWEST, _HIGHEST = -128, 127  # int8
 
 
-def requantized(sums: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
-    """Sums as codes: one float32 product, round half to even."""
+def requantized(sums: np.ndarray, multipliers: np.ndarray | np.float32) -> np.ndarray:
+    """Sums, or products of two codes, as codes: one float32 product, round half to even."""
     product = sums.astype(np.float32) * multipliers.astype(np.float32)
     return np.asarray(np.rint(product))
-
-
-def summand_multipliers(
-    scales: list[np.float32], output_scale: np.float32
-) -> tuple[np.ndarray, int]:
-    """The int64 multipliers of a sum for the codes of its inputs, and its shift in bits."""
-    ratios = [np.float32(scale / output_scale) for scale in scales]
-    shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
-    return np.rint(np.ldexp(np.array(ratios, np.float64), shift)).astype(np.int64), shift
 
 
 def summed(
@@ -42,7 +33,9 @@ def summed(
     On x86 the bias of the sum has half of the last bit, and the shift rounds down; on Arm the shift
     itself rounds half up: the same integer, and int32 holds all of them.
     """
-    multipliers, shift = summand_multipliers(scales, output_scale)
+    ratios = [np.float32(scale / output_scale) for scale in scales]
+    shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
+    multipliers = np.rint(np.ldexp(np.array(ratios, np.float64), shift)).astype(np.int64)
     signs = (1, -1 if difference else 1)
     total = np.int64(1 << (shift - 1))
     for codes, multiplier, sign in zip(summands, multipliers, signs, strict=True):
@@ -67,17 +60,12 @@ def product_multiplier(
     return np.float32(np.float32(first_scale * second_scale) / output_scale)
 
 
-def product_in_float32(products: np.ndarray, multiplier: np.float32) -> np.ndarray:
-    """Products of two codes as codes, but on Arm: one float32 product, round half to even."""
-    return np.asarray(np.rint(products.astype(np.float32) * np.float32(multiplier)))
-
-
 def product_in_fixed_point(products: np.ndarray, multiplier: np.float32) -> np.ndarray:
-    """The same on Arm, XNNPACK's "rndnu": `fixed_point.rounded_once`, of 31 bits.
+    """Products of two codes as codes on Arm, XNNPACK's "rndnu".
 
     >>> product_in_fixed_point(np.array([-3, -1, 1, 3]), np.float32(0.5)).tolist()
     [-1, 0, 1, 2]
-    >>> product_in_float32(np.array([-3, -1, 1, 3]), np.float32(0.5)).tolist()
+    >>> requantized(np.array([-3, -1, 1, 3]), np.float32(0.5)).tolist()
     [-2.0, -0.0, 0.0, 2.0]
     """
     return rounded_once(products, fixed_point(float(multiplier)))
@@ -118,20 +106,14 @@ def mean_multiplier(scale: np.float32, output_scale: np.float32, count: int) -> 
     return np.float32(np.float32(scale / output_scale) * (np.float32(1.0) / np.float32(count)))
 
 
-def mean_offset(
-    multiplier: np.float32, count: int, zero_point: int, output_zero_point: int
-) -> np.float32:
-    """The zero points of a mean as one float32 offset of the product."""
-    zeros = np.float32(np.float32(count * zero_point) * multiplier)
-    return np.float32(np.float32(output_zero_point) - zeros)
-
-
 def mean_rounded_twice(
     sums: np.ndarray, multiplier: np.float32, count: int, zero_points: tuple[int, int]
 ) -> np.ndarray:
     """Stored integers of a mean, as its source code says: a float32 product, then a float32 sum."""
-    offset = mean_offset(multiplier, count, *zero_points)
-    return np.asarray(np.rint(multiply_add(sums, multiplier, offset)))
+    # The zero points as one float32 offset of the product.
+    before, behind = zero_points
+    offset = np.float32(behind) - np.float32(np.float32(count * before) * multiplier)
+    return np.asarray(np.rint(multiply_add(sums, multiplier, np.float32(offset))))
 
 
 def mean_fused(

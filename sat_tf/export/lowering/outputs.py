@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from sat_tf.export.lowering.quantized_network import is_function
 from sat_tf.export.operations.float_layer import float_layers
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.native import Softmax
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.quantize import ShiftOutput
-from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.tensors import Tensor, free_name
 from sat_tf.messages import ModelError
 

@@ -25,19 +25,23 @@ from sat_tf.export.operations.builder import (
     OperationDraft,
     Rectified,
 )
-from sat_tf.export.operations.concatenate import Concatenate, OnOneGrid, Part
 from sat_tf.export.operations.float_layer import FloatCall, FloatLayer, float_layers
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, channel_mean, existing, identity, window_mean
 from sat_tf.export.operations.lookup import ComputedFunction
-from sat_tf.export.operations.mean import Mean
-from sat_tf.export.operations.native import NativeDraft
+from sat_tf.export.operations.native import NativeDraft, Softmax
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import AddConstant, MeanOfTensors, Pair
+from sat_tf.export.operations.pairs import (
+    AddConstant,
+    Concatenate,
+    MeanOfTensors,
+    OnOneGrid,
+    Pair,
+    Part,
+)
 from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.pools import AveragePool, ResizeBilinear
+from sat_tf.export.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.export.operations.quantize import ShiftImage
-from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.tensors import Codes, Image, Window, range_codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role

@@ -53,7 +53,7 @@ class Draft(abc.ABC):
 
     @property
     def keeps_stream(self) -> bool:
-        """See the class."""
+        """Whether a float stream behind it stays one, unless a quantizer of its own follows."""
         return False
 
     def takes_floats(self, codes: Codes) -> bool:
@@ -77,7 +77,7 @@ class Draft(abc.ABC):
         return None
 
     def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Draft | None":
-        """The layer multiplied by numbers and added to others; None where it takes none in."""
+        """The layer times `slope`, not 0, plus `offset`; None where it takes none in."""
         return None
 
     def seen_within(self, low: float, high: float) -> "Draft":
@@ -86,7 +86,7 @@ class Draft(abc.ABC):
 
 
 class GraphBuilder:
-    """Collects the tensors and operations of a graph."""
+    """Collects the tensors and operations of a graph; `layer_names` are only the layers' own."""
 
     def __init__(self, layer_names: Collection[str] = ()) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -193,7 +193,6 @@ class OperationDraft(Operation, Draft):
         return self.placed(builder, self.inputs, codes, name, shape)
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        """See `Draft`: the operation on the real values of its inputs."""
         sources = tuple(builder.dequantized(source) for source in self.inputs)
         return self.placed(builder, sources, None, name, shape)
 
@@ -221,10 +220,10 @@ class Rectified(Draft):
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
         real = self.rectified.as_float(builder, builder.between(f"{name}_input"), shape)
-        if self.ceiling is None:
-            return builder.with_constant(real, Pointwise.MAXIMUM, 0.0, name, shape)
-        lower = builder.between(f"{name}_lower")
+        lower = name if self.ceiling is None else builder.between(f"{name}_lower")
         builder.with_constant(real, Pointwise.MAXIMUM, 0.0, lower, shape)
+        if self.ceiling is None:
+            return lower
         return builder.with_constant(lower, Pointwise.MINIMUM, self.ceiling, name, shape)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:

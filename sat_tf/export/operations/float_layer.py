@@ -9,14 +9,7 @@ import numpy as np
 from sat_tf.export.operations.builder import OperationDraft
 from sat_tf.export.operations.movements import write_reshape
 from sat_tf.export.operations.native import FIXED_GRIDS, Native
-from sat_tf.export.operations.operation import (
-    SELECTED,
-    Basis,
-    FileParts,
-    Made,
-    Operation,
-    Portability,
-)
+from sat_tf.export.operations.operation import SELECTED, Basis, Made, Operation, Portability
 from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
 from sat_tf.export.tflite.tensors import Codes, Tensor, Tensors
@@ -78,10 +71,10 @@ class FloatLayer(OperationDraft):
         """The layers that it calls, in order."""
         return [call.layer for call in self.calls]
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
         """An estimate: the converter chooses what the file holds."""
         weights = sum(int(layer.count_params()) for layer in self.layers)
-        return FileParts(data_bytes=_BYTES_OF_OPERATORS + _BYTES_OF_A_WEIGHT * weights)
+        return _BYTES_OF_OPERATORS + _BYTES_OF_A_WEIGHT * weights
 
     def signature(self, graph: Tensors) -> list[tuple[tuple[int, ...], str]]:
         """Shape, without the batch dimension, and type of each tensor that it reads."""
@@ -126,7 +119,6 @@ class FloatLayer(OperationDraft):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """Raises NotUnderstoodError: no layer can be created again from operators."""
         raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
 
     def function(self) -> Callable[..., Any]:
@@ -171,23 +163,18 @@ class NotSimulated(Operation):
     def operators(self) -> tuple[str, ...]:
         return (self.kind,)
 
-    def _refuse(self) -> NoReturn:
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> NoReturn:
+        """Raises ValueError: its arithmetic is unknown."""
         raise ValueError(
             f"{self.output}: received a graph with an operator that the simulator does not know, "
             "expected its result to be given; simulate the graph of the Keras model instead."
         )
 
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """Raises ValueError: its arithmetic is unknown."""
-        self._refuse()
-
     def write(self, writer: Writer) -> None:
-        """Raises ValueError: its arithmetic is unknown."""
-        self._refuse()
+        self.simulate(writer)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """Raises NotUnderstoodError: only what is known of its operation could be read."""
         raise NotUnderstoodError("not an operator of sat-tf")
 
 

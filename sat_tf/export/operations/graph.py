@@ -2,7 +2,7 @@
 
 import dataclasses
 import io
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from rich.console import Group
@@ -166,6 +166,7 @@ def graph_table(graph: Graph) -> Group:
     for number, operation in enumerate(graph.operations, start=1):
         numbers[operation.output] = number
         tensor = graph.tensors[operation.output]
+        codes = tensor.codes
         adds = operation.multiply_adds(graph)
         table.add_row(
             str(number),
@@ -173,31 +174,26 @@ def graph_table(graph: Graph) -> Group:
             tensor.name,
             " x ".join(map(str, tensor.shape)),
             ", ".join(str(numbers[name]) for name in operation.inputs),
-            "float32" if tensor.codes is None else _codes(tensor.codes),
-            "" if tensor.codes is None else f"{float(tensor.codes.real_scale):.4g}",
+            f"{codes.lowest - codes.zero_point} to {codes.highest - codes.zero_point}"
+            if codes
+            else "float32",
+            f"{float(codes.real_scale):.4g}" if codes else "",
             operation.weights_title(),
             f"{adds:,}" if adds else "",
-            style="yellow" if tensor.codes is None else None,
+            style=None if codes else "yellow",
         )
-    return Group(table, Text("\n".join(_summary(graph))))
-
-
-def _codes(codes: Codes) -> str:
-    return f"{codes.lowest - codes.zero_point} to {codes.highest - codes.zero_point}"
-
-
-def _summary(graph: Graph) -> list[str]:
-    codes = sum(tensor.codes is not None for tensor in graph.tensors.values())
-    lines = [
-        f"{len(graph.operations)} operations, {codes} integer tensors, "
-        f"{sum(op.num_weights for op in graph.operations):,} weights, "
-        f"{sum(op.multiply_adds(graph) for op in graph.operations):,} multiply-adds an image"
-    ]
+    num_codes = sum(tensor.codes is not None for tensor in graph.tensors.values())
     real = [op.output for op in graph.operations if op.is_float(graph)]
-    lines.append(f"float: {', '.join(real) or 'none'}")
+    lines = [
+        f"{len(graph.operations)} operations, {num_codes} integer tensors, "
+        f"{sum(op.num_weights for op in graph.operations):,} weights, "
+        f"{sum(op.multiply_adds(graph) for op in graph.operations):,} multiply-adds an image",
+        f"float: {', '.join(real) or 'none'}",
+    ]
     if graph.float_layers:
         lines.append(f"left float, by TensorFlow's converter: {', '.join(graph.float_layers)}")
-    return lines + [f"note: {warning}" for warning in graph.warnings]
+    lines += [f"note: {warning}" for warning in graph.warnings]
+    return Group(table, Text("\n".join(lines)))
 
 
 # All tensors of a batch are in memory, in verification four times: of a large network, a hundred
@@ -225,37 +221,20 @@ def outputs_of(tensors: Mapping[str, np.ndarray], graph: Graph) -> np.ndarray:
 def simulate(
     graph: Graph, images: Pixels, given: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """Every tensor of a deployed graph for a batch of images.
+    """Every tensor of a graph for a batch of images: int32 stored integers, or float32 values.
 
-    Args:
-        graph: a graph from `deployed_graph`.
-        images: uint8, (n, *graph.image_shape); a tuple of arrays for several inputs.
-        given: tensors that the operations behind them read instead of those simulated here, such
-            as a runtime's outputs of the layers that are left float.
-
-    Returns:
-        By tensor name: int32 arrays of stored integers in -128..127, of uint8 in 0..255, and
-        float32 arrays for tensors that the graph keeps float. Integer tensors are exact.
+    Of tensors that are `given`, such as a runtime's of layers left float, these are read instead.
     """
-    return dict(each_simulated(graph, images, given or {}))
-
-
-def each_simulated(
-    graph: Graph, images: Pixels, given: Mapping[str, np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields what `simulate` returns, and keeps the tensors that are not given."""
-    given = {**by_name(images, graph), **given}
+    known = {**by_name(images, graph), **(given or {})}
     tensors: dict[str, np.ndarray] = {}
     for operation in graph.operations:
         name = operation.output
-        if not operation.is_simulated and name in given:
-            made = given[name]
+        if not operation.is_simulated and name in known:
+            tensors[name] = known[name]
         else:
-            inputs = [given[one] if one in given else tensors[one] for one in operation.inputs]
-            made = operation.simulate(graph, *inputs)
-        if name not in given:
-            tensors[name] = made
-        yield name, made
+            inputs = [known[one] if one in known else tensors[one] for one in operation.inputs]
+            tensors[name] = operation.simulate(graph, *inputs)
+    return tensors
 
 
 def simulate_on(
@@ -264,14 +243,10 @@ def simulate_on(
     known: Mapping[str, np.ndarray],
     changing: Collection[str],
 ) -> dict[str, np.ndarray]:
-    """`simulate` for other kernels, where the tensors of some are known.
+    """`simulate` for the kernels of the graph, where all tensors are `known` for others.
 
-    Args:
-        graph: on the other kernels.
-        images: the batch.
-        known: every tensor of it on the kernels that are known.
-        changing: the tensors whose operations compute other codes of the same inputs, or may. All
-            others are the known ones until an input of theirs differs.
+    Operations that make the tensors in `changing` compute other codes of the same inputs, or may.
+    All others are the known ones until an input of theirs differs.
     """
     inputs = by_name(images, graph)
     tensors: dict[str, np.ndarray] = {}

@@ -1,18 +1,17 @@
 """A graph as a TFLite file, and the file as a graph again."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from sat_tf.export.operations.float_layer import FloatLayerOperator, layer_of
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.operation import Made, Operation
 from sat_tf.export.operations.table import reader_of, readers_of
 from sat_tf.export.tflite.contents import (
     Contents,
     NotUnderstoodError,
-    StoredOperator,
     StoredTensor,
     signature_names,
     understood,
@@ -23,11 +22,9 @@ from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from sat_tf.export.tflite.writer import Writer
 from sat_tf.quantizers.input_range import KEPT_TYPES
 
-_EMPTY = Graph("", {}, (), (), "")
-
 
 def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
-    """The file of a deployed graph, with nothing between its integers and the file's."""
+    """The file of a deployed graph; `resizable` says that the batch size, 1, is free."""
     writer = Writer(graph.images, graph.tensors, resizable=resizable)
     for operation in graph.operations:
         writer.begin(operation.output)
@@ -73,7 +70,17 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
         _check_input(image)
     progress = Progress(tuple(contents.inputs), float_layers)
     for index, operator in enumerate(contents.operators):
-        _read(index, operator, progress)
+        view = OperatorView(operator, progress)
+        if layer_of(operator, progress) is not None:
+            if (made := FloatLayerOperator.read(view)) is not None:
+                _add(made, view)
+            continue
+        try:
+            if (operation := read_operation(view)) is not None:
+                _check_shape(operation, progress)
+        except NotUnderstoodError as error:
+            names = " ".join([operator.name, *(output.name for output in operator.outputs)])
+            raise NotUnderstoodError(f"operator {index}, {names}: {error}") from error
     for end in contents.outputs:
         if end.name not in progress.tensors:
             raise NotUnderstoodError(f"nothing makes its output {end.name}")
@@ -132,24 +139,15 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
     return Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=kind)
 
 
-def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
-    view = OperatorView(operator, progress)
-    if layer_of(operator, progress) is not None:
-        if (made := FloatLayerOperator.read(view)) is not None:
-            _add(made, view)
-        return
-    try:
-        if (operation := read_operation(view)) is not None:
-            _check_shape(operation, progress)
-    except NotUnderstoodError as error:
-        names = " ".join([operator.name, *(output.name for output in operator.outputs)])
-        raise NotUnderstoodError(f"operator {index}, {names}: {error}") from error
+def read_operation(
+    view: OperatorView, read: Callable[[OperatorView], Made] | None = None
+) -> Operation | None:
+    """Adds the operation that an operator stands for; None where others of its operators follow.
 
-
-def read_operation(view: OperatorView) -> Operation | None:
-    """Adds the operation that an operator stands for; None where others of its operators follow."""
+    `read` is that of an operation which is not in the table, as only other tools write it.
+    """
     operator, progress = view.stored, view.progress
-    if not readers_of(operator.name):
+    if read is None and not readers_of(operator.name):
         raise NotUnderstoodError("not an operator of sat-tf")
     if len(operator.outputs) != 1 or not operator.inputs:
         raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
@@ -158,10 +156,12 @@ def read_operation(view: OperatorView) -> Operation | None:
         raise NotUnderstoodError("its tensor has no name")
     if output.name in progress.known or output.values is not None:
         raise NotUnderstoodError("something else has made its tensor")
-    reader = reader_of(view)
-    if reader is None:
-        raise NotUnderstoodError("no operation of sat-tf has it in this form")
-    made = reader.read(view)
+    if read is None:
+        reader = reader_of(view)
+        if reader is None:
+            raise NotUnderstoodError("no operation of sat-tf has it in this form")
+        read = reader.read
+    made = read(view)
     if made is None:
         return None
     _add(made, view)
@@ -181,7 +181,7 @@ def _check_shape(operation: Operation, progress: Progress) -> None:
     """
     shapes = {image.name: image.shape[1:] for image in progress.images}
     shapes |= {name: tensor.shape for name, tensor in progress.tensors.items()}
-    graph = dataclasses.replace(_EMPTY, tensors=progress.tensors)
+    graph = Graph("", progress.tensors, (), (), "")
     count = 2 if operation.moves else 0
     images = [np.zeros((count, *shapes[name]), np.int32) for name in operation.inputs]
     for array in images:

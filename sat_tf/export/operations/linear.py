@@ -15,14 +15,7 @@ from sat_tf.export.kernels.kernel_sets import (
 )
 from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, Range, Shape
 from sat_tf.export.operations.movements import Reshape
-from sat_tf.export.operations.operation import (
-    Basis,
-    FileParts,
-    Made,
-    Operation,
-    Portability,
-    stored_codes,
-)
+from sat_tf.export.operations.operation import Basis, Made, Operation, Portability, stored_codes
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.windows import (
     LinearKind,
@@ -56,13 +49,6 @@ _FULLY_CONNECTED_PER_CHANNEL = 12
 _TRANSPOSED_AND_FUSED = 4
 _PACKED = {LinearKind.CONVOLUTION: 7, LinearKind.DEPTHWISE: 7, LinearKind.FULLY_CONNECTED: 10}
 _KERNEL_TYPES = ("INT8", "INT4", "INT2")
-# How many dimensions a kernel has in the file, and which of them are the output channels.
-_KERNEL_LAYOUTS = {
-    LinearKind.CONVOLUTION: (4, 0),
-    LinearKind.TRANSPOSED: (4, 0),
-    LinearKind.DEPTHWISE: (4, 3),
-    LinearKind.FULLY_CONNECTED: (2, 0),
-}
 # Bytes of a scale in a file, of the DEQUANTIZE that makes a float kernel, and of a bias.
 _SCALE_BYTES, _DEQUANTIZE_BYTES, _BIAS_BYTES = 4, 71, 4
 
@@ -89,6 +75,7 @@ class Linear(Operation, Draft):
     pixelwise: bool = False  # The file has this 1x1 convolution as a matrix product of each pixel.
 
     same_because = "one float32 product, rounded half to even, in all of XNNPACK's kernels"
+    num_constants = 2  # codes and a bias
     rounds = True
     fuses = True
     # DEQUANTIZE makes the kernel of a float head.
@@ -181,15 +168,9 @@ class Linear(Operation, Draft):
         """
         slope = behind.slope
         spread = np.where(slope == 0.0, 0.0, np.abs(slope) * behind.deviation)
-        center = slope * (behind.mean - self.bias)
-        return dataclasses.replace(
-            self,
-            kernel=self._signed(slope),
-            scales=np.where(slope == 0.0, 1.0, np.abs(slope)) * self.scales,
-            bias=self.bias * slope + behind.offset,
-            center=np.where(np.isinf(spread), 0.0, center),
-            spread=spread,
-        )
+        center = np.where(np.isinf(spread), 0.0, slope * (behind.mean - self.bias))
+        layer = self.scaled(slope, behind.offset)
+        return dataclasses.replace(layer, center=center, spread=spread)
 
     def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Linear":
         """See `Draft`: y = slope · (Ξ x) + offset."""
@@ -197,16 +178,12 @@ class Linear(Operation, Draft):
         slope, offset = np.broadcast_to(slope, count), np.broadcast_to(offset, count)
         return dataclasses.replace(
             self,
-            kernel=self._signed(slope),
-            scales=self.scales * np.abs(slope),
+            kernel=self.kernel * self.along_channels(np.sign(slope).astype(self.kernel.dtype)),
+            scales=self.scales * np.where(slope == 0.0, 1.0, np.abs(slope)),
             bias=self.bias * slope + offset,
             center=self.center * slope,
             spread=self.spread * np.abs(slope),
         )
-
-    def _signed(self, slope: np.ndarray) -> np.ndarray:
-        """The kernel with the signs of a slope for each channel."""
-        return self.kernel * self.along_channels(np.sign(slope).astype(self.kernel.dtype))
 
     def seen_within(self, low: float, high: float) -> "Linear":
         """See `Draft`: where nothing better is known, the ends are two deviations away."""
@@ -216,7 +193,6 @@ class Linear(Operation, Draft):
         return dataclasses.replace(self, center=center, spread=spread)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        """See `Draft`: over any codes of the input."""
         codes = np.moveaxis(self.kernel, self.channel_axis, -1)
         codes = codes.reshape(-1, codes.shape[-1]).astype(np.float64)
         ends = np.array(codes_of(self.inputs[0]).real_range)[:, np.newaxis, np.newaxis] * codes
@@ -378,10 +354,16 @@ class Linear(Operation, Draft):
             bias_scales = (source.scale * scales).astype(np.float32)
             bias = writer.constant(f"{self.output}/bias", self.bias.astype(np.int32), bias_scales)
             options |= fused_activation(output)
+        reads: list[int | str] = [*self.inputs, weights, bias]
         if self.kind is LinearKind.TRANSPOSED:
-            self._write_transposed(writer, operator, [weights, bias], options)
-            return
-        if not self.is_product:
+            # The operator reads the shape of its output first, and its input third.
+            shape = np.array([1, *writer.tensors[self.output].shape], np.int32)
+            size = writer.constant(f"{self.output}/shape", shape)
+            reads = [size, weights, self.inputs[0], bias]
+            if options.get("fusedActivationFunction"):
+                operator = operator._replace(version=_TRANSPOSED_AND_FUSED)
+            options |= placement_options(self.window)
+        elif not self.is_product:
             options |= {**placement_options(self.window), **dilation_options(self.window)}
         elif scales.size > 1 and not self.real:
             operator = operator._replace(version=_FULLY_CONNECTED_PER_CHANNEL)
@@ -390,7 +372,7 @@ class Linear(Operation, Draft):
         if self.kind is LinearKind.DEPTHWISE:
             inputs = writer.tensors[self.inputs[0]].shape[-1]
             options["depthMultiplier"] = kernel.shape[-1] // inputs
-        writer.operator(operator, [*self.inputs, weights, bias], self.output, **options)
+        writer.operator(operator, reads, self.output, **options)
 
     def _stored_scales(self) -> np.ndarray:
         """The scales of the kernel in the file: one of a matrix whose rows share it."""
@@ -398,18 +380,6 @@ class Linear(Operation, Draft):
         # XNNPACK takes matrices of 2 bits only with a scale for each row.
         shared = self.is_product and self.storage is not Storage.INT2
         return scales[:1] if shared and np.all(scales == scales[0]) else scales
-
-    def _write_transposed(
-        self, writer: Writer, operator: Operator, constants: list[int], options: dict[str, Any]
-    ) -> None:
-        """The operator reads the shape of its output first, and its input third."""
-        shape = np.array([1, *writer.tensors[self.output].shape], np.int32)
-        size = writer.constant(f"{self.output}/shape", shape)
-        if options.get("fusedActivationFunction"):
-            operator = operator._replace(version=_TRANSPOSED_AND_FUSED)
-        weights, bias = constants
-        options |= placement_options(self.window)
-        writer.operator(operator, [size, weights, self.inputs[0], bias], self.output, **options)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
@@ -461,13 +431,12 @@ class Linear(Operation, Draft):
             raise NotUnderstoodError("it reads float and makes codes, or the other way round")
         return operation, codes
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
         """Codes, a bias, and the scales of both."""
         count = self._stored_scales().size
         codes = 0 if shares_kernel else math.ceil(self.kernel.size * self.storage.value / 8)
         data = codes + _SCALE_BYTES * count + _BIAS_BYTES * self.bias.size
-        data += _DEQUANTIZE_BYTES if self.real else _SCALE_BYTES * count
-        return FileParts(constants=2, data_bytes=int(data))
+        return int(data + (_DEQUANTIZE_BYTES if self.real else _SCALE_BYTES * count))
 
 
 # -- drafts of other layers as linear ones ------------------------------------------------------
@@ -578,7 +547,8 @@ def _kernel_of(
     if weights.values is None or weights.type not in _KERNEL_TYPES:
         raise NotUnderstoodError(f"its kernel {weights.name} is not a constant of {_KERNEL_TYPES}")
     kernel = weights.values.astype(np.int32)
-    dimensions, axis = _KERNEL_LAYOUTS[kind]
+    dimensions = 2 if kind is LinearKind.FULLY_CONNECTED else 4
+    axis = 3 if kind is LinearKind.DEPTHWISE else 0  # of the output channels
     if kernel.ndim != dimensions or (kind is LinearKind.DEPTHWISE and len(kernel) != 1):
         raise NotUnderstoodError(f"its kernel has shape {kernel.shape}")
     channels = kernel.shape[axis]

@@ -9,11 +9,7 @@ from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Shape
 from sat_tf.export.operations.float_layer import FloatCall, FloatLayer
-from sat_tf.export.operations.operation import (
-    FileParts,
-    Made,
-    Operation,
-)
+from sat_tf.export.operations.operation import Made, Operation
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors
@@ -40,6 +36,7 @@ class Lookup(Operation):
     table: np.ndarray  # Int8, 256 stored integers.
 
     reads = ("CAST", "ADD", "GATHER")
+    num_constants = 2  # the table and a number
     same_because = "it looks codes up in a table"
 
     @property
@@ -92,9 +89,8 @@ class Lookup(Operation):
         codes = Codes(codes.scale, codes.zero_point, int(np.min(table)), int(np.max(table)))
         return cls((source,), operator.output.name, table), codes
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        """The table and a number."""
-        return FileParts(operators=3, constants=2, data_bytes=int(self.table.nbytes))
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        return int(self.table.nbytes)
 
 
 def table_of(

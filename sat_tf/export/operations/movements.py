@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.export.operations.operation import SELECTED, FileParts, Made, Operation
+from sat_tf.export.kernels.bilinear import Grid
+from sat_tf.export.operations.operation import SELECTED, Made, Operation
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
@@ -15,6 +16,17 @@ from sat_tf.export.tflite.writer import Operator, Writer
 # Values of int32 constants, and builtin options by their names.
 Settings = tuple[Sequence[Any], dict[str, Any]]
 _RESHAPE = Operator("RESHAPE", 1, "ReshapeOptions")
+
+
+class Move(NamedTuple):
+    """An operator that moves or selects codes, in every form that TFLite has."""
+
+    # Its result for all that it reads, in order, and for options by their names; where it makes
+    # several tensors, a list of them. Raises ValueError where its kernels do not take these.
+    function: Callable[..., Any]
+    options: tuple[str, ...] = ()  # The names of its options that count.
+    makes_several: bool = False
+    pads: bool = False  # The function is also given `zero`, the stored integer of 0.
 
 
 class Written(NamedTuple):
@@ -27,18 +39,6 @@ class Written(NamedTuple):
     # arguments of the layer's move.
     settings: Callable[..., Settings]
     constants: tuple[str, ...] = ()  # The names of the constants.
-
-
-class Move(NamedTuple):
-    """An operator that moves or selects codes, in every form that TFLite has."""
-
-    # Its result for all that it reads, in order, and for options by their names; where it makes
-    # several tensors, a list of them. Raises ValueError where its kernels do not take these.
-    function: Callable[..., Any]
-    options: tuple[str, ...] = ()  # The names of its options that count.
-    makes_several: bool = False
-    pads: bool = False  # The function is also given `zero`, the stored integer of 0.
-    written: Written | None = None  # None where only other tools write it.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,7 @@ class Moved(Operation):
         return (self.name,)
 
     def title(self, graph: Tensors) -> str:
-        written = MOVES[self.name].written
-        return written.title if written else self.name
+        return WRITTEN[self.name].title if self.name in WRITTEN else self.name
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         move, options = MOVES[self.name], {**self.options}
@@ -75,9 +74,7 @@ class Moved(Operation):
         return [next(sources) if array is None else array for array in self.reads_in_order]
 
     def write(self, writer: Writer) -> None:
-        written = MOVES[self.name].written
-        if written is None:
-            raise TypeError(f"{self.output}: no layer becomes {self.name}.")
+        written = WRITTEN[self.name]
         (source,), (_, *arrays) = self.inputs, self.reads_in_order
         constants = [
             writer.constant(f"{self.output}/{name}", np.ascontiguousarray(array))
@@ -113,10 +110,13 @@ class Moved(Operation):
             arrays.append(array)
         return tuple(inputs), tuple(arrays)
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        constants = [array for array in self.reads_in_order if array is not None]
-        counted = [] if MOVES[self.name].pads else constants
-        return FileParts(constants=len(constants), data_bytes=sum(one.nbytes for one in counted))
+    @property
+    def num_constants(self) -> int:
+        return sum(array is not None for array in self.reads_in_order)
+
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        counted = [] if MOVES[self.name].pads else self.reads_in_order
+        return sum(array.nbytes for array in counted if array is not None)
 
 
 def moved(
@@ -125,10 +125,7 @@ def moved(
     """The operation that a layer's move becomes."""
     if name == _RESHAPE.name:
         return Reshape((source,), output)
-    written = MOVES[name].written
-    if written is None:
-        raise TypeError(f"{output}: no layer becomes {name}.")
-    constants, options = written.settings(shape, *arguments)
+    constants, options = WRITTEN[name].settings(shape, *arguments)
     arrays = [np.array(values, np.int32) for values in constants]
     return Moved((source,), output, name, (None, *arrays), options)
 
@@ -204,8 +201,7 @@ def _nearest(
     offset = np.float32(0.5 if halfPixelCenters else 0.0)
 
     def places(before: int, after: int) -> np.ndarray:
-        less = int(alignCorners and after > 1)
-        scale = np.float32(before - less) / np.float32(after - less)
+        scale = Grid(before, after, align_corners=alignCorners).scale
         real = (np.arange(after, dtype=np.float32) + offset) * scale
         whole = np.floor(real + np.float32(0.5)) if alignCorners else np.floor(real)
         return np.clip(whole.astype(int), 0, before - 1)
@@ -259,79 +255,17 @@ def _batch_to_space(values: np.ndarray, sizes: np.ndarray, cuts: np.ndarray) -> 
 
 
 MOVES: Mapping[str, Move] = {
-    "STRIDED_SLICE": Move(
-        _strided_slice,
-        (*_MASKS, "offset"),
-        written=Written(
-            "Slice", 2, "StridedSliceOptions", _slice_settings, ("begin", "end", "strides")
-        ),
-    ),
-    "TRANSPOSE": Move(
-        np.transpose,
-        written=Written(
-            "Transpose", 2, "TransposeOptions", lambda shape, order: ([(0, *order)], {}), ("order",)
-        ),
-    ),
-    "RESIZE_NEAREST_NEIGHBOR": Move(
-        _nearest,
-        ("alignCorners", "halfPixelCenters"),
-        written=Written(
-            "Resize",
-            3,
-            "ResizeNearestNeighborOptions",
-            lambda shape, size: ([size], {"alignCorners": False, "halfPixelCenters": True}),
-            ("size",),
-        ),
-    ),
-    "DEPTH_TO_SPACE": Move(
-        _depth_to_space,
-        ("blockSize",),
-        written=Written(
-            "DepthToSpace",
-            1,
-            "DepthToSpaceOptions",
-            lambda shape, block_size: ([], {"blockSize": block_size}),
-        ),
-    ),
-    "SPACE_TO_DEPTH": Move(
-        _space_to_depth,
-        ("blockSize",),
-        written=Written(
-            "SpaceToDepth",
-            2,
-            "SpaceToDepthOptions",
-            lambda shape, block_size: ([], {"blockSize": block_size}),
-        ),
-    ),
-    "GATHER": Move(
-        _gather,
-        ("axis", "batchDims"),
-        written=Written(
-            "Gather",
-            2,
-            "GatherOptions",
-            lambda shape, indices, axis: ([indices], {"axis": axis + 1}),
-            ("indices",),
-        ),
-    ),
+    "STRIDED_SLICE": Move(_strided_slice, (*_MASKS, "offset")),
+    "TRANSPOSE": Move(np.transpose),
+    "RESIZE_NEAREST_NEIGHBOR": Move(_nearest, ("alignCorners", "halfPixelCenters")),
+    "DEPTH_TO_SPACE": Move(_depth_to_space, ("blockSize",)),
+    "SPACE_TO_DEPTH": Move(_space_to_depth, ("blockSize",)),
+    "GATHER": Move(_gather, ("axis", "batchDims")),
     "REDUCE_MAX": Move(
         lambda values, axes, keepDims: np.max(values, tuple(axes.flat), keepdims=keepDims),
         ("keepDims",),
-        written=Written(
-            "ChannelMax",
-            2,
-            "ReducerOptions",
-            lambda shape: ([[len(shape)]], {"keepDims": True}),
-            ("axes",),
-        ),
     ),
-    "PAD": Move(
-        _padded,
-        pads=True,
-        written=Written(
-            "Pad", 2, "PadOptions", lambda shape, margins: ([[(0, 0), *margins]], {}), ("margins",)
-        ),
-    ),
+    "PAD": Move(_padded, pads=True),
     "PADV2": Move(lambda values, margins, fill: _padded(values, margins, fill.item())),
     "MIRROR_PAD": Move(
         lambda values, margins, mode: np.pad(
@@ -362,7 +296,46 @@ MOVES: Mapping[str, Move] = {
     "SPACE_TO_BATCH_ND": Move(_space_to_batch, pads=True),
     "BATCH_TO_SPACE_ND": Move(_batch_to_space),
 }
-Moved.reads = tuple(name for name, move in MOVES.items() if move.written)
+# The form of those that layers become; other tools alone write the others.
+WRITTEN: Mapping[str, Written] = {
+    "STRIDED_SLICE": Written(
+        "Slice", 2, "StridedSliceOptions", _slice_settings, ("begin", "end", "strides")
+    ),
+    "TRANSPOSE": Written(
+        "Transpose", 2, "TransposeOptions", lambda shape, order: ([(0, *order)], {}), ("order",)
+    ),
+    "RESIZE_NEAREST_NEIGHBOR": Written(
+        "Resize",
+        3,
+        "ResizeNearestNeighborOptions",
+        lambda shape, size: ([size], {"alignCorners": False, "halfPixelCenters": True}),
+        ("size",),
+    ),
+    "DEPTH_TO_SPACE": Written(
+        "DepthToSpace", 1, "DepthToSpaceOptions", lambda shape, size: ([], {"blockSize": size})
+    ),
+    "SPACE_TO_DEPTH": Written(
+        "SpaceToDepth", 2, "SpaceToDepthOptions", lambda shape, size: ([], {"blockSize": size})
+    ),
+    "GATHER": Written(
+        "Gather",
+        2,
+        "GatherOptions",
+        lambda shape, indices, axis: ([indices], {"axis": axis + 1}),
+        ("indices",),
+    ),
+    "REDUCE_MAX": Written(
+        "ChannelMax",
+        2,
+        "ReducerOptions",
+        lambda shape: ([[len(shape)]], {"keepDims": True}),
+        ("axes",),
+    ),
+    "PAD": Written(
+        "Pad", 2, "PadOptions", lambda shape, margins: ([[(0, 0), *margins]], {}), ("margins",)
+    ),
+}
+Moved.reads = tuple(WRITTEN)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,27 +1,27 @@
-"""Functions of one value by operators of their own, which NPUs compute: a row for each."""
+"""Functions by operators of their own, which NPUs compute: of one value, a row each; softmax."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sat_tf.core.grid import int8_codes
 from sat_tf.export.kernels import functions
-from sat_tf.export.kernels.functions import Curve, FunctionRule
+from sat_tf.export.kernels.functions import FunctionRule
 from sat_tf.export.kernels.kernel_sets import KERNEL_SETS, KernelSet
+from sat_tf.export.kernels.softmax import MOST_CLASSES, SCALE, ZERO_POINT, in_fixed_point
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Shape
 from sat_tf.export.operations.operation import (
-    FileParts,
+    Basis,
     Made,
     Operation,
     Portability,
     enumerated,
     stored_codes,
 )
-from sat_tf.export.operations.softmax import PROBABILITIES, Softmax
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView, grid_of
 from sat_tf.export.tflite.tensors import Codes, Tensors
@@ -52,16 +52,6 @@ def _gelu(x: np.ndarray, *, approximate: bool) -> np.ndarray:
     return _HALF * x * share
 
 
-def _any_scales(source: Codes, output: Codes, settings: Mapping[str, Any]) -> str | None:
-    del source, output, settings
-    return None
-
-
-def _hard_swish_problem(source: Codes, output: Codes, settings: Mapping[str, Any]) -> str | None:
-    del settings
-    return functions.hard_swish_problem(source.scale, output.scale)
-
-
 @dataclasses.dataclass(frozen=True)
 class NativeRow:
     """An operator that computes a function of one value."""
@@ -69,32 +59,28 @@ class NativeRow:
     operator: Operator  # As a file has it.
     rule: Callable[[KernelSet], FunctionRule]  # Its codes, by the kernels that compute it.
     settings: tuple[str, ...] = ()  # The names of its options in a file.
-    # Why its kernels do not take the grids of its input and output, with the fix.
-    problem: Callable[[Codes, Codes, Mapping[str, Any]], str | None] = _any_scales
-
-
-def _tabulated(curve: Curve) -> Callable[[KernelSet], FunctionRule]:
-    """The rule of an operator that XNNPACK computes too."""
-    return lambda kernels: functions.by_table(curve, kernels.tabulated)
-
-
-def _left_to_others(curve: Curve) -> Callable[[KernelSet], FunctionRule]:
-    """The rule of an operator that XNNPACK leaves to the builtin kernels."""
-    return lambda kernels: functions.by_table(curve, functions.rounded_half_away)
+    # Why its kernels do not take the scales of its input and output, with the fix.
+    problem: Callable[[np.float32, np.float32], str | None] = lambda source, output: None
 
 
 _ROWS = (
     NativeRow(
-        Operator("ABS", 2, "AbsOptions"), lambda kernels: functions.magnitude(kernels.slopes)
+        Operator("ABS", 2, "AbsOptions"),
+        lambda kernels: functools.partial(functions.magnitude, slopes=kernels.slopes),
     ),
     NativeRow(Operator("LOGISTIC", 2, ""), lambda kernels: kernels.logistic),
     NativeRow(Operator("TANH", 2, ""), lambda kernels: kernels.tanh),
-    NativeRow(Operator("ELU", 1, ""), _tabulated(_elu)),
-    NativeRow(Operator("GELU", 2, "GeluOptions"), _left_to_others(_gelu), ("approximate",)),
+    NativeRow(Operator("ELU", 1, ""), lambda kernels: functions.by_table(_elu, kernels.tabulated)),
+    # XNNPACK leaves it to the builtin kernels.
+    NativeRow(
+        Operator("GELU", 2, "GeluOptions"),
+        lambda kernels: functions.by_table(_gelu, functions.rounded_half_away),
+        ("approximate",),
+    ),
     NativeRow(
         Operator("HARD_SWISH", 1, "HardSwishOptions"),
         lambda kernels: kernels.hard_swish,
-        problem=_hard_swish_problem,
+        problem=functions.hard_swish_problem,
     ),
     NativeRow(
         Operator("LEAKY_RELU", 2, "LeakyReluOptions"), lambda kernels: kernels.leaky, ("alpha",)
@@ -133,7 +119,7 @@ class Native(Operation):
 
     def scale_problem(self, graph: Tensors) -> str | None:
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        return self.row.problem(source, output, self.settings)
+        return self.row.problem(source.scale, output.scale)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (stored,) = inputs
@@ -145,7 +131,6 @@ class Native(Operation):
         return table_of(self.name, self.settings, source, output, kernels)
 
     def portability(self, graph: Tensors) -> Portability:
-        """See `Operation`: each code of the input is tried."""
         return enumerated(
             _STORED,
             lambda kernels, stored: self._table(graph, kernels)[stored + _FIRST],
@@ -202,14 +187,10 @@ class Sloped(Operation):
     same_because = "it multiplies codes by one rule"
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (stored,) = inputs
-        return self._made(graph, stored, self.slopes)
-
-    def _made(self, graph: Tensors, stored: np.ndarray, slopes: np.ndarray) -> np.ndarray:
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        codes = stored.astype(np.int64) - source.zero_point
+        codes = inputs[0].astype(np.int64) - source.zero_point
         factors = graph.kernels.slopes(source.scale, self.slope_scale, output.scale)
-        made = functions.sloped(codes, codes * slopes.astype(np.int64), factors)
+        made = functions.sloped(codes, codes * self.slopes.astype(np.int64), factors)
         return stored_codes(made, output)
 
     def write(self, writer: Writer) -> None:
@@ -227,9 +208,83 @@ class Sloped(Operation):
         made = cls((operator.source(),), operator.output.name, values, slopes.scales[0])
         return made, codes
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        """The slopes."""
-        return FileParts(constants=1, data_bytes=int(self.slopes.nbytes))
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        return int(self.slopes.nbytes)
+
+
+# Its kernel takes no other grid: 0 to 255/256.
+PROBABILITIES = Codes(SCALE, ZERO_POINT)
+_OF_CODES = Operator("SOFTMAX", 2, "SoftmaxOptions")
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Probabilities over the last axis, float32."""
+    powers = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
+    return np.asarray(powers / np.sum(powers, axis=-1, keepdims=True), np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Softmax(Operation):
+    """Softmax over the last axis: of float values in float32, of codes as `PROBABILITIES`.
+
+    XNNPACK leaves that of codes to the builtin kernels. On x86 they add powers in float32, on Arm
+    integers of 16 bits, in the reference kernels and in TFLite Micro all is in fixed point: about
+    one code of a thousand differs, by one.
+    """
+
+    operator = Operator("SOFTMAX", 1, "SoftmaxOptions")
+    makes_probabilities = True
+    rounds = True
+
+    def portability(self, graph: Tensors) -> Portability:
+        """See `Operation`: the codes that it reads hold wherever they do without it."""
+        if self.is_float(graph):
+            return super().portability(graph)
+        return Portability(
+            Basis.IMAGES,
+            "no delegate takes it, and the builtin kernels of x86 and of Arm differ in about one "
+            "code of a thousand",
+        )
+
+    def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
+        """See `Operation`: sums in fixed point of many like powers do not fit their kernels."""
+        classes = graph.tensors[self.output].shape[-1]
+        is_short = self.is_float(graph) or kernels.softmax is not in_fixed_point
+        if is_short or classes <= MOST_CLASSES:
+            return None
+        return (
+            f"its kernel of SOFTMAX ends the process where {classes:,} classes are about equally "
+            f"likely, and takes {MOST_CLASSES} safely"
+        )
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `Operation`; of float values kernels differ in the last bits."""
+        (source,) = inputs
+        if self.is_float(graph):
+            return softmax(source)
+        return graph.kernels.softmax(source, graph.codes(self.inputs[0]).scale)
+
+    def on_codes(
+        self, inputs: tuple[str, ...], codes: Sequence[Codes]
+    ) -> tuple[Operation, Codes] | None:
+        return dataclasses.replace(self, inputs=inputs), PROBABILITIES
+
+    def write(self, writer: Writer) -> None:
+        operator = self.operator if self.is_float(writer) else _OF_CODES
+        writer.operator(operator, self.inputs, self.output, beta=1.0)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        operator.expect(beta=1.0, otherwise="it is scaled:")
+        codes = operator.codes()
+        if (operator.source_codes() is None) != (codes is None):
+            raise NotUnderstoodError("it reads codes and makes float values, or the reverse")
+        if codes is not None and grid_of(codes) != grid_of(PROBABILITIES):
+            raise NotUnderstoodError(
+                f"its scale and zero point are {codes.scale:.6g} and {codes.zero_point}, expected "
+                "1/256 and -128"
+            )
+        return cls((operator.source(),), operator.output.name), codes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +311,9 @@ class NativeDraft(Draft):
             return self.older.as_codes(builder, codes, name, shape)
         if self.slopes is not None:
             is_whole = (codes.lowest, codes.highest) == (-_FIRST, _FIRST - 1)
-            operation = self._sloped(name) if is_whole else None
+            slopes, scale = map(np.asarray, int8_codes(self.slopes))
+            sloped = Sloped(self.inputs, name, slopes.astype(np.int8), np.float32(scale))
+            operation: Operation | None = sloped if is_whole else None
         else:
             operation = self._of_codes(source, codes, name)
         if operation is None:
@@ -274,7 +331,7 @@ class NativeDraft(Draft):
         fixed = FIXED_GRIDS.get(operator)
         if fixed is not None and fixed != (codes.scale, codes.zero_point):
             return None
-        if NATIVE[operator].problem(source, codes, settings) is not None:
+        if NATIVE[operator].problem(source.scale, codes.scale) is not None:
             return None
         whole = dataclasses.replace(codes, lowest=-_FIRST, highest=_FIRST - 1)
         for kernels in KERNEL_SETS.values():
@@ -282,7 +339,3 @@ class NativeDraft(Draft):
             if np.min(made) < codes.lowest or np.max(made) > codes.highest:
                 return None
         return Native(self.inputs, name, operator, settings)
-
-    def _sloped(self, name: str) -> Operation:
-        codes, scale = map(np.asarray, int8_codes(self.slopes))
-        return Sloped(self.inputs, name, codes.astype(np.int8), np.float32(scale))

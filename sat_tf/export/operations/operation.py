@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -79,14 +79,6 @@ def enumerated(
     return Portability(Basis.ENUMERATED, why, total, differing)
 
 
-class FileParts(NamedTuple):
-    """The parts of a file that an operation takes."""
-
-    operators: int = 1  # How many.
-    constants: int = 0  # Tensors beside the one that it makes.
-    data_bytes: int = 0  # Of the values and the scales in these.
-
-
 @dataclasses.dataclass(frozen=True)
 class Operation(abc.ABC):
     """One operation of a graph, complete in one file; `table.OPERATIONS` lists them all."""
@@ -97,12 +89,9 @@ class Operation(abc.ABC):
     operator: ClassVar[Operator]  # Its operator in a file, where that is one and always the same.
     # Names of the operators that it may be read back from; that of `operator` unless said.
     reads: ClassVar[tuple[str, ...]] = ()
-    # How many tensors it has in a file beside the one that it makes.
-    num_constants: ClassVar[int] = 0
     # Whether it computes with several values of its inputs, so that TensorFlow's converter would
     # choose the grid of a float output.
     mixes: ClassVar[bool] = False
-    listed_as: ClassVar[str] = ""  # Its name in the listing of a graph; "" for that of its class.
     same_because: ClassVar[str] = SELECTED  # Why all kernels of XNNPACK give it the same codes.
     # Why all processors give it the same float values; "" where they differ in the last bits.
     same_in_float_because: ClassVar[str] = ""
@@ -135,7 +124,7 @@ class Operation(abc.ABC):
 
     def title(self, graph: Tensors) -> str:
         """Its name in the listing of a graph."""
-        return self.listed_as or type(self).__name__
+        return type(self).__name__
 
     def weights_title(self) -> str:
         """The range of its weights in the listing; empty where it has none."""
@@ -194,7 +183,7 @@ class Operation(abc.ABC):
     def on_codes(
         self, inputs: tuple[str, ...], codes: Sequence[Codes]
     ) -> "tuple[Operation, Codes] | None":
-        """The same operation on codes instead of float values, with the codes that it makes."""
+        """The same on codes for float values, with what it makes; None where no kernel does it."""
         first = codes[0]
         grids = {(one.scale, one.zero_point) for one in codes}
         if not self.keeps_grid or len(grids) > 1:
@@ -274,9 +263,14 @@ class Operation(abc.ABC):
             NotUnderstoodError: sat-tf does not write it, with the reason.
         """
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        """The parts of a file that it takes."""
-        return FileParts(constants=self.num_constants)
+    @property
+    def num_constants(self) -> int:
+        """How many tensors it has in a file beside the one that it makes."""
+        return 0
+
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        """The bytes of their values and scales; another operation may have its kernel there."""
+        return 0
 
 
 def stored_codes(rounded: np.ndarray, codes: Codes) -> np.ndarray:

@@ -1,53 +1,37 @@
-"""Layers of several tensors, value by value: sums, products, maxima, minima, means; constants."""
+"""Layers of several tensors: joined, or put together value by value; sums with a constant."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from sat_tf.export.operations.builder import Draft, GraphBuilder, OperationDraft, Range, Shape
 from sat_tf.export.operations.linear import identity
-from sat_tf.export.operations.operation import ROUNDED_ONCE, Made, Portability
+from sat_tf.export.operations.operation import SELECTED, Made
 from sat_tf.export.operations.pointwise import (
     COARSE_SUMMAND,
-    ON_CODES,
     SMALLEST_SUMMAND,
+    OfTwo,
     Pointwise,
     WithConstant,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors, range_codes
-from sat_tf.export.tflite.writer import Writer, fused_activation
+from sat_tf.export.tflite.writer import Operator, Writer, fused_activation
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair(OperationDraft):
-    """An operation of two tensors, both codes or both float; axes of size 1 are broadcast.
-
-    A draft may have more tensors, but for a difference.
-    """
-
-    kind: Pointwise  # Which one; what it does with codes is its row of `ON_CODES`.
+class Pair(OfTwo, OperationDraft):
+    """An operation of two tensors; a draft may have more of them, but for a difference."""
 
     keeps_stream = True
-    reads = tuple(kind.value for kind in Pointwise)
-    same_in_float_because = ROUNDED_ONCE
-    rounds = True
     mixes = True
-    fuses = True
-
-    @property
-    def operators(self) -> tuple[str, ...]:
-        return (self.kind.value,)
 
     @property
     def selects(self) -> bool:
         return self.kind.selects
-
-    def _grids(self, graph: Tensors) -> "tuple[Sequence[Codes], Codes]":
-        return [graph.codes(name) for name in self.inputs], graph.codes(self.output)
 
     def placed(
         self,
@@ -78,33 +62,13 @@ class Pair(OperationDraft):
         self, builder: GraphBuilder, inputs: tuple[str, ...], codes: Codes | None
     ) -> tuple[str, ...]:
         """The tensors, as the kernel that makes these codes of them takes them."""
-        if codes is None or not ON_CODES[self.kind].takes_summands:
+        if codes is None or self.kind not in (Pointwise.SUM, Pointwise.DIFFERENCE):
             return inputs
         return tuple(summand(builder, source, codes) for source in inputs)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        """See `Draft`: of one tensor after the other."""
         ranges = [codes_of(source).real_range for source in self.inputs]
         return functools.reduce(functools.partial(_range, self.kind), ranges)
-
-    def scale_problem(self, graph: Tensors) -> str | None:
-        return ON_CODES[self.kind].problem(*self._grids(graph))
-
-    def portability(self, graph: Tensors) -> Portability:
-        """See `Operation`; for codes, its row knows it."""
-        if self.is_float(graph):
-            return super().portability(graph)
-        return ON_CODES[self.kind].portability(*self._grids(graph))
-
-    def title(self, graph: Tensors) -> str:
-        title = ON_CODES[self.kind].title
-        return title or f"{'float ' if self.is_float(graph) else ''}{self.kind.value}"
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """The row's function of stored integers; the rounding is that of the kernels."""
-        if self.is_float(graph):
-            return self.kind.on_arrays(*inputs).astype(np.float32)
-        return ON_CODES[self.kind].stored(inputs, *self._grids(graph), graph.kernels)
 
     def write(self, writer: Writer) -> None:
         fused = fused_activation(writer.tensors[self.output].codes)
@@ -208,3 +172,74 @@ class MeanOfTensors(Draft):
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
         low, high = Pair(self.inputs, "", Pointwise.SUM).worst_range(codes_of)
         return low / len(self.inputs), high / len(self.inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Concatenate(OperationDraft):
+    """Tensors on one grid, joined along an axis."""
+
+    axis: int  # Along which, counted without the batch dimension.
+
+    operator = Operator("CONCATENATION", 2, "ConcatenationOptions")
+    mixes = True
+    keeps_grid = True
+    same_in_float_because = SELECTED
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        return np.concatenate(inputs, axis=self.axis + 1)
+
+    def write(self, writer: Writer) -> None:
+        writer.operator(self.operator, self.inputs, self.output, axis=self.axis + 1)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
+        names = [operator.source(index) for index in range(len(operator.stored.inputs))]
+        codes = operator.selected_codes()
+        dimensions = len(operator.output.shape)
+        axis = operator.option("axis") % dimensions
+        if axis == 0:
+            raise NotUnderstoodError("it joins images, not their parts")
+        return cls(tuple(names), operator.output.name, axis - 1), codes
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One part of several on one grid, with the name and the shape of the tensor it becomes."""
+
+    draft: Draft
+    name: str
+    shape: Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class OnOneGrid(Draft):
+    """Parts that get the grid of the whole: joined, or the largest or smallest values of them."""
+
+    inputs: tuple[str, ...]  # Those of the parts.
+    parts: tuple[Part, ...]  # In order.
+    operation: OperationDraft  # What is done with them, without inputs.
+
+    def takes_floats(self, codes: Codes) -> bool:
+        """See `Draft`: QUANTIZE cannot make codes with a unit, and no part alone has one."""
+        return codes.unit == 1.0
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        parts = []
+        for part in self.parts:
+            tensor = part.draft.tensor
+            if not tensor or builder.codes(tensor) != codes:
+                # A part that exists already, such as a pooled tensor, keeps its name.
+                exists = part.name in builder.tensors
+                tensor = builder.between(f"{part.name}_part") if exists else part.name
+                tensor = builder.materialize(part.draft, codes, tensor, part.shape)
+            parts.append(tensor)
+        return self.operation.placed(builder, tuple(parts), codes, name, shape)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        parts = tuple(part.draft.as_float(builder, part.name, part.shape) for part in self.parts)
+        return self.operation.placed(builder, parts, None, name, shape)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        low, high = zip(*(part.draft.worst_range(codes_of) for part in self.parts), strict=True)
+        return min(low), max(high)

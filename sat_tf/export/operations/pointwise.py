@@ -1,9 +1,9 @@
-"""Operations of two values: their arithmetic on codes, a row each, and those with a constant."""
+"""Operations of two values: their arithmetic on codes, and those with a constant."""
 
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +14,6 @@ from sat_tf.export.operations.operation import (
     ROUNDED_ONCE,
     SELECTED,
     Basis,
-    FileParts,
     Made,
     Operation,
     Portability,
@@ -73,86 +72,26 @@ _FUNCTIONS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class OnCodes:
-    """The arithmetic of a kind of pair on codes: a row for each."""
-
-    # Why its kernel does not take the grids of its inputs and its output, with the fix.
-    problem: Callable[[Sequence[Codes], Codes], str | None]
-    # Stored integers made of those of the inputs, on these grids, by these kernels.
-    stored: Callable[[Sequence[np.ndarray], Sequence[Codes], Codes, KernelSet], np.ndarray]
-    # The processors that give it its codes of x86, by the grids.
-    portability: Callable[[Sequence[Codes], Codes], Portability]
-    takes_summands: bool = False  # Its kernel adds, and takes what it reads as `summand` makes it.
-    title: str = ""  # Its name in the listing of a graph; "" for that of its operator.
-
-
-# -- sums and differences --------------------------------------------------------------------------
-
-
-def _sum_problem(summands: Sequence[Codes], output: Codes) -> str | None:
-    largest = max(float(codes.scale / output.scale) for codes in summands)
-    if largest < _LARGEST_SUMMAND:
-        return None
-    return (
-        f"received a sum with scales {largest:.4g} times smaller than those of a tensor it adds, "
-        f"expected less than {_LARGEST_SUMMAND:g} times; its clipping level is much too small: "
-        "call sat_tf.calibrate, or train longer."
-    )
-
-
-def _summing(*, difference: bool, title: str = "") -> OnCodes:
-    """The row of a sum, or of a difference."""
-
-    def stored(
-        summands: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
-    ) -> np.ndarray:
-        codes, scales = _from_zero(summands, inputs), [grid.scale for grid in inputs]
-        made = kernels.summed(codes, scales, output.scale, difference=difference)
-        return stored_codes(made, output)
-
-    return OnCodes(
-        problem=_sum_problem,
-        stored=stored,
-        portability=lambda inputs, output: Portability(Basis.RULE, SUMS_ALIKE),
-        takes_summands=True,
-        title=title,
-    )
-
-
-# -- products --------------------------------------------------------------------------------------
-
-
-def _product_problem(inputs: Sequence[Codes], output: Codes) -> str | None:
-    multiplier = float(product_multiplier(inputs[0].scale, inputs[1].scale, output.scale))
-    if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
-        return None
-    return (
-        f"received a product whose codes are worth {multiplier:.4g} output codes, expected at "
-        f"least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping level is "
-        "far from its values: call sat_tf.calibrate, or train longer."
-    )
-
-
-def _rounded_product(
-    factors: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
+def on_codes(
+    kind: Pointwise,
+    stored: Sequence[np.ndarray],
+    grids: Sequence[Codes],
+    output: Codes,
+    kernels: KernelSet,
 ) -> np.ndarray:
-    one, other = _from_zero(factors, inputs)
-    scales = inputs[0].scale, inputs[1].scale
-    return stored_codes(kernels.product(one * other, scales, output.scale), output)
-
-
-def _product_portability(inputs: Sequence[Codes], output: Codes) -> Portability:
-    """Every product of two codes is known."""
-    scales = inputs[0].scale, inputs[1].scale
-
-    def codes(kernels: KernelSet, products: np.ndarray) -> np.ndarray:
-        return stored_codes(kernels.product(products, scales, output.scale), output)
-
-    products = _products(
-        *((grid.lowest - grid.zero_point, grid.highest - grid.zero_point) for grid in inputs)
+    """Stored integers made of those of two tensors; the rounding is that of the kernels."""
+    if kind.selects:
+        return kind.on_arrays(*stored)
+    one, other = (
+        array.astype(np.int64) - grid.zero_point for array, grid in zip(stored, grids, strict=True)
     )
-    return enumerated(products, codes, "products", total=products.size)
+    first, second = (grid.scale for grid in grids)
+    if kind is Pointwise.PRODUCT:
+        made = kernels.product(one * other, (first, second), output.scale)
+    else:
+        is_difference = kind is Pointwise.DIFFERENCE
+        made = kernels.summed([one, other], [first, second], output.scale, difference=is_difference)
+    return stored_codes(made, output)
 
 
 @functools.lru_cache(maxsize=16)
@@ -162,46 +101,11 @@ def _products(first: tuple[int, int], second: tuple[int, int]) -> np.ndarray:
     return np.unique(np.multiply.outer(one, other))
 
 
-def _selecting(kind: Pointwise) -> OnCodes:
-    """The row of a kind that selects one of two values, all on one grid."""
-    return OnCodes(
-        problem=lambda inputs, output: None,
-        stored=lambda tensors, inputs, output, kernels: kind.on_arrays(*tensors),
-        portability=lambda inputs, output: Portability(Basis.RULE, SELECTED),
-    )
-
-
-def _from_zero(tensors: Sequence[np.ndarray], grids: Sequence[Codes]) -> list[np.ndarray]:
-    """Codes, stored - zero_point, of stored integers."""
-    return [
-        stored.astype(np.int64) - grid.zero_point
-        for stored, grid in zip(tensors, grids, strict=True)
-    ]
-
-
-# Every kind of pair has a row: one that is forgotten is a KeyError.
-ON_CODES: Mapping[Pointwise, OnCodes] = {
-    Pointwise.SUM: _summing(difference=False, title="Add"),
-    Pointwise.DIFFERENCE: _summing(difference=True),
-    Pointwise.PRODUCT: OnCodes(
-        _product_problem,
-        _rounded_product,
-        _product_portability,
-    ),
-    Pointwise.MAXIMUM: _selecting(Pointwise.MAXIMUM),
-    Pointwise.MINIMUM: _selecting(Pointwise.MINIMUM),
-}
-
-
 @dataclasses.dataclass(frozen=True)
-class WithConstant(Operation):
-    """An operation of a tensor and a constant, value by value, both codes or both float."""
+class OfTwo(Operation):
+    """An operation of two tensors, both codes or both float; axes of size 1 are broadcast."""
 
-    kind: Pointwise  # Which one; what it does with codes is its row of `ON_CODES`.
-    # As the file has it: float32, one number or one a channel; or int8 codes, with the batch.
-    constant: np.ndarray
-    grid: Codes | None = None  # Of the constant; None where it is float.
-    is_first: bool = False  # The constant is the first of the two.
+    kind: Pointwise  # Which one.
 
     reads = tuple(kind.value for kind in Pointwise)
     same_in_float_because = ROUNDED_ONCE
@@ -213,30 +117,94 @@ class WithConstant(Operation):
         return (self.kind.value,)
 
     def title(self, graph: Tensors) -> str:
-        title = "AddConstant" if self.kind is Pointwise.SUM else self.kind.value
-        return title if self.grid else f"float {self.kind.value}"
+        if self.is_float(graph):
+            return f"float {self.kind.value}"
+        return "Add" if self.kind is Pointwise.SUM else self.kind.value
+
+    def grids(self, graph: Tensors) -> list[Codes]:
+        """The grids of both."""
+        return [graph.codes(name) for name in self.inputs]
+
+    def arrays(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """The values, or the stored integers, of both."""
+        return inputs
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        if self.is_float(graph) or self.kind.selects:
+            return None
+        output, scales = graph.codes(self.output), [grid.scale for grid in self.grids(graph)]
+        if self.kind is Pointwise.PRODUCT:
+            multiplier = float(product_multiplier(scales[0], scales[1], output.scale))
+            if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
+                return None
+            return (
+                f"received a product whose codes are worth {multiplier:.4g} output codes, expected "
+                f"at least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping "
+                "level is far from its values: call sat_tf.calibrate, or train longer."
+            )
+        largest = max(float(scale / output.scale) for scale in scales)
+        if largest < _LARGEST_SUMMAND:
+            return None
+        return (
+            f"received a sum with scales {largest:.4g} times smaller than those of a tensor it "
+            f"adds, expected less than {_LARGEST_SUMMAND:g} times; its clipping level is much too "
+            "small: call sat_tf.calibrate, or train longer."
+        )
+
+    def portability(self, graph: Tensors) -> Portability:
+        """Of a product, every product of two codes is known."""
+        if self.is_float(graph):
+            return super().portability(graph)
+        if self.kind is not Pointwise.PRODUCT:
+            return Portability(Basis.RULE, SELECTED if self.kind.selects else SUMS_ALIKE)
+        grids, output = self.grids(graph), graph.codes(self.output)
+        scales = grids[0].scale, grids[1].scale
+        first, second = (
+            (grid.lowest - grid.zero_point, grid.highest - grid.zero_point) for grid in grids
+        )
+        products = _products(first, second)
+        return enumerated(
+            products,
+            lambda kernels, some: stored_codes(kernels.product(some, scales, output.scale), output),
+            "products",
+            total=products.size,
+        )
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        arrays = self.arrays(inputs)
+        if self.is_float(graph):
+            return self.kind.on_arrays(*arrays).astype(np.float32)
+        output = graph.codes(self.output)
+        return on_codes(self.kind, arrays, self.grids(graph), output, graph.kernels)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithConstant(OfTwo):
+    """An operation of a tensor and a constant."""
+
+    # As the file has it: float32, one number or one a channel; or int8 codes, with the batch.
+    constant: np.ndarray
+    grid: Codes | None = None  # Of the constant; None where it is float.
+    is_first: bool = False  # The constant is the first of the two.
+
+    num_constants = 1
+
+    def title(self, graph: Tensors) -> str:
+        is_sum = self.kind is Pointwise.SUM and self.grid
+        return "AddConstant" if is_sum else super().title(graph)
 
     def ordered(self, tensor: _Operand, constant: _Operand) -> tuple[_Operand, _Operand]:
         """Both in the order of the operator."""
         return (constant, tensor) if self.is_first else (tensor, constant)
 
-    def _grids(self, graph: Tensors, grid: Codes) -> tuple[tuple[Codes, Codes], Codes]:
-        return self.ordered(graph.codes(self.inputs[0]), grid), graph.codes(self.output)
-
-    def scale_problem(self, graph: Tensors) -> str | None:
-        return ON_CODES[self.kind].problem(*self._grids(graph, self.grid)) if self.grid else None
-
-    def portability(self, graph: Tensors) -> Portability:
+    def grids(self, graph: Tensors) -> list[Codes]:
         if self.grid is None:
-            return super().portability(graph)
-        return ON_CODES[self.kind].portability(*self._grids(graph, self.grid))
+            raise TypeError(f"{self.output}: received a float constant, expected codes.")
+        return list(self.ordered(graph.codes(self.inputs[0]), self.grid))
 
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (source,) = inputs
-        if self.grid is None:
-            return self.kind.on_arrays(*self.ordered(source, self.constant)).astype(np.float32)
-        arrays = self.ordered(source, self.constant.astype(np.int32))
-        return ON_CODES[self.kind].stored(arrays, *self._grids(graph, self.grid), graph.kernels)
+    def arrays(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        constant = self.constant.astype(np.int32) if self.grid else self.constant
+        return self.ordered(inputs[0], constant)
 
     def write(self, writer: Writer) -> None:
         grid = (self.grid.scale, self.grid.zero_point) if self.grid else ()
@@ -275,5 +243,5 @@ class WithConstant(Operation):
             return dataclasses.replace(codes, lowest=int(np.rint(bound)))
         return dataclasses.replace(codes, highest=int(np.rint(bound)))
 
-    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        return FileParts(constants=1, data_bytes=self.constant.nbytes)
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        return int(self.constant.nbytes)

@@ -1,27 +1,19 @@
 """Conversions between codes and real values, and from an image to codes."""
 
 import dataclasses
-from collections.abc import Iterable
 
 import numpy as np
 
-from sat_tf.export.operations.operation import (
-    ROUNDED_ONCE,
-    Made,
-    Operation,
-    stored_codes,
-)
+from sat_tf.export.operations.operation import ROUNDED_ONCE, Made, Operation, stored_codes
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import UNSIGNED_SHIFT, Codes, Tensors, dequantized
+from sat_tf.export.tflite.tensors import UNSIGNED_SHIFT, Tensors, dequantized
 from sat_tf.export.tflite.writer import Operator, Writer
-
-_IMAGE_ZERO_POINT = -128
 
 
 @dataclasses.dataclass(frozen=True)
-class _ToCodes(Operation):
-    """Codes of a tensor that is not codes."""
+class _Conversion(Operation):
+    """The values of a tensor in another form."""
 
     operator = Operator("QUANTIZE", 2, "QuantizeOptions")
     same_because = "the same codes for the same pixels or float values, in all of its kernels"
@@ -29,9 +21,21 @@ class _ToCodes(Operation):
     def write(self, writer: Writer) -> None:
         writer.operator(self.operator, self.inputs, self.output)
 
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """By what it reads, and whether it makes uint8."""
+        source, progress = operator.source(), operator.progress
+        tensor, image = progress.tensors.get(source), progress.image(source)
+        if tensor is None:
+            is_codes = image is not None and image.type != "FLOAT32" and image.scales.size > 0
+            return cls is (ShiftImage if is_codes else Quantize)
+        if operator.output.type == "UINT8":
+            return cls is ShiftOutput
+        return cls is (Quantize if tensor.codes is None else Requantize)
+
 
 @dataclasses.dataclass(frozen=True)
-class ShiftImage(_ToCodes):
+class ShiftImage(_Conversion):
     """uint8 pixels to int8, stored = pixel - 128; int8 codes of an input as they are."""
 
     of_input = True
@@ -41,28 +45,19 @@ class ShiftImage(_ToCodes):
         return image.astype(np.int32) - (0 if image.dtype == np.int8 else 128)
 
     @classmethod
-    def recognizes(cls, operator: OperatorView) -> bool:
-        """Operators that read an input of integers."""
-        image = operator.progress.image(operator.source())
-        is_read = operator.source() in operator.progress.tensors
-        return (
-            image is not None and image.type != "FLOAT32" and image.scales.size > 0 and not is_read
-        )
-
-    @classmethod
     def read(cls, operator: OperatorView) -> Made:
         source, codes = operator.source(), operator.codes()
         image = operator.progress.image(source)
         if codes is None or image is None:
             raise NotUnderstoodError("its tensor is float")
-        shift = _IMAGE_ZERO_POINT if image.type == "UINT8" else 0
+        shift = -UNSIGNED_SHIFT if image.type == "UINT8" else 0
         if (codes.scale, codes.zero_point) != (image.scales[0], int(image.zero_points[0]) + shift):
             raise NotUnderstoodError("it does not store its input as it is, or pixels minus 128")
         return cls((source,), operator.output.name), codes
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantize(_ToCodes):
+class Quantize(_Conversion):
     """float32 to codes; values beyond the range saturate."""
 
     rounds = True
@@ -81,25 +76,22 @@ class Quantize(_ToCodes):
         return np.asarray(np.clip(made, -128, 127).astype(np.int32))
 
     @classmethod
-    def recognizes(cls, operator: OperatorView) -> bool:
-        """Operators that read neither an input of integers nor codes, and make no uint8."""
-        others = (ShiftImage, ShiftOutput, Requantize)
-        return not any(other.recognizes(operator) for other in others)
-
-    @classmethod
     def read(cls, operator: OperatorView) -> Made:
         source, codes = operator.source(), operator.codes()
         if codes is None:
             raise NotUnderstoodError("its tensor is float")
-        codes = _bounded(codes, source, operator.progress.operations)
+        # Without codes beyond the bounds that the float tensor has been given before.
+        by_output = {operation.output: operation for operation in operator.progress.operations}
+        maker = by_output.get(source)
+        while maker is not None and (bounded := maker.bounded(codes)) is not None:
+            codes, maker = bounded, by_output.get(maker.inputs[0])
         return cls((source,), operator.output.name), codes
 
 
 @dataclasses.dataclass(frozen=True)
-class ShiftOutput(Operation):
+class ShiftOutput(_Conversion):
     """int8 codes to uint8, stored = code + 128: an output on the same grid."""
 
-    operator = Operator("QUANTIZE", 2, "QuantizeOptions")
     same_because = "it adds 128 to each code, in all of its kernels"
 
     @property
@@ -109,16 +101,6 @@ class ShiftOutput(Operation):
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (source,) = inputs
         return source.astype(np.int32) + UNSIGNED_SHIFT
-
-    def write(self, writer: Writer) -> None:
-        writer.operator(self.operator, self.inputs, self.output)
-
-    @classmethod
-    def recognizes(cls, operator: OperatorView) -> bool:
-        """Operators that make uint8 of what others have made."""
-        source = operator.source()
-        is_made = source in operator.progress.tensors
-        return is_made and operator.output.type == "UINT8"
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -133,7 +115,7 @@ class ShiftOutput(Operation):
 
 
 @dataclasses.dataclass(frozen=True)
-class Requantize(_ToCodes):
+class Requantize(_Conversion):
     """Codes on another grid, as other tools' files have them.
 
     A 1x1 depthwise convolution, which sat-tf writes instead, is rounded once.
@@ -149,28 +131,12 @@ class Requantize(_ToCodes):
         return stored_codes(graph.kernels.rescaled(codes, source.scale, output.scale), output)
 
     @classmethod
-    def recognizes(cls, operator: OperatorView) -> bool:
-        """Operators that make int8 of int8 codes."""
-        found = operator.progress.tensors.get(operator.source())
-        is_read = found is not None and found.codes is not None
-        return is_read and not ShiftOutput.recognizes(operator)
-
-    @classmethod
     def read(cls, operator: OperatorView) -> Made:
         return cls((operator.source(),), operator.output.name), operator.codes()
 
 
-def _bounded(codes: Codes, source: str, operations: Iterable[Operation]) -> Codes:
-    """Codes without those beyond the bounds that the float tensor has been given before."""
-    by_output = {operation.output: operation for operation in operations}
-    operation = by_output.get(source)
-    while operation is not None and (found := operation.bounded(codes)) is not None:
-        codes, operation = found, by_output.get(operation.inputs[0])
-    return codes
-
-
 @dataclasses.dataclass(frozen=True)
-class Dequantize(Operation):
+class Dequantize(_Conversion):
     """Codes to float32."""
 
     operator = Operator("DEQUANTIZE", 2, "DequantizeOptions")
@@ -183,9 +149,6 @@ class Dequantize(Operation):
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (source,) = inputs
         return dequantized(source, graph.codes(self.inputs[0]))
-
-    def write(self, writer: Writer) -> None:
-        writer.operator(self.operator, self.inputs, self.output)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:

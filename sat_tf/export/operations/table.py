@@ -1,16 +1,14 @@
 """The table of operations: adding one is a file of its own, and a row here."""
 
-from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.lookup import Lookup
-from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.movements import Moved, Reshape
-from sat_tf.export.operations.native import Native, Sloped
+from sat_tf.export.operations.native import Native, Sloped, Softmax
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pairs import Concatenate, Pair
 from sat_tf.export.operations.pointwise import WithConstant
-from sat_tf.export.operations.pools import AveragePool, MaxPool, ResizeBilinear
+from sat_tf.export.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
 from sat_tf.export.operations.quantize import (
     Dequantize,
     Quantize,
@@ -18,7 +16,6 @@ from sat_tf.export.operations.quantize import (
     ShiftImage,
     ShiftOutput,
 )
-from sat_tf.export.operations.softmax import Softmax
 from sat_tf.export.tflite.operator_view import OperatorView
 
 OPERATIONS: list[type[Operation]] = [

@@ -10,9 +10,8 @@ from sat_tf.export.certificate.certificate import FEWEST_IMAGES, Certificate
 from sat_tf.export.certificate.holds import Hold, holds_of, verdict_of
 from sat_tf.export.certificate.page import certificate_page
 from sat_tf.export.litert.processes import Machine
-from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pairs import Concatenate, Pair
 from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.tflite.tensors import Codes, Tensor
 from tests.export.proofs import calibrated, proved

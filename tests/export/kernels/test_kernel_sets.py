@@ -14,10 +14,10 @@ from sat_tf.export.kernels.kernel_sets import (
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
-from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
+from sat_tf.export.operations.pools import Mean
 from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from tests.export import zoo

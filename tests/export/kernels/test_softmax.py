@@ -6,7 +6,7 @@ import pytest
 from sat_tf.export.kernels.kernel_sets import BUILTIN_ARM, BUILTIN_X86, REFERENCE, X86
 from sat_tf.export.kernels.softmax import powers
 from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.operations.softmax import PROBABILITIES, Softmax
+from sat_tf.export.operations.native import PROBABILITIES, Softmax
 from sat_tf.export.tflite.tensors import Codes
 from tests.export.kernels.test_kernel_sets import of_codes
 from tests.export.local import assert_simulated

@@ -12,13 +12,11 @@ from sat_tf.export.kernels.kernel_sets import ARM, ARM_UNFUSED, X86, XNNPACK_SET
 from sat_tf.export.lowering import portable_scales
 from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
 from sat_tf.export.lowering.portable_scales import make_portable
-from sat_tf.export.operations.concatenate import Concatenate
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.operation import Basis, Operation
-from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pairs import Concatenate, Pair
 from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.pools import MaxPool
+from sat_tf.export.operations.pools import MaxPool, Mean
 from sat_tf.export.operations.quantize import ShiftImage
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
 from tests.export import layer_models, reference, zoo

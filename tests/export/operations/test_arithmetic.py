@@ -10,10 +10,9 @@ from sat_tf.export.kernels.kernel_sets import X86
 from sat_tf.export.operations import windows
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, weight_counts
-from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.pairs import Pair
-from sat_tf.export.operations.pointwise import ON_CODES, Pointwise, WithConstant
-from sat_tf.export.operations.pools import MaxPool
+from sat_tf.export.operations.pointwise import Pointwise, WithConstant, on_codes
+from sat_tf.export.operations.pools import MaxPool, Mean
 from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Codes, Tensor, Window
 from tests.export import reference
@@ -92,8 +91,12 @@ def test_sums_beyond_float32_are_exact():
 
 def test_sums_of_two_tensors_round_ties_up():
     half = Codes(np.float32(0.5), 0)
-    found = ON_CODES[Pointwise.SUM].stored(
-        (np.array([-3, -1, 1, 3]), np.array([0, 0, 0, 0])), (half, half), Codes(_SCALE, 0), X86
+    found = on_codes(
+        Pointwise.SUM,
+        (np.array([-3, -1, 1, 3]), np.array([0, 0, 0, 0])),
+        (half, half),
+        Codes(_SCALE, 0),
+        X86,
     )
     np.testing.assert_array_equal(found, [-1, 0, 1, 2])
 
@@ -128,11 +131,8 @@ def test_sums_with_a_map_round_like_those_of_two_tensors(scales, shape, seed):
 )
 def test_a_sum_is_within_one_code_of_the_real_sum(scales, values):
     first, second, output = (Codes(np.float32(scale), 3) for scale in scales)
-    found = (
-        ON_CODES[Pointwise.SUM]
-        .stored((np.array(values[0]), np.array(values[1])), (first, second), output, X86)
-        .item()
-    )
+    arrays = np.array(values[0]), np.array(values[1])
+    found = on_codes(Pointwise.SUM, arrays, (first, second), output, X86).item()
     real = (values[0] - 3) * scales[0] + (values[1] - 3) * scales[1]
     # Half a code of rounding, and multipliers of 20 bits on at most 2^8 codes.
     exact = min(max(real / scales[2], -131), 124)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Rectified
-from sat_tf.export.operations.concatenate import Concatenate, OnOneGrid, Part
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.linear import (
     Linear,
@@ -16,10 +15,16 @@ from sat_tf.export.operations.linear import (
     map_linear,
     window_mean,
 )
-from sat_tf.export.operations.mean import Mean
-from sat_tf.export.operations.pairs import AddConstant, MeanOfTensors, Pair
+from sat_tf.export.operations.pairs import (
+    AddConstant,
+    Concatenate,
+    MeanOfTensors,
+    OnOneGrid,
+    Pair,
+    Part,
+)
 from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.pools import AveragePool
+from sat_tf.export.operations.pools import AveragePool, Mean
 from sat_tf.export.operations.quantize import ShiftImage
 from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.tensors import Codes, Image, Window, dequantized, range_codes
