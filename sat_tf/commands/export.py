@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -31,9 +31,6 @@ from sat_tf.output_folder import (
 )
 from sat_tf.presentation.tables import marked_text
 from sat_tf.yaml_text import load_yaml
-
-if TYPE_CHECKING:
-    pass
 
 # By these names, files of a run or models would be replaced.
 _OTHER_FILES = (".keras", ".h5", ".hdf5", ".yaml", ".yml", ".json", ".txt", ".csv", ".html")

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -207,7 +208,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         path = target.folder.file(FLOAT_MODEL) if target.folder else None
         if arguments.float_model is not None:
             path = pathlib.Path(arguments.float_model)
-            if not path.is_file():
+            if not os.path.isfile(path):  # also where its name is too long for one
                 what = f"{arguments.float_model} not found; expected a float .keras model."
                 raise RunError(f"--float_model: {what}")
         found = _prove(

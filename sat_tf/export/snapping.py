@@ -5,7 +5,8 @@ channels get another scale for that (`lowering.scales`); this is nearly all that
 compute other numbers than the trained model. In a deep network of few bits these differences do not
 stay small: a code that flips in an early layer flips others behind it, and in the end the logits
 differ as if the model had been quantized again. With the model itself moved to that grid before
-top-1 is measured, the measured model is the shipped one, except for what the certificate names.
+top-1 is measured, the measured model is the shipped one, except for ties and for what the
+certificate names.
 """
 
 import contextlib
@@ -75,8 +76,9 @@ def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterato
         yield len({id(move.holder) for move in moves})
         is_kept = stays
     finally:
-        for move, value in () if is_kept else zip(moves, before, strict=True):
-            move.variable.assign(value)
+        if not is_kept:
+            for move, value in zip(moves, before, strict=True):
+                move.variable.assign(value)
 
 
 def has_biases_of_file(network: Network, settings: FileSettings) -> bool:

@@ -228,9 +228,11 @@ def _checked_ranges(
 
 def _of_size(model: keras.Model, images: Any) -> keras.Model:
     """The model for images of the given size, where it takes any size."""
+    if is_sized(model):
+        return model
     first = images[0] if isinstance(images, list | tuple) and len(images) else images
     is_image = np.ndim(first) in (3, 4) and np.ndim(first) == len(model.inputs[0].shape)
-    if is_sized(model) or not is_image:
+    if not is_image:
         return model
     return with_image_size(model, np.shape(first)[1:-1])
 

@@ -91,25 +91,24 @@ def solve(problem: Knapsack) -> Solution | None:
     above = problem.cost - least[problem.item]
     unit = float(above.max()) / _LARGEST_COST or 1.0
     items = np.arange(problem.num_items)
-    constraints = [LinearConstraint(np.equal.outer(items, problem.item).astype(float), 1.0, 1.0)]
+    one_each = LinearConstraint(np.equal.outer(items, problem.item).astype(float), 1.0, 1.0)
+    ties = []
     for tie in np.unique(problem.tie[problem.tie >= 0]):
         for pair in itertools.pairwise(np.flatnonzero(problem.tie == tie)):
             for level in np.unique(problem.level[np.isin(problem.item, pair)]):
                 sides = np.equal.outer(pair, problem.item) * (problem.level == level).astype(float)
-                constraints.append(LinearConstraint(np.diff(sides, axis=0), 0.0, 0.0))
+                ties.append(LinearConstraint(np.diff(sides, axis=0), 0.0, 0.0))
     bound = -math.inf
     for lowered in (0.0, 2 * _TOLERANCE):
+        limits = [
+            LinearConstraint(*_scaled(problem.usage[name], limit, lowered))
+            for name, limit in problem.limits.items()
+        ]
         result = milp(
             above / unit,
             integrality=np.ones(len(above)),
             bounds=Bounds(0.0, 1.0),
-            constraints=[
-                *constraints,
-                *(
-                    LinearConstraint(*_scaled(problem.usage[name], limit, lowered))
-                    for name, limit in problem.limits.items()
-                ),
-            ],
+            constraints=[one_each, *limits, *ties],
             options={"mip_rel_gap": 0.0},
         )
         if result.status == 2:

@@ -39,7 +39,7 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
     headline = headline_of(folder) or certificate.verdict
     files = f"{model} for the device; beside it {', '.join(one.name for one in others)}"
     # Without labels nothing tells which answers are right.
-    is_measured = results is not None and results.float_top1 is not None
+    is_measured = results is not None and None not in (results.shipped, results.float_top1)
     lines: dict[str, str | Marked] = {
         "Accuracy" if is_measured else "Answers": accuracy(certificate, results),
         "Size": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",

@@ -15,7 +15,7 @@ from sat_tf.export.operations.movements import Moved
 from sat_tf.export.operations.operation import Made, stored_codes
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView, codes_of, grid_of
-from sat_tf.export.tflite.tensors import Codes, Tensors
+from sat_tf.export.tflite.tensors import Activation, Codes, Tensors
 
 
 class Call(NamedTuple):
@@ -52,7 +52,9 @@ class Computed(Moved):
     def read(cls, operator: OperatorView) -> Made:
         inputs, arrays = cls.read_in_order(operator)
         fuses = hasattr(operator.stored.options, "fusedActivationFunction")
-        codes = operator.fused_codes() if fuses else operator.codes()
+        is_rectifier = operator.name in {kind.value for kind in Activation}
+        activation = Activation(operator.name) if is_rectifier else Activation.NONE
+        codes = operator.fused_codes() if fuses else operator.codes(activation)
         grids = [
             operator.source_codes(index) if array is None else codes_of(operator.tensor(index))
             for index, array in enumerate(arrays)
@@ -130,7 +132,7 @@ _FARTHEST = np.float32(2.0**20)  # codes: beyond these a function saturates
 
 
 def tabulated(curve: functions.Curve) -> Rule:
-    """The rule of a function that builtin kernels look up in a table of 256."""
+    """The rule of a function of which builtin kernels have a table of 256 codes."""
 
     def rule(call: Call) -> np.ndarray:
         (source,), output = call.grids, call.output

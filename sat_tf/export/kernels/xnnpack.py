@@ -61,7 +61,7 @@ def product_multiplier(
 
 
 def product_in_fixed_point(products: np.ndarray, multiplier: np.float32) -> np.ndarray:
-    """Products of two codes as codes on Arm, XNNPACK's "rndnu".
+    """Products of two codes as codes on Arm, XNNPACK's "rndnu", from 2^-16 to below 2^8.
 
     >>> product_in_fixed_point(np.array([-3, -1, 1, 3]), np.float32(0.5)).tolist()
     [-1, 0, 1, 2]

@@ -145,11 +145,12 @@ def this_machine(content: bytes) -> Machine:
     LiteRT names it on the standard error of a process of its own.
     """
     if not _found:
-        _found.append(NO_DELEGATE)
+        delegate = NO_DELEGATE
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             errors = trial(content, ["xnnpack"], _SECONDS_TO_SPEAK).stderr
             if created := _CREATED.search(errors.decode(errors="replace")):
-                _found[0] = created[1]
+                delegate = created[1]
+        _found.append(delegate)
     words: set[str] = set()
     with contextlib.suppress(OSError):
         for line in pathlib.Path("/proc/cpuinfo").read_text(errors="replace").splitlines():

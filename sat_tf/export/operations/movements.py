@@ -9,6 +9,7 @@ from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.kernels.bilinear import Grid
 from sat_tf.export.operations.operation import SELECTED, Made, Operation
+from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
@@ -90,6 +91,8 @@ class Moved(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
+        if getattr(operator.stored.options, "fusedActivationFunction", 0):
+            raise NotUnderstoodError("it fuses an activation, which its kernels do not take")
         codes, (inputs, arrays) = operator.selected_codes(), cls.read_in_order(operator)
         options = {name: operator.option(name) for name in MOVES[operator.name].options}
         read = inputs, operator.output.name, operator.name, arrays, options
@@ -185,9 +188,19 @@ def _gather(values: np.ndarray, indices: np.ndarray, axis: int, batchDims: int =
 
 
 def _padded(values: np.ndarray, margins: np.ndarray, zero: float) -> np.ndarray:
-    if margins.shape != (values.ndim, 2):
-        raise ValueError("its margins are not two for each axis")
+    _expect_margins(values, margins)
     return np.pad(values, margins, constant_values=zero)
+
+
+def _mirrored(values: np.ndarray, margins: np.ndarray, mode: int) -> np.ndarray:
+    _expect_margins(values, margins)
+    reflects = mode == tfl.MirrorPadMode.REFLECT
+    return np.pad(values, margins, "reflect" if reflects else "symmetric")
+
+
+def _expect_margins(values: np.ndarray, margins: np.ndarray) -> None:
+    if margins.shape != (values.ndim, 2) or np.min(margins, initial=0) < 0:
+        raise ValueError("its margins are not two for each axis, from 0 on")
 
 
 def _nearest(
@@ -234,7 +247,7 @@ def _space_to_batch(
     """Each pixel of a block of pixels becomes one of an image of its own."""
     axes = len(sizes)
     more = [(0, 0), *margins, *[(0, 0)] * (values.ndim - 1 - axes)]
-    whole = np.pad(values, more, constant_values=zero)
+    whole = _padded(values, np.array(more), zero)
     counts, rest = whole.shape[1 : 1 + axes] // sizes, whole.shape[1 + axes :]
     parts = whole.reshape(whole.shape[0], *np.stack([counts, sizes], axis=1).flat, *rest)
     inner, outer = range(2, 2 + 2 * axes, 2), range(1, 1 + 2 * axes, 2)
@@ -267,12 +280,7 @@ MOVES: Mapping[str, Move] = {
     ),
     "PAD": Move(_padded, pads=True),
     "PADV2": Move(lambda values, margins, fill: _padded(values, margins, fill.item())),
-    "MIRROR_PAD": Move(
-        lambda values, margins, mode: np.pad(
-            values, margins, "reflect" if mode == tfl.MirrorPadMode.REFLECT else "symmetric"
-        ),
-        ("mode",),
-    ),
+    "MIRROR_PAD": Move(_mirrored, ("mode",)),
     "REDUCE_MIN": Move(
         lambda values, axes, keepDims: np.min(values, tuple(axes.flat), keepdims=keepDims),
         ("keepDims",),

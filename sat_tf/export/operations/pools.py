@@ -382,6 +382,8 @@ class Mean(OperationDraft):
         if not operator.progress.is_foreign and axes != [1, 2]:
             raise NotUnderstoodError(f"its axes are {axes}, expected rows and columns")
         codes, source = operator.codes(), operator.source_codes()
+        if (codes is None) != (source is None):
+            raise NotUnderstoodError("it makes codes of float values, or float values of codes")
         if codes and source and source.lowest >= source.zero_point:
             # The mean of what is never negative has no code below 0.
             codes = dataclasses.replace(codes, lowest=codes.zero_point)

@@ -154,7 +154,10 @@ def one_of_a_batch(operator: StoredOperator) -> tuple[str, str]:
 def scales_by(
     operator: StoredOperator, *factors: int, half_pixels: tuple[int, ...] | None = None
 ) -> tuple[str, str]:
-    """Images grow by one of some factors, alike in rows and columns that are more than one."""
+    """Images grow by one of some factors, alike in rows and columns that are more than one.
+
+    Those of operators with `halfPixelCenters` are `half_pixels`, where they are others.
+    """
     sizes = _resized(operator)
     if sizes is None:
         return "it does not resize images", ""

@@ -160,12 +160,17 @@ class OperatorView:
             raise NotUnderstoodError("its inputs have other scales or zero points than its output")
         if codes is None:
             return None
-        lowest = min(source.lowest for source in found if source)
-        highest = max(source.highest for source in found if source)
+        sources = [source for source in found if source]
+        if not sources:
+            raise NotUnderstoodError("it reads nothing but places")
+        lowest = min(source.lowest for source in sources)
+        highest = max(source.highest for source in sources)
         return dataclasses.replace(codes, lowest=lowest, highest=highest)
 
     def fused_codes(self) -> Codes | None:
-        """How the output is stored, clipped by the fused activation."""
+        """How the output is stored, clipped by a fused activation where the operator has one."""
+        if self.stored.options is None:
+            return self.codes()
         kind = self.option("fusedActivationFunction", _ACTIVATIONS)
         known = {one.value for one in Activation}
         known -= set() if self.progress.is_foreign else {Activation.SIX.value}

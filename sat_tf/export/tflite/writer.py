@@ -151,6 +151,8 @@ class Writer:
         if kind.options:
             operator.builtinOptionsType = getattr(tfl.BuiltinOptions, kind.options)
             operator.builtinOptions = _table(getattr(tfl, f"{kind.options}T"), **options)
+        elif options:
+            raise TypeError(f"{kind.name}: received {', '.join(options)}, expected no options")
         self.subgraph.operators.append(operator)
 
     def finish(
