@@ -126,7 +126,7 @@ PYTHON = {
 MOST_LINES = {
     "analysis": 2600,
     "commands": 4300,
-    "core": 3200,
+    "core": 2800,
     "export": 17800,
     "graph": 5900,
     "keras3": 3200,
