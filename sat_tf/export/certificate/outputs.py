@@ -260,7 +260,19 @@ channel 1; 1 channel is off
         )
         for channel in range(channels)
     ]
-    quiet = {count.channel for count in _quiet(found, errors)}
+    quiet = set[int]()
+    if len(found) >= _FEWEST_ALIKE:
+        kept = [count for count in found if not count.is_off]
+        usual = _ROOM * max((errors[count.channel] for count in kept), default=0.0)
+        spread = float(np.sqrt(np.mean([count.spread**2 for count in found])))
+        few = [
+            count
+            for count in found
+            if count.is_off and count.spread < _QUIET * spread and errors[count.channel] <= usual
+        ]
+        loudest = max((count.spread for count in few), default=0.0)
+        if any(count.spread < _GAP * loudest for count in kept):
+            quiet = {count.channel for count in few}
     off = [count for count in found if count.is_off and count.channel not in quiet]
     first = {count.channel for count in off}
     order = sorted(found, key=lambda count: (count.channel not in first, -count.error))
@@ -271,23 +283,6 @@ channel 1; 1 channel is off
         quiet=len(quiet),
         fewest_values=min(found, key=lambda count: count.values / count.reference_values),
     )
-
-
-def _quiet(found: Sequence[ChannelCount], errors: np.ndarray) -> list[ChannelCount]:
-    """The channels that are off, but belong to the quiet end of those that are not."""
-    if len(found) < _FEWEST_ALIKE:
-        return []
-    kept = [count for count in found if not count.is_off]
-    usual = _ROOM * max((errors[count.channel] for count in kept), default=0.0)
-    spread = float(np.sqrt(np.mean([count.spread**2 for count in found])))
-    quiet = [
-        count
-        for count in found
-        if count.is_off and count.spread < _QUIET * spread and errors[count.channel] <= usual
-    ]
-    loudest = max((count.spread for count in quiet), default=0.0)
-    is_row = any(count.spread < _GAP * loudest for count in kept)
-    return quiet if is_row else []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ them. A draft says itself how it is folded, and how it becomes a tensor of codes
 import abc
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,13 +30,6 @@ class Affine:
     # Of x, where the statistics of a normalization are known: there it must be exact.
     mean: np.ndarray
     deviation: np.ndarray  # Of x from that; infinite where it is unknown.
-
-    @classmethod
-    def of_constants(cls, slope: np.ndarray, offset: np.ndarray, channels: int) -> "Affine":
-        """One without statistics."""
-        slope = np.array(np.broadcast_to(slope, channels), np.float64)
-        deviation = np.where(slope == 0.0, 0.0, np.inf)
-        return cls(slope, np.array(np.broadcast_to(offset, channels)), 0.0 * slope, deviation)
 
 
 class Draft(abc.ABC):
@@ -184,10 +177,8 @@ class OperationDraft(Operation, Draft):
         shape: Shape,
     ) -> str:
         """Adds the operation on other inputs, with a tensor of these codes; returns its name."""
-        return builder.add(self._named(inputs, name), shape, codes)
-
-    def _named(self, inputs: tuple[str, ...], name: str) -> Self:
-        return dataclasses.replace(self, inputs=inputs, output=name)
+        operation = dataclasses.replace(self, inputs=inputs, output=name)
+        return builder.add(operation, shape, codes)
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
         return self.placed(builder, self.inputs, codes, name, shape)

@@ -146,7 +146,17 @@ class AveragePool(_Pool, OperationDraft):
         sizes = builder.shape(source)
         found = self.parts(sizes)
         if found is None:
-            return self._rounded(builder, codes, name, shape)
+            # Means on a grid of 8 bits, to which their kernel rounds, and these on another one.
+            grid = builder.codes(source)
+            if grid is None:
+                raise TypeError(f"{name}: the codes of a mean of float values.")
+            fine = range_codes(*grid.real_range)
+            if grid.real_scale > fine.real_scale:
+                requantized = identity(source, shape[-1])
+                source, grid = builder.between(f"{name}_fine"), fine
+                requantized.as_codes(builder, fine, source, sizes)
+            coarse = self.placed(builder, (source,), grid, builder.between(f"{name}_mean"), shape)
+            return identity(coarse, shape[-1]).as_codes(builder, codes, name, shape)
         down, across = found
         joined = []
         for row in down:
@@ -170,19 +180,6 @@ class AveragePool(_Pool, OperationDraft):
         if len(down) > 1:
             builder.add(Concatenate(tuple(joined), name, 0), shape, codes)
         return name
-
-    def _rounded(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        """Means on a grid of 8 bits, to which their kernel rounds, and these on another one."""
-        (read,), grid = self.inputs, builder.codes(self.inputs[0])
-        if grid is None:
-            raise TypeError(f"{name}: the codes of a mean of float values.")
-        fine = range_codes(*grid.real_range)
-        if grid.real_scale > fine.real_scale:
-            requantized, sizes = identity(read, shape[-1]), builder.shape(read)
-            read, grid = builder.between(f"{name}_fine"), fine
-            requantized.as_codes(builder, fine, read, sizes)
-        mean = self.placed(builder, (read,), grid, builder.between(f"{name}_mean"), shape)
-        return identity(mean, shape[-1]).as_codes(builder, codes, name, shape)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """Sums of the values in each window, by their number, which padding does not count for."""
