@@ -8,7 +8,7 @@ them. A draft says itself how it is folded, and how it becomes a tensor of codes
 import abc
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -177,8 +177,10 @@ class OperationDraft(Operation, Draft):
         shape: Shape,
     ) -> str:
         """Adds the operation on other inputs, with a tensor of these codes; returns its name."""
-        operation = dataclasses.replace(self, inputs=inputs, output=name)
-        return builder.add(operation, shape, codes)
+        return builder.add(self._named(inputs, name), shape, codes)
+
+    def _named(self, inputs: tuple[str, ...], name: str) -> Self:
+        return dataclasses.replace(self, inputs=inputs, output=name)
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
         return self.placed(builder, self.inputs, codes, name, shape)
