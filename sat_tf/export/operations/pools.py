@@ -19,7 +19,15 @@ from sat_tf.export.operations.pairs import Concatenate
 from sat_tf.export.operations.windows import taps
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import WHOLE, Codes, Tensor, Tensors, Window, range_codes
+from sat_tf.export.tflite.tensors import (
+    WHOLE,
+    Codes,
+    Tensor,
+    Tensors,
+    Window,
+    free_name,
+    range_codes,
+)
 from sat_tf.export.tflite.writer import Operator, Writer, placement_options
 
 
@@ -318,9 +326,7 @@ class Mean(OperationDraft):
         convolution, made = self._as_linear(tensors), self.output
         if self.keep_dims:
             return [dataclasses.replace(convolution, output=made)]
-        image = f"{made}_image"
-        while image in tensors:
-            image += "_"
+        image = free_name(f"{made}_image", tensors)
         channels = tensors[self.inputs[0]].shape[-1]
         tensors[image] = Tensor(image, (1, 1, channels), tensors[made].codes)
         return [dataclasses.replace(convolution, output=image), Reshape((image,), made)]
