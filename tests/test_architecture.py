@@ -127,7 +127,7 @@ MOST_LINES = {
     "analysis": 2600,
     "commands": 4300,
     "core": 2800,
-    "export": 17800,
+    "export": 17200,
     "graph": 5900,
     "keras3": 3200,
     "loading": 1200,

@@ -83,9 +83,10 @@ def keras_of_graph(graph: Graph) -> keras.Model:
             )
     if problems:
         raise ModelError(graph.name, problems)
+    keys = graph.keys[0] or tuple(image.name for image in graph.images)
     images = [
         keras.Input(image.shape, name=key, dtype=image.type if image.is_kept else "float32")
-        for image, key in zip(graph.images, graph.input_keys, strict=True)
+        for image, key in zip(graph.images, keys, strict=True)
     ]
     tensors: dict[str, Any] = dict(zip((image.name for image in graph.images), images, strict=True))
     for operation in _without_twins(graph.operations):

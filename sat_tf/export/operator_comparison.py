@@ -178,10 +178,7 @@ def compare_operators(
             f"({reasons['xnnpack']}), expected one that it does; convert the model again."
         )
     for kind in here:
-        reason = reasons[kind.name]
-        if reason is None:
-            reason = file.read.graph.ends_process(kind.kernels)
-        if reason:
+        if reason := reasons[kind.name] or file.read.graph.ends_process(kind.kernels):
             refused[kind.name] = reason
     running = {
         kind.name: loaded(file.content, kind.name, keep_tensors=True)

@@ -1,12 +1,10 @@
 """A trained model moved to where its integer file is.
 
-An integer file holds biases as multiples of input scale · weight scale, and nearly constant
-channels get another scale for that (`lowering.scales`); this is nearly all that makes a phone
-compute other numbers than the trained model. In a deep network of few bits these differences do not
-stay small: a code that flips in an early layer flips others behind it, and in the end the logits
-differ as if the model had been quantized again. With the model itself moved to that grid before
-top-1 is measured, the measured model is the shipped one, except for ties and for what the
-certificate names.
+Rounded biases, and other scales of nearly constant channels (`lowering.scales`), are nearly all
+that makes a phone compute other numbers than the trained model. In a deep network of few bits a
+code that flips in an early layer flips others behind it, until logits differ as if the model had
+been quantized again. A model that is moved before top-1 is measured is the shipped one, except for
+ties and for what the certificate names.
 """
 
 import contextlib

@@ -151,7 +151,11 @@ def verify_tflite(
     """
     path = expect_path(path)
     check_model(model)
-    model = _of_size(model, images)
+    if not is_sized(model):
+        # It takes images of any size: the file is that for the size of these.
+        first = images[0] if isinstance(images, list | tuple) and len(images) else images
+        if np.ndim(first) in (3, 4) and np.ndim(first) == len(model.inputs[0].shape):
+            model = with_image_size(model, np.shape(first)[1:-1])
     network = Network(model)
     images, problems = network.given(images), file_problems(path)
     kept = kept_inputs(network)
@@ -224,17 +228,6 @@ def _checked_ranges(
                 checked_by = f"{STATISTICS} in the float model"
         found.append(CheckedRange(name, str(own), checked_by, problem))
     return found
-
-
-def _of_size(model: keras.Model, images: Any) -> keras.Model:
-    """The model for images of the given size, where it takes any size."""
-    if is_sized(model):
-        return model
-    first = images[0] if isinstance(images, list | tuple) and len(images) else images
-    is_image = np.ndim(first) in (3, 4) and np.ndim(first) == len(model.inputs[0].shape)
-    if not is_image:
-        return model
-    return with_image_size(model, np.shape(first)[1:-1])
 
 
 def _names_of_outputs(quantized: keras.Model, network: Network) -> list[set[str]]:

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -288,42 +288,29 @@ class TrainedCounter:
             is_clipped = name in self._trained.raw_inputs
             counted.add(simulated[name], stored[name] if is_clipped else computed)
         count = min(_MOST_ALONE - self._alone_images, number_of(images))
-        if count > 0:
-            self._alone_images += count
-            first = some_of(images, 0, count)
-            parts = ({n: v[:count] for n, v in of.items()} for of in (stored, simulated, given))
-            for name, made in self._alone(first, *parts):
-                counted = self._tensors[name]
-                counted.alone_compared += made.size
-                counted.alone_differing += int(np.count_nonzero(made != stored[name][:count]))
-
-    def _alone(
-        self,
-        images: Pixels,
-        stored: Mapping[str, np.ndarray],
-        simulated: Mapping[str, np.ndarray],
-        given: Mapping[str, np.ndarray],
-    ) -> Iterator[tuple[str, np.ndarray]]:
-        """Each tensor of Keras as its operations in the file make it of Keras' own codes.
-
-        A layer left float is computed by Keras, and by the runtime for images of which both have
-        read the same codes: what a runtime makes of others says nothing of the layer.
-        """
-        tensors = dict(by_name(images, self._graph))
-        alike = {name: np.ones(number_of(images), bool) for name in tensors}
+        if count <= 0:
+            return
+        self._alone_images += count
+        # Each tensor of Keras is made by its operations in the file of Keras' own codes, too. A
+        # layer left float is computed by Keras, and by the runtime for images of which both have
+        # read the same codes: what a runtime makes of others says nothing of the layer.
+        tensors = dict(by_name(some_of(images, 0, count), self._graph))
+        alike = {name: np.ones(count, bool) for name in tensors}
         for operation in self._graph.operations:
             name = operation.output
             made = operation.simulate(self._graph, *(tensors[one] for one in operation.inputs))
             reads_alike = np.all([alike[one] for one in operation.inputs], axis=0)
             if not operation.is_simulated and name in given:
                 by_image = reads_alike.reshape(-1, *[1] * (made.ndim - 1))
-                made = np.where(by_image, given[name].reshape(made.shape), made)
+                made = np.where(by_image, given[name][:count].reshape(made.shape), made)
             tensors[name], alike[name] = made, reads_alike
             if name in stored:
-                yield name, made
-                tensors[name] = stored[name]
-                differs = stored[name] != simulated[name]
-                alike[name] = ~np.any(differs.reshape(len(differs), -1), axis=1)
+                of_keras, counted = stored[name][:count], self._tensors[name]
+                counted.alone_compared += made.size
+                counted.alone_differing += int(np.count_nonzero(made != of_keras))
+                tensors[name] = of_keras
+                differs = of_keras != simulated[name][:count]
+                alike[name] = ~np.any(differs.reshape(count, -1), axis=1)
 
     def result(self) -> list[TrainedCount]:
         """All counts."""

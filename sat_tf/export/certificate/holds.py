@@ -52,10 +52,14 @@ def holds_of(graph: Graph) -> list[Hold]:
     groups = collections.defaultdict[tuple[str, Basis, str, bool], list[tuple[str, Portability]]](
         list
     )
-    behind = graph.behind_float_values
+    # The float tensors in which processors differ, and all that depend on one of them.
+    differing: set[str] = set()
     for operation in graph.operations:
         portability = operation.portability(graph)
-        if operation.output in behind and portability.basis is not Basis.FLOAT:
+        is_behind = not differing.isdisjoint(operation.inputs)
+        if is_behind or (operation.is_float(graph) and portability.basis is Basis.FLOAT):
+            differing.add(operation.output)
+        if is_behind and portability.basis is not Basis.FLOAT:
             portability = _BEHIND_FLOAT
         names = ", ".join(operation.operators)
         key = names, portability.basis, portability.why, portability.holds

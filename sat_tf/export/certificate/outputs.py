@@ -5,10 +5,8 @@ softmax or a sigmoid makes them, there are labels, or the loss of a classifier. 
 values, of which the largest says nothing: boxes, landmarks, pixels, or logits that nobody has
 called classes.
 
-A class is right or wrong; a value is more or less off, and each channel of the last axis has a unit
-of its own. So a channel is measured by its own standard deviation, and by how many different values
-are left of it: one scale for the whole output may leave none to a channel that is small beside the
-others.
+A class is right or wrong; a value is more or less off. Each channel of the last axis has a unit of
+its own: one scale for all may leave no values to a channel that is small beside the others.
 """
 
 import dataclasses
@@ -48,11 +46,6 @@ def _differences(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
 def largest_difference(expected: np.ndarray, computed: np.ndarray) -> float:
     """The largest absolute difference; infinite where one is NaN, 0 where there are no values."""
     return float(np.max(_differences(expected, computed), initial=0.0))
-
-
-def mean_difference(expected: np.ndarray, computed: np.ndarray) -> float:
-    """The mean absolute difference, likewise."""
-    return float(np.mean(_differences(expected, computed))) if expected.size else 0.0
 
 
 # The output of a single sigmoid is class 1 above this, else 0.
@@ -260,7 +253,19 @@ channel 1; 1 channel is off
         )
         for channel in range(channels)
     ]
-    quiet = {count.channel for count in _quiet(found, errors)}
+    quiet = set[int]()
+    if len(found) >= _FEWEST_ALIKE:
+        kept = [count for count in found if not count.is_off]
+        usual = _ROOM * max((errors[count.channel] for count in kept), default=0.0)
+        spread = float(np.sqrt(np.mean([count.spread**2 for count in found])))
+        few = [
+            count
+            for count in found
+            if count.is_off and count.spread < _QUIET * spread and errors[count.channel] <= usual
+        ]
+        loudest = max((count.spread for count in few), default=0.0)
+        if any(count.spread < _GAP * loudest for count in kept):
+            quiet = {count.channel for count in few}
     off = [count for count in found if count.is_off and count.channel not in quiet]
     first = {count.channel for count in off}
     order = sorted(found, key=lambda count: (count.channel not in first, -count.error))
@@ -271,23 +276,6 @@ channel 1; 1 channel is off
         quiet=len(quiet),
         fewest_values=min(found, key=lambda count: count.values / count.reference_values),
     )
-
-
-def _quiet(found: Sequence[ChannelCount], errors: np.ndarray) -> list[ChannelCount]:
-    """The channels that are off, but belong to the quiet end of those that are not."""
-    if len(found) < _FEWEST_ALIKE:
-        return []
-    kept = [count for count in found if not count.is_off]
-    usual = _ROOM * max((errors[count.channel] for count in kept), default=0.0)
-    spread = float(np.sqrt(np.mean([count.spread**2 for count in found])))
-    quiet = [
-        count
-        for count in found
-        if count.is_off and count.spread < _QUIET * spread and errors[count.channel] <= usual
-    ]
-    loudest = max((count.spread for count in quiet), default=0.0)
-    is_row = any(count.spread < _GAP * loudest for count in kept)
-    return quiet if is_row else []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,14 +312,15 @@ def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> Outpu
     """One output against the reference's."""
     with np.errstate(invalid="ignore"):
         spread = float(np.std(reference, dtype=np.float64))
+    differences = _differences(reference, values)
     may_be_values = output.classes_by in ("", "sigmoid")
     return OutputCount(
         name=output.name,
         shape=output.shape,
         places=int(np.prod((len(values), *output.places))) if output.num_classes else 0,
         agreement=output.agreement(values, reference),
-        largest_difference=largest_difference(reference, values),
-        mean_difference=mean_difference(reference, values),
+        largest_difference=float(np.max(differences, initial=0.0)),
+        mean_difference=float(np.mean(differences)) if reference.size else 0.0,
         spread=spread,
         classes_by=output.classes_by,
         values=compared_channels(values, reference) if may_be_values else None,

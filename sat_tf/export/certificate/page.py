@@ -56,7 +56,27 @@ def certificate_page(certificate: Certificate) -> str:
         first=certificate.runtimes["xnnpack"].first_differing,
         parting_rule=PARTING_RULE,
         trained_differing=percent(4)(certificate.trained_differing) if certificate.trained else "",
-        facts=_facts(certificate),
+        facts={
+            "File": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
+            "SHA-256": certificate.sha256,
+            "Model": certificate.model,
+            "Target": certificate.target_title,
+            "Operators": ", ".join(
+                f"{count} {name}" for name, count in certificate.operators.items()
+            ),
+            "Float operators": ", ".join(certificate.float_operators) or "none",
+            "Layers left float": ", ".join(certificate.islands),
+            "SHA-256 of the images": certificate.images_sha256,
+            "Pictures": certificate.images_from.decoder,
+            "Top-1": ", ".join(
+                f"{MODEL_TITLES.get(name, name)} {100 * share:.2f} %"
+                for name, share in certificate.top1.items()
+            ),
+            "Versions": ", ".join(
+                f"{name} {version}" for name, version in certificate.versions.items()
+            ),
+            "Notes": "; ".join(certificate.warnings),
+        },
         outputs=_outputs(certificate),
         runtimes=_runtimes(certificate).to_html("Runtimes"),
         refused={RUNTIMES[name].title: why for name, why in certificate.refused.items()},
@@ -122,29 +142,6 @@ def difference_columns(side: str, found: Sequence[OutputCount]) -> list[Column[i
         Column("mean difference", lambda i: found[i].mean_difference, _FOUR, number=True),
         Column("largest difference", lambda i: found[i].largest_difference, _FOUR, number=True),
     ]
-
-
-def _facts(certificate: Certificate) -> dict[str, str]:
-    operators = ", ".join(f"{count} {name}" for name, count in certificate.operators.items())
-    return {
-        "File": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
-        "SHA-256": certificate.sha256,
-        "Model": certificate.model,
-        "Target": certificate.target_title,
-        "Operators": operators,
-        "Float operators": ", ".join(certificate.float_operators) or "none",
-        "Layers left float": ", ".join(certificate.islands),
-        "SHA-256 of the images": certificate.images_sha256,
-        "Pictures": certificate.images_from.decoder,
-        "Top-1": ", ".join(
-            f"{MODEL_TITLES.get(name, name)} {100 * share:.2f} %"
-            for name, share in certificate.top1.items()
-        ),
-        "Versions": ", ".join(
-            f"{name} {version}" for name, version in certificate.versions.items()
-        ),
-        "Notes": "; ".join(certificate.warnings),
-    }
 
 
 def _runtimes(certificate: Certificate) -> Table[RuntimeRow]:

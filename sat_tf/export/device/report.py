@@ -161,14 +161,6 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
             "received the certificate of a kit that was changed, expected one whose hash is its "
             "seal; write the kit again."
         )
-    problems += _contradictions(found)
-    if problems:
-        raise ProblemsError(str(path), problems)
-    return found
-
-
-def _contradictions(found: DeviceCertificate) -> list[str]:
-    """Names what contradicts itself in a certificate, whoever wrote it."""
     expected = {tensor.name: tensor for tensor in found.kit.tensors}
     wrong = []
     for tensor in found.tensors:
@@ -178,12 +170,14 @@ def _contradictions(found: DeviceCertificate) -> list[str]:
         if same == bool(tensor.images) or count != tensor.codes_compared:
             wrong.append(tensor.name)
     wrong += [name for name in expected if name not in {tensor.name for tensor in found.tensors}]
-    if not wrong:
-        return []
-    return [
-        f"received counts that do not fit the hashes beside them ({first_ones(wrong)}), expected "
-        "those that check.py writes; run it again."
-    ]
+    if wrong:
+        problems.append(
+            "received counts that do not fit the hashes beside them "
+            f"({first_ones(wrong)}), expected those that check.py writes; run it again."
+        )
+    if problems:
+        raise ProblemsError(str(path), problems)
+    return found
 
 
 def read_device_check(

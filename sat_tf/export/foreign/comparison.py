@@ -233,9 +233,20 @@ class OperatorComparison(RowTable):
         firsts = {name: self.first_differing(name) for name in self.runtimes}
 
         def counted(name: str) -> Column[ComparedOperator]:
-            return Column(
-                name, lambda one: _cell(one, name, is_first=one is firsts[name]), number=True
-            )
+            def differing(operator: ComparedOperator) -> Cell:
+                if name not in operator.counts:
+                    return ""
+                count = operator.counts[name]
+                unexplained = count.own.differing
+                found = count.own if unexplained else count.beside_xnnpack
+                if not found.differing:
+                    return Marked("0", "good")
+                words = f"{found.differing:,} by {found.largest:.4g}"
+                words += " from the simulation" if unexplained and name != "xnnpack" else ""
+                words += ", first" if operator is firsts[name] else ""
+                return Marked(words, "bad" if unexplained else "watch")
+
+            return Column(name, differing, number=True)
 
         all_adds = sum(one.multiply_adds for one in self.operators)
         columns: list[Column[ComparedOperator]] = [
@@ -281,17 +292,3 @@ class OperatorComparison(RowTable):
             remarks=self._remarks(),
         )
         write_text(path, page)
-
-
-def _cell(operator: ComparedOperator, runtime: str, *, is_first: bool) -> Cell:
-    """How many codes differ and by how much: "first" marks the first operator where any does."""
-    if runtime not in operator.counts:
-        return ""
-    count = operator.counts[runtime]
-    unexplained = count.own.differing
-    found = count.own if unexplained else count.beside_xnnpack
-    if not found.differing:
-        return Marked("0", "good")
-    words = f"{found.differing:,} by {found.largest:.4g}"
-    words += " from the simulation" if unexplained and runtime != "xnnpack" else ""
-    return Marked(words + (", first" if is_first else ""), "bad" if unexplained else "watch")

@@ -262,15 +262,9 @@ def summed_in_blocks(
 
 
 def stretch(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, bool]:
-    """The stretch of values that a sum's kernel takes in one call, and how.
+    """How many values a sum's kernel takes in one call, and whether one summand has but one there.
 
-    Args:
-        first: shape of a summand, without the batch dimension.
-        second: of the other one.
-
-    Returns:
-        How many values it has, and whether one of the summands has a single value for all of them.
-        0 values where the kernel without vectors computes the sum.
+    Shapes are without the batch dimension; 0 values where the kernel without vectors computes it.
 
     >>> stretch((2, 3, 4), (2, 3, 4)), stretch((2, 3, 4), (1, 1, 4)), stretch((2, 3, 1), (2, 3, 4))
     ((24, False), (4, False), (4, True))

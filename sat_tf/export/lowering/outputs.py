@@ -1,7 +1,6 @@
 """The ends of a graph: its outputs as float values, probabilities or codes."""
 
 import dataclasses
-from collections.abc import Sequence
 
 from sat_tf.export.lowering.quantized_network import is_function
 from sat_tf.export.operations.float_layer import float_layers
@@ -62,10 +61,15 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
         shifts = {source: ends.shifted(source) for source in dict.fromkeys(codes)}
         found = {name: shifts.get(source, source) for name, source in found.items()}
     outputs = [found[name] for name in graph.outputs]
-    operations = ends.read_for(outputs)
+    # Without those that make float values which nothing reads.
+    read, operations = set(outputs), list[Operation]()
+    for name, operation in reversed(ends.operations.items()):
+        if name in read or ends.tensors[name].codes is not None:
+            operations.insert(0, operation)
+            read.update(operation.inputs)
     made = {operation.output for operation in operations}
     tensors = {name: tensor for name, tensor in ends.tensors.items() if name in made}
-    ended = dataclasses.replace(graph, tensors=tensors, operations=operations)
+    ended = dataclasses.replace(graph, tensors=tensors, operations=tuple(operations))
     no_longer = tuple(f"{layer}: " for layer in set(graph.float_layers) - set(ended.float_layers))
     return dataclasses.replace(
         ended,
@@ -105,12 +109,12 @@ class _Ends:
 
     def __init__(self, graph: Graph) -> None:
         self._graph, self.tensors = graph, dict(graph.tensors)
-        self._operations = {operation.output: operation for operation in graph.operations}
+        self.operations = {operation.output: operation for operation in graph.operations}
         self._added: dict[str, str] = {}
 
     def codes_of(self, name: str, *, readers: int = 0) -> str:
         """The tensor of codes that stands for a float one; "" where there can be none."""
-        maker = self._operations.get(name)
+        maker = self.operations.get(name)
         if maker is None or name in self._added:
             return self._added.get(name, "")
         if maker.represented:
@@ -125,8 +129,8 @@ class _Ends:
         reading = sum(name in one.inputs for one in self._graph.operations)
         # It takes the place of the float one, unless others read that.
         own = name if reading == readers else _unused(self._graph, f"{name}_codes")
-        self._operations.pop(own, None)
-        self._operations[own] = dataclasses.replace(operation, output=own)
+        self.operations.pop(own, None)
+        self.operations[own] = dataclasses.replace(operation, output=own)
         self.tensors[own] = Tensor(own, shape, made)
         self._added[name] = own
         return own
@@ -137,17 +141,8 @@ class _Ends:
         tensor = self.tensors[source]
         codes = None if tensor.codes is None else tensor.codes.unsigned()
         self.tensors[name] = Tensor(name, tensor.shape, codes)
-        self._operations[name] = ShiftOutput((source,), name)
+        self.operations[name] = ShiftOutput((source,), name)
         return name
-
-    def read_for(self, outputs: Sequence[str]) -> tuple[Operation, ...]:
-        """The operations without those that make float values which nothing reads."""
-        read, kept = set(outputs), []
-        for name, operation in reversed(self._operations.items()):
-            if name in read or self.tensors[name].codes is not None:
-                kept.append(operation)
-                read.update(operation.inputs)
-        return tuple(reversed(kept))
 
 
 def _why_float(graph: Graph, name: str) -> tuple[str, str]:

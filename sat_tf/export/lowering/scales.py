@@ -115,7 +115,16 @@ def settle(channel: Channel) -> tuple[float, int]:
     plain = int(np.rint(np.clip(channel.bias / channel.multiplier, -limit, limit)))
     pairs = [(channel.multiplier, plain + shift) for shift in (0, -1, 1)]
     if channel.lowest < channel.constant < channel.highest:
-        pairs += _exact_pairs(channel)
+        # Pairs whose product at the operating point is the constant, or its code at least.
+        constant, code = channel.constant, float(channel.code(np.array(channel.constant)))
+        low, high = code - 0.5 + _MARGIN, code + 0.5 - _MARGIN
+        nearest = abs(constant) / channel.multiplier
+        first = max(int(nearest) - _TRIED // 2, 1)
+        for count in range(first, first + _TRIED):
+            units = count if constant > 0 else -count
+            for target in (min(max(constant, low), high), low, high):
+                if target / units > 0:
+                    pairs.append((target / units, units - channel.usual))
     reach = int((channel.highest - channel.lowest) / (channel.multiplier * channel.gap)) + 2
     sums = channel.usual + channel.gap * np.arange(-reach, reach + 1)
     trained = channel.code(channel.multiplier * sums + channel.bias)
@@ -130,22 +139,6 @@ def settle(channel: Channel) -> tuple[float, int]:
     # The last key counts first, and the first of equal pairs wins.
     best = np.lexsort((np.sum(off, axis=1), np.sum(shares * off, axis=1)))[0]
     return pairs[best]
-
-
-def _exact_pairs(channel: Channel) -> list[tuple[float, int]]:
-    """Pairs whose product at the operating point is the constant, or its code at least."""
-    constant, code = channel.constant, float(channel.code(np.array(channel.constant)))
-    low, high = code - 0.5 + _MARGIN, code + 0.5 - _MARGIN
-    targets = (min(max(constant, low), high), low, high)
-    nearest = abs(constant) / channel.multiplier
-    first = max(int(nearest) - _TRIED // 2, 1)
-    pairs = []
-    for count in range(first, first + _TRIED):
-        units = count if constant > 0 else -count
-        for target in targets:
-            if target / units > 0:
-                pairs.append((target / units, units - channel.usual))
-    return pairs
 
 
 # XNNPACK refuses requantization multipliers of 256 and more. No output has more than 255 codes, so

@@ -186,7 +186,18 @@ class _Tracer:
     def _draft(self, node: Node) -> Draft:
         role = quantized_network.role_of(node)
         if quantized_network.is_image(node):
-            return self._image(node)
+            quantizer = node.layer.quantize_config.output
+            (image,) = node.inputs
+            shape = _shape(self.network[image])
+            self.images[image] = _image_of(image, shape, quantizer.range)
+            seen = quantizer.seen(node.layer.output_variables)
+            if seen is None and quantizer.observes:
+                doubt: str | None = unseen(quantizer.range)
+            else:
+                doubt = pixel_doubt(seen, quantizer.range) if seen else None
+            if doubt:
+                self.warnings.append(f"{image}: {doubt}")
+            return self._pixels(image, node, 1.0)
         if quantized_network.is_input(node):
             return self._codes_of_input(node)
         if (draft := self._DRAFTS.get(role)) is not None:
@@ -196,20 +207,6 @@ class _Tracer:
         if quantized_network.is_function(node):
             return self._function(node)
         return self.drafts[node.inputs[0]]  # a rectifier, which its quantizer replaces
-
-    def _image(self, node: Node) -> Draft:
-        quantizer = node.layer.quantize_config.output
-        (image,) = node.inputs
-        shape = _shape(self.network[image])
-        self.images[image] = _image_of(image, shape, quantizer.range)
-        seen = quantizer.seen(node.layer.output_variables)
-        if seen is None and quantizer.observes:
-            doubt: str | None = unseen(quantizer.range)
-        else:
-            doubt = pixel_doubt(seen, quantizer.range) if seen else None
-        if doubt:
-            self.warnings.append(f"{image}: {doubt}")
-        return self._pixels(image, node, 1.0)
 
     def _codes_of_input(self, node: Node) -> Draft:
         """An input of real values, or its preprocessing in float."""
@@ -293,7 +290,10 @@ class _Tracer:
             factor = self._codes(read).unit * float(slope.flat[0])
             return self._pixels(self.pixels[read], node, factor)
         channels = _shape(node)[-1]
-        return self._pointwise(node, Affine.of_constants(slope, offset, channels))
+        slope = np.array(np.broadcast_to(slope, channels), np.float64)
+        offset = np.array(np.broadcast_to(offset, channels))
+        deviation = np.where(slope == 0.0, 0.0, np.inf)
+        return self._pointwise(node, Affine(slope, offset, 0.0 * slope, deviation))
 
     def _scaling(self, node: Node) -> Draft:
         slope, offset = inner_layer(node.layer).affine()
@@ -431,7 +431,18 @@ class _Tracer:
             stays_float = draft.stays_float and node.name not in self.network.outputs
             if stays_float and self.builder.codes(draft.inputs[0]) is None:
                 return draft
-            low, high = self._range(node, draft)
+            layer, observed = inner_layer(node.layer), observed_range(node.layer)
+            if observed is None:
+                observed = draft.worst_range(self._codes)
+                self.warnings.append(
+                    f"{layer.name}: its range was never observed, so its codes span the worst "
+                    f"case, {observed[0]:.4g} to {observed[1]:.4g}; train the model, or call "
+                    "sat_tf.calibrate, for finer ones"
+                )
+            low, high = observed
+            if layer_kinds.rectifies(layer):
+                ceiling = layer_kinds.rectifier_ceiling(layer)
+                low, high = 0.0, high if ceiling is None else min(high, ceiling)
             codes = range_codes(low, high)
             draft = draft.seen_within(low, high)
         elif rounds_to_input(node.layer) and quantized_network.is_fixed(node):
@@ -442,20 +453,6 @@ class _Tracer:
         else:
             return draft
         return existing(self.builder.materialize(draft, codes, name, _shape(node)))
-
-    def _range(self, node: Node, draft: Draft) -> tuple[float, float]:
-        observed = observed_range(node.layer)
-        if observed is None:
-            observed = draft.worst_range(self._codes)
-            self.warnings.append(
-                f"{inner_layer(node.layer).name}: its range was never observed, so its codes span "
-                f"the worst case, {observed[0]:.4g} to {observed[1]:.4g}; train the model, or call "
-                "sat_tf.calibrate, for finer ones"
-            )
-        if layer_kinds.rectifies(inner_layer(node.layer)):
-            ceiling = layer_kinds.rectifier_ceiling(inner_layer(node.layer))
-            return 0.0, observed[1] if ceiling is None else min(observed[1], ceiling)
-        return observed
 
     def _codes(self, name: str) -> Codes:
         codes = self.builder.codes(name)

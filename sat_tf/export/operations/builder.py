@@ -31,13 +31,6 @@ class Affine:
     mean: np.ndarray
     deviation: np.ndarray  # Of x from that; infinite where it is unknown.
 
-    @classmethod
-    def of_constants(cls, slope: np.ndarray, offset: np.ndarray, channels: int) -> "Affine":
-        """One without statistics."""
-        slope = np.array(np.broadcast_to(slope, channels), np.float64)
-        deviation = np.where(slope == 0.0, 0.0, np.inf)
-        return cls(slope, np.array(np.broadcast_to(offset, channels)), 0.0 * slope, deviation)
-
 
 class Draft(abc.ABC):
     """A layer that is lowered but for the grid of its result."""

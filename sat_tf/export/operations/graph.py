@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from sat_tf.export.kernels.kernel_sets import X86, KernelSet
-from sat_tf.export.operations.operation import Basis, Operation
+from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, dequantized
 from sat_tf.presentation.console import make_console
@@ -63,11 +63,6 @@ class Graph:
     def outputs(self) -> tuple[str, ...]:
         """Names of all output tensors, in the order of the model's."""
         return self.output, *self.more_outputs
-
-    @property
-    def input_keys(self) -> tuple[str, ...]:
-        """What the signature calls the inputs."""
-        return self.keys[0] or tuple(image.name for image in self.images)
 
     def expect_one_of_each(self, purpose: str) -> None:
         """Raises ValueError where there are several inputs or outputs, which `purpose` excludes."""
@@ -132,20 +127,6 @@ class Graph:
         """The tensors of codes, producers first."""
         made = [operation.output for operation in self.operations]
         return tuple(name for name in made if self.tensors[name].codes is not None)
-
-    @property
-    def behind_float_values(self) -> frozenset[str]:
-        """The tensors that depend on float values in which processors differ."""
-        differing = {
-            operation.output
-            for operation in self.operations
-            if operation.is_float(self) and operation.portability(self).basis is Basis.FLOAT
-        }
-        behind: set[str] = set()
-        for operation in self.operations:
-            if not (differing | behind).isdisjoint(operation.inputs):
-                behind.add(operation.output)
-        return frozenset(behind)
 
 
 def graph_table(graph: Graph) -> Group:

@@ -64,10 +64,26 @@ def check_ends(contents: Contents) -> None:
         )
 
 
+# The types of inputs that are codes, with the smallest and the largest zero point.
+_INPUT_TYPES = {"UINT8": (0, 255), "INT8": (-128, 127)}
+
+
 def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph:
     check_ends(contents)
     for image in contents.inputs:
-        _check_input(image)
+        if not image.scales.size and image.type.lower() in KEPT_TYPES:
+            continue
+        if image.type not in _INPUT_TYPES:
+            raise NotUnderstoodError(
+                f"its input is {image.type}, expected one of {', '.join(_INPUT_TYPES)}"
+            )
+        if image.scales.size != 1 or image.zero_points.size != 1:
+            raise NotUnderstoodError(f"its input has {image.scales.size} scales, expected one")
+        lowest, highest = _INPUT_TYPES[image.type]
+        if not lowest <= image.zero_points[0] <= highest:
+            raise NotUnderstoodError(f"its input has the zero point {image.zero_points[0]}")
+        if not (np.isfinite(image.scales[0]) and image.scales[0] > 0):
+            raise NotUnderstoodError(f"its input has the scale {image.scales[0]}")
     progress = Progress(tuple(contents.inputs), float_layers)
     for index, operator in enumerate(contents.operators):
         view = OperatorView(operator, progress)
@@ -101,26 +117,6 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
         output=output,
         more_outputs=tuple(outputs),
     )
-
-
-# The types of inputs that are codes, with the smallest and the largest zero point.
-_INPUT_TYPES = {"UINT8": (0, 255), "INT8": (-128, 127)}
-
-
-def _check_input(found: StoredTensor) -> None:
-    if not found.scales.size and found.type.lower() in KEPT_TYPES:
-        return
-    if found.type not in _INPUT_TYPES:
-        raise NotUnderstoodError(
-            f"its input is {found.type}, expected one of {', '.join(_INPUT_TYPES)}"
-        )
-    ends = _INPUT_TYPES[found.type]
-    if found.scales.size != 1 or found.zero_points.size != 1:
-        raise NotUnderstoodError(f"its input has {found.scales.size} scales, expected one")
-    if not ends[0] <= found.zero_points[0] <= ends[1]:
-        raise NotUnderstoodError(f"its input has the zero point {found.zero_points[0]}")
-    if not (np.isfinite(found.scales[0]) and found.scales[0] > 0):
-        raise NotUnderstoodError(f"its input has the scale {found.scales[0]}")
 
 
 def input_image(found: StoredTensor, progress: Progress) -> Image:

@@ -399,7 +399,10 @@ class Linear(Operation, Draft):
             if len(operator.stored.inputs) < 3:
                 raise NotUnderstoodError("it has no shape")
             operator.expect_shape(0)
-            operator = operator.reordered(2, 1, *range(3, len(operator.stored.inputs)))
+            _, kernel_read, source_read, *others = operator.stored.inputs
+            inputs = (source_read, kernel_read, *others)
+            stored = dataclasses.replace(operator.stored, inputs=inputs)
+            operator = dataclasses.replace(operator, stored=stored)
         source = operator.source()
         kernel, scales = _kernel_of(operator, kind, real=real)
         pixelwise = kind is LinearKind.FULLY_CONNECTED and operator.keeps_pixels()
@@ -410,7 +413,15 @@ class Linear(Operation, Draft):
             bias = operator.constant(2, "FLOAT32" if real else "INT32")
         if bias.shape != scales.shape:
             raise NotUnderstoodError(f"its bias is not one of {scales.size} channels")
-        window = WHOLE if pixelwise else _window_of(operator, kind, kernel)
+        window = WHOLE
+        if kind is LinearKind.TRANSPOSED:
+            window = operator.window()
+            usual = transposed_size(operator.tensor(0).shape[1:3], kernel.shape[1:3], window)
+            made = operator.output.shape[1:3]
+            rows, columns = (found - size for found, size in zip(made, usual, strict=True))
+            window = dataclasses.replace(window, more=(rows, columns))
+        elif not (pixelwise or kind is LinearKind.FULLY_CONNECTED):
+            window = operator.window(dilation=operator.dilation())
         if has_bias and not real and not operator.has_units_of(scales):
             raise NotUnderstoodError("the scales of its bias are not input scale · weight scale")
         operation = cls(
@@ -559,15 +570,3 @@ def _kernel_of(
         raise NotUnderstoodError(f"its kernel {weights.name} has no scale for each output channel")
     scales = np.full(channels, weights.scales[0]) if shared else weights.scales
     return kernel[0] if kind is LinearKind.DEPTHWISE else kernel, scales
-
-
-def _window_of(operator: OperatorView, kind: LinearKind, kernel: np.ndarray) -> Window:
-    if kind is LinearKind.FULLY_CONNECTED:
-        return WHOLE
-    if kind is not LinearKind.TRANSPOSED:
-        return operator.window(dilation=operator.dilation())
-    window = operator.window()
-    usual = transposed_size(operator.tensor(0).shape[1:3], kernel.shape[1:3], window)
-    made = operator.output.shape[1:3]
-    rows, columns = (found - size for found, size in zip(made, usual, strict=True))
-    return dataclasses.replace(window, more=(rows, columns))

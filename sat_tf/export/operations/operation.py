@@ -62,13 +62,10 @@ def enumerated(
     *,
     total: int,
 ) -> Portability:
-    """The portability of an operation whose every input is known.
+    """The portability of an operation whose every input is known, of which `codes` are made.
 
-    Args:
-        inputs: those that rules may round differently, such as sums of a mean near half a code.
-        codes: what kernels make of them, clipped.
-        what: what they are, in the plural.
-        total: how many there are, with those that all rules round alike.
+    `inputs` are those of all `total` that rules may round differently, such as sums near half a
+    code; `what` names them in the plural.
     """
     expected, *others = (codes(kernels, inputs) for kernels in XNNPACK_SETS)
     differing = {
@@ -227,13 +224,8 @@ class Operation(abc.ABC):
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """The output of the file's kernel for its inputs, bit for bit.
 
-        Args:
-            graph: it is part of.
-            *inputs: int32 arrays of stored integers, or float32 where the graph is float, with the
-                batch dimension first. The batch may be empty.
-
-        Returns:
-            int32, or float32 where its tensor is float.
+        Stored integers are int32, and values of float tensors float32; the batch dimension is first
+        and may be empty.
         """
 
     # -- in a file -------------------------------------------------------------------------------
@@ -255,12 +247,9 @@ class Operation(abc.ABC):
     def read(cls, operator: OperatorView) -> Made:
         """The operation that an operator stands for, and the codes of its tensor.
 
-        Returns:
-            None where others of its operators follow; what has been learned is then in
-            `operator.progress.pending`.
-
-        Raises:
-            NotUnderstoodError: sat-tf does not write it, with the reason.
+        None where others of its operators follow; what has been learned is then in
+        `operator.progress.pending`. Raises NotUnderstoodError with the reason why it stands for
+        none.
         """
 
     @property

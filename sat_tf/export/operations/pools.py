@@ -19,7 +19,15 @@ from sat_tf.export.operations.pairs import Concatenate
 from sat_tf.export.operations.windows import taps
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import WHOLE, Codes, Tensor, Tensors, Window, range_codes
+from sat_tf.export.tflite.tensors import (
+    WHOLE,
+    Codes,
+    Tensor,
+    Tensors,
+    Window,
+    free_name,
+    range_codes,
+)
 from sat_tf.export.tflite.writer import Operator, Writer, placement_options
 
 
@@ -146,7 +154,17 @@ class AveragePool(_Pool, OperationDraft):
         sizes = builder.shape(source)
         found = self.parts(sizes)
         if found is None:
-            return self._rounded(builder, codes, name, shape)
+            # Means on a grid of 8 bits, to which their kernel rounds, and these on another one.
+            grid = builder.codes(source)
+            if grid is None:
+                raise TypeError(f"{name}: the codes of a mean of float values.")
+            fine = range_codes(*grid.real_range)
+            if grid.real_scale > fine.real_scale:
+                requantized = identity(source, shape[-1])
+                source, grid = builder.between(f"{name}_fine"), fine
+                requantized.as_codes(builder, fine, source, sizes)
+            coarse = self.placed(builder, (source,), grid, builder.between(f"{name}_mean"), shape)
+            return identity(coarse, shape[-1]).as_codes(builder, codes, name, shape)
         down, across = found
         joined = []
         for row in down:
@@ -170,19 +188,6 @@ class AveragePool(_Pool, OperationDraft):
         if len(down) > 1:
             builder.add(Concatenate(tuple(joined), name, 0), shape, codes)
         return name
-
-    def _rounded(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        """Means on a grid of 8 bits, to which their kernel rounds, and these on another one."""
-        (read,), grid = self.inputs, builder.codes(self.inputs[0])
-        if grid is None:
-            raise TypeError(f"{name}: the codes of a mean of float values.")
-        fine = range_codes(*grid.real_range)
-        if grid.real_scale > fine.real_scale:
-            requantized, sizes = identity(read, shape[-1]), builder.shape(read)
-            read, grid = builder.between(f"{name}_fine"), fine
-            requantized.as_codes(builder, fine, read, sizes)
-        mean = self.placed(builder, (read,), grid, builder.between(f"{name}_mean"), shape)
-        return identity(mean, shape[-1]).as_codes(builder, codes, name, shape)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """Sums of the values in each window, by their number, which padding does not count for."""
@@ -321,9 +326,7 @@ class Mean(OperationDraft):
         convolution, made = self._as_linear(tensors), self.output
         if self.keep_dims:
             return [dataclasses.replace(convolution, output=made)]
-        image = f"{made}_image"
-        while image in tensors:
-            image += "_"
+        image = free_name(f"{made}_image", tensors)
         channels = tensors[self.inputs[0]].shape[-1]
         tensors[image] = Tensor(image, (1, 1, channels), tensors[made].codes)
         return [dataclasses.replace(convolution, output=image), Reshape((image,), made)]

@@ -196,40 +196,37 @@ def compiler_options(
         folders = package.submodule_search_locations or ()
         own = pathlib.Path(*folders, "config_files", "Arm", "vela.ini")
         sections = own if config is None else expect_path(config).absolute()
-        options += _system_options(sections, system_config=system_config, memory_mode=memory_mode)
+        parser = configparser.ConfigParser()
+        try:
+            with sections.open(encoding="utf-8") as lines:
+                parser.read_file(lines)
+        except (OSError, UnicodeDecodeError, configparser.Error) as error:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise ValueError(
+                f"config: {printable(os.fspath(sections))}: {reason}; expected a file of "
+                "configurations of Arm's compiler, with sections such as [System_Config.Board] and "
+                "[Memory_Mode.Board]."
+            ) from error
+        options += ["--config", os.fspath(sections)]
+        problems = []
+        system = {"system_config": system_config, "memory_mode": memory_mode}
+        for field, value in system.items():
+            kind = f"{_SECTIONS[field]}."
+            known = [name.removeprefix(kind) for name in parser.sections() if name.startswith(kind)]
+            options += [f"--{field.replace('_', '-')}", str(value)]
+            if value not in known:
+                problems.append(
+                    f"{field}: received {value!r}, expected the name of a section [{kind}NAME] of "
+                    f"{sections.name}; name a system by both. {did_you_mean(str(value), known)}"
+                )
+        if problems:
+            raise ProblemsError("compile_file", problems)
     return options
 
 
 # The compiler names this setting where a memory mode does not fit the system.
 _ARENA = "arena_mem_area"
 _SECTIONS = {"system_config": "System_Config", "memory_mode": "Memory_Mode"}
-
-
-def _system_options(file: pathlib.Path, **system: str | None) -> list[str]:
-    """The compiler's options for a system, whose two names are sections of a file."""
-    parser = configparser.ConfigParser()
-    try:
-        with file.open(encoding="utf-8") as lines:
-            parser.read_file(lines)
-    except (OSError, UnicodeDecodeError, configparser.Error) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise ValueError(
-            f"config: {printable(os.fspath(file))}: {reason}; expected a file of configurations of "
-            "Arm's compiler, with sections such as [System_Config.Board] and [Memory_Mode.Board]."
-        ) from error
-    problems, options = [], ["--config", os.fspath(file)]
-    for field, value in system.items():
-        kind = f"{_SECTIONS[field]}."
-        known = [name.removeprefix(kind) for name in parser.sections() if name.startswith(kind)]
-        options += [f"--{field.replace('_', '-')}", str(value)]
-        if value not in known:
-            problems.append(
-                f"{field}: received {value!r}, expected the name of a section [{kind}NAME] of "
-                f"{file.name}; name a system by both. {did_you_mean(str(value), known)}"
-            )
-    if problems:
-        raise ProblemsError("compile_file", problems)
-    return options
 
 
 class _Operator(NamedTuple):

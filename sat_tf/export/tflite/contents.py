@@ -130,9 +130,16 @@ def _unpacked_model(content: bytes) -> Any:
             _within(buffer.offset + buffer.size - 1, whole.size)
             buffer.data = whole[buffer.offset : buffer.offset + buffer.size]
             budget.spend(buffer)
-    model.signatureDefs = [
-        _signature(root.SignatureDefs(index), budget) for index in range(root.SignatureDefsLength())
-    ]
+    model.signatureDefs = []
+    for index in range(root.SignatureDefsLength()):
+        packed, signature = root.SignatureDefs(index), tfl.SignatureDefT()
+        signature.signatureKey = packed.SignatureKey()
+        signature.subgraphIndex = packed.SubgraphIndex()
+        budget.spend(signature)
+        # Its entries are counted one by one: they may all be the same one.
+        signature.inputs = _vector(packed, "inputs", tfl.TensorMapT.InitFromObj, budget)
+        signature.outputs = _vector(packed, "outputs", tfl.TensorMapT.InitFromObj, budget)
+        model.signatureDefs.append(signature)
     model.subgraphs = []
     for index in range(root.SubgraphsLength()):
         packed, graph = root.Subgraphs(index), tfl.SubGraphT()
@@ -151,17 +158,6 @@ def _vector(table: Any, attribute: str, unpack: Callable[[Any], Any], budget: _B
     name = attribute[0].upper() + attribute[1:]
     count, at = getattr(table, f"{name}Length"), getattr(table, name)
     return [budget.spend(unpack(at(index))) for index in range(count())]
-
-
-def _signature(packed: Any, budget: _Budget) -> Any:
-    """A `SignatureDefT`, whose entries are counted one by one: they may all be the same one."""
-    signature = tfl.SignatureDefT()
-    signature.signatureKey, signature.subgraphIndex = packed.SignatureKey(), packed.SubgraphIndex()
-    budget.spend(signature)
-    for attribute in ("inputs", "outputs"):
-        entries = _vector(packed, attribute, tfl.TensorMapT.InitFromObj, budget)
-        setattr(signature, attribute, entries)
-    return signature
 
 
 def signature_names(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

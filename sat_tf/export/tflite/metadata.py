@@ -154,11 +154,17 @@ def encode(metadata: Metadata, name: str, image: Image, output: Tensor) -> bytes
         file_name = builder.CreateString(LABELS_NAME)
         about = builder.CreateString("Names of the classes, one a line.")
         labels = [_table(builder, {0: file_name, 1: about}, numbers={2: _TENSOR_AXIS_LABELS})]
-    graph_fields = {
-        2: _vector(builder, [_image(builder, image, metadata.preprocessing)]),
-        3: _vector(builder, [_output(builder, output, labels)]),
-    }
-    subgraph = _table(builder, graph_fields)
+    inputs = _vector(builder, [_image(builder, image, metadata.preprocessing)])
+    of_output = {0: builder.CreateString(output.name)}
+    if (codes := output.codes) is not None:
+        of_output[1] = builder.CreateString(
+            f"{codes.dtype} codes: real value = {float(codes.scale):.9g} x (code - "
+            f"{codes.zero_point})."
+        )
+    if labels:
+        of_output[6] = _vector(builder, labels)
+    outputs = _vector(builder, [_table(builder, of_output)])
+    subgraph = _table(builder, {2: inputs, 3: outputs})
     fields = {0: builder.CreateString(name), 3: _vector(builder, [subgraph])}
     if metadata.description is not None:
         fields[1] = builder.CreateString(metadata.description)
@@ -228,19 +234,6 @@ def _image(builder: Any, image: Image, preprocessing: Preprocessing | None) -> i
     if can_be_pictures(image.shape):
         properties = _table(builder, {}, numbers={0: _COLOR_SPACES[image.shape[-1]]})
         fields[3] = _table(builder, {1: properties}, numbers={0: _IMAGE_PROPERTIES})
-    return _table(builder, fields)
-
-
-def _output(builder: Any, output: Tensor, files: list[int]) -> int:
-    """The output's TensorMetadata, with its labels; of integers, what they stand for."""
-    fields = {0: builder.CreateString(output.name)}
-    if (codes := output.codes) is not None:
-        fields[1] = builder.CreateString(
-            f"{codes.dtype} codes: real value = {float(codes.scale):.9g} x (code - "
-            f"{codes.zero_point})."
-        )
-    if files:
-        fields[6] = _vector(builder, files)
     return _table(builder, fields)
 
 

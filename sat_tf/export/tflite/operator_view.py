@@ -70,11 +70,6 @@ class OperatorView:
         """Whether there is such an input."""
         return index < len(self.stored.inputs) and self.stored.inputs[index] is not None
 
-    def reordered(self, *indices: int) -> "OperatorView":
-        """The same with only some inputs, in another order, by their present indices."""
-        inputs = tuple(self.stored.inputs[index] for index in indices)
-        return dataclasses.replace(self, stored=dataclasses.replace(self.stored, inputs=inputs))
-
     def constant(self, index: int, *types: str) -> np.ndarray:
         """An input that is a constant of one of some types."""
         tensor = self.tensor(index)

@@ -15,7 +15,6 @@ from sat_tf.export.certificate.outputs import (
     compared,
     labels_of,
     largest_difference,
-    mean_difference,
     outputs_in,
     smallest_agreement,
 )
@@ -358,5 +357,8 @@ def test_a_nan_is_no_small_difference():
     assert largest_difference(np.array([1.0, np.nan]), np.array([1.0, 1.0])) == np.inf
     assert largest_difference(np.array([1.0, 4.0]), np.array([1.5, 1.0])) == 3.0
     assert largest_difference(np.array(1.0), np.array(np.nan)) == np.inf
-    assert mean_difference(np.array([1.0, 4.0]), np.array([1.5, 1.0])) == 1.75
-    assert mean_difference(np.array([1.0]), np.array([np.nan])) == np.inf
+    number = Output("", (1,))
+    assert (
+        compared(number, np.array([[1.5], [1.0]]), np.array([[1.0], [4.0]])).mean_difference == 1.75
+    )
+    assert compared(number, np.array([[np.nan]]), np.array([[1.0]])).mean_difference == np.inf
