@@ -4,9 +4,11 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from sat_tf.messages import ReadingError
 from sat_tf.training import data
+from sat_tf.training.data.class_folders import load_folder_tree, median_side, read_tree
 from sat_tf.training.data.source import Shard
 from tests.training.data import contract
 from tests.training.data.contract import pieces
@@ -207,3 +209,20 @@ def test_training_can_take_whole_pictures_and_mirror_none(tmp_path):
 
     assert bright_on_the_left(kept) == 1.0
     assert 0.2 < bright_on_the_left(usual) < 0.8
+
+
+def test_small_pictures_are_remarked_upon(tmp_path):
+    for part in ("train", "val"):
+        (tmp_path / part / "cat").mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (2, 2 + number)).save(tmp_path / part / "cat" / f"{number}.png")
+    assert median_side(read_tree(tmp_path)[0].paths) == 2
+    (note,) = load_folder_tree(tmp_path, image_size=32).notes
+    assert "a shorter side of at most 2 pixels, and are enlarged to 32" in note
+    assert load_folder_tree(tmp_path, image_size=4).notes == ()
+
+
+def test_pictures_that_cannot_be_read_have_no_size(tmp_path):
+    (tmp_path / "1.png").touch()
+    os.mkfifo(tmp_path / "2.png")
+    assert median_side([str(tmp_path / "1.png"), str(tmp_path / "2.png")]) is None
