@@ -58,14 +58,9 @@ _KEPT = ("words", "about", "outputs", "leaves", "environment", "most_seconds")
 
 
 def played(make: str, name: str, seed: int, folder: pathlib.Path, *, on: str = "light") -> Verdict:
-    """Makes and runs a case in a process of its own.
+    """Makes and runs a case of a seed in a process of its own, in `case` in an empty folder.
 
-    Args:
-        make: the module and name of its `Make`.
-        name: of its kind.
-        seed: of the case.
-        folder: an empty one, in which the case has a folder `case` and others beside it.
-        on: name of the server.
+    `make` is the module and the name of its `Make`; `on` is the name of the server.
     """
     place = folder / "case"
     place.mkdir()
@@ -124,12 +119,9 @@ _COMMAND = "command.json"
 
 
 def kept(folder: pathlib.Path, to: pathlib.Path, on: str) -> None:
-    """Keeps the files of a case and its command, to be run again; pipes and links are not kept.
+    """Keeps the files of a case played in a folder, and its command, to be run again.
 
-    Args:
-        folder: in which it was played.
-        to: a folder, which is replaced.
-        on: the name of its server.
+    They replace the folder `to`; pipes and links are not kept.
     """
     shutil.rmtree(to, ignore_errors=True)
     facts = json.loads((folder / _FACTS).read_text())
@@ -143,12 +135,7 @@ def kept(folder: pathlib.Path, to: pathlib.Path, on: str) -> None:
 
 
 def replayed(case: pathlib.Path, folder: pathlib.Path) -> tuple[Verdict, str]:
-    """Runs a kept case; the verdict, and the name of the one that is expected.
-
-    Args:
-        case: its folder.
-        folder: an empty one.
-    """
+    """Runs a kept case in an empty folder; the verdict, and the name of the expected one."""
     place = folder / "case"
     shutil.copytree(case, place)
     facts = json.loads((place / _COMMAND).read_text())

@@ -155,10 +155,7 @@ def hostile_archive(
 ) -> bytes:
     """An archive like one with these members, with something wrong in it.
 
-    Args:
-        members: of a good archive.
-        rng: chooses.
-        change: changes the content of a member.
+    `change` changes the content of a member.
     """
     found, method, comment = dict(members), rng.choice(METHODS[:2]), b""
     kind = rng.choice(_ARCHIVE_KINDS)

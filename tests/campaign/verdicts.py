@@ -27,12 +27,7 @@ _FIX = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The outcome of a case.
-
-    Attributes:
-        name: one of `VERDICTS`.
-        text: the message, or what is wrong.
-    """
+    """The outcome of a case: one of `VERDICTS`, and the message, or what is wrong."""
 
     name: str
     text: str = ""
@@ -57,11 +52,9 @@ def judge_process(ended: Ended, *, most_seconds: float = MOST_SECONDS) -> Verdic
 
 
 def judge_error(err: str, about: Sequence[str]) -> Verdict:
-    """The verdict on what a command has said that ended with the status of bad input.
+    """The verdict on the standard error of a command that ended with the status of bad input.
 
-    Args:
-        err: its standard error.
-        about: names, one of which the message has to say; none where the words are at fault.
+    `about` are names, one of which the message has to say; none where the words are at fault.
     """
     if err.count("error: ") < 1:
         return Verdict("unclear", f"no error is said: {err[-500:]}")
@@ -89,11 +82,7 @@ def judge_command(
 ) -> Verdict:
     """The verdict on a command of sat-tf, but for the files that it leaves.
 
-    Args:
-        ended: its process.
-        about: see `judge_error`.
-        wrong: what was found to be wrong with its result, if it has one.
-        most_seconds: how long it may compute.
+    `wrong` is what was found to be wrong with its result, if it has one.
     """
     if found := judge_process(ended, most_seconds=most_seconds):
         return found
@@ -125,14 +114,10 @@ def judge_files(
     outputs: Sequence[str],
     leaves: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict, unless the files that are left are a finding.
+    """The verdict on a command, unless the files that it leaves in its folder are a finding.
 
-    Args:
-        verdict: on the command.
-        before: the files of the folder before it, by `files_in`.
-        folder: in which the command ran.
-        outputs: names of files that it may write where it ends well, such as "run/*"; JSON is read.
-        leaves: names of those that it may leave where it fails.
+    `before` are the files before it, by `files_in`; `outputs` are names of files that it may write
+    where it ends well, such as "run/*"; `leaves` are those that it may leave where it fails.
     """
 
     def may(name: str, patterns: Sequence[str]) -> bool:

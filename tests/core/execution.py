@@ -43,6 +43,12 @@ def draw(shape: Sequence[int] = (3, 3, 4, 5), seed: int = 0, deviation: float = 
     return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
 
 
+def large_draw(seed: int) -> list[np.ndarray]:
+    """Weights, activations and an upstream gradient of 65,536 values."""
+    generator = np.random.default_rng(seed)
+    return [generator.normal(0, size, (1024, 64)).astype(np.float32) for size in (0.5, 2.0, 1.0)]
+
+
 def tensor(values: Any, dtype: str | None = None) -> Any:
     """Values as a tensor of the library, in their own type or another one."""
     n = namespace(np.zeros(1))

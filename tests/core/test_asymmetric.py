@@ -19,13 +19,6 @@ def _run(x, level, bits, upstream=None, mode="eager", gradient="calibrated", **s
     return value_and_gradients(function, [x, np.float32(level)], upstream, mode)
 
 
-def test_a_range_worked_by_hand():
-    # a = 7 and s = (6 + 1)/7 = 1: one code below zero, six above.
-    x = np.float32([-9.0, -1.0, -0.6, -0.4, 0.4, 0.5, 5.4, 6.0, 9.0])
-    found = asymmetric.quantize_offset(x, 6.0, 3, lowest=-1.0)
-    assert array(found).tolist() == [-1, -1, -1, 0, 0, 1, 5, 6, 6]
-
-
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize(("lowest", "share"), RANGES)
 def test_values_are_those_of_the_formula(bits, lowest, share):

@@ -4,7 +4,7 @@ import pytest
 
 from tests.keras3.processes import run_on
 
-OF_TENSORFLOW = ("accuracy", "backends", "on_tensorflow", "parameter_sums")
+OF_TENSORFLOW = ("backends", "on_tensorflow", "parameter_sums")
 
 
 @pytest.mark.thorough

@@ -9,14 +9,22 @@ from hypothesis.extra import numpy as hnp
 from sat_tf.core import dorefa
 from sat_tf.core.grid import GRIDS
 from tests import reference
-from tests.core.execution import MODES, array, differentiated, tensor, value_and_gradients
+from tests.core.execution import (
+    MODES,
+    array,
+    differentiated,
+    large_draw,
+    tensor,
+    value_and_gradients,
+)
 
 ROWS = [(name, b) for name, row in GRIDS.items() for b in range(row.fewest_bits, 9)]
 FEW_ROWS = [("dorefa", 1), ("dorefa", 2), ("dorefa", 7), ("narrow", 8), ("rounded", 4)]
-GRADIENT_TOLERANCE = 2e-6
+# Half a unit in the last place of 1 in float32.
+EPSILON = 2.0**-24
 # In float32 tanh, the division and the product with at most 128 are each off by a few units in the
 # last place; nearer than this to a tie, counted in integers, the rounding may go either way.
-TIE = 1e-4
+TIE = 256 * 4 * EPSILON
 
 KERNELS = hnp.arrays(
     np.float32, st.tuples(st.integers(1, 3), st.integers(1, 5)), elements=st.floats(-4, 4, width=32)
@@ -88,13 +96,20 @@ def test_codes_worked_by_hand(name, bits, codes):
     np.testing.assert_allclose(quantized, np.array(codes) * step, atol=1e-7)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "bits", "mode"),
-    [(*row, "eager") for row in ROWS] + [(*row, mode) for row in FEW_ROWS for mode in MODES],
+    [(*row, "eager") for row in ROWS]
+    + [
+        pytest.param(*row, mode, marks=pytest.mark.thorough)
+        for row in FEW_ROWS
+        for mode in MODES
+        if mode != "eager"
+    ],
 )
 def test_values_and_gradients_are_those_of_the_reference(name, bits, mode):
     latent, upstream = _kernel(), _kernel(seed=1)
+    if mode == "eager":
+        latent, _, upstream = large_draw(bits)
     for detach_max in (False, True):
         value, gradient = value_and_gradients(
             lambda w, detach_max=detach_max: dorefa.quantize_weights(w, bits, name, detach_max),
@@ -106,12 +121,13 @@ def test_values_and_gradients_are_those_of_the_reference(name, bits, mode):
         clear = reference.distance_from_tie(position, name) > TIE
         assert clear.mean() > 0.9
         expected = reference.quantize_weights(latent, bits, name)
-        np.testing.assert_allclose(value[clear], expected[clear], atol=2e-7)
-        np.testing.assert_allclose(
-            gradient,
-            reference.clamp_gradient(latent, upstream, detach_max),
-            atol=GRADIENT_TOLERANCE * np.abs(upstream).sum(),
-        )
+        # A subtraction and a product with a rounded constant.
+        np.testing.assert_allclose(value[clear], expected[clear], rtol=0, atol=2 * EPSILON)
+        # At the largest weight the slope 1 - t² is a twentieth, so it has 40 times the relative
+        # error of t, which is off by a unit or two.
+        expected = reference.clamp_gradient(latent, upstream, detach_max)
+        room = 100 * EPSILON * np.abs(expected).max()
+        np.testing.assert_allclose(gradient, expected, rtol=0, atol=room)
 
 
 @pytest.mark.parametrize("range_axes", [(), (3,), (2, 3), (-1,), (0,)])
@@ -230,28 +246,6 @@ def test_an_all_zero_kernel_keeps_a_gradient(name, bits, expected, mode):
         np.testing.assert_array_equal(gradient, upstream)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("name", "bits"), [("dorefa", 1), ("dorefa", 4), ("modified", 4)])
-def test_nan_and_infinite_weights_do_not_reach_their_neighbours(name, bits, mode):
-    nan, inf = math.nan, math.inf
-    finite = np.array([0.5, -0.25, 1.0], np.float32)
-    broken = np.array([0.5, nan, -0.25, 1.0], np.float32)
-    value, gradient = value_and_gradients(
-        lambda w: dorefa.quantize_weights(w, bits, name), [broken], np.ones(4), mode=mode
-    )
-    alone, gradient_alone = value_and_gradients(
-        lambda w: dorefa.quantize_weights(w, bits, name), [finite], np.ones(3), mode=mode
-    )
-    assert np.isnan(value).tolist() == [False, True, False, False]
-    np.testing.assert_array_equal(np.delete(value, 1), alone)
-    np.testing.assert_allclose(np.delete(gradient, 1), gradient_alone, rtol=1e-6)
-    infinite = np.array([inf, -inf, 0.5], np.float32)
-    clamped, gradient = value_and_gradients(dorefa.clamp_weights, [infinite], mode=mode)
-    np.testing.assert_allclose(clamped, [1.0, -1.0, math.tanh(0.5)], atol=2e-7)
-    assert np.isfinite(gradient).all()
-
-
 @pytest.mark.parametrize(("name", "bits"), [("dorefa", 4), ("narrow", 8), ("modified", 4)])
 @pytest.mark.parametrize("size", [1e-45, 1.2e-38, 1e-19, 1e-18])
 def test_weights_next_to_zero_are_quantized_and_trained_like_others(size, name, bits):
@@ -337,6 +331,7 @@ def test_nan_stays_in_its_own_element_and_infinite_weights_are_ends(axes, mode):
     np.testing.assert_array_equal(np.isnan(gradient), is_nan)
     assert value[2:, 0].tolist() == [1.0, -1.0]
     without = np.where(is_nan, 0.0, latent)
+    np.testing.assert_allclose(value[~is_nan], reference.clamp(without, axes)[~is_nan], atol=3e-7)
     expected = reference.clamp_gradient(without, np.where(is_nan, 0.0, upstream), range_axes=axes)
     np.testing.assert_allclose(gradient[~is_nan], expected[~is_nan], atol=1e-6)
 

@@ -18,12 +18,11 @@ from sat_tf.core.grid import GRIDS
 from sat_tf.core.on_tensorflow import with_gradient
 from sat_tf.quantizers.methods import qil
 from tests import reference
-from tests.core.execution import differentiated, value_and_gradients
+from tests.core.execution import value_and_gradients
 
 QUANTIZERS = {"activation": pact.quantize_activation, "stream": pact.quantize_stream}
 WEIGHTS = [(name, b) for name, row in GRIDS.items() for b in range(row.fewest_bits, 9)]
 CLIPPED = [("activation", bits) for bits in range(1, 9)] + [("stream", b) for b in range(2, 9)]
-FEW_CLIPPED = [("activation", 1), ("activation", 4), ("stream", 8)]
 WAYS = {
     "eager": lambda function: function,
     "graph": tf.function,
@@ -210,13 +209,6 @@ def test_both_namespaces_have_the_same_rows():
     assert set(vars(on_tensorflow.NAMESPACE)) == set(vars(on_keras.NAMESPACE))
 
 
-def _by_definition(upstream, passed, x, quantized, lowest, highest, reference):
-    inside = tf.where((x > lowest) & (x < highest), passed, 0.0)
-    r = reference(x, quantized)
-    q = tf.where(tf.math.is_nan(quantized), 0.0, quantized)
-    return inside, tf.reduce_sum(upstream * q - inside * tf.where(tf.math.is_finite(r), r, 0.0))
-
-
 @settings(max_examples=150)
 @given(
     at=st.sampled_from(CLIPPED),
@@ -250,23 +242,6 @@ def test_both_routes_have_the_same_gradients(kind, bits, gradient, monkeypatch):
     np.testing.assert_array_equal(fused[1], composed[1])
     # The two sums of 16384 products run in another order.
     assert abs(fused[2] - composed[2]) <= 1e-6 * np.abs(upstream).sum()
-
-
-@pytest.mark.parametrize("odd", [(), (np.nan,), (np.inf, -np.inf), (np.nan, np.inf)])
-@pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
-@pytest.mark.parametrize(("kind", "bits"), FEW_CLIPPED)
-def test_few_passes_over_memory_give_what_the_definition_gives(
-    kind, bits, gradient, odd, monkeypatch
-):
-    x, upstream = _draw((2, 32, 32, 8)), _draw((2, 32, 32, 8), seed=1)
-    x.flat[: len(odd)] = odd
-    few = _run(kind, x, 2.7, bits, gradient, upstream)
-    monkeypatch.setattr(on_tensorflow.NAMESPACE, "clipped_gradients", _by_definition)
-    defined = _run(kind, x, 2.7, bits, gradient, upstream)
-    np.testing.assert_array_equal(few[0], defined[0])
-    np.testing.assert_array_equal(few[1], defined[1])
-    # The sums of 16384 products run in another order.
-    assert abs(few[2] - defined[2]) <= 1e-6 * np.abs(upstream).sum()
 
 
 @pytest.mark.parametrize("level", [0.77, 2.7, 3.1])
@@ -346,17 +321,6 @@ def test_replicas_together_have_the_gradient_of_the_whole_batch(replicas):
     np.testing.assert_array_equal(found[0], wanted[0])
     np.testing.assert_array_equal(found[1], wanted[1])
     np.testing.assert_allclose(found[2], wanted[2], rtol=1e-4)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", QUANTIZERS)
-def test_bits_in_a_tensor_compile_with_xla(kind):
-    x = _draw()
-    for bits in (2, 5):
-        fixed = _run(kind, x, 3.0, bits, mode="xla")
-        floating = differentiated(lambda x, level, bits: QUANTIZERS[kind](x, level, bits), "xla")
-        of_tensor = floating([x, np.float32(3.0), np.int64(bits)])
-        np.testing.assert_allclose(of_tensor[0], fixed[0], atol=3.0 * 2.0**-22)
 
 
 def test_the_factor_of_images_of_any_size_is_counted_when_they_come():

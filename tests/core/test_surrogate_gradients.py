@@ -83,47 +83,46 @@ def _clear(position):
 
 @pytest.mark.parametrize("mode", LONG_MODES)
 @pytest.mark.parametrize(("name", "strength"), CHOICES)
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_activations_pass_back_what_the_surrogate_does(bits, name, strength, mode):
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [*(("activation", b) for b in (1, 2, 4, 8)), *(("stream", b) for b in (2, 4, 8))],
+)
+def test_activations_and_streams_pass_back_what_the_surrogate_does(
+    kind, bits, name, strength, mode
+):
     level = np.float32(2.3)
+    if kind == "activation":
+        quantize, position, lowest, steps = (
+            pact.quantize_activation,
+            reference.activation_position,
+            0.0,
+            2**bits - 1,
+        )
+    else:
+        quantize, position, lowest, steps = (
+            pact.quantize_stream,
+            reference.stream_position,
+            -level,
+            2**bits - 2,
+        )
     x = _values(3000, 0, 2.0)
-    x = np.append(x[_clear(reference.activation_position(x, level, bits))], [0.0, level, -1.0, 9.0])
-    upstream = _values(x.shape, 1)
+    x = np.append(x[_clear(position(x, level, bits))], [0.0, level, -1.0, -level, 9.0, -9.0])
+    x, upstream = x.astype(np.float32), _values(x.shape, 1)
     for gradient in ("calibrated", "pact"):
         value, by_x, by_level = value_and_gradients(
-            lambda x, level, gradient=gradient: pact.quantize_activation(
+            lambda x, level, gradient=gradient: quantize(
                 x, level, bits, gradient, surrogate=name, strength=strength
             ),
-            [x.astype(np.float32), level],
+            [x, level],
             upstream,
             mode,
         )
-        plain = pact.quantize_activation(x.astype(np.float32), level, bits)
-        np.testing.assert_array_equal(value, plain)
+        np.testing.assert_array_equal(value, quantize(x, level, bits))
         wanted = reference.soft_gradients(
-            x, 0.0, level, 2**bits - 1, upstream, name, strength, gradient
+            x, lowest, level, steps, upstream, name, strength, gradient
         )
         np.testing.assert_allclose(by_x, wanted[0], rtol=2e-4, atol=1e-5)
         assert by_level == pytest.approx(wanted[1], rel=1e-3, abs=2e-2)
-
-
-@pytest.mark.parametrize(("name", "strength"), CHOICES)
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_streams_pass_back_what_the_surrogate_does(bits, name, strength):
-    level = np.float32(2.3)
-    x = _values(3000, 0, 2.0)
-    x = np.append(x[_clear(reference.stream_position(x, level, bits))], [0.0, level, -level, -9.0])
-    upstream = _values(x.shape, 1)
-    _, by_x, by_level = value_and_gradients(
-        lambda x, level: pact.quantize_stream(x, level, bits, surrogate=name, strength=strength),
-        [x.astype(np.float32), level],
-        upstream,
-    )
-    wanted = reference.soft_gradients(
-        x, -level, level, 2**bits - 2, upstream, name, strength, "calibrated"
-    )
-    np.testing.assert_allclose(by_x, wanted[0], rtol=2e-4, atol=1e-5)
-    assert by_level == pytest.approx(wanted[1], rel=1e-3, abs=2e-2)
 
 
 @pytest.mark.parametrize(("name", "strength"), CHOICES)

@@ -76,21 +76,22 @@ def _cluster(addresses, index):
     return {"TF_CONFIG": json.dumps(task)}
 
 
-def train_together(config, run_dir, *, workers):
-    """Runs `sat-tf train` in several processes at once; gives what each has printed."""
-    addresses = [f"localhost:{port}" for port in free_ports(workers)]
-    command = ["train", "--config", str(config), "--out", str(run_dir)]
+def sat_tf_together(*words, own=((), ())):
+    """Runs `sat-tf` in several processes at once, each with some words of its own.
+
+    Gives what each has printed, and its status.
+    """
+    addresses = [f"localhost:{port}" for port in free_ports(len(own))]
     running = [
         subprocess.Popen(
-            [sys.executable, "-m", "sat_tf", *command],
+            [sys.executable, "-m", "sat_tf", *words, *more],
             cwd=ROOT,
             env={**os.environ, **_cluster(addresses, index)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for index in range(workers)
+        for index, more in enumerate(own)
     ]
     outputs = [process.communicate(timeout=900)[0] for process in running]
-    assert [process.returncode for process in running] == [0] * workers, "\n".join(outputs)
-    return outputs
+    return [(out, process.returncode) for out, process in zip(outputs, running, strict=True)]

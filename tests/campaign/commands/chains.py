@@ -110,13 +110,7 @@ def _inputs() -> pathlib.Path:
 
 
 def begin(folder: pathlib.Path, name: str = "", done: int = 0) -> pathlib.Path:
-    """Makes the working directory of a chain, `case` in a folder, with its inputs.
-
-    Args:
-        folder: in which it is made.
-        name: of the chain.
-        done: so many of its commands have been run there.
-    """
+    """Makes the working directory of a chain, `case` in a folder, with so many commands done."""
     place = folder / "case"
     if done:
         shutil.copytree(reference(name).commands[done - 1].left, place, symlinks=True)
@@ -145,12 +139,7 @@ class Undisturbed:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """A chain that was left alone.
-
-    Attributes:
-        place: its working directory, with all of its files.
-        commands: how its commands went.
-    """
+    """A chain that was left alone: its working directory with its files, and its commands."""
 
     place: pathlib.Path
     commands: tuple[Undisturbed, ...]

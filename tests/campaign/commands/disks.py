@@ -7,7 +7,6 @@ Commands are refused at one event of each case, and go on once there is room aga
 at once work in one folder, and in four.
 """
 
-import dataclasses
 import pathlib
 import random
 import threading
@@ -73,19 +72,6 @@ def _of_a_command(seed: int, folder: pathlib.Path) -> Verdict:
 
 
 # -- writers of one file ---------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Writer:
-    """A function that writes a file, or a few.
-
-    Attributes:
-        prepare: makes what is written; gives a function that writes it into a folder.
-        raises: names of the exceptions that it may raise.
-    """
-
-    prepare: Callable[[pathlib.Path], Callable[[pathlib.Path], Any]]
-    raises: tuple[str, ...] = ("ValueError", "RunError")
 
 
 def _export(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
@@ -178,14 +164,15 @@ def _rules(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
     return write
 
 
-WRITERS = {
-    "export": Writer(_export),
-    "certificate": Writer(_certificate),
-    "report": Writer(_report),
-    "saved model": Writer(_saved_model),
-    "plan": Writer(_plan),
-    "kit": Writer(_kit),
-    "rules": Writer(_rules),
+# Each makes what is written, and gives a function that writes it into a folder.
+WRITERS: dict[str, Callable[[pathlib.Path], Callable[[pathlib.Path], Any]]] = {
+    "export": _export,
+    "certificate": _certificate,
+    "report": _report,
+    "saved model": _saved_model,
+    "plan": _plan,
+    "kit": _kit,
+    "rules": _rules,
 }
 
 
@@ -209,8 +196,7 @@ def sweep(writer: str, what: str) -> int:
     """
     here, scratch = pathlib.Path.cwd(), pathlib.Path.cwd().with_name("scratch")
     scratch.mkdir()
-    wanted = WRITERS[writer]
-    write = wanted.prepare(scratch)
+    write = WRITERS[writer](scratch)
     write(here)
     problems, number, refused = [], 0, 0
     while True:
@@ -226,7 +212,7 @@ def sweep(writer: str, what: str) -> int:
         about = f"{writer}, {what} at {events[number]}"
         if message is not None:
             refused += 1
-            problems += [f"{about}: {one}" for one in _problems_of(message, wanted)]
+            problems += [f"{about}: {one}" for one in _problems_of(message)]
         if left := left_over(here.parent):
             problems.append(f"{about}: left {left[:3]}")
         if broken := problems_of_files(here):
@@ -238,9 +224,9 @@ def sweep(writer: str, what: str) -> int:
     return min(len(problems), 1)
 
 
-def _problems_of(message: str, writer: Writer) -> list[str]:
+def _problems_of(message: str) -> list[str]:
     problems = []
-    if message.partition(":")[0] not in writer.raises:
+    if message.partition(":")[0] not in ("ValueError", "RunError"):
         problems.append(f"raises {message[:300]}")
     elif "expected" not in message or ";" not in message:
         problems.append(f"says no fix: {message[:300]}")

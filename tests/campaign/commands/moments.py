@@ -37,10 +37,8 @@ LOG = "events"
 def run(words: Sequence[str], moment: dict[str, Any] | None = None) -> int:
     """Runs `sat-tf` with some words to the end of the process, and counts its events.
 
-    Args:
-        words: of the command line.
-        moment: arguments of `watched`; with `seconds` and `what`, a signal comes when the process
-            and those it has started have computed for so long.
+    A moment has the arguments of `watched`; with `seconds` and `what`, a signal comes when the
+    process and those it has started have computed for so long.
     """
     from sat_tf.__main__ import main
 
@@ -139,13 +137,8 @@ def watched(
 ) -> Iterator[list[str]]:
     """Counts events in the block, in the list that it gives, and lets something befall at one.
 
-    Args:
-        root: only files in this folder count.
-        log: file that the events are written to as well.
-        events: names of those that count.
-        number: of the event at which it happens, from 0; None: never.
-        what: one of `SIGNALS` or `REFUSALS`.
-        after: it happens behind the event, and not before it.
+    Only files in `root` count; the events are written to `log` as well. `what` is one of `SIGNALS`
+    or `REFUSALS`; it happens before the event of this number, counted from 0, or behind it.
     """
     found: list[str] = []
     refused, own = 0, os.getpid()

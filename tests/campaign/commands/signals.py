@@ -67,10 +67,7 @@ def play(seed: int, folder: pathlib.Path) -> Verdict:
 def _wrong_end(ended, what: str, *, goes_on: bool) -> str | None:
     """Says what is wrong with how a command has ended; None where it may end so.
 
-    Args:
-        ended: the command.
-        what: the signal.
-        goes_on: whether, if it says nothing, it has gone on, and was not over before.
+    `goes_on` says whether, if it says nothing, it has gone on, and was not over before.
     """
     said = ended.out + ended.err
     if "Exception ignored" in said:

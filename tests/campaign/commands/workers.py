@@ -33,11 +33,7 @@ def play(seed: int, folder: pathlib.Path) -> Verdict:
 
 
 class _Workers:
-    """Two processes that are to train together.
-
-    Args:
-        folder: of the case; both work in its folder `case`.
-    """
+    """Two processes that are to train together, in `case` in the folder of the case."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.place = begin(folder)

@@ -4,6 +4,8 @@ import pathlib
 import random
 import struct
 
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
 from tests.campaign.cases import Case
 from tests.campaign.mutation import damaged
 from tests.training.data.photographs import encoded, photograph
@@ -30,11 +32,6 @@ def read():
 
 sys.exit(report_errors(read))
 """
-_TABLE = []
-for _number in range(256):
-    for _ in range(8):
-        _number = (_number >> 1) ^ (0x82F63B78 if _number & 1 else 0)
-    _TABLE.append(_number)
 _LENGTHS = (0, 1, 2**20, 2**31, 2**32, 2**63, 2**64 - 1)
 _LABELS = (0, -1, 10, 2**31, 2**62, -(2**63))
 
@@ -82,37 +79,16 @@ def _hostile(records: list[bytes], rng: random.Random) -> bytes | None:
 
 def _framed(record: bytes, length: int | None = None) -> bytes:
     head = struct.pack("<Q", len(record) if length is None else length)
-    return head + _masked(head) + record + _masked(record)
-
-
-def _masked(content: bytes) -> bytes:
-    """The checksum of TFRecord files: CRC-32C, rotated and shifted."""
-    crc = 0xFFFFFFFF
-    for byte in content:
-        crc = (crc >> 8) ^ _TABLE[(crc ^ byte) & 0xFF]
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+    return b"".join(part + struct.pack("<I", masked_crc32c(part)) for part in (head, record))
 
 
 def _example(picture: bytes, label: int) -> bytes:
-    """An Example as protocol buffers write it, with a picture and its label."""
-    number = label & (2**64 - 1)
-    varint = bytearray()
-    while number > 127:
-        varint.append(number & 127 | 128)
-        number >>= 7
-    varint.append(number)
-    features = {
-        b"image/encoded": _field(1, _field(1, picture)),
-        b"image/class/label": _field(3, _field(1, bytes(varint))),
+    """An Example with a picture and its label."""
+    import tensorflow as tf
+
+    feature = {
+        "image/encoded": tf.train.Feature(bytes_list=tf.train.BytesList(value=[picture])),
+        "image/class/label": tf.train.Feature(int64_list=tf.train.Int64List(value=[label])),
     }
-    entries = (_field(1, _field(1, key) + _field(2, value)) for key, value in features.items())
-    return _field(1, b"".join(entries))
-
-
-def _field(number: int, content: bytes) -> bytes:
-    size, length = bytearray(), len(content)
-    while length > 127:
-        size.append(length & 127 | 128)
-        length >>= 7
-    return bytes([number << 3 | 2]) + bytes(size) + bytes([length]) + content
+    example = tf.train.Example(features=tf.train.Features(feature=feature))
+    return example.SerializeToString(deterministic=True)

@@ -14,6 +14,12 @@ def pieces(dataset, count=None):
     return [(images.numpy(), labels.numpy()) for images, labels in itertools.islice(dataset, count)]
 
 
+def labels_of(source, count, *, batch_size, seed=0, **options):
+    """The labels of so many training batches."""
+    batches = source.training_batches(batch_size=batch_size, seed=seed, **options)
+    return np.concatenate([labels for _, labels in pieces(batches, count)])
+
+
 def assert_same(one, other):
     assert len(one) == len(other)
     for mine, theirs in zip(one, other, strict=True):
@@ -81,3 +87,11 @@ def assert_shapes_are_static(source, *, batch_size):
         assert images.dtype == "uint8"
         assert labels.shape == (batch_size,)
         assert labels.dtype == "int32"
+
+
+def assert_sample_is_drawn_by_its_seed(source):
+    one, again, other = (source.training_sample(5, seed=seed) for seed in (1, 1, 2))
+    assert one.shape == (5, source.image_size, source.image_size, 3)
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, other)
+    assert len(source.training_sample(1000, seed=0)) == source.num_train

@@ -1,4 +1,5 @@
 import pathlib
+import unittest.mock
 import warnings
 
 import numpy as np
@@ -12,18 +13,9 @@ ARRAYS = {
 }
 
 
-class _Maker:
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self):
-        self.calls += 1
-        return dict(ARRAYS)
-
-
 @pytest.fixture
 def make():
-    return _Maker()
+    return unittest.mock.Mock(side_effect=lambda: dict(ARRAYS))
 
 
 def _load(path, make):
@@ -38,7 +30,7 @@ def test_arrays_are_made_once(tmp_path, make):
     path = tmp_path / "new" / "folder" / "arrays.npz"
     _load(path, make)
     _load(path, make)
-    assert make.calls == 1
+    assert make.call_count == 1
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -50,20 +42,9 @@ def test_a_truncated_file_is_made_again(tmp_path, make, kept):
     path.write_bytes(whole[: int(len(whole) * kept) if isinstance(kept, float) else kept])
     with pytest.warns(UserWarning, match="received a damaged file"):
         _load(path, make)
-    assert make.calls == 2
+    assert make.call_count == 2
     _load(path, make)
-    assert make.calls == 2
-
-
-def test_a_single_flipped_byte_in_an_array_is_found(tmp_path, make):
-    path = tmp_path / "arrays.npz"
-    _load(path, make)
-    damaged = bytearray(path.read_bytes())
-    damaged[20_000] ^= 1
-    path.write_bytes(damaged)
-    with pytest.warns(UserWarning, match="BadZipFile"):
-        _load(path, make)
-    assert make.calls == 2
+    assert make.call_count == 2
 
 
 def test_no_flipped_byte_anywhere_gives_wrong_arrays(tmp_path, make):
@@ -86,7 +67,7 @@ def test_a_file_of_something_else_is_made_again(tmp_path, make):
     np.savez(path, other=np.zeros(3))
     with pytest.warns(UserWarning, match="KeyError"):
         _load(path, make)
-    assert make.calls == 1
+    assert make.call_count == 1
 
 
 def test_a_folder_that_cannot_be_written_costs_the_cache_but_not_the_data(tmp_path, make):
@@ -95,7 +76,7 @@ def test_a_folder_that_cannot_be_written_costs_the_cache_but_not_the_data(tmp_pa
     for _ in range(2):
         with pytest.warns(UserWarning, match="pass a writable cache_dir or set SAT_TF_CACHE"):
             _load(file / "arrays.npz", make)
-    assert make.calls == 2
+    assert make.call_count == 2
     assert file.read_text() == "not a folder"
 
 

@@ -1,11 +1,14 @@
+import functools
 import os
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from sat_tf.messages import ReadingError
 from sat_tf.training import data
+from sat_tf.training.data.class_folders import load_folder_tree, median_side, read_tree
 from sat_tf.training.data.source import Shard
 from tests.training.data import contract
 from tests.training.data.contract import pieces
@@ -44,23 +47,13 @@ def own_tree(tmp_path):
     return make_tree(tmp_path / "photographs")
 
 
-def labels_of(source, count, **options):
-    batches = source.training_batches(**{"batch_size": 7, "seed": 0, **options})
-    return np.concatenate([labels for _, labels in pieces(batches, count)])
+labels_of = functools.partial(contract.labels_of, batch_size=7)
 
 
 def test_it_tells_what_it_holds(source):
     assert (source.image_size, source.num_classes) == (32, 3)
     assert (source.num_train, source.num_test) == (21, 15)
     assert source.class_names == CLASSES
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_batches(source):
-    one, other = (source.training_batches(batch_size=8, seed=4) for _ in range(2))
-    contract.assert_same(pieces(one, 6), pieces(other, 6))
-    different = pieces(source.training_batches(batch_size=8, seed=5), 1)
-    assert not np.array_equal(different[0][0], pieces(one, 1)[0][0])
 
 
 @pytest.mark.slow
@@ -81,6 +74,7 @@ def test_an_epoch_sees_every_picture_once_in_another_order_each_time(source):
     for labels in epochs:
         assert np.bincount(labels).tolist() == [7, 7, 7]
     assert not np.array_equal(*epochs)
+    assert not np.array_equal(epochs[0], labels_of(source, 3, seed=1))
 
 
 def test_every_epoch_has_other_crops(source):
@@ -105,11 +99,7 @@ def test_held_out_images_come_in_order_and_the_last_batch_is_filled_up(source, t
 
 @pytest.mark.thorough
 def test_a_sample_of_training_images_is_drawn_by_its_seed(source):
-    one, again, other = (source.training_sample(5, seed=seed) for seed in (1, 1, 2))
-    assert one.shape == (5, 32, 32, 3)
-    np.testing.assert_array_equal(one, again)
-    assert not np.array_equal(one, other)
-    assert len(source.training_sample(100, seed=0)) == 21
+    contract.assert_sample_is_drawn_by_its_seed(source)
 
 
 @pytest.mark.thorough
@@ -161,11 +151,6 @@ def test_a_picture_that_has_gone_is_named(own_tree):
     (own_tree / "val" / "ant" / "003.JPEG").unlink()
     with pytest.raises(ReadingError, match=r"ant/003\.JPEG: received a file that cannot be opened"):
         source.held_out_sample(15)
-
-
-def test_the_option_of_earlier_versions_says_what_to_do_instead(tree):
-    with pytest.raises(ValueError, match=r"max_corrupt is not an argument; leave it out: .*mended"):
-        data.source("folder", data_dir=tree, max_corrupt=0.1)
 
 
 def test_names_that_are_not_in_utf_8_are_read(own_tree):
@@ -224,3 +209,20 @@ def test_training_can_take_whole_pictures_and_mirror_none(tmp_path):
 
     assert bright_on_the_left(kept) == 1.0
     assert 0.2 < bright_on_the_left(usual) < 0.8
+
+
+def test_small_pictures_are_remarked_upon(tmp_path):
+    for part in ("train", "val"):
+        (tmp_path / part / "cat").mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (2, 2 + number)).save(tmp_path / part / "cat" / f"{number}.png")
+    assert median_side(read_tree(tmp_path)[0].paths) == 2
+    (note,) = load_folder_tree(tmp_path, image_size=32).notes
+    assert "a shorter side of at most 2 pixels, and are enlarged to 32" in note
+    assert load_folder_tree(tmp_path, image_size=4).notes == ()
+
+
+def test_pictures_that_cannot_be_read_have_no_size(tmp_path):
+    (tmp_path / "1.png").touch()
+    os.mkfifo(tmp_path / "2.png")
+    assert median_side([str(tmp_path / "1.png"), str(tmp_path / "2.png")]) is None

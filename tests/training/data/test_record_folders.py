@@ -1,10 +1,12 @@
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from sat_tf.messages import ReadingError
 from sat_tf.training import data
-from sat_tf.training.data.record_folders import count_records, find_files
+from sat_tf.training.data.record_folders import find_files
 from sat_tf.training.data.source import Shard
 from tests.training.data import contract
 from tests.training.data.contract import pieces
@@ -52,9 +54,7 @@ def source(root):
     return open_records(root)
 
 
-def labels_of(source, count, **options):
-    batches = source.training_batches(**{"batch_size": 11, "seed": 0, **options})
-    return np.concatenate([labels for _, labels in pieces(batches, count)])
+labels_of = functools.partial(contract.labels_of, batch_size=11)
 
 
 def test_records_are_counted_once(root, source, monkeypatch):
@@ -133,9 +133,7 @@ def test_held_out_images_come_in_the_order_of_the_files(source):
 
 @pytest.mark.thorough
 def test_a_sample_of_training_images_is_drawn_by_its_seed(source):
-    one, again, other = (source.training_sample(5, seed=seed) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(one, again)
-    assert not np.array_equal(one, other)
+    contract.assert_sample_is_drawn_by_its_seed(source)
 
 
 @pytest.mark.thorough
@@ -154,23 +152,6 @@ def test_records_without_the_picture_are_named_with_the_fix(root):
     assert "{{" not in str(source.reading_error)
     with pytest.raises(ValueError, match="label_key='image': expected another feature"):
         open_records(root, image_key="image", label_key="image")
-
-
-def test_files_that_are_missing_or_broken_are_named(tmp_path):
-    with pytest.raises(ValueError, match="nowhere, which is not a folder; expected one that holds"):
-        find_files(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="2 problems") as error:
-        find_files(tmp_path)
-    assert "received no files train-*" in str(error.value)
-    assert "received no files validation-*, val-*, test-*" in str(error.value)
-    broken = tmp_path / "train-00000-of-00001"
-    with tf.io.TFRecordWriter(str(broken)) as writer:
-        writer.write(bytes(100))
-        writer.write(bytes(100))
-    assert count_records([broken], tmp_path / "cache") == [2]
-    broken.write_bytes(broken.read_bytes()[:-50])
-    with pytest.raises(ValueError, match="received a file that is truncated in record 1"):
-        count_records([broken], tmp_path / "cache")
 
 
 def test_files_may_lie_in_a_folder_for_each_part(tmp_path):

@@ -1,3 +1,4 @@
+import functools
 import io
 import shutil
 
@@ -60,9 +61,7 @@ def open_snapshots(data_dir, config="jpeg", **options):
     )
 
 
-def labels_of(source, count, **options):
-    batches = source.training_batches(**{"batch_size": 4, "seed": 0, **options})
-    return np.concatenate([labels for _, labels in pieces(batches, count)])
+labels_of = functools.partial(contract.labels_of, batch_size=4)
 
 
 @pytest.mark.thorough

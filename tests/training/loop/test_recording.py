@@ -18,7 +18,7 @@ from tests.training.small import small_quantized_model
 def events(folder):
     """(tag, step) -> value of all event files in a folder."""
     found = {}
-    for path in sorted(folder.rglob("events.*")):
+    for path in sorted(folder.rglob("*events.*")):
         for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
             event = tf.compat.v1.Event.FromString(record)
             for value in event.summary.value:

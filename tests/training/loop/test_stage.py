@@ -31,9 +31,9 @@ stages:
 """
 
 
-def make_run(folder, *overrides, strategy=None, source=None):
+def make_run(folder, *overrides, strategy=None, source=None, text=CONFIG):
     return Run(
-        config=parse_config(CONFIG, overrides),
+        config=parse_config(text, overrides),
         source=source or ArraySource(small_images(), shift_pixels=1),
         folder=RunFolder(folder),
         strategy=strategy or tf.distribute.get_strategy(),

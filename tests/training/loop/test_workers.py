@@ -1,8 +1,3 @@
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import tensorflow as tf
 
@@ -60,28 +55,10 @@ def test_all_workers_name_the_settings_that_differ(monkeypatch):
 
 @pytest.mark.slow
 def test_two_processes_with_other_seeds_refuse_to_start(tmp_path):
-    ports = processes.free_ports(2)
-    cluster = {"worker": [f"localhost:{port}" for port in ports]}
-    command = ["train", "--out", str(tmp_path / "run")]
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-m", "sat_tf", *command, "--set", f"seed={index}"],
-            cwd=processes.ROOT,
-            env={
-                **os.environ,
-                "TF_CONFIG": json.dumps(
-                    {"cluster": cluster, "task": {"type": "worker", "index": index}}
-                ),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    for process in running:
-        said, errors = process.communicate(timeout=300)
-        assert process.returncode == 2, said + errors[-4000:]
+    words = ("train", "--out", str(tmp_path / "run"))
+    own = [("--set", f"seed={index}") for index in range(2)]
+    for said, status in processes.sat_tf_together(*words, own=own):
+        assert status == 2, said
         assert "it waits for localhost" in said
-        assert "seed: 0 in worker 0, 1 in worker 1" in errors
+        assert "seed: 0 in worker 0, 1 in worker 1" in said
     assert not (tmp_path / "run").exists()

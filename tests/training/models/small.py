@@ -37,6 +37,11 @@ def small_model(name: str) -> keras.Model:
     return build_small(name)
 
 
+def layers_of(model: keras.Model, kind: type | tuple[type, ...]) -> list[keras.layers.Layer]:
+    """The layers of a type, in their order."""
+    return [layer for layer in model.layers if isinstance(layer, kind)]
+
+
 def count_multiply_adds(model):
     """Multiplications by a weight that one image takes, layer by layer, by formula."""
     return sum(_multiply_adds_of(layer) for layer in model.layers)

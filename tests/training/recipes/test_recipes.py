@@ -1,20 +1,18 @@
 import csv
 import dataclasses
-import io
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from rich.console import Console
 
 from sat_tf.messages import RunError
 from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.data.arrays import ArraySource
-from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
+from sat_tf.training.loop.stage import held_out_metrics, train_stage
 from sat_tf.training.recipes.recipes import read_teacher
 from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
+from sat_tf.training.state.run_folder import OSCILLATIONS
+from tests.training.loop import test_stage
 from tests.training.small import small_float_model, small_images, small_quantized_model
 from tests.training.stopped import stop_behind
 
@@ -38,13 +36,7 @@ ALL = [f"recipes.{name}={value}" for name, value in RECIPES.items()]
 def make_run(folder, *overrides, strategy=None):
     folder.mkdir(exist_ok=True)
     small_float_model().save(folder / FLOAT_MODEL)
-    return Run(
-        config=parse_config(CONFIG, overrides),
-        source=ArraySource(small_images(), shift_pixels=1),
-        folder=RunFolder(folder),
-        strategy=strategy or tf.distribute.get_strategy(),
-        console=Console(file=io.StringIO()),
-    )
+    return test_stage.make_run(folder, *overrides, strategy=strategy, text=CONFIG)
 
 
 def trained(run):

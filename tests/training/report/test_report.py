@@ -105,6 +105,7 @@ def test_what_is_lost_is_in_the_headline_that_ends_a_command(tmp_path, lost, ima
 def test_the_headline_is_red_where_codes_differ_however_good_the_file_is(tmp_path):
     page = shown(fill(RunFolder(tmp_path), codes_differing=7))
     assert '<p class="verdict bad">97.03 % top-1 in 636,432 bytes</p>' in page
+    assert '<span class="bad">7 of 54,379,166 codes differ</span>' in page
 
 
 def _without_labels(tmp_path, *agreements):
@@ -199,11 +200,6 @@ def test_what_is_not_there_is_left_out(tmp_path, missing):
     assert ("Not finished" in page) == (output_folder.RESULTS in missing)
     assert ("Learning curves" in page) == (run_folder.METRICS not in missing)
     outline(page)
-
-
-def test_codes_that_differ_stand_out(tmp_path):
-    page = shown(fill(RunFolder(tmp_path), codes_differing=7))
-    assert '<span class="bad">7 of 54,379,166 codes differ</span>' in page
 
 
 @pytest.mark.parametrize(

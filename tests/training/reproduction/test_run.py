@@ -131,26 +131,21 @@ def test_a_results_file_of_something_else_stops_before_the_first_run(fake, tmp_p
     assert fake.configs == []
 
 
-def _train(row, folder):
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=pytest.mark.thorough if row in REPRESENTATIVE else pytest.mark.slow)
+        for row in entries()
+    ],
+)
+def test_every_row_trains_for_two_steps(row, run_dir):
     (job,) = plan([row], data="digits", changes=TWO_STEPS)
-    assert _run([job], folder)
-    finished = RunFolder(folder / job.config.name)
+    assert _run([job], run_dir)
+    finished = RunFolder(run_dir / job.config.name)
     stages = finished.read_json(run_folder.STATE)["stages"]
     quantized = entries()[row].row.measures == "quantized"
     assert ("quantized" in stages) == quantized
     assert finished.file(output_folder.TFLITE_MODEL).is_file() == quantized
-    found = {outcome.row: outcome for outcome in read_outcomes(folder / "results.csv")}
+    found = {outcome.row: outcome for outcome in read_outcomes(run_dir / "results.csv")}
     assert 0 <= found[row].top1 <= 100
     assert found[row].codes_differing == (0 if quantized else None)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("row", REPRESENTATIVE)
-def test_a_row_of_every_kind_trains_for_two_steps(row, run_dir):
-    _train(row, run_dir)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", entries())
-def test_every_row_trains_for_two_steps(row, run_dir):
-    _train(row, run_dir)

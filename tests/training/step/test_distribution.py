@@ -121,7 +121,9 @@ def test_two_replicas_follow_the_statistics_of_one_device(tmp_path, name):
 def test_two_workers_train_one_model_and_the_first_one_keeps_the_files(tmp_path):
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY)
-    outputs = processes.train_together(config, tmp_path / "run", workers=2)
+    words = ("train", "--config", str(config), "--out", str(tmp_path / "run"))
+    outputs, statuses = zip(*processes.sat_tf_together(*words), strict=True)
+    assert statuses == (0, 0), "\n".join(outputs)
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["codes_differing"] == 0
     assert "LiteRT beside the simulation" in outputs[0]

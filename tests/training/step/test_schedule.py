@@ -75,15 +75,6 @@ def test_a_warm_up_that_rounds_to_the_whole_stage_leaves_a_step_to_cool():
     assert WarmupCosine.of_stage(stage, steps_per_epoch=1).warmup_steps == 0
 
 
-def test_a_warm_up_that_goes_down_is_refused():
-    options = {"first_learning_rate": 0.05, "peak_learning_rate": 0.00625, "total_steps": 9}
-    with pytest.raises(
-        ValueError, match=r"first_learning_rate=0\.05 and peak_learning_rate=0\.00625"
-    ):
-        WarmupCosine(**options, warmup_steps=1)
-    assert float(WarmupCosine(**options, warmup_steps=0)(0)) == pytest.approx(0.00625)
-
-
 def test_an_optimizer_with_the_schedule_survives_serialization():
     schedule = WarmupCosine(
         first_learning_rate=0.01, peak_learning_rate=0.2, warmup_steps=3, total_steps=9

@@ -41,11 +41,13 @@ def test_one_logit_that_is_not_finite_makes_top1_nan(bad):
     assert math.isnan(float(metric.result()))
 
 
-def test_top1_works_with_half_precision_logits_and_is_serializable():
+def test_top1_works_with_half_precision_logits_and_metrics_are_serializable():
     metric = keras.metrics.deserialize(keras.metrics.serialize(Top1(name="first")))
     metric.update_state(tf.constant([0, 1, 2, 2]), tf.constant(LOGITS, tf.float16))
     assert metric.name == "first"
     assert float(metric.result()) == 0.75
+    metric = keras.metrics.deserialize(keras.metrics.serialize(TopK(3, name="third")))
+    assert (metric.k, metric.name) == (3, "third")
 
 
 def test_top5_agrees_with_sorting_the_logits():
@@ -91,8 +93,3 @@ def test_a_label_that_is_no_class_is_never_right(make):
     metric = make()
     metric.update_state([3, 7], np.zeros((2, 3), np.float32))
     assert float(metric.result()) == 0.0
-
-
-def test_top5_is_serializable_with_its_k():
-    metric = keras.metrics.deserialize(keras.metrics.serialize(TopK(3, name="third")))
-    assert (metric.k, metric.name) == (3, "third")

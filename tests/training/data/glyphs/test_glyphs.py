@@ -100,15 +100,6 @@ def test_a_second_load_does_not_draw(small, folder, monkeypatch):
     np.testing.assert_array_equal(again.test_labels, small.test_labels)
 
 
-def test_a_damaged_cache_file_is_drawn_again(small, tmp_path):
-    load_glyphs(**SMALL, cache_dir=tmp_path)
-    (path,) = tmp_path.iterdir()
-    path.write_bytes(path.read_bytes()[:5000])
-    with pytest.warns(UserWarning, match="received a damaged file"):
-        again = load_glyphs(**SMALL, cache_dir=tmp_path)
-    np.testing.assert_array_equal(again.train_images, small.train_images)
-
-
 def test_the_environment_names_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SAT_TF_CACHE", str(tmp_path / "cache"))
     load_glyphs(num_classes=1, train_per_class=1, test_per_class=1)
