@@ -21,7 +21,10 @@ _register = functools.partial(keras3.saving.register_keras_serializable, package
 
 @_register()
 class Scaling(keras3.layers.Layer):
-    """A tensor and a number, or one number a channel, added to each other or multiplied."""
+    """A tensor x and a number c, or one number a channel, added to each other or multiplied.
+
+    The formula is "x + c", "x - c", "c - x", "x * c" or "x / c".
+    """
 
     def __init__(self, formula: str, number: float | Sequence[float], **options: Any) -> None:
         super().__init__(**options)
@@ -44,7 +47,11 @@ class Scaling(keras3.layers.Layer):
 
 @_register()
 class Slice(keras3.layers.Layer):
-    """A part of each image, as Python's slices take it."""
+    """A part of each image, as Python's slices take it.
+
+    For each axis but the batch there is [start, stop, step], each an integer or None. Dropped axes
+    are counted like these, and left out of the result; their slices have length 1.
+    """
 
     def __init__(
         self, slices: Sequence[Sequence[int | None]], dropped: Sequence[int] = (), **options: Any

@@ -12,7 +12,8 @@ by cross-entropy has no gradient that would take it there.
 
 The first normalizations of a network remember what the model was trained on: their means and
 variances are those of the pixels behind a convolution or two. Images in the range of the training
-have them again, and those of another usual range are several standard deviations off. They witness
+have them again, and those of another usual range are several standard deviations off. They are
+asked before a calibration estimates them anew, which would make them fit any range. They witness
 nothing where they are as they were initialized, and little where a model was trained for a few
 steps only: after n steps a moving average of momentum μ still has the share μ^n of its first value.
 Statistics that some n explains are not off. Images of another domain move means and variances as

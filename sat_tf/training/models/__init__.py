@@ -3,11 +3,12 @@
 Every family takes images (batch, image_size, image_size, 3) with values in [0, 255], not
 standardized, to logits (batch, num_classes), and has these options:
 
-- `image_size`: height and width of the images in pixels.
+- `image_size`: height and width of the images in pixels; 224 as published.
 - `num_classes`: number of logits.
 - `width_multiplier`: factor on the channel counts of convolutions; each is rounded to a multiple of
   8.
-- `rectifier_max`: upper end of the rectifiers; None for none.
+- `rectifier_max`: upper end of the rectifiers; None for none. As published, it is 6 in MobileNets,
+  and there is none in the others.
 - `dropout`: share of the features in front of the classifier that training drops, in [0, 1).
 - `seed`: makes the initial weights and the dropout repeatable; None draws fresh ones.
 
