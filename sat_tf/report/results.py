@@ -173,6 +173,13 @@ class Results(Displayed):
         return quantized or of_file
 
     @property
+    def gained(self) -> float | None:
+        """The share of `shipped` less the float model's; None where one was not measured."""
+        if self.shipped is None or self.float_top1 is None:
+            return None
+        return self.shipped.share - self.float_top1
+
+    @property
     def loss(self) -> Marked | None:
         """What the file loses of the float model's share, by `LOSS_RULE`; None without a file."""
         if self.shipped is None:

@@ -39,7 +39,7 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
     headline = headline_of(folder) or certificate.verdict
     files = f"{model} for the device; beside it {', '.join(one.name for one in others)}"
     # Without labels nothing tells which answers are right.
-    is_measured = results is not None and None not in (results.shipped, results.float_top1)
+    is_measured = results is not None and results.gained is not None
     lines: dict[str, str | Marked] = {
         "Accuracy" if is_measured else "Answers": accuracy(certificate, results),
         "Size": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
@@ -83,7 +83,8 @@ def next_step(
         if not is_exact:
             return ready
     is_trained = results is not None and results.learning_rate is not None
-    if results is None or results.shipped is None or results.float_top1 is None:
+    gained = None if results is None else results.gained
+    if gained is None:
         if is_trained or bits >= _FEWEST_WITHOUT_TRAINING:
             return ready
         trains = "" if why_not else "; --epochs 5 trains, also without labels"
@@ -91,7 +92,6 @@ def next_step(
             f"{bits} bits without training can cost accuracy; with pictures in folders of the "
             f"model's classes, or --labels of an .npy file, it is measured{trains}"
         )
-    gained = results.shipped.share - results.float_top1
     if gained >= -_SMALL_LOSS:
         return ready
     if is_trained:
