@@ -9,7 +9,8 @@ model has seen.
     python benchmarks/recipes_of_quantize.py
     python benchmarks/recipes_of_quantize.py --tasks=digits --bits=4 --epochs=3 --seeds=0
 
-Rows that the CSV file has are not made again. Some there are of a time when epochs were compared
+Runs train at --rate, the command at the rate that its trial chooses. Rows that the CSV file has are
+not made again. Some there are of a time when runs had a trial of their own, and compared epochs
 with moving averages of their statistics.
 """
 
@@ -55,6 +56,7 @@ _BITS = flags.DEFINE_list("bits", ["4", "2"], "of weights and activations")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1"], "of the training")
 _WAYS = flags.DEFINE_list("ways", list(WAYS), "of training")
 _EPOCHS = flags.DEFINE_string("epochs", "3", "of training")
+_RATE = flags.DEFINE_float("rate", 0.003, "peak of the runs, for batches of 256", lower_bound=0)
 _TASK_FOLDER = flags.DEFINE_string("folder", "runs/recipes", "for pictures, models and files")
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/recipes_of_quantize.csv", "rows")
 
@@ -114,7 +116,7 @@ def _config(file: pathlib.Path, photos: pathlib.Path, bits: int, seed: int) -> d
     epochs = int(_EPOCHS.value)
     crops = {"resize_ratio": 1.0, "smallest_area": 0.6, "mirrored": False}
     options = {"data_dir": str(photos), "image_size": pretrained_tasks.SIDE, **crops}
-    rates = {"warmup_learning_rate": 0.0, "base_learning_rate": "auto"}
+    rates = {"warmup_learning_rate": 0.0, "base_learning_rate": _RATE.value}
     return {
         "name": "recipes",
         "seed": seed,
