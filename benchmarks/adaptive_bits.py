@@ -25,7 +25,7 @@ from absl import app, flags
 from rows import as_table, read_csv, with_spread, write_csv
 
 import sat_tf
-from sat_tf.training.step.learner import training_copy
+from sat_tf.training.learner import training_copy
 
 _BITS = flags.DEFINE_list("bits", ["7", "5", "4", "2"], "the widths")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of weights and of the order of the images")

@@ -40,9 +40,9 @@ from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.report.results import Results
 from sat_tf.training import data
-from sat_tf.training.config.config import Config
+from sat_tf.training.config import Config
 from sat_tf.training.loop import runner
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.run_folder import RunFolder
 
 _SEARCHES = ("haq_random", "haq_greedy")
 _ALL_WAYS = ("uniform", "sensitivity", "hessian", *_SEARCHES)

@@ -27,7 +27,7 @@ def audit_one(name: str, image_size: int, num_images: int) -> dict[str, Any]:
     import tf_keras as keras
 
     import sat_tf
-    from sat_tf.training.audit.rules import Verdict
+    from sat_tf.training.audit.audited_model import Verdict
 
     build = getattr(keras.applications, name)
     keras.utils.set_random_seed(0)

@@ -24,10 +24,10 @@ from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import simulate
 from sat_tf.training import data
-from sat_tf.training.config.config import Config
+from sat_tf.training.config import Config
 from sat_tf.training.data.source import ImageSet
 from sat_tf.training.loop import runner
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.run_folder import RunFolder
 
 _SMALL_STEM = types.MappingProxyType({"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False})
 

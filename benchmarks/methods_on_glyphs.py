@@ -35,7 +35,7 @@ from rows import as_table, read_csv, with_spread, write_csv
 from sat_tf.atomic_file import written_whole
 from sat_tf.messages import RunError
 from sat_tf.presentation import palette
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.run_folder import RunFolder
 
 RATES = (0.4, 0.8, 1.6)  # of batches of 256 images
 _HIGHEST_RATE = 6.4

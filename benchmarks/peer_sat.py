@@ -10,9 +10,9 @@ import rich.console
 import tf_keras as keras
 
 from sat_tf import output_folder
-from sat_tf.training.config.config import read_config
+from sat_tf.training.config import read_config
 from sat_tf.training.loop import runner
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.run_folder import RunFolder
 
 CONFIG = "configs/glyphs/mobilenet_v2_small_w4a4.yaml"
 

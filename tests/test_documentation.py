@@ -17,7 +17,7 @@ import sat_tf.export
 from docs import command_help
 from sat_tf.commands.main import COMMANDS, command_parser
 from sat_tf.training import data, models
-from sat_tf.training.config.config import Config, parse_config
+from sat_tf.training.config import Config, parse_config
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from sat_tf.top_k import top_hits
-from sat_tf.training.step.learner import TopK
+from sat_tf.training.learner import TopK
 
 NAN = float("nan")
 

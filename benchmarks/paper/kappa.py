@@ -15,8 +15,8 @@ from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.core import dorefa
 from sat_tf.presentation import palette
 from sat_tf.training import data, models
+from sat_tf.training.audit.kappa import GradientProbe, kappa_0
 from sat_tf.training.data.source import ImageSet
-from sat_tf.training.kappa import GradientProbe, kappa_0
 
 # The layer whose ratio of variances gives the printed clamped values; see `Printed`.
 _ONE_RATIO_WEIGHTS = (100, 1000)

@@ -26,12 +26,10 @@ from sat_tf.atomic_file import written_whole
 from sat_tf.commands.train import conclude_folder, unless_stopped
 from sat_tf.messages import ProblemsError, RunError
 from sat_tf.presentation import palette
-from sat_tf.training.reproduction import run as paper_run
-from sat_tf.training.reproduction.record import Outcome, read_outcomes
-from sat_tf.training.reproduction.run import Job, plan
-from sat_tf.training.state import run_folder
-from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training import reproduction as paper_run
+from sat_tf.training import run_folder
+from sat_tf.training.reproduction import Job, Outcome, plan, read_outcomes
+from sat_tf.training.run_folder import EpochMetrics, RunFolder
 
 _FULL = flags.DEFINE_bool("full", False, "all groups of trainings, with seeds 0, 1 and 2")
 _SEEDS = flags.DEFINE_list("seeds", [], "other seeds; rows that --full runs once have the first")

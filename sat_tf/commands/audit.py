@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     quiet_tensorflow()
     from sat_tf.graph.network import check_model
     from sat_tf.training.audit.audit import audit
-    from sat_tf.training.audit.rules import Verdict
+    from sat_tf.training.audit.audited_model import Verdict
 
     with value_errors_as_run_errors(arguments.model):
         model = make()
@@ -140,7 +140,7 @@ def _images(
 ) -> Pixels | None:
     """The images to measure on, with their labels; None if none are asked for."""
     from sat_tf.graph.network import check_one_of_each
-    from sat_tf.training.config.config import read_config
+    from sat_tf.training.config import read_config
 
     if wanted.images is not None:
         check_one_of_each(model)

@@ -12,12 +12,11 @@ from sat_tf.commands.options import add_overrides, nonempty, seed, several
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.train import conclude_folder, unless_stopped
 from sat_tf.messages import ProblemsError, RunError, say
-from sat_tf.training.config.config import config_text
-from sat_tf.training.reproduction.library import Entry, data_sets, find
-from sat_tf.training.reproduction.record import markdown, read_outcomes, show
-from sat_tf.training.reproduction.run import Job, plan
-from sat_tf.training.reproduction.run import run as run_jobs
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.config import config_text
+from sat_tf.training.paper_rows import Entry, data_sets, find
+from sat_tf.training.reproduction import Job, markdown, plan, read_outcomes, show
+from sat_tf.training.reproduction import run as run_jobs
+from sat_tf.training.run_folder import RunFolder
 
 DESCRIPTION = (
     "Lists the rows of the paper's tables and figures with the printed values, and runs them, on "

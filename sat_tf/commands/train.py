@@ -15,9 +15,8 @@ from sat_tf.interruption import Terminated
 from sat_tf.messages import ProblemsError, RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL, TFLITE_MODEL, UNFINISHED
 from sat_tf.report.results import Results
-from sat_tf.training.config.config import DEMO, FOLDER, Config, parse_config, read_config
-from sat_tf.training.config.folder import choose
-from sat_tf.training.state.run_folder import RunFolder, expect_same_run
+from sat_tf.training.config import DEMO, FOLDER, Config, choose, parse_config, read_config
+from sat_tf.training.run_folder import RunFolder, expect_same_run
 from sat_tf.yaml_text import read_yaml_text
 
 DESCRIPTION = (
@@ -141,10 +140,10 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     folder.require(CONFIG, QUANTIZED_MODEL)
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
-    from sat_tf.training.loop.failures import reading_errors_explained
+    from sat_tf.training.loop.runner import reading_errors_explained
     from sat_tf.training.loop.stage import held_out_metrics
     from sat_tf.training.loop.start import fed_range, fed_source, load_source
-    from sat_tf.training.state.classifier_file import data_problems
+    from sat_tf.training.trained_models import data_problems
 
     model = load_model(folder.file(QUANTIZED_MODEL), trust=trust)
     source = load_source(config)

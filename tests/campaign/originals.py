@@ -93,7 +93,7 @@ def _write_run(folder: pathlib.Path) -> None:
     """Writes the configuration of a run of two steps, with every key, and its float model."""
     import tf_keras as keras
 
-    from sat_tf.training.config.config import config_text, parse_config
+    from sat_tf.training.config import config_text, parse_config
 
     layers = keras.layers
     image = keras.Input((8, 8, 3), name="image")

@@ -25,11 +25,10 @@ from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.verify import verify_tflite
 from sat_tf.interruption import end_on_signals
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training import models
-from sat_tf.training.config.config import read_config
+from sat_tf.training import models, run_folder
+from sat_tf.training.config import read_config
 from sat_tf.training.data import source
-from sat_tf.training.state import run_folder
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.run_folder import RunFolder
 from tests.commands.light import run_alone
 from tests.export import zoo
 from tests.export.zoo import Specimen

@@ -1,9 +1,9 @@
 import pytest
 
 from sat_tf.commands import main
-from sat_tf.training.config.config import parse_config
+from sat_tf.training.config import parse_config
 from sat_tf.training.loop import runner
-from sat_tf.training.reproduction.record import read_outcomes
+from sat_tf.training.reproduction import read_outcomes
 from tests.commands.light import told_without_tensorflow
 from tests.training.reproduction.fake import FakeRunner
 

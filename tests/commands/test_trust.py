@@ -7,7 +7,7 @@ import tf_keras as keras
 
 from sat_tf.commands import main
 from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL
-from sat_tf.training.config.config import config_text, parse_config
+from sat_tf.training.config import config_text, parse_config
 from tests.loading.hostile import marking, saved, small
 
 _CONFIG = """

@@ -22,7 +22,7 @@ from sat_tf.commands.main import main
 from sat_tf.commands.pixels import ImageOptions
 from sat_tf.pictures import open_pictures
 from sat_tf.preprocessing import AS_IN_IMAGENET, COVERING, RESIZED_AND_CROPPED
-from sat_tf.training.data.class_folders import load_folder_tree
+from sat_tf.training.data.folders import load_folder_tree
 from tests.export.zoo import quantized
 from tests.training.data.photographs import encoded, photograph
 

@@ -12,7 +12,7 @@ from sat_tf.export.snapping import snap_biases
 from sat_tf.export.verify import TrainedModel
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.pact import StreamQuantizer
-from sat_tf.training.step.learner import training_copy
+from sat_tf.training.learner import training_copy
 from tests.export.proofs import calibrated, proved
 from tests.training.small import small_images, small_quantized_model
 

@@ -17,14 +17,13 @@ from rich.console import Console
 
 from sat_tf.interruption import end_on_signals
 from sat_tf.messages import RunError
-from sat_tf.training.config.config import parse_config
-from sat_tf.training.data.arrays import ArraySource
-from sat_tf.training.loop.failures import outside_failures_explained
+from sat_tf.training.config import parse_config
+from sat_tf.training.data.batches import ArraySource
+from sat_tf.training.distribution import make_strategy, shard_of, writes_files
+from sat_tf.training.learner import Learner
+from sat_tf.training.loop.runner import outside_failures_explained
 from sat_tf.training.loop.stage import Run, train_stage
-from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.step.distribution import make_strategy, shard_of, writes_files
-from sat_tf.training.step.learner import Learner
+from sat_tf.training.run_folder import EpochMetrics, RunFolder
 from tests.training.small import small_images, small_quantized_model
 
 CONFIG = """

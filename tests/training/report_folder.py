@@ -11,10 +11,9 @@ from sat_tf.presentation.tables import write_table
 from sat_tf.report.layers import LayerRow
 from sat_tf.report.report import write_layers
 from sat_tf.report.results import Results
-from sat_tf.training.config.config import config_text, parse_config
-from sat_tf.training.state import run_folder
-from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training import run_folder
+from sat_tf.training.config import config_text, parse_config
+from sat_tf.training.run_folder import EpochMetrics, RunFolder
 
 HOSTILE = "<script>document.title='hostile'</script>"
 STAGES = {"float": 60, "quantized": 80}

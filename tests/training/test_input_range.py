@@ -8,11 +8,11 @@ from rich.console import Console
 
 from sat_tf.messages import RunError
 from sat_tf.quantizers.input_range import PIXELS, range_of
-from sat_tf.training.config.config import parse_config
-from sat_tf.training.data.arrays import ArraySource
+from sat_tf.training.config import parse_config
+from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.loop import runner
 from sat_tf.training.loop.start import FedSource, check_range, fed_source, float_model, pixels_of
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.run_folder import RunFolder
 from tests.training.small import model_of_small_range, small_images
 
 CONFIG = """

@@ -5,7 +5,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models
-from sat_tf.training.kappa import kappa_0
+from sat_tf.training.audit.kappa import kappa_0
 
 layers = keras.layers
 

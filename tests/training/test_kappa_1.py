@@ -5,7 +5,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.analysis.labelled_images import LabelledImages, labelled_images
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.kappa import Flow, GradientProbe, gradient_flow_constants
+from sat_tf.training.audit.kappa import Flow, GradientProbe, gradient_flow_constants
 from tests.analysis import reference
 from tests.training.small import small_float_model, small_images, small_quantized_model
 

@@ -4,7 +4,7 @@ import tf_keras as keras
 
 from sat_tf.graph.layer_kinds import kernels_of
 from sat_tf.training import models
-from sat_tf.training.linear_layers import (
+from sat_tf.training.audit.linear_layers import (
     find_classifier,
     is_linear,
     linear_calls,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sat_tf import output_folder
-from sat_tf.training.report.run_report import write_report
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.loop.outcome import write_report
+from sat_tf.training.run_folder import RunFolder
 from tests.training.report_folder import HOSTILE, fill
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

@@ -10,12 +10,11 @@ from rich.console import Console
 
 from sat_tf.messages import RunError
 from sat_tf.report.results import Results
-from sat_tf.training.data.arrays import ArraySource
+from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.loop.callbacks import StopWhenNotFinite
+from sat_tf.training.loop.outcome import write_curves
 from sat_tf.training.loop.start import describe_environment
-from sat_tf.training.report.run_report import write_curves
-from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.run_folder import EpochMetrics, RunFolder
 from tests.training.report_folder import write_rows
 from tests.training.small import small_images, small_quantized_model
 

@@ -6,8 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.run_folder import EpochMetrics, RunFolder
 from tests.methods import METHODS
 from tests.training import processes
 

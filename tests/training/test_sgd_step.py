@@ -6,9 +6,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat.layout import inner_layer
-from sat_tf.training.config.sections import StageConfig
-from sat_tf.training.step.learner import Learner, training_copy
-from sat_tf.training.step.schedule import make_optimizer
+from sat_tf.training.config_sections import StageConfig
+from sat_tf.training.learner import Learner, make_optimizer, training_copy
 from tests.training.small import small_images, small_quantized_model
 
 STAGE = StageConfig(

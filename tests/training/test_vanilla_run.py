@@ -6,10 +6,10 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.output_folder import FLOAT_MODEL, QUANTIZED_MODEL
-from sat_tf.training.config.config import parse_config
+from sat_tf.training.config import parse_config
 from sat_tf.training.loop.runner import train
 from sat_tf.training.loop.start import is_ordinary
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.run_folder import RunFolder
 
 CONFIG = """
 name: vanilla

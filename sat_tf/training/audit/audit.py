@@ -23,16 +23,16 @@ from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, WeightQuantizer
 from sat_tf.report.layers import ActivationProbe, ActivationUse, clipping_layers
-from sat_tf.training.audit.audited_model import Audit
-from sat_tf.training.audit.rules import (
+from sat_tf.training.audit.audited_model import (
     FEW_IMAGES,
     ActivationAudit,
+    Audit,
     LayerAudit,
     judge_activation,
     judge_layer,
 )
-from sat_tf.training.kappa import GradientFlow, GradientProbe, variance
-from sat_tf.training.linear_layers import (
+from sat_tf.training.audit.kappa import GradientFlow, GradientProbe, variance
+from sat_tf.training.audit.linear_layers import (
     LinearCall,
     find_classifier,
     is_linear,

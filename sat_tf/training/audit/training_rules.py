@@ -17,8 +17,7 @@ from sat_tf.messages import kind_of
 from sat_tf.presentation.tables import write_table
 from sat_tf.qat.walk import as_graph
 from sat_tf.training.audit.audit import Auditor, WeightProbe
-from sat_tf.training.audit.audited_model import Audit, share_of
-from sat_tf.training.audit.rules import Verdict
+from sat_tf.training.audit.audited_model import Audit, Verdict, share_of
 
 _FIRST = ("row", "verdict", "name")
 RULE_COLUMNS = (

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from sat_tf.preprocessing import Preprocessing
-from sat_tf.training.data.class_folders import load_folder_tree
 from sat_tf.training.data.digits import load_digits
+from sat_tf.training.data.folders import load_folder_tree, load_tfrecords
 from sat_tf.training.data.glyphs import load_glyphs
-from sat_tf.training.data.record_folders import load_tfrecords
 from sat_tf.training.data.source import ImageSet, ImageSource
 from sat_tf.training.data.tfds_builder import load_tfds
 from sat_tf.validation import call_by_name
@@ -74,7 +73,7 @@ def source(name: str, *, shift_pixels: int = 0, **options: Any) -> ImageSource:
     if isinstance(made, ImageSource):
         return made
     # Imported here: naming a data set needs no TensorFlow.
-    from sat_tf.training.data.arrays import ArraySource
+    from sat_tf.training.data.batches import ArraySource
 
     return ArraySource(made, shift_pixels=shift_pixels)
 

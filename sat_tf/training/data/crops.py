@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.pictures import image_of
-from sat_tf.training.data.batch_order import RANDOM
+from sat_tf.training.data.batches import RANDOM
 
 SMALLEST_AREA = 0.08
 WIDEST_ASPECT = 4 / 3

@@ -13,7 +13,7 @@ from sat_tf.training.data.source import BufferSize, Folder, ImageSize, ImageSour
 from sat_tf.validation import checked
 
 if TYPE_CHECKING:
-    from sat_tf.training.data.records import RecordFiles
+    from sat_tf.training.data.decoding import RecordFiles
 
 # In this order, because the test split of ImageNet has no labels.
 _HELD_OUT = ("validation", "test")
@@ -131,7 +131,7 @@ def _part(
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-    from sat_tf.training.data.records import FILES_AT_ONCE, RecordFiles, Share
+    from sat_tf.training.data.decoding import FILES_AT_ONCE, RecordFiles, Share
 
     decoders = tfds.decode.PartialDecoding(
         {image_key: True, label_key: True}, decoders={image_key: tfds.decode.SkipDecoding()}

@@ -21,11 +21,10 @@ from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
 from sat_tf.report.layers import clipping_levels
+from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.data.source import ImageSource
-from sat_tf.training.kappa import kappa_0
-from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
-from sat_tf.training.state.run_folder import METRICS, RunFolder
-from sat_tf.training.step.learner import Learner, training_copy
+from sat_tf.training.learner import Learner, training_copy
+from sat_tf.training.run_folder import EPOCHS, METRICS, EpochMetrics, RunFolder, logged
 
 _RESTART = "start over with --no-resume"
 _PROBED_IMAGES = 16

@@ -1,7 +1,7 @@
 """The end of a run: export, verification, results, curves and report."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,20 +15,22 @@ from sat_tf.graph.network import Network
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say
 from sat_tf.output_folder import TFLITE_MODEL
+from sat_tf.presentation.charts import save_charts
 from sat_tf.presentation.tables import marked_text
 from sat_tf.qat.inputs import takes_pixels
+from sat_tf.qat.policy_fields import known_weights
 from sat_tf.qat.reconstruction.fitted import Fitted
+from sat_tf.report import report
 from sat_tf.report.certified_file import write_file
+from sat_tf.report.curves import ACCURACY, LOSS, epochs_table, learning_curves
 from sat_tf.report.layers import SAMPLE, layer_rows
-from sat_tf.report.report import write_layers
 from sat_tf.report.results import Results, of_certificate
+from sat_tf.training import run_folder
 from sat_tf.training.data.source import NO_LABEL
 from sat_tf.training.loop.stage import Run
 from sat_tf.training.loop.start import pixels_of
-from sat_tf.training.report.run_report import write_curves, write_report
-from sat_tf.training.state import run_folder
-from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import RunState
+from sat_tf.training.run_folder import EPOCHS, EpochMetrics, RunFolder, RunState
+from sat_tf.yaml_text import load_yaml
 
 _BATCH_SIZE = 64
 # The file of a run is measured on all held-out images if they are no more, which takes a minute.
@@ -58,7 +60,7 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
     if stages.quantized is not None:
         run.say("report     measuring each layer")
         sample = run.source.training_sample(SAMPLE, seed=run.config.seed)
-        write_layers(folder, layer_rows(model, sample))
+        report.write_layers(folder, layer_rows(model, sample))
     write_report(folder)
     shutil.rmtree(folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
     folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
@@ -132,3 +134,81 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     found = evaluate_tflite(path, examples(), top=tops, progress=True)
     shares = {"tflite_top1": found.top[1], "tflite_top5": found.top.get(5)}
     return {**entries, **shares, "tflite_images": found.num_images}
+
+
+def write_curves(folder: RunFolder) -> None:
+    """Writes curves.png, the loss and the accuracy of a run that has trained."""
+    epochs = EpochMetrics.read(folder)
+    if not epochs:
+        return
+    settings = _settings(folder)
+    curves = learning_curves(epochs, EPOCHS, targets=_targets(settings))
+    shown = (ACCURACY, LOSS)
+    drawn = [one for title in shown for one in curves if one.title == title]
+    with folder.written(run_folder.CURVES) as temporary:
+        save_charts(drawn, str(settings.get("name", "")), temporary)
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    """The configuration of a run; empty where it cannot be read, and is shown as it is written."""
+    try:
+        settings = load_yaml(folder.read_text(output_folder.CONFIG))
+    except ValueError:
+        settings = None
+    return settings if isinstance(settings, dict) else {}
+
+
+def _weights(settings: Mapping[str, Any]) -> str:
+    """What quantizes the weights of inner layers, and why; "" where the run says no bits."""
+    policy = settings.get("policy")
+    if not isinstance(policy, dict) or policy.get("weight_bits") is None:
+        return ""
+    bits, name = policy["weight_bits"], known_weights(policy)
+    if policy.get("weight_quantizer") is not None:
+        return name
+    is_best = name == known_weights({"weight_bits": bits})
+    best = f", and it is the best known at {bits} bits" if is_best else ""
+    return f"{name}: the policy names none{best}"
+
+
+def write_report(folder: RunFolder) -> None:
+    """Writes report.html from the files of a run, also of one that is not finished."""
+    settings = _settings(folder)
+    epochs = EpochMetrics.read(folder)
+    curves = learning_curves(epochs, EPOCHS, targets=_targets(settings)) if epochs else []
+    training: dict[str, str] = {}
+    if folder.file(output_folder.RESULTS).exists():
+        results = Results.read(folder)
+        training = {
+            "Learning rate": results.rate(),
+            "Weights of epoch": results.kept(),
+        }
+    if any(training.values()):
+        training["Weights by"] = _weights(settings)
+    environment = {
+        name.replace("_", " "): ", ".join(map(str, value))
+        if isinstance(value, list)
+        else str(value)
+        for name, value in (folder.read_json(run_folder.ENVIRONMENT) or {}).items()
+        if value is not None
+    }
+    of_run: dict[str, Any] = {
+        "name": str(settings.get("name", "")),
+        "is_run": folder.holds_run,
+        "curves": [chart.to_figure() for chart in curves],
+        "training": {name: words for name, words in training.items() if words},
+        "num_epochs": len(epochs),
+        "epochs": epochs_table(epochs, EPOCHS),
+        "environment": environment,
+        "config": folder.read_text(output_folder.CONFIG),
+    }
+    report.write_report(folder, **of_run, **({"verb": "Trained"} if epochs else {}))
+
+
+def _targets(settings: Mapping[str, Any]) -> str:
+    """Names the targets that recipes give a model in training beside the labels."""
+    recipes = settings.get("recipes")
+    if not isinstance(recipes, dict):
+        return ""
+    found = {"the teacher": "distillation", "smoothed labels": "label_smoothing"}
+    return " and ".join(words for words, recipe in found.items() if recipes.get(recipe))

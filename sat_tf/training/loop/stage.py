@@ -11,8 +11,10 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.messages import RunError, say
-from sat_tf.training.config.config import Config
+from sat_tf.training.config import Config
 from sat_tf.training.data.source import ImageSource
+from sat_tf.training.distribution import distributed, from_first_worker
+from sat_tf.training.learner import Learner, make_optimizer, training_copy
 from sat_tf.training.loop.callbacks import (
     Backup,
     BestEpoch,
@@ -22,16 +24,15 @@ from sat_tf.training.loop.callbacks import (
     kept_current,
     settling,
 )
-from sat_tf.training.recipes.recipes import stage_recipes
-from sat_tf.training.state.history import EPOCHS, EpochMetrics, logged
-from sat_tf.training.state.run_folder import (
+from sat_tf.training.recipes import stage_recipes
+from sat_tf.training.run_folder import (
     CHECKPOINTS,
+    EPOCHS,
     TENSORBOARD,
+    EpochMetrics,
     RunFolder,
+    logged,
 )
-from sat_tf.training.step.distribution import distributed, from_first_worker
-from sat_tf.training.step.learner import Learner, training_copy
-from sat_tf.training.step.schedule import make_optimizer
 
 _HELD_OUT_BATCH_SIZE = 256
 

@@ -32,16 +32,14 @@ from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.requantize import requantize
 from sat_tf.qat.scheme import quantize_model
-from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
+from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
-from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.training import data, models
-from sat_tf.training.config.config import Config
+from sat_tf.training.config import Config
 from sat_tf.training.data.source import ImageSource, Order
-from sat_tf.training.recipes.recipes import read_teacher
-from sat_tf.training.state.classifier_file import read_classifier
-from sat_tf.training.state.run_folder import differences, float_model_hash
-from sat_tf.training.step.distribution import from_all_workers
+from sat_tf.training.distribution import from_all_workers
+from sat_tf.training.run_folder import differences, float_model_hash
+from sat_tf.training.trained_models import read_teacher, trained_float_model
 from sat_tf.version import COMPUTING, __version__, installed_versions
 
 # Twice those of the largest model in its published form; training holds several copies.
@@ -235,36 +233,6 @@ def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, Input
     found = fed_range(quantized_start(config, model))
     read_teacher(config, source)
     return model, found
-
-
-def trained_float_model(config: Config, source: ImageSource) -> keras.Model | None:
-    """The trained float model that `training.float_model` names; None if it names none.
-
-    It is an ordinary one, or one with clamped weights.
-    """
-    path = config.training.float_model
-    if path is None:
-        return None
-    model = read_classifier(
-        path,
-        image_size=source.image_size,
-        num_classes=source.num_classes,
-        key="training.float_model",
-        safe_mode=not config.training.trust_model,
-    )
-    rounded = [
-        layer.name
-        for layer in model.layers
-        if isinstance(output_quantizer(layer), ActivationQuantizer)
-        or getattr(weight_quantizer(layer), "num_bits", None) is not None
-    ]
-    if rounded:
-        raise RunError(
-            f"training.float_model={path!r}: received a model with quantized layers "
-            f"({len(rounded)}, the first is {rounded[0]}), expected a float one; give the "
-            "float.keras of its run."
-        )
-    return model
 
 
 @value_errors_as_run_errors()

@@ -14,7 +14,7 @@ from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.analysis.allocation.costs import of_sensitivity, of_table
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.config.config import DEMO, read_config
+from sat_tf.training.config import DEMO, read_config
 from tests.analysis.allocation.small_models import family, images_for, joined, residual
 
 L = keras.layers

@@ -8,8 +8,8 @@ from benchmarks.paper.kappa import PRINTED
 from benchmarks.paper.variances import gaussian
 from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.training import models
+from sat_tf.training.audit.kappa import GradientProbe, kappa_0
 from sat_tf.training.data.source import ImageSet
-from sat_tf.training.kappa import GradientProbe, kappa_0
 from sat_tf.training.models.resnet import resnet18
 from tests import reference
 

@@ -8,10 +8,9 @@ from rich.console import Console
 from benchmarks.paper.miniature import GROUPS, SHORT, curves, draw, jobs, page, run
 from sat_tf.messages import RunError
 from sat_tf.training.loop import runner
-from sat_tf.training.reproduction.library import entries
-from sat_tf.training.reproduction.record import read_outcomes
-from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.paper_rows import entries
+from sat_tf.training.reproduction import read_outcomes
+from sat_tf.training.run_folder import EpochMetrics, RunFolder
 from tests.training.report_folder import write_rows
 from tests.training.reproduction.fake import FakeRunner, outcome
 from tests.training.reproduction.test_run import TWO_STEPS

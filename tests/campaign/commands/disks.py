@@ -96,8 +96,8 @@ def _certificate(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
 
 
 def _report(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
-    from sat_tf.training.report.run_report import write_curves, write_report
-    from sat_tf.training.state.run_folder import RunFolder
+    from sat_tf.training.loop.outcome import write_curves, write_report
+    from sat_tf.training.run_folder import RunFolder
     from tests.training.report_folder import fill
 
     def write(folder: pathlib.Path) -> None:
@@ -114,7 +114,7 @@ def _report(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
 
 def _saved_model(scratch: pathlib.Path) -> Callable[[pathlib.Path], Any]:
     from sat_tf.output_folder import QUANTIZED_MODEL
-    from sat_tf.training.state.run_folder import RunFolder
+    from sat_tf.training.run_folder import RunFolder
     from tests.training.small import small_quantized_model
 
     model = small_quantized_model()

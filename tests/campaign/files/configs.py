@@ -62,7 +62,7 @@ _READ = """\
 import sys
 from sat_tf.commands.main import report_errors
 from sat_tf.commands.train import load_config
-from sat_tf.training.config.config import config_text, parse_config
+from sat_tf.training.config import config_text, parse_config
 
 def read():
     found = load_config("run.yaml")
@@ -100,7 +100,7 @@ def make(rng: random.Random) -> Case:
 def make_trained(rng: random.Random) -> Case:
     """A configuration with extreme values, trained for two steps at most."""
     from sat_tf.messages import RunError
-    from sat_tf.training.config.config import parse_config
+    from sat_tf.training.config import parse_config
 
     shutil.copy(original("digits.keras"), "digits.keras")
     values = yaml.safe_load(original("run.yaml").read_text("utf-8"))

@@ -8,7 +8,7 @@ import sat_tf
 from sat_tf.messages import RunError
 from sat_tf.output_folder import RECONSTRUCTION
 from sat_tf.qat.reconstruction.fitted import Fitted, fit
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.run_folder import RunFolder
 from tests.training.small import small_float_model, small_images
 
 FITTED = Fitted(

@@ -7,7 +7,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.audit.rules import Verdict
+from sat_tf.training.audit.audited_model import Verdict
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 L = keras.layers
@@ -63,7 +63,7 @@ def test_a_quantized_model_has_every_stage_of_its_weights():
 
 
 def test_kappa_0_is_the_one_of_the_package():
-    from sat_tf.training.kappa import kappa_0
+    from sat_tf.training.audit.kappa import kappa_0
 
     for model in (small_float_model(), small_quantized_model()):
         assert sat_tf.audit(model).kappa_0 == pytest.approx(kappa_0(model), rel=1e-5)

@@ -6,9 +6,8 @@ from pydantic import ValidationError
 from sat_tf.export.lowering.packing import PACKINGS
 from sat_tf.messages import RunError
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.config.config import Config, config_text, parse_config
-from sat_tf.training.config.recipes import RecipesConfig
-from sat_tf.training.config.sections import StageConfig
+from sat_tf.training.config import Config, config_text, parse_config
+from sat_tf.training.config_sections import RecipesConfig, StageConfig
 
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 

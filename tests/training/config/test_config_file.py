@@ -3,7 +3,7 @@ import pathlib
 import pytest
 
 from sat_tf.messages import RunError
-from sat_tf.training.config.config import (
+from sat_tf.training.config import (
     DEMO,
     SHIPPED,
     config_text,

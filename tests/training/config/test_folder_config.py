@@ -6,8 +6,7 @@ from rich.console import Console
 
 from sat_tf.commands.train import folder_config
 from sat_tf.messages import RunError
-from sat_tf.training.config.config import FOLDER, read_config
-from sat_tf.training.config.folder import SIZES, FolderChoice, choose
+from sat_tf.training.config import FOLDER, SIZES, FolderChoice, choose, read_config
 
 
 def choice(num_train, side=300):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.training.data.arrays import ArraySource, shifted
+from sat_tf.training.data.batches import ArraySource, shifted
 from sat_tf.training.data.source import ImageSet, Shard
 from tests.training.data import contract
 from tests.training.data.contract import pieces

@@ -8,7 +8,7 @@ from PIL import Image
 
 from sat_tf.messages import ReadingError
 from sat_tf.training import data
-from sat_tf.training.data.class_folders import load_folder_tree, median_side, read_tree
+from sat_tf.training.data.folders import load_folder_tree, median_side, read_tree
 from sat_tf.training.data.source import Shard
 from tests.training.data import contract
 from tests.training.data.contract import pieces

@@ -8,8 +8,8 @@ from PIL import Image, ImageOps
 from sat_tf.pictures import open_pictures
 from sat_tf.preprocessing import AS_IN_IMAGENET, RESIZED_AND_CROPPED
 from sat_tf.training.data import crops
-from sat_tf.training.data.class_folders import load_folder_tree
 from sat_tf.training.data.crops import jpeg_may_be_turned, whole_picture
+from sat_tf.training.data.folders import load_folder_tree
 from tests.training.data.photographs import encoded, photograph
 
 KINDS = ["JPEG", "PNG", "WEBP", "TIFF"]

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from sat_tf.messages import ReadingError
 from sat_tf.training import data
-from sat_tf.training.data.record_folders import find_files
+from sat_tf.training.data.folders import find_files
 from sat_tf.training.data.source import Shard
 from tests.training.data import contract
 from tests.training.data.contract import pieces
@@ -60,7 +60,7 @@ labels_of = functools.partial(contract.labels_of, batch_size=11)
 def test_records_are_counted_once(root, source, monkeypatch):
     assert (source.num_train, source.num_test, source.num_classes) == (22, 7, 29)
     assert len(list((root / "cache").glob("records-*.npz"))) == 2
-    monkeypatch.setattr("sat_tf.training.data.record_folders._count", None)
+    monkeypatch.setattr("sat_tf.training.data.folders._count", None)
     assert open_records(root).num_train == 22
 
 

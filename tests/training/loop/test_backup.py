@@ -9,10 +9,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.messages import RunError
+from sat_tf.training.learner import Learner, training_copy
 from sat_tf.training.loop.callbacks import Backup
-from sat_tf.training.loop.failures import outside_failures_explained
-from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.step.learner import Learner, training_copy
+from sat_tf.training.loop.runner import outside_failures_explained
+from sat_tf.training.run_folder import RunFolder
 from tests.training.small import small_images, small_quantized_model
 
 IMAGES = small_images()

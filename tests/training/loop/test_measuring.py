@@ -7,10 +7,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.messages import RunError
+from sat_tf.training.learner import Learner, training_copy
 from sat_tf.training.loop.callbacks import BestEpoch, kept_current, settling
-from sat_tf.training.recipes.recipes import WeightAverage
-from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.step.learner import Learner, training_copy
+from sat_tf.training.recipes import WeightAverage
+from sat_tf.training.run_folder import EpochMetrics
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_float_model, small_images, small_quantized_model
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from sat_tf.messages import RunError
 from sat_tf.training.data.source import Shard
-from sat_tf.training.loop import failures
-from sat_tf.training.loop.failures import outside_failures_explained
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.loop import runner
+from sat_tf.training.loop.runner import outside_failures_explained
+from sat_tf.training.run_folder import RunFolder
 from tests.training import processes
 
 LOST = "Graph execution error:\n\nDetected at node\n\nCollective ops is aborted by: Socket closed"
@@ -32,7 +32,7 @@ def told(folder, error):
     ],
 )
 def test_a_lost_worker_is_one_message_with_the_fix(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(failures, "shard_of", lambda strategy: Shard(worker=0, workers=2))
+    monkeypatch.setattr(runner, "shard_of", lambda strategy: Shard(worker=0, workers=2))
     expected = r"\(Collective ops is aborted by: Socket closed\), .* start the same command on all"
     with pytest.raises(RunError, match=expected):
         told(tmp_path, kind(None, None, LOST))
@@ -40,7 +40,7 @@ def test_a_lost_worker_is_one_message_with_the_fix(tmp_path, monkeypatch, kind):
 
 @pytest.mark.parametrize("name", ["dd", "node", "Collective", "aborted by"])
 def test_a_lost_worker_is_none_of_a_folder_whose_name_is_in_the_message(name, monkeypatch):
-    monkeypatch.setattr(failures, "shard_of", lambda strategy: Shard(worker=0, workers=2))
+    monkeypatch.setattr(runner, "shard_of", lambda strategy: Shard(worker=0, workers=2))
     lost = f"{LOST}\nAdditional GRPC error; failed to connect to all addresses; last error: {name}"
     with pytest.raises(RunError, match=r"another worker no longer answers"):
         told(pathlib.Path(name), tf.errors.UnavailableError(None, None, lost))

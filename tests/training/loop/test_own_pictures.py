@@ -16,9 +16,9 @@ from sat_tf.commands.train import folder_config, train
 from sat_tf.export.tflite.metadata import Metadata, read_metadata
 from sat_tf.messages import RunError
 from sat_tf.preprocessing import RESIZED_AND_CROPPED
+from sat_tf.training.distribution import strategy_note
 from sat_tf.training.loop.start import about_data, load_source
-from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.step.distribution import strategy_note
+from sat_tf.training.run_folder import RunFolder
 from tests.conftest import mirrored
 
 SMALL = (

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from sat_tf.messages import RunError
 from sat_tf.training import data
-from sat_tf.training.loop.failures import reading_errors_explained
+from sat_tf.training.loop.runner import reading_errors_explained
 from tests.training.data.photographs import encoded, photograph
 
 CONFIG = """

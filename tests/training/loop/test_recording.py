@@ -6,11 +6,10 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.report.layers import clipping_levels
-from sat_tf.training.kappa import kappa_0
+from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.loop.callbacks import EpochLog
 from sat_tf.training.loop.stage import train_stage
-from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import METRICS, TENSORBOARD, RunFolder
+from sat_tf.training.run_folder import METRICS, TENSORBOARD, EpochMetrics, RunFolder
 from tests.training.loop.test_stage import make_run
 from tests.training.small import small_quantized_model
 

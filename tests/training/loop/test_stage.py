@@ -8,17 +8,16 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf.messages import RunError
-from sat_tf.training.config.config import parse_config
-from sat_tf.training.data.arrays import ArraySource
+from sat_tf.training.config import parse_config
+from sat_tf.training.data.batches import ArraySource
+from sat_tf.training.learner import Learner, make_optimizer, training_copy
 from sat_tf.training.loop import stage
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import batch_size_problems
-from sat_tf.training.state.run_folder import (
+from sat_tf.training.run_folder import (
     METRICS,
     RunFolder,
 )
-from sat_tf.training.step.learner import Learner, training_copy
-from sat_tf.training.step.schedule import make_optimizer
 from tests.training.small import small_images, small_quantized_model
 
 CONFIG = """

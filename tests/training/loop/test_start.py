@@ -6,8 +6,8 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.messages import RunError
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.training.config.config import parse_config
-from sat_tf.training.data.arrays import ArraySource
+from sat_tf.training.config import parse_config
+from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.loop import start as module
 from sat_tf.training.loop.start import (
     float_model,

@@ -2,8 +2,8 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.messages import RunError
-from sat_tf.training.config.config import parse_config
-from sat_tf.training.data.arrays import ArraySource
+from sat_tf.training.config import parse_config
+from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.loop import start
 from sat_tf.training.loop.start import expect_same_on_all_workers
 from tests.training import processes

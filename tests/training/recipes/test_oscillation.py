@@ -6,8 +6,8 @@ import sat_tf
 from sat_tf.core import dorefa
 from sat_tf.core.grid import GRIDS
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.recipes.recipes import Motion, Oscillation
-from sat_tf.training.step.learner import training_copy
+from sat_tf.training.learner import training_copy
+from sat_tf.training.recipes import Motion, Oscillation
 from tests.training.recipes.trained import (
     fitted,
     latent_kernels,

@@ -5,8 +5,8 @@ import tensorflow as tf
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.training.recipes.recipes import ProgressiveBits
-from sat_tf.training.step.learner import training_copy
+from sat_tf.training.learner import training_copy
+from sat_tf.training.recipes import ProgressiveBits
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas, units_of
 from tests.training.small import small_float_model, small_images
 

@@ -6,12 +6,11 @@ import pytest
 
 from sat_tf.messages import RunError
 from sat_tf.output_folder import FLOAT_MODEL
-from sat_tf.training.config.config import parse_config
-from sat_tf.training.data.arrays import ArraySource
+from sat_tf.training.config import parse_config
+from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.loop.stage import held_out_metrics, train_stage
-from sat_tf.training.recipes.recipes import read_teacher
-from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import OSCILLATIONS
+from sat_tf.training.run_folder import OSCILLATIONS, EpochMetrics
+from sat_tf.training.trained_models import read_teacher
 from tests.training.loop import test_stage
 from tests.training.small import small_float_model, small_images, small_quantized_model
 from tests.training.stopped import stop_behind

@@ -3,8 +3,8 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.qat.reconstruction.fit import soft_divergence
-from sat_tf.training.recipes.recipes import distilled, smoothed_cross_entropy
-from sat_tf.training.step.learner import cross_entropy, training_copy
+from sat_tf.training.learner import cross_entropy, training_copy
+from sat_tf.training.recipes import distilled, smoothed_cross_entropy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_float_model, small_quantized_model
 

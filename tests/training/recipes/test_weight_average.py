@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.training.recipes.recipes import WeightAverage
-from sat_tf.training.step.learner import Learner, training_copy
+from sat_tf.training.learner import Learner, training_copy
+from sat_tf.training.recipes import WeightAverage
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_images, small_quantized_model
 

@@ -6,7 +6,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.training.step.learner import Learner, cross_entropy
+from sat_tf.training.learner import Learner, cross_entropy
 from tests.training.small import small_images
 
 BATCH_SIZE = 16

@@ -2,7 +2,7 @@ import functools
 import math
 
 from sat_tf.report import curves
-from sat_tf.training.state.history import EPOCHS, EpochMetrics
+from sat_tf.training.run_folder import EPOCHS, EpochMetrics
 
 learning_curves = functools.partial(curves.learning_curves, metrics=EPOCHS)
 

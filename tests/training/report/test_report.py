@@ -10,9 +10,9 @@ from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.report.layers import LayerRow
 from sat_tf.report.report import headline_of, write_layers
 from sat_tf.report.results import Results
-from sat_tf.training.report.run_report import _weights, write_report
-from sat_tf.training.state import run_folder
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training import run_folder
+from sat_tf.training.loop.outcome import _weights, write_report
+from sat_tf.training.run_folder import RunFolder
 from tests.export.certificate.test_certificate_page import outline
 from tests.training.report_folder import HOSTILE, fill
 

@@ -2,10 +2,10 @@
 
 from sat_tf import output_folder
 from sat_tf.report.results import Results
-from sat_tf.training.config.config import config_text
-from sat_tf.training.reproduction.record import Outcome
-from sat_tf.training.state import run_folder
-from sat_tf.training.state.run_folder import RunState
+from sat_tf.training import run_folder
+from sat_tf.training.config import config_text
+from sat_tf.training.reproduction import Outcome
+from sat_tf.training.run_folder import RunState
 
 
 def outcome(**fields):

@@ -1,8 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
-from sat_tf.training.config.config import SHIPPED
-from sat_tf.training.reproduction.library import (
+from sat_tf.training.config import SHIPPED
+from sat_tf.training.paper_rows import (
     Data,
     Row,
     data_sets,

@@ -1,7 +1,7 @@
 import concurrent.futures
 import multiprocessing
 
-from sat_tf.training.reproduction.record import add_outcomes, outcome_of, read_outcomes
+from sat_tf.training.reproduction import add_outcomes, outcome_of, read_outcomes
 from tests.training.reproduction.fake import outcome
 
 

@@ -4,10 +4,17 @@ import sys
 
 import pytest
 
-from sat_tf.training.config.config import config_text, parse_config
+from sat_tf.training.config import config_text, parse_config
 from sat_tf.training.data import DATA_SETS
-from sat_tf.training.reproduction.library import base_text, data_sets, entries
-from sat_tf.training.reproduction.resolve import digest, float_part, other_start, resolve
+from sat_tf.training.paper_rows import (
+    base_text,
+    data_sets,
+    digest,
+    entries,
+    float_part,
+    other_start,
+    resolve,
+)
 
 DATA = [name for name, data in data_sets().items() if data.data["name"] in DATA_SETS]
 LONG = pytest.mark.thorough
@@ -215,8 +222,7 @@ def test_a_float_model_depends_on_its_own_recipe_and_not_on_the_quantized_one():
 def test_resolving_loads_no_tensorflow_and_gives_the_same_digest_in_every_process():
     code = (
         "import sys, json\n"
-        "from sat_tf.training.reproduction.library import entries\n"
-        "from sat_tf.training.reproduction.resolve import resolve\n"
+        "from sat_tf.training.paper_rows import entries, resolve\n"
         "name = resolve(entries()['glyphs/4bits/pact']).name\n"
         "print(json.dumps([name, 'tensorflow' in sys.modules]))"
     )

@@ -3,12 +3,11 @@ from rich.console import Console
 
 from sat_tf import output_folder
 from sat_tf.messages import RunError
+from sat_tf.training import run_folder
 from sat_tf.training.loop import runner
-from sat_tf.training.reproduction.library import entries
-from sat_tf.training.reproduction.record import read_outcomes
-from sat_tf.training.reproduction.run import plan, run
-from sat_tf.training.state import run_folder
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.paper_rows import entries
+from sat_tf.training.reproduction import plan, read_outcomes, run
+from sat_tf.training.run_folder import RunFolder
 from tests.training.reproduction.fake import FakeRunner
 
 # Two steps a stage, on the 71 digits that a large share of held-out ones leaves.
@@ -53,14 +52,14 @@ def test_rows_are_planned_seed_by_seed_with_the_float_model_they_start_from():
 
 
 def test_images_of_ones_own_are_called_by_their_folder():
-    pytest.importorskip("sat_tf.training.data.class_folders")
+    pytest.importorskip("sat_tf.training.data.folders")
     (job,) = plan(["table1/mobilenet_v1/4bits"], data="folder", data_dir="/data/birds")
     assert job.data == "folder birds"
     assert job.config.data.options == {"image_size": 224, "data_dir": "/data/birds"}
 
 
 def test_a_link_that_leads_to_itself_is_planned_by_its_name(tmp_path):
-    pytest.importorskip("sat_tf.training.data.class_folders")
+    pytest.importorskip("sat_tf.training.data.folders")
     (tmp_path / "loop").symlink_to("loop")
     (job,) = plan(["table1/mobilenet_v1/4bits"], data="folder", data_dir=str(tmp_path / "loop"))
     assert job.data == "folder loop"

@@ -3,8 +3,8 @@ import pathlib
 
 from rich.console import Console
 
-from sat_tf.training.reproduction.library import find
-from sat_tf.training.reproduction.record import markdown, read_outcomes, show, summary
+from sat_tf.training.paper_rows import find
+from sat_tf.training.reproduction import markdown, read_outcomes, show, summary
 from tests.training.reproduction.fake import outcome
 
 ROW = "table1/mobilenet_v2/4bits"

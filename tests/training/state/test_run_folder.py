@@ -7,10 +7,9 @@ import pytest
 
 from sat_tf import output_folder
 from sat_tf.messages import RunError
-from sat_tf.training.recipes.recipes import OscillationCount
-from sat_tf.training.state import run_folder
-from sat_tf.training.state.history import EpochMetrics
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training import run_folder
+from sat_tf.training.recipes import OscillationCount
+from sat_tf.training.run_folder import EpochMetrics, RunFolder
 
 
 @pytest.mark.parametrize("below", ["", "runs/one"])

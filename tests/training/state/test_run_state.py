@@ -4,10 +4,10 @@ import warnings
 import pytest
 
 from sat_tf import output_folder
-from sat_tf.training.config.config import config_text, parse_config
+from sat_tf.training import run_folder
+from sat_tf.training.config import config_text, parse_config
 from sat_tf.training.loop import runner
-from sat_tf.training.state import run_folder
-from sat_tf.training.state.run_folder import RunFolder, RunState, expect_same_run
+from sat_tf.training.run_folder import RunFolder, RunState, expect_same_run
 
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 

@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.messages import RunError
-from sat_tf.training.data.arrays import ArraySource
+from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.data.source import Shard
+from sat_tf.training.distribution import make_strategy, shard_of, waiting_note, writes_files
 from sat_tf.training.loop.stage import train_stage
-from sat_tf.training.step.distribution import make_strategy, shard_of, waiting_note, writes_files
 from tests.conftest import mirrored
 from tests.training import processes
 from tests.training.loop.test_stage import make_run

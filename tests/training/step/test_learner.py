@@ -4,7 +4,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.training.data.source import NO_LABEL
-from sat_tf.training.step.learner import Learner, training_copy
+from sat_tf.training.learner import Learner, training_copy
 from tests.training.small import small_images, small_quantized_model
 
 IMAGES = small_images()

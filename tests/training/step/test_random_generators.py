@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.training.step.learner import Learner, RandomGenerators
+from sat_tf.training.learner import Learner, RandomGenerators
 from tests.training.small import small_images
 
 IMAGES = small_images()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tf_keras as keras
 
-from sat_tf.training.config.sections import StageConfig
-from sat_tf.training.step.schedule import WarmupCosine
+from sat_tf.training.config_sections import StageConfig
+from sat_tf.training.learner import WarmupCosine
 
 
 def reference(step, first, peak, warmup, total):

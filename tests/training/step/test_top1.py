@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.training.data.source import NO_LABEL
-from sat_tf.training.step.learner import Top1, Top5, TopK, accuracy_metrics
+from sat_tf.training.learner import Top1, Top5, TopK, accuracy_metrics
 
 LOGITS = np.float32([[3, 1, 2], [0, 0.5, 0.2], [1, 2, 3], [9, 8, 7]])
 

@@ -4,7 +4,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat.layout import inner_layer
-from sat_tf.training.step.learner import training_copy
+from sat_tf.training.learner import training_copy
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 DECAYING = ("stem", "pointwise", "classifier")

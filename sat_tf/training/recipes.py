@@ -7,7 +7,6 @@ is created in the strategy's scope, and called after every step of the optimizer
 
 import dataclasses
 import math
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -15,19 +14,17 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.presentation.tables import write_table
 from sat_tf.qat.reconstruction.fit import soft_divergence
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
-from sat_tf.training.config.config import Config
-from sat_tf.training.config.recipes import FLOAT_STAGE, OscillationConfig
+from sat_tf.training.config import Config
+from sat_tf.training.config_sections import OscillationConfig
 from sat_tf.training.data.source import ImageSource
-from sat_tf.training.state.classifier_file import read_classifier, read_weights
-from sat_tf.training.state.history import Row
-from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
-from sat_tf.training.step.distribution import assign_alike, replica_variable
-from sat_tf.training.step.learner import ImageLoss, cross_entropy, training_copy
+from sat_tf.training.distribution import assign_alike, replica_variable
+from sat_tf.training.learner import ImageLoss, cross_entropy, training_copy
+from sat_tf.training.run_folder import OSCILLATIONS, Row, RunFolder
+from sat_tf.training.trained_models import read_teacher
 
 
 def distilled(
@@ -419,23 +416,3 @@ def stage_recipes(
         callbacks=callbacks,
         finish=finish,
     )
-
-
-def read_teacher(
-    config: Config, source: ImageSource, folder: RunFolder | None = None
-) -> keras.Model | None:
-    """The teacher of a run, which fits the data; None if it has none, or has still to train it."""
-    plan = config.recipes.distillation
-    if plan is None:
-        return None
-    file: str | pathlib.Path = plan.teacher
-    if plan.teacher == FLOAT_STAGE:
-        if folder is None:
-            return None
-        file = folder.file(FLOAT_MODEL)
-    key = "recipes.distillation.teacher"
-    fit = {"image_size": source.image_size, "num_classes": source.num_classes}
-    if plan.model is not None:
-        name, options = plan.model.name, plan.model.options
-        return read_weights(file, name=name, options=options, key=key, **fit)
-    return read_classifier(file, key=key, safe_mode=not config.training.trust_model, **fit)

@@ -17,7 +17,7 @@ from sat_tf.messages import ModelError
 from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
-from sat_tf.training.linear_layers import (
+from sat_tf.training.audit.linear_layers import (
     LinearCall,
     activation_name,
     is_linear,

@@ -1,4 +1,7 @@
-"""Trained classifiers in files: read, checked against the data, and with logits as their output."""
+"""The trained models of files that a run takes: a float model to start from, and a teacher.
+
+They are checked against the data, and have logits as their output.
+"""
 
 import contextlib
 import os
@@ -17,8 +20,65 @@ from sat_tf.loading.model_file import OtherFileError, check_arrays, is_keras3_fi
 from sat_tf.loading.saved_model import is_saved_model
 from sat_tf.loading.trust import UntrustedModelError
 from sat_tf.messages import ProblemsError, RunError, reason_of
+from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.wrapper import output_quantizer, weight_quantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.training import models
+from sat_tf.training.config import Config
+from sat_tf.training.config_sections import FLOAT_STAGE
+from sat_tf.training.data.source import ImageSource
+from sat_tf.training.run_folder import RunFolder
+
+
+def trained_float_model(config: Config, source: ImageSource) -> keras.Model | None:
+    """The trained float model that `training.float_model` names; None if it names none.
+
+    It is an ordinary one, or one with clamped weights.
+    """
+    path = config.training.float_model
+    if path is None:
+        return None
+    model = read_classifier(
+        path,
+        image_size=source.image_size,
+        num_classes=source.num_classes,
+        key="training.float_model",
+        safe_mode=not config.training.trust_model,
+    )
+    rounded = [
+        layer.name
+        for layer in model.layers
+        if isinstance(output_quantizer(layer), ActivationQuantizer)
+        or getattr(weight_quantizer(layer), "num_bits", None) is not None
+    ]
+    if rounded:
+        raise RunError(
+            f"training.float_model={path!r}: received a model with quantized layers "
+            f"({len(rounded)}, the first is {rounded[0]}), expected a float one; give the "
+            "float.keras of its run."
+        )
+    return model
+
+
+def read_teacher(
+    config: Config, source: ImageSource, folder: RunFolder | None = None
+) -> keras.Model | None:
+    """The teacher of a run, which fits the data; None if it has none, or has still to train it."""
+    plan = config.recipes.distillation
+    if plan is None:
+        return None
+    file: str | pathlib.Path = plan.teacher
+    if plan.teacher == FLOAT_STAGE:
+        if folder is None:
+            return None
+        file = folder.file(FLOAT_MODEL)
+    key = "recipes.distillation.teacher"
+    fit = {"image_size": source.image_size, "num_classes": source.num_classes}
+    if plan.model is not None:
+        name, options = plan.model.name, plan.model.options
+        return read_weights(file, name=name, options=options, key=key, **fit)
+    return read_classifier(file, key=key, safe_mode=not config.training.trust_model, **fit)
 
 
 def read_classifier(

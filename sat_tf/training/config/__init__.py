@@ -1,1 +1,0 @@
-"""Configurations of runs, and their files."""

@@ -1,1 +1,0 @@
-"""Recipes beyond the paper."""

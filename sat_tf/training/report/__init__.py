@@ -1,1 +1,0 @@
-"""The results of a run: tables, curves and the HTML report."""

@@ -1,1 +1,0 @@
-"""The paper's experiments: the rows of its tables and figures."""
