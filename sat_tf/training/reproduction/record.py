@@ -15,7 +15,7 @@ import rich.box
 import rich.table
 from filelock import FileLock
 
-from sat_tf.atomic_file import written_whole
+from sat_tf.files import written_whole
 from sat_tf.messages import RunError
 from sat_tf.presentation.tables import Column, Marked, Table
 from sat_tf.training.reproduction.library import Entry
