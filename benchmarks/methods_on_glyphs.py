@@ -32,7 +32,7 @@ from absl import app, flags
 from rates import at_best_rate, best_rate
 from rows import as_table, read_csv, with_spread, write_csv
 
-from sat_tf.atomic_file import written_whole
+from sat_tf.files import written_whole
 from sat_tf.messages import RunError
 from sat_tf.presentation import palette
 from sat_tf.training.run_folder import RunFolder

@@ -10,7 +10,7 @@ import peer_task
 import rich.console
 import tf_keras as keras
 
-from sat_tf.atomic_file import written_whole
+from sat_tf.files import written_whole
 from sat_tf.training import models
 from sat_tf.training.data import glyphs
 

@@ -54,7 +54,7 @@ from reconstruction_tasks import (
 from rows import as_table, read_csv, with_spread, write_csv
 
 import sat_tf
-from sat_tf.atomic_file import written_whole
+from sat_tf.files import written_whole
 from sat_tf.presentation import palette
 from sat_tf.qat.reconstruction.fit import soft_divergence
 

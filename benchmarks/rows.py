@@ -9,7 +9,7 @@ from typing import Any
 
 import rich.table
 
-from sat_tf.atomic_file import written_whole
+from sat_tf.files import written_whole
 
 
 def as_table(rows: Sequence[Mapping[str, Any]], title: str, columns: Sequence[str] = ()) -> Any:

@@ -14,8 +14,8 @@ from absl import app, flags
 from matplotlib import pyplot as plt
 
 import sat_tf
-from sat_tf.atomic_file import written_whole
 from sat_tf.export.lowering.layers import integer_kernel
+from sat_tf.files import written_whole
 from sat_tf.loading.load import load_model
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from sat_tf import bounded_file
-from sat_tf.atomic_file import renamed_when_done
+from sat_tf import files
+from sat_tf.files import renamed_when_done
 from sat_tf.messages import RunError, first_ones
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.validation import describe
@@ -86,7 +86,7 @@ class OutputFolder:
         """Reads one of `FILES`; nothing if it does not exist."""
         file = self.file(name)
         try:
-            return bounded_file.read_text(file, _MOST_BYTES)
+            return files.read_text(file, _MOST_BYTES)
         except FileNotFoundError:
             return ""
         except (OSError, UnicodeDecodeError) as error:

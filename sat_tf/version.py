@@ -1,7 +1,8 @@
-"""The version of sat-tf and those of what it computes with, read without importing TensorFlow."""
+"""The version of sat-tf, the mark of it in saved layers, and versions of what it computes with."""
 
 from collections.abc import Iterable
 from importlib import metadata
+from typing import Any
 
 __version__ = "0.2.0"
 
@@ -11,10 +12,56 @@ COMPUTING = ("tensorflow", "tf_keras", "tensorflow-model-optimization", "ai-edge
 
 def installed_versions(packages: Iterable[str] = COMPUTING) -> dict[str, str | None]:
     """The versions of packages by their names; None for one that is not installed as a package."""
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for package in packages:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            versions[package] = None
+    return versions
+
+
+# Raised when an older sat-tf could not read what this one saves, or would compute something else
+# from it. Files of all lower numbers stay readable; tests/golden holds some of each. Files without
+# a mark are older than the mark, and have format 1.
+FORMAT = 5
+_KEY = "saved_by"
+
+
+def marked(config: dict[str, Any]) -> dict[str, Any]:
+    """A layer's configuration with the mark of this version.
+
+    >>> marked({"name": "quant_a"})["saved_by"]["format"]
+    5
+    """
+    return {**config, _KEY: {"sat_tf": __version__, "format": FORMAT}}
+
+
+def unmarked(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration without its mark, if this version can read it.
+
+    Raises:
+        ValueError: a later version has saved it in a newer format, or the mark is invalid.
+
+    >>> unmarked({"name": "quant_a", "saved_by": {"sat_tf": "9.1.0", "format": 99}})
+    Traceback (most recent call last):
+    ValueError: quant_a: received a model saved by sat-tf 9.1.0 in format 99, expected format 5 \
+or lower, which sat-tf 0.2.0 reads; install sat-tf 9.1.0 or later.
+    """
+    config = dict(config)
+    mark = config.pop(_KEY, None)
+    if mark is None:
+        return config
+    number, version = (mark.get("format"), mark.get("sat_tf")) if isinstance(mark, dict) else (0, 0)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ValueError(
+            f"{config.get('name')}: received a model with the mark {mark!r}, expected "
+            f"{marked({})[_KEY]!r}; save it again with the sat-tf that created it."
+        )
+    if number > FORMAT:
+        raise ValueError(
+            f"{config.get('name')}: received a model saved by sat-tf {version} in format {number}, "
+            f"expected format {FORMAT} or lower, which sat-tf {__version__} reads; install sat-tf "
+            f"{version} or later."
+        )
+    return config

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from sat_tf.bounded_file import open_regular
+from sat_tf.files import open_regular
 
 # Ten times the longest configuration; PyYAML takes a second to read it.
 _MOST_CHARACTERS = 2**17

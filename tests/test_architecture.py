@@ -91,9 +91,8 @@ MAY_IMPORT_WITHIN = {
 }
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {
-    *("arguments", "atomic_file", "bounded_file", "first_use", "interruption", "messages"),
-    *("output_folder", "pictures", "preprocessing", "saved_by", "targets", "top_k", "validation"),
-    *("version", "yaml_text", "zip_archive"),
+    *("files", "interruption", "messages", "output_folder", "pictures", "preprocessing", "targets"),
+    *("top_k", "validation", "version", "yaml_text"),
 }
 TOP = {"__init__", "__main__", "callbacks", "configs", "either_keras"}
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from sat_tf.atomic_file import check_writable, temporary_folder, written_whole
+from sat_tf.files import check_writable, temporary_folder, written_whole
 
 
 def test_a_file_appears_when_the_block_ends_well(tmp_path):
@@ -61,7 +61,7 @@ def test_a_disk_that_refuses_in_the_end_leaves_the_older_file(tmp_path, monkeypa
 
 WRITER = """
 import pathlib, sys, time
-from sat_tf.atomic_file import temporary_folder, written_whole
+from sat_tf.files import temporary_folder, written_whole
 folder = temporary_folder()
 with written_whole(pathlib.Path(sys.argv[1], "b.json")) as temporary:
     temporary.write_text("half")

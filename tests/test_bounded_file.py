@@ -1,4 +1,4 @@
-from sat_tf.bounded_file import read_text
+from sat_tf.files import read_text
 
 
 def test_a_text_is_read_without_its_mark_and_with_plain_line_breaks(tmp_path):

@@ -5,7 +5,7 @@ import zipfile
 
 import pytest
 
-from sat_tf.zip_archive import expect_honest, opened_archive, read_member
+from sat_tf.files import expect_honest, opened_archive, read_member
 
 LABELS = b"cat\ndog\n" * 400
 

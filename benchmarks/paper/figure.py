@@ -11,7 +11,7 @@ import rich.table
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure as Picture
 
-from sat_tf.atomic_file import written_whole
+from sat_tf.files import written_whole
 from sat_tf.presentation import palette
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from rich.console import Console
 
-from sat_tf.atomic_file import check_writable
-from sat_tf.bounded_file import read_text
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import (
     OWN_TYPE,
@@ -20,6 +18,7 @@ from sat_tf.commands.options import (
 )
 from sat_tf.commands.parser import Parser
 from sat_tf.export.tflite.metadata import checked_metadata, lines_of
+from sat_tf.files import check_writable, read_text
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import (
     CERTIFICATE,

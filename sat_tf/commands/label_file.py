@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 
-from sat_tf.bounded_file import read_text
+from sat_tf.files import read_text
 from sat_tf.messages import RunError, first_ones
 
 _MOST_BYTES = 2**28

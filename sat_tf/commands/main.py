@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sat_tf.atomic_file import temporary_folder
 from sat_tf.commands.completion import SHELLS, completion
 from sat_tf.commands.parser import Parser
+from sat_tf.files import temporary_folder
 from sat_tf.interruption import Terminated
 from sat_tf.messages import (
     ReadingError,

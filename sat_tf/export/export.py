@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.export.certificate.holds import Hold, are_portable, holds_of, verdict_of
 from sat_tf.export.converter_route import CONVERTED, converted, route_problems
 from sat_tf.export.litert.runtime import Runtime, check_loading
@@ -42,6 +41,7 @@ from sat_tf.export.tflite.metadata import (
     encode,
     misfits,
 )
+from sat_tf.files import check_writable, written_whole
 from sat_tf.graph.flatten import copied_weights
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.inputs import GIVEN, random_images
 from sat_tf.export.certificate.proof import Subject, checked_inputs, prove, read_subject, strangers
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
+from sat_tf.files import expect_path
 from sat_tf.messages import ProblemsError
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.input_ranges import CheckedRange
 from sat_tf.export.certificate.inputs import GIVEN, checked_images, taken_by
@@ -27,6 +26,7 @@ from sat_tf.export.snapping import has_biases_of_file, snapped
 from sat_tf.export.tflite.contents import differences, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.tensors import Codes
+from sat_tf.files import expect_path
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, check_model, distinct

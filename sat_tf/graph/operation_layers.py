@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.arguments import training_argument
 from sat_tf.graph.scalings import SCALINGS
 from sat_tf.graph.templates import filled_in
 from sat_tf.loading.tensor_functions import expect_allowed
 from sat_tf.messages import did_you_mean
+from sat_tf.validation import training_argument
 
 # All of them, for the custom objects of a quantization scheme.
 LAYERS: list[type[keras.layers.Layer]] = []

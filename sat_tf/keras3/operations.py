@@ -11,10 +11,10 @@ from typing import Any
 import keras as keras3
 from keras import ops
 
-from sat_tf.arguments import training_argument
 from sat_tf.graph import operation_kinds
 from sat_tf.graph.scalings import SCALINGS
 from sat_tf.graph.templates import filled_in
+from sat_tf.validation import training_argument
 
 _register = functools.partial(keras3.saving.register_keras_serializable, package="sat_tf")
 

@@ -13,14 +13,14 @@ from typing import Any
 import keras as keras3
 from keras import ops
 
-from sat_tf.arguments import training_argument
 from sat_tf.core.grid import on_int8_codes
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.protocol import Quantizer, VariableSpec
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.quantizers.values import off_halves
-from sat_tf.saved_by import marked, unmarked
 from sat_tf.targets import PROCESSORS
+from sat_tf.validation import training_argument
+from sat_tf.version import marked, unmarked
 
 # The places of the output quantizer.
 BEHIND = "behind"  # of the whole layer

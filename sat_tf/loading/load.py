@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sat_tf.atomic_file import expect_path, temporary_folder
+from sat_tf.files import expect_path, temporary_folder
 from sat_tf.loading import saved_model, trust
 from sat_tf.loading.model_file import ModelFile, OtherFileError, mappings_in, open_model_file, parts
 from sat_tf.loading.tensor_functions import trusted_maker

@@ -11,9 +11,8 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from sat_tf.atomic_file import expect_path
+from sat_tf.files import expect_honest, expect_path, is_archive, opened_archive, read_member
 from sat_tf.messages import reason_of
-from sat_tf.zip_archive import expect_honest, is_archive, opened_archive, read_member
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 # Models of thousands of layers have one megabyte.

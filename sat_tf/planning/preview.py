@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.arguments import is_integer
 from sat_tf.export.lowering.layers import KernelOutline
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
@@ -15,6 +14,7 @@ from sat_tf.qat.layout import arranged, inner_layer
 from sat_tf.qat.placed import Placement
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
+from sat_tf.validation import is_integer
 
 
 def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:

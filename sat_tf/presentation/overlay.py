@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from sat_tf.atomic_file import write_text
+from sat_tf.files import write_text
 
 GOOD, BAD = "#b7e1cd", "#f4a79d"
 # viridis, whose order survives colour blindness and greyscale prints: 1 bit is the lightest.

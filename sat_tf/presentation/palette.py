@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from sat_tf.atomic_file import check_writable, written_whole
+from sat_tf.files import check_writable, written_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture

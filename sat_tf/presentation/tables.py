@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from rich.console import Console
 from rich.text import Text
 
-from sat_tf.atomic_file import write_text
+from sat_tf.files import write_text
 from sat_tf.messages import in_one_line, printable
 from sat_tf.presentation.console import make_console
 from sat_tf.presentation.fitting_table import FittingTable

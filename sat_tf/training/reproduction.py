@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sat_tf import output_folder
-from sat_tf.atomic_file import written_whole
+from sat_tf.files import written_whole
 from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
 from sat_tf.presentation.tables import Column, Marked, Table
 from sat_tf.report.results import Results

@@ -18,7 +18,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.saved_by import FORMAT
+from sat_tf.version import FORMAT
 
 FOLDER = pathlib.Path(__file__).parent
 L = keras.layers

@@ -10,7 +10,7 @@ import tf_keras as keras
 from tf_keras.protobuf.saved_metadata_pb2 import SavedMetadata
 
 import sat_tf
-from sat_tf.saved_by import FORMAT
+from sat_tf.version import FORMAT
 from tests.golden import make
 
 FILES = sorted(

@@ -17,12 +17,11 @@ from sat_tf.analysis.allocation.npu import milliseconds_of, read_npu
 from sat_tf.analysis.allocation.result import AllocatedLayer, Allocation, Proof, Total
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
 from sat_tf.analysis.sensitivity.sensitivity import refuse_all_but_float, sensitivity
-from sat_tf.arguments import is_integer
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
 from sat_tf.messages import ProblemsError, instead_of, shortened
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.validation import check
+from sat_tf.validation import check, is_integer
 
 ALL_BITS = tuple(range(2, 9))
 USUAL_IMAGES = 256

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sat_tf.arguments import is_number
 from sat_tf.messages import ProblemsError, instead_of
+from sat_tf.validation import is_number
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Any
 from sat_tf.analysis.allocation.choices import LayerChoices
 from sat_tf.analysis.sensitivity.damage import MOST_BITS
 from sat_tf.analysis.sensitivity.measured_model import Sensitivity
-from sat_tf.arguments import is_integer, is_number
 from sat_tf.graph.network import layer_of_call
 from sat_tf.messages import ProblemsError, did_you_mean, first_ones
+from sat_tf.validation import is_integer, is_number
 
 # The cost of each choice of each layer.
 Costs = list[list[float]]

@@ -9,7 +9,7 @@ import yaml
 from rich.console import Console
 
 from sat_tf.analysis.allocation.budget import LIMITS
-from sat_tf.atomic_file import write_text
+from sat_tf.files import write_text
 from sat_tf.messages import did_you_mean, instead_of, say
 from sat_tf.presentation.tables import Column, RowTable, Table, digits
 from sat_tf.qat.policy import BitPolicy

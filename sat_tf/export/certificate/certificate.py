@@ -10,8 +10,6 @@ from typing import Annotated, Any, TypeVar
 
 import pydantic
 
-from sat_tf.atomic_file import write_text
-from sat_tf.bounded_file import read_text
 from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
 from sat_tf.export.certificate.input_ranges import CheckedRange, kind_of_ranges
 from sat_tf.export.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
@@ -25,6 +23,7 @@ from sat_tf.export.certificate.runtimes import (
     runtime_table,
 )
 from sat_tf.export.litert.processes import Machine
+from sat_tf.files import read_text, write_text
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError
 from sat_tf.presentation.overlay import BAD, GOOD, Mark, write_overlay
 from sat_tf.presentation.tables import Cell, Displayed, Marked, Table, points

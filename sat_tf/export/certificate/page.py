@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from sat_tf.atomic_file import check_writable, write_text
 from sat_tf.export.certificate.certificate import FLOAT_RULE, PARTING_RULE, Certificate, TensorCodes
 from sat_tf.export.certificate.holds import NOT_SAID, Hold, verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
@@ -21,6 +20,7 @@ from sat_tf.export.certificate.runtimes import (
 )
 from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.export.operations.operation import Basis
+from sat_tf.files import check_writable, write_text
 from sat_tf.presentation.charts import histogram
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent

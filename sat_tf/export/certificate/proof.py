@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate.comparison import (
     CodesRecorder,
@@ -45,6 +44,7 @@ from sat_tf.export.operations.releases import wrong_before
 from sat_tf.export.tflite.contents import Contents, gzip_size, read_contents
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.metadata import read_metadata
+from sat_tf.files import expect_path
 from sat_tf.messages import ProblemsError, kind_of
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.targets import DEFAULT_TARGET

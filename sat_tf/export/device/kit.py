@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import numpy as np
 import pydantic
 
-from sat_tf.atomic_file import check_writable, expect_path, written_whole
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import GIVEN, images_hash
 from sat_tf.export.certificate.proof import Subject, checked_inputs, read_subject
@@ -27,10 +26,10 @@ from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph import Graph, batches, simulate
 from sat_tf.export.operations.operation import Basis
 from sat_tf.export.tflite.images import number_of
+from sat_tf.files import NO_TIME, check_writable, expect_path, written_whole
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.targets import DEFAULT_TARGET
 from sat_tf.version import __version__
-from sat_tf.zip_archive import NO_TIME
 
 FORMAT = 1
 

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.atomic_file import expect_path
-from sat_tf.bounded_file import read_text
 from sat_tf.export.certificate.certificate import as_record, read_json
 from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.certificate.proof import checked_inputs, read_subject, strangers
 from sat_tf.export.device import check
 from sat_tf.export.device.kit import FORMAT, Expected, KitRecord, simulated, tensors_of
+from sat_tf.files import expect_path, read_text
 from sat_tf.messages import ProblemsError, first_ones
 
 # The features of a processor that kernels for codes are chosen by, the fastest first.

@@ -15,9 +15,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from sat_tf.atomic_file import expect_path
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
+from sat_tf.files import expect_path
 from sat_tf.messages import ProblemsError, did_you_mean, printable
 
 # The configurations of the processors, by their target.

@@ -17,10 +17,10 @@ import flatbuffers
 import numpy as np
 
 from sat_tf.export.tflite.tensors import Image, Tensor
+from sat_tf.files import NO_TIME, is_archive, opened_archive, read_member
 from sat_tf.messages import first_ones
 from sat_tf.preprocessing import Preprocessing
 from sat_tf.quantizers.input_range import can_be_pictures
-from sat_tf.zip_archive import NO_TIME, is_archive, opened_archive, read_member
 
 # The names that TFLite's libraries look for.
 METADATA_NAME = "TFLITE_METADATA"

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.atomic_file import check_writable, renamed_when_done
+from sat_tf.files import check_writable, renamed_when_done
 from sat_tf.graph.network import Network
 from sat_tf.messages import RunError, warn
 from sat_tf.qat.images import Images

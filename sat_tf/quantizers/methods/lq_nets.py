@@ -14,13 +14,13 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
-from sat_tf.arguments import is_number
 from sat_tf.core.gradients import straight_through
 from sat_tf.core.grid import LARGEST_INT8, check_bits, round_half_up
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within, range_shape
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 from sat_tf.quantizers.methods.levels import LevelsOfWeights
 from sat_tf.quantizers.values import Variables
+from sat_tf.validation import is_number
 
 # A basis vector that no weight tells from another one moves by so little towards the solution.
 _RIDGE = 1e-4

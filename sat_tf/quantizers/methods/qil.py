@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from sat_tf.arguments import is_number
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
 from sat_tf.core.grid import FEWEST_SIGNED_BITS, Bits, check_bits
@@ -32,6 +31,7 @@ from sat_tf.quantizers.protocol import Predecessor, VariableSpec
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
 from sat_tf.quantizers.settings import known_sizes, usual_deviation
 from sat_tf.quantizers.values import Variables
+from sat_tf.validation import is_number
 
 
 def qil_largest_code(num_bits: int) -> int:

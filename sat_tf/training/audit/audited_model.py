@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from sat_tf.atomic_file import write_text
+from sat_tf.files import write_text
 from sat_tf.messages import first_ones, say
 from sat_tf.presentation.charts import DotChart, Dots
 from sat_tf.presentation.page import render_page

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
-from sat_tf.atomic_file import check_writable, refusals_explained, written_whole
+from sat_tf.files import check_writable, refusals_explained, written_whole
 from sat_tf.messages import kind_of
 from sat_tf.presentation.tables import write_table
 from sat_tf.qat.walk import as_graph

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sat_tf.atomic_file import renamed_when_done
+from sat_tf.files import renamed_when_done
 
 ENVIRONMENT_VARIABLE = "SAT_TF_CACHE"
 

@@ -2,9 +2,19 @@
 
 import dataclasses
 import hashlib
+import importlib
 from typing import Any
 
-from sat_tf.first_use import OnFirstUse
+
+class OnFirstUse:
+    """A module that takes seconds to load, imported when an attribute of it is first read."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)
+
 
 keras: Any = OnFirstUse("tf_keras")
 

@@ -2,9 +2,8 @@
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sat_tf.first_use import OnFirstUse
 from sat_tf.training.models import options
-from sat_tf.training.models.blocks import LayerBuilder, make_divisible
+from sat_tf.training.models.blocks import LayerBuilder, OnFirstUse, make_divisible
 from sat_tf.validation import checked
 
 if TYPE_CHECKING:
