@@ -31,7 +31,7 @@ from sat_tf.export.operations.graph_file import serialize
 from tests.arm.operators import FUNCTIONS, OF_SEVERAL, compared, functions_of_codes, subject_of
 from tests.arm.processors import PROCESSORS, check_on_arm
 from tests.arm.system import find_system
-from tests.export.local import KERNELS
+from tests.export.proofs import KERNELS
 
 _GRIDS = flags.DEFINE_integer("grids", 12, "how many grids of the input")
 _ARM_GRIDS = flags.DEFINE_integer("arm_grids", 2, "how many of them on emulated Arm processors")

@@ -48,8 +48,8 @@ import sat_tf
 from sat_tf import BitPolicy
 from tests.export import zoo
 from tests.export.layer_models import MODELS as LAYER_MODELS
+from tests.export.layer_models import detector, unet
 from tests.export.models import test_blocks
-from tests.export.task_models import detector, unet
 from tests.keras3 import models as keras3_models
 from tests.training.models.small import OPTIONS, build_small
 

@@ -10,7 +10,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf import callbacks
 from sat_tf.either_keras import _OF_KERAS3, for_either, is_keras3
-from tests.keras3.networks import digits_network, pixels_and_labels
+from tests.keras3.models import digits_network, pixels_and_labels
 
 pytestmark = pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")
 

@@ -21,7 +21,7 @@ from tests.arm.operators import (
     subject_of,
 )
 from tests.arm.processors import check_on_arm
-from tests.export.local import KERNELS
+from tests.export.proofs import KERNELS
 
 
 def _assert_as_simulated(graph, images, runtime):

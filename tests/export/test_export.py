@@ -1,13 +1,27 @@
+import contextlib
+import errno
 import gzip
+import itertools
+import os
+import pathlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
+import tf_keras as keras
+from ai_edge_litert import schema_py_generated as tfl
+from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
 from sat_tf.export.export import StorageCost
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph, with_softmax
+from sat_tf.export.operations.windows import ends_early, placement
+from sat_tf.export.operator_comparison import compare_operators
 from sat_tf.export.tflite.contents import gzip_size
+from sat_tf.export.tflite.tensors import Window
+from tests.export.foreign.one_operator import Grid, constant, file_of
+from tests.export.proofs import calibrated
 from tests.export.zoo import Specimen, bottleneck, images_for, quantized
 
 
@@ -88,3 +102,177 @@ def test_a_model_that_ends_in_a_softmax_has_no_second_one(tmp_path):
 def test_float_streams_are_refused(with_float_streams):
     with pytest.raises(ValueError, match=r"block_3_add: received a float stream"):
         sat_tf.export.to_keras(with_float_streams)
+
+
+@pytest.fixture(scope="module")
+def model(small) -> keras.Model:
+    return small
+
+
+@pytest.fixture(scope="module")
+def images(small_images) -> np.ndarray:
+    return small_images
+
+
+@pytest.fixture(scope="module")
+def content(small_file) -> bytes:
+    return small_file.read_bytes()
+
+
+@pytest.fixture
+def path(content, tmp_path) -> pathlib.Path:
+    (tmp_path / "model.tflite").write_bytes(content)
+    return tmp_path / "model.tflite"
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_the_report_describes_the_file(model, content, tmp_path):
+    report = sat_tf.export_tflite(model, str(tmp_path / "again.tflite"))
+    assert (tmp_path / "again.tflite").read_bytes() == content
+    assert report.path == str(tmp_path / "again.tflite")
+    assert report.bytes == len(content) > report.gzip_bytes
+    assert report.to_dict()["sha256"] == report.sha256
+
+
+def test_a_folder_that_is_not_writable_is_refused(model, tmp_path, monkeypatch):
+    # Permission bits do not stop root, who may be running this.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ValueError, match=r"which is not writable, expected one that is"):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    assert not os.listdir(tmp_path)
+
+
+def test_a_disk_that_fills_up_leaves_the_older_file(model, path, content, monkeypatch):
+    def write_half(self: pathlib.Path, data: bytes) -> None:
+        with open(self, "wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", write_half)
+    with pytest.raises(ValueError, match=r"\(No space left on device\), expected"):
+        sat_tf.export_tflite(model, path)
+    assert path.read_bytes() == content
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize(("resizable", "expected"), [(False, 1), (True, -1)])
+def test_the_batch_size_is_one_and_free_on_request(resizable, expected, model, images, tmp_path):
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(model, path, resizable=resizable)
+    interpreter = Interpreter(str(path))
+    (details,) = interpreter.get_input_details()
+    assert list(details["shape"]) == [1, *images.shape[1:]]
+    assert details["shape_signature"][0] == expected
+    # LiteRT resizes both.
+    assert len(Runtime(path.read_bytes(), keep_tensors=False).run(images)) == len(images)
+    assert sat_tf.verify_tflite(model, path, images).codes_differing == 0
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_a_flipped_bit_is_named_or_changes_nothing(model, path, content, images):
+    # Some bits are padding. No other error than ValueError may come of the others.
+    for position in np.random.default_rng(3).integers(0, len(content), 40):
+        flipped = bytearray(content)
+        flipped[position] ^= 0x10
+        path.write_bytes(flipped)
+        with contextlib.suppress(ValueError):
+            assert sat_tf.verify_tflite(model, path, images[:1]).codes_differing == 0
+
+
+@pytest.mark.thorough
+def test_the_file_of_another_tool_is_named(model, path, images):
+    path.write_bytes(tf.lite.TFLiteConverter.from_keras_model(bottleneck()).convert())
+    with pytest.raises(ValueError, match=r"that sat_tf.export_tflite did not write, expected one"):
+        sat_tf.verify_tflite(model, path, images)
+
+
+def test_all_operators_that_differ_are_counted_and_advice_is_no_problem(path, images):
+    other = Specimen(bottleneck).quantized()
+    for weight in other.weights:
+        if "kernel" in weight.name:
+            weight.assign(weight[..., ::-1])
+    with pytest.raises(ValueError, match="another model") as refused:
+        sat_tf.verify_tflite(other, path, images)
+    title, *listed, fix = str(refused.value).splitlines()
+    assert fix == "Expected what the model exports to; export it again."
+    assert title.endswith(f"of this one: {len(listed)} problems")
+    assert len(listed) > 1
+    assert all(line.startswith("  - ") for line in listed)
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3)).astype(np.uint8)
+
+
+def _last_pixel(size, kernel, stride, dilation):
+    """The place of the last pixel that the windows of SAME meet, or would beyond the image."""
+    before = placement(size, kernel, stride, dilation, "SAME")[0][0]
+    starts = range(-before, size - before, stride)
+    return max(starts) + dilation * (kernel - 1)
+
+
+def test_windows_end_early_where_the_last_one_does():
+    for size, kernel, stride, dilation in itertools.product(
+        (7, 15, 16), range(1, 6), range(1, 5), (1, 2)
+    ):
+        window = Window((stride, 1), "SAME", (dilation, 1))
+        # Five columns are met whatever the rows do.
+        expected = _last_pixel(size, kernel, stride, dilation) < size - 1
+        assert ends_early((size, 5), (kernel, 3), window) == expected
+    assert not ends_early((16, 16), (1, 1), Window((2, 2), "SAME"))
+    assert not ends_early((16, 16), (1, 3), Window((2, 2), "VALID"))
+
+
+def _exported(path, layer):
+    image = keras.Input((16, 16, 3), name="image")
+    q = calibrated(
+        keras.Model(image, keras.layers.Flatten()(layer(image))), 8, PIXELS.astype(np.float32)
+    )
+    return q, sat_tf.export_tflite(q, path)
+
+
+@pytest.mark.parametrize("kind", [keras.layers.Conv2D, keras.layers.DepthwiseConv2D])
+def test_what_pads_nothing_is_right_in_tensorflow_too(kind, tmp_path):
+    settings = {"filters": 4} if kind is keras.layers.Conv2D else {}
+    path = tmp_path / "model.tflite"
+    layer = kind(kernel_size=3, strides=4, padding="same", name="patches", **settings)
+    q, report = _exported(path, layer)
+    assert (report.runs_from, report.warnings) == ("1.0.0", [])
+    assert sat_tf.verify_tflite(q, path, PIXELS).codes_differing == 0
+    interpreter = tf.lite.Interpreter(str(path))
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], PIXELS[:1])
+    interpreter.invoke()
+    found = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+    expected = Runtime(path.read_bytes(), keep_tensors=False).run(PIXELS[:1])
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_what_pads_on_one_axis_and_ends_early_on_the_other_is_named(tmp_path):
+    path = tmp_path / "model.tflite"
+    layer = keras.layers.Conv2D(4, (1, 3), strides=2, padding="same", name="wide")
+    q, report = _exported(path, layer)
+    assert report.runs_from == "2.2.0"
+    certificate = sat_tf.verify_tflite(q, path, PIXELS)
+    assert certificate.codes_differing == 0  # the release that is installed is right
+    for warnings in (report.warnings, certificate.warnings):
+        (warning,) = warnings
+        assert warning.startswith("wide: the windows of padding='same' end in front of the last")
+        assert "LiteRT before 2.2.0" in warning
+
+
+def test_files_of_other_tools_are_told_too(tmp_path):
+    image, kernel = Grid((1, 16, 16, 2)), constant(np.ones((4, 1, 3, 2)), 0.01)
+    made = Grid((1, 8, 8, 4), 0.5)
+    settings = {"strideH": 2, "strideW": 2, "padding": tfl.Padding.SAME}
+    given = (image, kernel, constant(np.zeros(4)))
+    content = file_of("CONV_2D", given, (made,), version=3, options="Conv2DOptions", **settings)
+    (tmp_path / "other.tflite").write_bytes(content)
+    images = np.random.default_rng(0).integers(-128, 128, (2, 16, 16, 2)).astype(np.int8)
+    found = compare_operators(tmp_path / "other.tflite", images, runtimes=(), progress=False)
+    assert "Note: t3: the windows of padding='same' end" in str(found)

@@ -1,17 +1,36 @@
+import dataclasses
 import json
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.export import evaluate
 from sat_tf.export.certificate import proof
+from sat_tf.export.certificate.certificate import ImagesFrom, read_certificate
+from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
+from sat_tf.export.evaluate import (
+    evaluate_simulator,
+    evaluate_tflite,
+    file_interface,
+    run_tflite,
+)
+from sat_tf.export.file_verification import recheck, verify_file
+from sat_tf.export.litert import processes
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import simulate
-from tests.export.local import keras_tensors, stored
+from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.top_k import top_hits
+from tests.export.damage import changed
+from tests.export.proofs import keras_tensors, stored
 from tests.export.zoo import images_for
 
 
@@ -136,3 +155,192 @@ def test_a_float_head_reads_the_real_values_of_a_requantized_stream(tmp_path):
     file = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=False)
     # The first layer's bias is an integer in the file.
     np.testing.assert_allclose(file.run(images), expected, atol=0.02 * np.abs(expected).max())
+
+
+@pytest.fixture(scope="module")
+def alone(small_file, small_images, tmp_path_factory):
+    path = tmp_path_factory.mktemp("proof") / "certificate.json"
+    labels = np.arange(len(small_images)) % 4
+    return verify_file(
+        small_file,
+        small_images,
+        labels,
+        certificate_path=path,
+        runtimes=("builtin", "reference"),
+    ), path
+
+
+def test_a_file_is_proved_without_its_model_as_with_it(alone, small, small_file, small_images):
+    alone, _ = alone
+    both = sat_tf.verify_tflite(small, small_file, small_images)
+    assert alone.codes_differing == both.codes_differing == 0
+    assert alone.codes_compared == both.codes_compared > 0
+    assert [(t.name, t.sha256, t.counts) for t in alone.codes] == [
+        (t.name, t.sha256, t.counts) for t in both.codes
+    ]
+    assert (alone.reference, both.reference) == ("simulation", "keras")
+    assert (alone.trained, alone.to_dict()["trained_differing"]) == ([], None)
+
+
+def test_every_runtime_is_counted_against_the_simulation(alone):
+    found, _ = alone
+    assert list(found.runtimes) == ["xnnpack", "builtin", "reference"]
+    assert found.refused == {}
+    xnnpack = found.runtimes["xnnpack"]
+    assert (xnnpack.first_differing, xnnpack.agreement) == (None, 1.0)
+    assert xnnpack.largest_output_difference == 0.0
+    assert xnnpack.top1 == found.top1["simulation"] == found.top1["tflite"]
+    for count in found.runtimes.values():
+        differing = [tensor.name for tensor in count.tensors if tensor.codes_differing]
+        assert count.first_differing == (differing[0] if differing else None)
+
+
+def test_a_certificate_holds_for_its_file_and_images(alone, small_file, small_images):
+    _, path = alone
+    found = recheck(small_file, read_certificate(path), small_images)
+    assert found.differences == []
+    assert found.certificate.codes_differing == 0
+
+
+def test_random_images_are_drawn_again(small_file, tmp_path):
+    images = random_images((8, 9, 3), 5, 42)
+    path = tmp_path / "certificate.json"
+    verify_file(small_file, images, certificate_path=path, images_from=ImagesFrom("noise", 42))
+    assert recheck(small_file, read_certificate(path)).differences == []
+
+
+def test_other_images_and_another_file_are_named_at_once(alone, small_file, small_images, tmp_path):
+    recorded, _ = alone
+    other = tmp_path / "other.tflite"
+
+    def another_name(model, graph):
+        model.description = b"another"
+
+    other.write_bytes(changed(small_file.read_bytes(), another_name))
+    expected = r"2 problems(.|\n)*that the certificate was made of(.|\n)*images with the hash"
+    with pytest.raises(ValueError, match=expected):
+        recheck(other, recorded, small_images[::-1])
+
+
+def test_codes_that_are_not_those_of_the_certificate_are_named(
+    alone, small_file, small_images, monkeypatch
+):
+    recorded, _ = alone
+    name = recorded.codes[-1].name
+
+    def wrong_in_the_end(graph, batch, given):
+        tensors = simulate(graph, batch, given)
+        tensors[name] = np.clip(tensors[name] + 1, -128, 127)
+        return tensors
+
+    monkeypatch.setattr(proof, "simulate", wrong_in_the_end)
+    found = recheck(small_file, recorded, small_images)
+    assert found.differences[0] == f"{name}: its codes differ from the certificate"
+    assert "in the certificate" in found.differences[-1]
+
+
+def test_tensors_that_are_not_in_both_are_named(alone, small_file, small_images):
+    recorded, _ = alone
+    first = dataclasses.replace(recorded.codes[0], name="gone")
+    changed_certificate = dataclasses.replace(recorded, codes=[first, *recorded.codes[1:]])
+    found = recheck(small_file, changed_certificate, small_images)
+    assert found.differences == [
+        f"{recorded.codes[0].name}: it is not in the certificate",
+        "gone: it is not in the file",
+    ]
+
+
+def test_a_runtime_that_refuses_the_file_is_told_and_xnnpack_alone_is_an_error(
+    small_file, small_images, monkeypatch
+):
+    refusals = {"xnnpack": None, "builtin": "it ends the process with SIGSEGV"}
+    monkeypatch.setattr(proof, "refusals", lambda content, names: refusals)
+    found = verify_file(small_file, small_images)
+    assert list(found.runtimes) == ["xnnpack", "arm_xnnpack", "arm_xnnpack_unfused"]
+    assert found.refused == {"builtin": "it ends the process with SIGSEGV"}
+    refusals["xnnpack"] = "no memory"
+    with pytest.raises(ValueError, match=r"LiteRT does not run \(no memory\), expected one that"):
+        verify_file(small_file, small_images)
+
+
+@pytest.fixture(scope="module")
+def labels(small_images):
+    return np.random.default_rng(0).integers(0, 4, len(small_images))
+
+
+@pytest.fixture(scope="module")
+def expected(small_file, small_images, labels):
+    outputs = Runtime(small_file.read_bytes(), keep_tensors=False).run(small_images)
+    return {k: top_hits(outputs, labels, k) / len(labels) for k in (1, 2, 4)}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("function", [evaluate_tflite, evaluate_simulator])
+def test_shares_are_those_of_one_interpreter(
+    function, processes, small_file, small_images, labels, expected
+):
+    found = function(
+        small_file, small_images, labels, top=(1, 2, 4), processes=processes, progress=False
+    )
+    assert found.top == expected
+    assert (found.num_images, found.not_finite, found.processes) == (32, 0, processes)
+
+
+def test_a_data_set_of_batches_gives_the_same(small_file, small_images, labels, expected):
+    batches = tf.data.Dataset.from_tensor_slices((small_images, labels)).batch(20)
+    found = evaluate_tflite(small_file, batches, top=(1, 2, 4), processes=2, progress=True)
+    assert found.top == expected
+
+
+def test_a_graph_is_simulated_as_its_file(small_file, small_images, labels, expected):
+    graph = read_graph(small_file.read_bytes(), "file")
+    found = evaluate_simulator(graph, small_images, labels, top=[1], progress=False)
+    assert found.top == {1: expected[1]}
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_outputs_are_in_the_order_of_the_images(small_file, small_images, processes):
+    expected = Runtime(small_file.read_bytes(), keep_tensors=False).run(small_images)
+    found = run_tflite(small_file, small_images, processes=processes, progress=False)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_file_says_what_it_takes(small_file):
+    interface = file_interface(small_file)
+    assert (interface.input_shape, interface.input_type) == ((8, 9, 3), np.uint8)
+    assert interface.num_outputs == 4
+
+
+def test_outputs_that_are_not_finite_are_counted_and_wrong(
+    small_file, small_images, labels, monkeypatch
+):
+    outputs = np.array([[np.nan, 1.0, 0.0], [1.0, 0.0, 0.0], [np.inf, 0.0, 0.0]])
+    batches = [(outputs, np.array([1, 0, 0])), (np.zeros((1, 3)), np.array([1]))]
+    monkeypatch.setattr(evaluate, "_outputs", lambda *_: iter(batches))
+    found = evaluate_tflite(small_file, small_images, labels, top=(1, 2))
+    assert (found.num_images, found.not_finite, found.top) == (4, 2, {1: 0.25, 2: 0.5})
+
+
+def test_a_script_without_a_main_guard_is_run_once(small_file, small_images, labels, tmp_path):
+    np.savez(tmp_path / "data.npz", x=small_images, y=labels)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np\n"
+        "from sat_tf.export import evaluate_tflite\n"
+        "print('started')\n"
+        f"data = np.load({str(tmp_path / 'data.npz')!r})\n"
+        f"evaluate_tflite({str(small_file)!r}, data['x'], data['y'], top=[1], processes=2)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        env=processes.child_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "started\n"
+
+
+def test_paths_may_be_strings(small_file: pathlib.Path, small_images, labels, expected):
+    found = evaluate_tflite(str(small_file), small_images, labels, top=[1], progress=False)
+    assert found.top[1] == expected[1]

@@ -34,8 +34,7 @@ def test_a_flat_model_computes_the_same_bits(name):
     assert not any(isinstance(layer, keras.Model) for layer in flat.layers)
     # The given model is as it was, and shares nothing.
     assert model.get_config() == config
-    for one, other in zip(weights, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(weights, model.get_weights())
     assert not {id(v) for v in model.variables} & {id(v) for v in flat.variables}
 
 
@@ -244,8 +243,7 @@ def test_inputs_and_outputs_keep_their_structure():
     given = {"a": nested_models.images(), "b": nested_models.images(seed=2)}
     expected, found = model(given), flatten(model)(given)
     tf.nest.assert_same_structure(found, expected)
-    for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
-        np.testing.assert_array_equal(one, other)
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 def test_a_model_with_named_inputs_can_be_nested():

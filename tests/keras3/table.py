@@ -28,32 +28,15 @@ def _kernel(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
+def _names(names):
+    return frozenset(names.split())
+
+
 # What makes no tensor of other tensors' values, and is no part of a model.
-WITHOUT_TENSORS = {
-    "arange",
-    "bartlett",
-    "blackman",
-    "convert_to_numpy",
-    "custom_gradient",
-    "dtype",
-    "empty",
-    "eye",
-    "full",
-    "geomspace",
-    "hamming",
-    "hanning",
-    "identity",
-    "is_tensor",
-    "kaiser",
-    "linspace",
-    "logspace",
-    "ndim",
-    "ones",
-    "shape",
-    "size",
-    "tri",
-    "zeros",
-}
+WITHOUT_TENSORS = _names(
+    """arange bartlett blackman convert_to_numpy custom_gradient dtype empty eye full geomspace
+    hamming hanning identity is_tensor kaiser linspace logspace ndim ones shape size tri zeros"""
+)
 OPERATIONS = {
     **_by_name(
         """abs absolute angle arccos arccosh arcsin arcsinh arctan arctanh argsort array cbrt
@@ -274,33 +257,30 @@ OPERATIONS = {
     "image.ssim": _call(ops.image.ssim, (16, 16, 1), (16, 16, 1), max_val=1.0),
 }
 AUGMENTATION = {
-    "AugMix": (),
-    "CutMix": (),
-    "MixUp": (),
+    **dict.fromkeys(
+        _names(
+            """AugMix CutMix MixUp RandAugment RandomColorJitter RandomElasticTransform
+            RandomErasing RandomFlip RandomGaussianBlur RandomGrayscale RandomInvert
+            RandomPerspective Solarization"""
+        ),
+        (),
+    ),
     "Pipeline": ([L.RandomFlip()],),
-    "RandAugment": (),
-    "RandomBrightness": (0.1,),
-    "RandomColorDegeneration": (0.1,),
-    "RandomColorJitter": (),
-    "RandomContrast": (0.1,),
+    **dict.fromkeys(
+        _names(
+            """RandomBrightness RandomColorDegeneration RandomContrast RandomHue RandomRotation
+            RandomSaturation RandomSharpness RandomZoom"""
+        ),
+        (0.1,),
+    ),
     "RandomCrop": (12, 12),
-    "RandomElasticTransform": (),
-    "RandomErasing": (),
-    "RandomFlip": (),
-    "RandomGaussianBlur": (),
-    "RandomGrayscale": (),
-    "RandomHue": (0.1,),
-    "RandomInvert": (),
-    "RandomPerspective": (),
     "RandomPosterization": (4,),
-    "RandomRotation": (0.1,),
-    "RandomSaturation": (0.1,),
-    "RandomSharpness": (0.1,),
     "RandomShear": ((0.0, 0.1),),
     "RandomTranslation": (0.1, 0.1),
-    "RandomZoom": (0.1,),
-    "Solarization": (),
 }
+
+
+NOISE = _names("ActivityRegularization AlphaDropout Dropout GaussianDropout GaussianNoise")
 
 
 def _layer(name, *given, arguments=(), **settings):
@@ -352,30 +332,13 @@ LAYERS = {
         for name in ["Add", "Average", "Concatenate", "Maximum", "Minimum", "Multiply"]
     },
     **{name: _of_list(name, ROWS, ROWS) for name in ["AdditiveAttention", "Attention", "Subtract"]},
-    **{
-        name: _layer(name, NUMBERS, arguments=(0.1,))
-        for name in [
-            "ActivityRegularization",
-            "AlphaDropout",
-            "Dropout",
-            "GaussianDropout",
-            "GaussianNoise",
-        ]
-    },
+    **{name: _layer(name, NUMBERS, arguments=(0.1,)) for name in NOISE},
     **{
         name: _layer(name, NUMBERS)
-        for name in [
-            "BatchNormalization",
-            "ELU",
-            "Identity",
-            "LayerNormalization",
-            "LeakyReLU",
-            "PReLU",
-            "RMSNormalization",
-            "ReLU",
-            "Softmax",
-            "UnitNormalization",
-        ]
+        for name in _names(
+            """BatchNormalization ELU Identity LayerNormalization LeakyReLU PReLU RMSNormalization
+            ReLU Softmax UnitNormalization"""
+        )
     },
     "Activation": _layer("Activation", NUMBERS, arguments=("tanh",)),
     "Bidirectional": _layer("Bidirectional", ROWS, layer=L.LSTM(3)),
@@ -424,168 +387,44 @@ LAYERS = {
 }
 # What is not called on tensors in a model of its own: classes to derive from, inputs, boxes, and
 # programs of libraries that may not be there, which are refused like JaxLayer.
-NOT_CALLED = {
-    "FlaxLayer",
-    "InputLayer",
-    "Layer",
-    "MaxNumBoundingBoxes",
-    "TFSMLayer",
-    "TorchModuleWrapper",
-    "Wrapper",
-}
+NOT_CALLED = _names(
+    "FlaxLayer InputLayer Layer MaxNumBoundingBoxes TFSMLayer TorchModuleWrapper Wrapper"
+)
 
-INTEGER_OPERATIONS = {
-    "abs",
-    "absolute",
-    "add",
-    "average_pool",
-    "clip",
-    "concatenate",
-    "depth_to_space",
-    "elu",
-    "expand_dims",
-    "gelu",
-    "get_item",
-    "hard_sigmoid",
-    "hard_silu",
-    "hard_swish",
-    "leaky_relu",
-    "log_sigmoid",
-    "max_pool",
-    "maximum",
-    "minimum",
-    "multiply",
-    "negative",
-    "pad",
-    "relu",
-    "relu6",
-    "reshape",
-    "selu",
-    "sigmoid",
-    "silu",
-    "softmax",
-    "softplus",
-    "softsign",
-    "space_to_depth",
-    "split",
-    "square",
-    "squeeze",
-    "stack",
-    "subtract",
-    "swish",
-    "tanh",
-    "tanh_shrink",
-    "transpose",
-    "image.resize",
-}
-INTEGER_LAYERS = {
-    "Activation",
-    "Add",
-    "Average",
-    "AveragePooling1D",
-    "AveragePooling2D",
-    "AvgPool1D",
-    "AvgPool2D",
-    "BatchNormalization",
-    "Concatenate",
-    "Conv1D",
-    "Conv1DTranspose",
-    "Conv2D",
-    "Conv2DTranspose",
-    "Convolution1D",
-    "Convolution1DTranspose",
-    "Convolution2D",
-    "Convolution2DTranspose",
-    "Cropping1D",
-    "Cropping2D",
-    "Dense",
-    "DepthwiseConv1D",
-    "DepthwiseConv2D",
-    "ELU",
-    "Flatten",
-    "GlobalAveragePooling1D",
-    "GlobalAveragePooling2D",
-    "GlobalAvgPool1D",
-    "GlobalAvgPool2D",
-    "GlobalMaxPool1D",
-    "GlobalMaxPool2D",
-    "GlobalMaxPooling1D",
-    "GlobalMaxPooling2D",
-    "LayerNormalization",
-    "LeakyReLU",
-    "MaxPool1D",
-    "MaxPool2D",
-    "MaxPooling1D",
-    "MaxPooling2D",
-    "Maximum",
-    "Minimum",
-    "Multiply",
-    "Normalization",
-    "PReLU",
-    "Permute",
-    "ReLU",
-    "RepeatVector",
-    "Rescaling",
-    "Reshape",
-    "Resizing",
-    "SeparableConv1D",
-    "SeparableConv2D",
-    "SeparableConvolution1D",
-    "SeparableConvolution2D",
-    "Softmax",
-    "Subtract",
-    "TimeDistributed",
-    "UpSampling1D",
-    "UpSampling2D",
-    "ZeroPadding1D",
-    "ZeroPadding2D",
-}
+INTEGER_OPERATIONS = _names(
+    """abs absolute add average_pool clip concatenate depth_to_space elu expand_dims gelu get_item
+    hard_sigmoid hard_silu hard_swish leaky_relu log_sigmoid max_pool maximum minimum multiply
+    negative pad relu relu6 reshape selu sigmoid silu softmax softplus softsign space_to_depth
+    split square squeeze stack subtract swish tanh tanh_shrink transpose image.resize"""
+)
+INTEGER_LAYERS = _names(
+    """Activation Add Average AveragePooling1D AveragePooling2D AvgPool1D AvgPool2D
+    BatchNormalization Concatenate Conv1D Conv1DTranspose Conv2D Conv2DTranspose Convolution1D
+    Convolution1DTranspose Convolution2D Convolution2DTranspose Cropping1D Cropping2D Dense
+    DepthwiseConv1D DepthwiseConv2D ELU Flatten GlobalAveragePooling1D GlobalAveragePooling2D
+    GlobalAvgPool1D GlobalAvgPool2D GlobalMaxPool1D GlobalMaxPool2D GlobalMaxPooling1D
+    GlobalMaxPooling2D LayerNormalization LeakyReLU MaxPool1D MaxPool2D MaxPooling1D MaxPooling2D
+    Maximum Minimum Multiply Normalization PReLU Permute ReLU RepeatVector Rescaling Reshape
+    Resizing SeparableConv1D SeparableConv2D SeparableConvolution1D SeparableConvolution2D Softmax
+    Subtract TimeDistributed UpSampling1D UpSampling2D ZeroPadding1D ZeroPadding2D"""
+)
 # They act in training only.
-GONE = {*AUGMENTATION, "stop_gradient"} | {
-    "ActivityRegularization",
-    "AlphaDropout",
-    "Dropout",
-    "GaussianDropout",
-    "GaussianNoise",
-    "Identity",
-    "SpatialDropout1D",
-    "SpatialDropout2D",
-    "SpatialDropout3D",
+GONE = {*AUGMENTATION, *NOISE, "stop_gradient", "Identity"} | {
+    f"SpatialDropout{rank}D" for rank in (1, 2, 3)
 }
 _BATCHES, _PYTHON = "Keras 3 itself does not run on batches of any size", "that no file can hold"
 _OUTPUTS, _STRINGS = "with several outputs, expected layer", "received an input of string"
 # The reasons of those that are not even left float.
 REFUSED = {
     **dict.fromkeys(
-        [
-            "conv_transpose",
-            "corrcoef",
-            "gcd",
-            "histogram",
-            "isin",
-            "kron",
-            "lcm",
-            "lu_factor",
-            "nanmedian",
-            "nanpercentile",
-            "nanquantile",
-            "unfold",
-            "unravel_index",
-            "view_as_complex",
-        ],
+        _names(
+            """conv_transpose corrcoef gcd histogram isin kron lcm lu_factor nanmedian nanpercentile
+            nanquantile unfold unravel_index view_as_complex"""
+        ),
         _BATCHES,
     ),
     **dict.fromkeys(
-        [
-            "associative_scan",
-            "fori_loop",
-            "jvp",
-            "map",
-            "scan",
-            "switch",
-            "vectorized_map",
-            "while_loop",
-        ],
+        _names("associative_scan fori_loop jvp map scan switch vectorized_map while_loop"),
         _PYTHON,
     ),
     **dict.fromkeys(["GRUCell", "LSTMCell", "SimpleRNNCell", "StackedRNNCells"], _OUTPUTS),

@@ -8,7 +8,7 @@ import pytest
 
 import sat_tf
 from tests.keras3 import scenario
-from tests.keras3.networks import digits_network, pixels_and_labels
+from tests.keras3.models import digits_network, pixels_and_labels
 from tests.keras3.processes import run_on
 
 pytestmark = pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")

@@ -1,12 +1,18 @@
 """Keras 3 models on their way to a phone."""
 
+import pathlib
+import sys
+
 import keras as keras3
+import keras3_applications
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
+from sat_tf.commands import main
 from tests.keras3 import models
+from tests.keras3.models import digits_network
 
 L = keras3.layers
 
@@ -43,3 +49,69 @@ def test_outputs_keep_their_names_and_a_saved_model_knows_them(tmp_path):
         run = Interpreter(str(tmp_path / "model.tflite")).get_signature_runner()
         assert list(run.get_input_details()) == ["picture"]
         assert set(run.get_output_details()) == {"probs", "box"}
+
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+
+
+_QUICK = ("MobileNet",)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if name in _QUICK else pytest.mark.slow)
+        for name in keras3_applications.FAMILIES
+    ],
+)
+def test_a_network_trains_a_step_and_no_code_of_its_file_differs(name):
+    row = keras3_applications.make_row(name)
+    assert float(row["largest difference of a layer"]) <= 1e-5
+    assert row["loss is finite"]
+    assert row["codes compared"] > 1000
+    assert row["codes differing"] == 0
+
+
+def _said(capsys):
+    captured = capsys.readouterr()
+    return " ".join((captured.out + captured.err).split())
+
+
+def _saved(path, *layers):
+    image = keras3.Input((8, 8, 3), name="image")
+    x = L.Conv2D(4, 3, use_bias=False, name="conv")(image)
+    x = L.ReLU(name="relu")(L.BatchNormalization(name="bn")(x))
+    for layer in layers:
+        x = layer(x)
+    x = L.Dense(3, name="head")(L.GlobalAveragePooling2D(name="pool")(x))
+    models.pretend_trained(keras3.Model(image, x, name="small")).save(path)
+    return str(path)
+
+
+def test_audit_converts_a_file_of_keras_3_and_says_so(tmp_path, capsys):
+    path = _saved(tmp_path / "model.keras")
+    assert main.main(["audit", path]) == 0
+    words = _said(capsys)
+    assert f"saved by Keras {keras3.__version__}; converted to tf_keras" in words
+    assert "head" in words
+
+
+def test_export_names_the_step_that_is_left(tmp_path, capsys):
+    path = _saved(tmp_path / "model.keras")
+    assert main.main(["export", path]) != 0
+    assert "call sat_tf.quantize_model(model, policy)" in _said(capsys)
+
+
+def test_a_file_that_cannot_be_converted_says_why(tmp_path, capsys):
+    path = _saved(tmp_path / "model.keras", L.RMSNormalization(name="rms"))
+    assert main.main(["audit", path]) == 2
+    assert "rms: received RMSNormalization, which tf_keras does not have" in _said(capsys)
+
+
+@pytest.mark.thorough
+def test_a_quantized_file_of_keras_3_is_exported(tmp_path, capsys):
+    path = tmp_path / "quantized.keras"
+    sat_tf.quantize_model(digits_network(), 4).save(path)
+    assert main.main(["export", str(path)]) == 0
+    assert (tmp_path / "quantized.tflite").is_file()

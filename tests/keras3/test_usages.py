@@ -8,7 +8,7 @@ import pytest
 
 import sat_tf
 from tests.keras3 import usages
-from tests.keras3.networks import digits_network, pixels_and_labels
+from tests.keras3.models import digits_network, pixels_and_labels
 from tests.keras3.processes import run_on
 
 pytestmark = [

@@ -206,8 +206,7 @@ def test_training_that_is_resumed_is_bit_for_bit_that_which_never_stopped(data, 
     state = tf.train.Checkpoint(model=second, optimizer=second.optimizer)
     state.read(str(tmp_path / "state")).expect_partial()
     _fit(second, data, epochs=2)
-    for one, other in zip(whole.variables, second.variables, strict=True):
-        np.testing.assert_array_equal(other, one, err_msg=one.name)
+    np.testing.assert_equal(whole.get_weights(), second.get_weights())
 
 
 @pytest.mark.thorough
@@ -262,8 +261,10 @@ def test_compiling_one_width_changes_nothing_for_the_whole(data):
     other.at_bits(2).compile(loss="mse")
     for each in (model, other):
         each.train_on_batch(data[0][:32], data[1][:32])
-    for one, two in zip(model.trainable_variables, other.trainable_variables, strict=True):
-        np.testing.assert_array_equal(one, two)
+    np.testing.assert_equal(
+        keras.backend.batch_get_value(model.trainable_variables),
+        keras.backend.batch_get_value(other.trainable_variables),
+    )
 
 
 class _Scaled(keras.losses.Loss):
@@ -316,5 +317,4 @@ def test_a_loaded_model_goes_on_training_as_the_saved_one_does(data, tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     one, other = _fit(model, data, epochs=1), _fit(loaded, data, epochs=1)
     assert one == other
-    for old, new in zip(model.variables, loaded.variables, strict=True):
-        np.testing.assert_array_equal(old, new)
+    np.testing.assert_equal(model.get_weights(), loaded.get_weights())

@@ -449,8 +449,7 @@ def test_ranges_of_smaller_values_that_were_calibrated_before_clip_nothing_behin
     model = sat_tf.calibrate(_with_a_float_layer(), VALUES)
     sat_tf.calibrate(model, 100.0 * VALUES)
     expected = sat_tf.calibrate(_with_a_float_layer(), 100.0 * VALUES)
-    for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(model.get_weights(), expected.get_weights())
 
 
 @pytest.mark.filterwarnings("ignore::sat_tf.qat.layout.GuessedClippingLevelsWarning")
@@ -460,8 +459,7 @@ def test_a_calibration_that_fails_leaves_the_ranges_of_what_float_layers_read():
     before = model.get_weights()
     with pytest.raises(ValueError, match="NaN or infinite"):
         sat_tf.calibrate(model, VALUES)
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(model.get_weights(), before)
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,7 @@ def test_a_training_that_destroys_the_model_gives_back_its_start():
     tuned = _tuned(model, epochs=2, learning_rate=1e6)
     assert tuned.kept_epoch == 0
     assert tuned.tried == {}
-    for expected, weight in zip(start, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(weight, expected)
+    np.testing.assert_equal(start, model.get_weights())
 
 
 def test_the_model_is_that_of_the_epoch_with_the_highest_score():
@@ -96,8 +95,7 @@ def test_a_training_that_is_stopped_ends_with_the_model_of_one_that_is_not(tmp_p
     np.testing.assert_array_equal(np.array(resumed.epochs), np.array(expected.epochs))
     assert resumed.kept_epoch == expected.kept_epoch
     assert resumed.tried == expected.tried
-    for one, other in zip(whole.get_weights(), again.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(whole.get_weights(), again.get_weights())
     # That of other settings is not gone on with.
     with pytest.raises(sat_tf.messages.RunError, match="received no unfinished training"):
         _tuned(_calibrated(), is_expected=True, **{**options, "epochs": 2})

@@ -3,12 +3,17 @@ import warnings
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
+from tensorflow_model_optimization.python.core.quantization.keras import quantize_wrapper
 
 import sat_tf
+from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.lsq import LsqQuantizer
+from sat_tf.quantizers.pact import StreamQuantizer
 from tests.qat import float_models
 
 L = keras.layers
@@ -35,8 +40,7 @@ def test_tfmots_way_and_the_short_one_give_the_same_model(name, policy):
     ours = sat_tf.quantize_model(float_models.build(name), policy)
     theirs = quantize_apply(annotate_model(float_models.build(name)), scheme=scheme)
     assert ours.get_config() == theirs.get_config()
-    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(ours.get_weights(), theirs.get_weights())
     images = float_models.images()
     np.testing.assert_array_equal(ours(images), theirs(images))
 
@@ -265,3 +269,36 @@ def test_the_registry_of_the_scheme_answers_tfmot():
     assert config.fields["weight_bits"] == 3
     with pytest.raises(ValueError, match="odd: received UnitNormalization"):
         registry.get_quantize_config(L.UnitNormalization(name="odd"))
+
+
+def _config():
+    output = StreamQuantizer(num_bits=4, initial_clipping_level=3.0)
+    return PlacedConfig(weights=LsqQuantizer(num_bits=4), output=output)
+
+
+def test_tfmots_wrapper_computes_and_trains_as_ours():
+    x = tf.constant(np.random.default_rng(0).normal(size=(8, 5)).astype(np.float32))
+    made = []
+    for wrap in (quantize_wrapper.QuantizeWrapperV2, QuantizedLayer):
+        layer = L.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+        wrapped = wrap(layer, _config())
+        with tf.GradientTape() as tape:
+            outputs = wrapped(x, training=True)
+        variables = {v.name.split("/")[-1].split(":")[0]: v for v in wrapped.trainable_variables}
+        assert {"kernel", "bias", "magnitude", "clipping_level"} == set(variables)
+        made.append((outputs, tape.gradient(outputs, variables)))
+    (expected, gradients), (found, others) = made
+    np.testing.assert_array_equal(found, expected)
+    for name, gradient in gradients.items():
+        np.testing.assert_array_equal(others[name], gradient, err_msg=name)
+
+
+def test_what_tfmot_is_given_is_one_of_its_quantizers():
+    layer = L.Dense(3)
+    layer.build((None, 5))
+    config = _config()
+    ((kernel, quantizer),) = config.get_weights_and_quantizers(layer)
+    assert kernel is layer.kernel
+    for one in (quantizer, *config.get_output_quantizers(layer)):
+        assert isinstance(one, tfmot.quantization.keras.quantizers.Quantizer)
+    assert quantizer.get_config() == config.weights.get_config()

@@ -13,6 +13,7 @@ from sat_tf.qat import calibrate, walk
 from sat_tf.qat.calibrate import call_node, estimate_statistics
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.shared_grids import CoarseValuesWarning
+from sat_tf.qat.walk import as_graph
 from tests.qat import float_models
 
 L = keras.layers
@@ -169,8 +170,7 @@ def test_a_normalization_in_parts_is_that_of_the_whole_batch_bit_for_bit(parted,
         model.add(L.ReLU())
         model.add(L.BatchNormalization())
         found.append(_statistics(model, images))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(*found)
 
 
 def test_a_normalization_that_is_called_twice_is_in_parts_that_of_whole_batches(parted):
@@ -184,8 +184,7 @@ def test_a_normalization_that_is_called_twice_is_in_parts_that_of_whole_batches(
         behind = twice(L.ReLU()(twice(image)))
         model = keras.Model(image, L.BatchNormalization()(L.Add()([behind, image])))
         found.append(_statistics(model, images))
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(*found)
 
 
 @pytest.mark.filterwarnings("ignore::sat_tf.qat.layout.GuessedClippingLevelsWarning")
@@ -250,3 +249,26 @@ def test_the_peak_of_calibration_does_not_grow_with_the_images():
     few, many = map(float, run.stdout.split())
     assert few < 2.5 * 151
     assert many < few + 24
+
+
+class Probe:
+    def __init__(self, factor):
+        self.factor, self.traced = factor, 0
+        self.measure = as_graph(self.run)
+
+    def run(self, x):
+        self.traced += 1
+        return self.factor * x
+
+
+def test_a_measurement_is_traced_once_for_equal_shapes():
+    probe = Probe(3.0)
+    assert [float(probe.measure(tf.constant(x))) for x in (1.0, 2.0)] == [3.0, 6.0]
+    assert probe.traced == 1
+
+
+def test_probes_of_many_models_are_no_reason_to_warn(caplog):
+    # TensorFlow warns from the fifth of the last ten calls that trace on.
+    for factor in range(8):
+        Probe(float(factor)).measure(tf.constant(1.0))
+    assert "retracing" not in caplog.text

@@ -118,7 +118,7 @@ sys.path.insert(0, sys.argv[1])
 _TRAINED = f"""{_IN_FOLDER}
 import keras, numpy as np
 import sat_tf, power_of_two
-from tests.keras3.networks import digits_network, pixels_and_labels
+from tests.keras3.models import digits_network, pixels_and_labels
 
 keras.utils.set_random_seed(0)
 images, labels = pixels_and_labels(128)

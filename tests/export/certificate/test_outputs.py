@@ -22,8 +22,8 @@ from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.tflite.contents import Contents, StoredOperator, StoredTensor
 from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.top_k import top_hits
+from tests.export.layer_models import detector, unet
 from tests.export.proofs import calibrated, proved
-from tests.export.task_models import detector, unet
 
 L = keras.layers
 

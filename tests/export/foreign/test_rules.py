@@ -13,7 +13,7 @@ from sat_tf.export.kernels.kernel_sets import (
 from sat_tf.export.litert.processes import loaded
 from tests import reference
 from tests.export.foreign.one_operator import Grid, constant, file_of
-from tests.export.local import KERNELS
+from tests.export.proofs import KERNELS
 
 ALL_CODES = np.arange(-128, 128).astype(np.int8)
 SHAPE = (1, 8, 8, 4)

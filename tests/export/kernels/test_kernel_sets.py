@@ -1,27 +1,45 @@
 """Simulations with the rules of a kernel set, against the kernels: every code of every tensor."""
 
+import itertools
+
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import sat_tf
+from sat_tf.export.kernels import functions
+from sat_tf.export.kernels.bilinear import (
+    OF_BUILTIN,
+    OF_XNNPACK,
+    OF_XNNPACK_FUSED,
+    Grid,
+    interpolated,
+)
+from sat_tf.export.kernels.functions import Grids
 from sat_tf.export.kernels.kernel_sets import (
+    ARM,
+    ARM_UNFUSED,
     BUILTIN_ARM,
     BUILTIN_X86,
     KERNEL_SETS,
+    MICRO,
     REFERENCE,
+    X86,
     Engine,
 )
+from sat_tf.export.kernels.softmax import powers
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, PROBABILITIES, Softmax, table_of
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.pools import Mean
+from sat_tf.export.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
-from sat_tf.export.tflite.tensors import Codes, Image, Tensor
+from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
 from tests.export import zoo
-from tests.export.local import own_count
+from tests.export.proofs import assert_simulated, own_count
 
 RUNTIMES = ("builtin", "reference")
 
@@ -184,3 +202,262 @@ def test_kernels_that_xnnpack_leaves_convolutions_to_differ_by_processor(packed)
     x86, *others = found
     for other in others:
         assert any(np.any(x86[name] != other[name]) for name in graph.integer_tensors)
+
+
+CODES = Codes(np.float32(0.1), 9)
+LITERT = ("xnnpack", "builtin", "reference")
+PLACES = ({}, {"half_pixel_centers": False}, {"half_pixel_centers": False, "align_corners": True})
+SHAPE = (5, 6, 9)
+
+
+def resizing(size, **places) -> tuple[bytes, ResizeBilinear]:
+    operation = ResizeBilinear(("a",), "y", size, **places)
+    return of_codes([SHAPE], [(operation, (*size, SHAPE[-1]), CODES)], [CODES]), operation
+
+
+def images(shape, count=8):
+    return np.random.default_rng(2).integers(-128, 128, (count, *shape)).astype(np.int8)
+
+
+@pytest.mark.parametrize("runtime", LITERT)
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("size", [(10, 12), (20, 24), (40, 48), (7, 13), (3, 2), (1, 1), (15, 18)])
+def test_resized_images_are_those_of_the_kernels(size, places, runtime):
+    assert_simulated(resizing(size, **places)[0], "y", images(SHAPE), runtime)
+
+
+def test_every_code_between_two_pixels_is_that_of_the_kernels():
+    pairs = np.stack(np.meshgrid(*[np.arange(-128, 128)] * 2, indexing="ij"), -1)
+    pairs = pairs.reshape(1, 1, -1, 2).swapaxes(2, 3).astype(np.int8)
+    shape = pairs.shape[1:]
+    for width, runtime in itertools.product((4, 5), LITERT):
+        operation = ResizeBilinear(("a",), "y", (1, width))
+        content = of_codes([shape], [(operation, (1, width, shape[-1]), CODES)], [CODES])
+        assert_simulated(content, "y", pairs, runtime)
+
+
+@pytest.mark.parametrize("runtime", LITERT)
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("size", [(2, 2), (3, 3), (1, 4), (24, 5), (25, 25)])
+def test_means_of_windows_are_those_of_the_kernels(size, padding, runtime):
+    shape, strides = (25, 25, 9), (2, 3)
+    made = [
+        -(-length // stride) if padding == "SAME" else -(-(length - window + 1) // stride)
+        for length, window, stride in zip(shape, size, strides, strict=False)
+    ]
+    operation = AveragePool(("a",), "y", size, Window(strides, padding))
+    content = of_codes([shape], [(operation, (*made, 9), CODES)], [CODES])
+    assert_simulated(content, "y", images(shape, 3), runtime)
+
+
+@pytest.mark.parametrize("runtime", LITERT)
+def test_means_of_all_pairs_of_codes_are_those_of_the_kernels(runtime):
+    pairs = np.stack(np.meshgrid(*[np.arange(-128, 128)] * 2, indexing="ij"), -1)
+    pairs = pairs.reshape(1, 1, -1, 1).astype(np.int8)
+    operation = AveragePool(("a",), "y", (1, 2), Window((1, 2)))
+    shape = pairs.shape[1:]
+    made = (1, shape[1] // 2, 1)
+    content = of_codes([shape], [(operation, made, CODES)], [CODES])
+    assert_simulated(content, "y", pairs, runtime)
+
+
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("size", [(10, 12), (7, 13), (3, 2), (1, 1)])
+def test_float_values_between_pixels_are_those_of_tensorflow_to_the_last_bit(size, places):
+    values = np.random.default_rng(3).normal(size=(8, *SHAPE)).astype(np.float32)
+    grids = (Grid(*lengths, **places) for lengths in zip(SHAPE, size, strict=False))
+    settings = {"half_pixel_centers": True, **places}
+    expected = tf.compat.v1.image.resize_bilinear(values, size, **settings).numpy()
+    np.testing.assert_array_equal(interpolated(values, *grids), expected)
+
+
+def test_neighbours_have_weights_of_11_bits_in_xnnpack_and_of_10_elsewhere():
+    grid = Grid(3, 7)
+    exact = np.clip((np.arange(7) + 0.5) * 3 / 7 - 0.5, 0, 2) % 1
+    np.testing.assert_array_equal(OF_XNNPACK.places(grid).weights, np.rint(exact * 2048))
+    found = OF_BUILTIN.places(grid)
+    inside = slice(1, 6)
+    assert np.max(np.abs(found.weights[inside] / 1024 - exact[inside])) < 7 / 1024
+    assert X86.interpolation is OF_XNNPACK
+    assert BUILTIN_X86.interpolation is REFERENCE.interpolation is OF_BUILTIN
+
+
+def test_a_file_tells_that_xnnpack_resizes_alike_on_all_processors():
+    content, operation = resizing((10, 12))
+    found = operation.portability(read_graph(content, "file"))
+    assert found.holds
+    assert found.inputs == 22
+
+
+def test_a_place_on_a_pixel_is_one_place_whichever_neighbour_has_all_the_weight():
+    rules = OF_XNNPACK, OF_XNNPACK_FUSED
+    one, other = (rule.places(Grid(3, 25)) for rule in rules)
+    assert np.any(one.weights != other.weights)
+    np.testing.assert_array_equal(one.positions(11), other.positions(11))
+
+
+def test_places_of_rounded_steps_that_lie_beyond_the_image_are_told():
+    operation = ResizeBilinear(("a",), "y", (5, 110), half_pixel_centers=False)
+    content = of_codes([(5, 2, 1)], [(operation, (5, 110, 1), CODES)], [CODES])
+    graph = read_graph(content, "file")
+    for kernels in (BUILTIN_X86, REFERENCE, MICRO):
+        assert "beyond images of 2 pixels that become 110" in graph.ends_process(kernels)
+    assert graph.ends_process(X86) is None
+    # The last place is the last one that the builtin kernels' simulation reads.
+    simulate(graph.on(REFERENCE), images((5, 2, 1)))
+
+
+def a_file(scale: float, classes: int) -> bytes:
+    made = [(Softmax(("a",), "p"), (classes,), PROBABILITIES)]
+    return of_codes([(classes,)], made, [Codes(np.float32(scale), 9)])
+
+
+def rows(classes: int, count: int = 100) -> np.ndarray:
+    rng = np.random.default_rng(classes)
+    spread, middle = rng.choice([4, 20, 128], (count, 1)), rng.integers(-60, 60, (count, 1))
+    values = middle + spread * rng.uniform(-1, 1, (count, classes))
+    return np.clip(values, -128, 127).astype(np.int8)
+
+
+@pytest.mark.parametrize("runtime", LITERT)
+@pytest.mark.parametrize("classes", [2, 17, 100])
+@pytest.mark.parametrize("scale", [0.003, 0.0625, 0.31, 1.7])
+def test_probabilities_are_those_of_the_kernels(scale, classes, runtime):
+    assert_simulated(a_file(scale, classes), "p", rows(classes), runtime)
+
+
+@pytest.mark.parametrize("kernels", [X86, BUILTIN_ARM, REFERENCE], ids=lambda one: one.name)
+@pytest.mark.parametrize("scale", [0.003, 0.0625, 0.31, 1.7])
+def test_probabilities_are_within_a_code_of_real_ones(scale, kernels):
+    stored = rows(100).astype(np.int32)
+    real = np.exp(stored * np.float64(np.float32(scale)))
+    real = np.minimum(256.0 * real / real.sum(-1, keepdims=True), 255.0) - 128.0
+    assert np.max(np.abs(kernels.softmax(stored, np.float32(scale)) - real)) < 0.53
+
+
+def test_x86_and_arm_differ_in_about_one_code_of_a_thousand_by_one():
+    stored, scale = rows(40, 3000).astype(np.int32), np.float32(0.05)
+    found = BUILTIN_X86.softmax(stored, scale) - BUILTIN_ARM.softmax(stored, scale)
+    assert np.max(np.abs(found)) == 1
+    assert 1e-4 < np.mean(found != 0) < 3e-3
+
+
+def test_powers_are_those_of_differences_times_the_scale():
+    found = powers(np.float32(0.5))
+    np.testing.assert_allclose(found[:3], [1.0, 0.60653066, 0.36787944], rtol=1e-7)
+    assert found.dtype == np.float32
+    assert found.size == 256
+
+
+def test_every_pixel_has_probabilities_of_its_own():
+    shape = (3, 2, 7)
+    content = of_codes(
+        [shape], [(Softmax(("a",), "p"), shape, PROBABILITIES)], [Codes(np.float32(0.07), 9)]
+    )
+    stored = np.random.default_rng(1).integers(-128, 128, (50, *shape)).astype(np.int8)
+    assert_simulated(content, "p", stored, "xnnpack")
+
+
+def test_a_file_keeps_where_its_codes_hold():
+    graph = read_graph(a_file(0.1, 4), "softmax")
+    (softmax,) = (one for one in graph.operations if isinstance(one, Softmax))
+    portability = softmax.portability(graph)
+    assert not portability.holds
+    assert "one code of a thousand" in " ".join(portability.why.split())
+    others = [one for one in graph.operations if one is not softmax]
+    assert all(one.portability(graph).holds for one in others)
+
+
+def test_another_grid_of_probabilities_is_not_read():
+    made = [(Softmax(("a",), "p"), (4,), Codes(np.float32(1 / 255), -128))]
+    content = of_codes([(4,)], made, [Codes(np.float32(0.1), 0)])
+    with pytest.raises(ValueError, match="expected 1/256 and -128"):
+        read_graph(content, "softmax")
+
+
+ONE, EIGHTH = np.float32(1.0), np.float32(0.125)
+
+
+# 1.5, 2.5 and -1.5 codes; the zero point is odd, so that half to even moves with it.
+@pytest.mark.parametrize(
+    ("rounding", "expected"),
+    [
+        (functions.rounded_half_away, [2, 3, -2]),
+        (functions.rounded_moved, [1, 3, -1]),
+        (functions.rounded_moved_fused, [1, 3, -1]),
+    ],
+)
+def test_halves_of_tables(rounding, expected):
+    values = np.float32([1.5, 2.5, -1.5])
+    assert rounding(values, ONE, 1).astype(int).tolist() == expected
+
+
+def test_a_fused_product_is_not_rounded_before_the_zero_point_is_added():
+    # 3 · f32(1/6) is a little more than 0.5 before it is rounded to float32, which makes it 0.5.
+    value, scale = np.float32([3.0]), np.float32(6.0)
+    assert functions.rounded_moved(value, scale, 0).tolist() == [0.0]
+    assert float(value[0]) * float(ONE / scale) > 0.5
+    assert functions.rounded_moved_fused(value, scale, 0).tolist() == [0.0]  # float32 holds 0.5
+    assert functions.rounded_moved_fused(np.float32([3.0000002]), scale, 0).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("name", KERNEL_SETS)
+def test_sigmoid_and_tanh_have_the_codes_of_their_definition(name):
+    source = Codes(np.float32(0.5), 0)
+    sigmoid = table_of("LOGISTIC", {}, source, Codes(*FIXED_GRIDS["LOGISTIC"]), KERNEL_SETS[name])
+    # sigmoid(-64) is 0, sigmoid(-0.5) is 0.37754, sigmoid(0) is 0.5, and sigmoid(63.5) is 1.
+    assert sigmoid[[0, 127, 128, 255]].tolist() == [-128, 97 - 128, 0, 127]
+    tanh = table_of("TANH", {}, source, Codes(*FIXED_GRIDS["TANH"]), KERNEL_SETS[name])
+    # tanh(0.5) is 0.46212.
+    assert tanh[[0, 127, 128, 129, 255]].tolist() == [-128, -59, 0, 59, 127]
+
+
+def test_a_hard_swish_is_0_below_minus_3_and_x_above_3():
+    found = functions.hard_swish(np.array([-40, -25, 25, 40]), Grids(EIGHTH, EIGHTH))
+    assert found.tolist() == [0, 0, 25, 40]
+
+
+def test_vectors_of_arm_round_negative_halves_of_a_hard_swish_up():
+    codes = np.arange(-24, 0)
+    away = functions.hard_swish(codes, Grids(EIGHTH, EIGHTH / 2))
+    up = functions.hard_swish_of_arm(codes, Grids(EIGHTH, EIGHTH / 2))
+    assert set((up - away).tolist()) <= {0, 1}
+    assert BUILTIN_ARM.hard_swish is ARM.hard_swish is ARM_UNFUSED.hard_swish
+    assert BUILTIN_X86.hard_swish is X86.hard_swish is REFERENCE.hard_swish
+
+
+def test_a_leaky_rectifier_of_xnnpack_has_8_bits_behind_the_point():
+    # 0.3 is 77/256, and 100 · 77/256 is 30.08.
+    settings = {"alpha": 0.3}
+    codes = np.array([-100, -5, 100])
+    assert functions.leaky_of_xnnpack(codes, Grids(ONE, ONE, 0, settings)).tolist() == [
+        -30,
+        -2,
+        100,
+    ]
+    assert BUILTIN_X86.leaky(codes, Grids(ONE, ONE, 0, settings)).tolist() == [
+        -30,
+        -2,
+        100,
+    ]
+    # Of -1.5 codes, a product of 31 bits and a shift: one rounds half up, the other away from zero.
+    eighth = {"alpha": 0.125}
+    assert functions.leaky_of_xnnpack(np.array([-12]), Grids(ONE, ONE, 0, eighth)).tolist() == [-1]
+    assert BUILTIN_X86.leaky(np.array([-12]), Grids(ONE, ONE, 0, eighth)).tolist() == [-2]
+
+
+def test_xnnpack_leaves_small_multipliers_to_the_builtin_kernels():
+    settings, codes = {"alpha": 0.002}, np.array([-128])
+    assert functions.leaky_of_xnnpack(codes, Grids(ONE, ONE, 0, settings)).tolist() == [0]
+    settings = {"alpha": 0.0039}  # below 1/256, which would make -0.5 codes of -128
+    found = functions.leaky_of_xnnpack(codes, Grids(ONE, ONE, 0, settings))
+    assert found.tolist() == BUILTIN_X86.leaky(codes, Grids(ONE, ONE, 0, settings)).tolist()
+
+
+def test_every_row_names_options_that_its_rule_takes():
+    codes = Codes(EIGHTH, 0)
+    values = {"alpha": 0.25, "approximate": False}
+    for name, row in NATIVE.items():
+        settings = {key: values[key] for key in row.settings}
+        output = Codes(*FIXED_GRIDS.get(name, (EIGHTH, 0)))
+        assert table_of(name, settings, codes, output, X86).shape == (256,)

@@ -2,10 +2,16 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+import tf_keras as keras
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from sat_tf.export.lowering import scales
+import sat_tf
+from sat_tf.export import read_graph, simulate
+from sat_tf.export.kernels.kernel_sets import ARM, ARM_UNFUSED, X86, XNNPACK_SETS
+from sat_tf.export.lowering import portable_scales, scales
+from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
+from sat_tf.export.lowering.portable_scales import make_portable
 from sat_tf.export.lowering.scales import (
     Channel,
     floor_scales,
@@ -15,8 +21,15 @@ from sat_tf.export.lowering.scales import (
 )
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, requantization_multipliers
+from sat_tf.export.operations.operation import Basis, Operation
+from sat_tf.export.operations.pairs import Concatenate, Pair
+from sat_tf.export.operations.pointwise import Pointwise
+from sat_tf.export.operations.pools import MaxPool, Mean
+from sat_tf.export.operations.quantize import ShiftImage
 from sat_tf.export.operations.windows import LinearKind
-from sat_tf.export.tflite.tensors import Codes, Tensor
+from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
+from tests.export import layer_models, reference, zoo
+from tests.export.proofs import calibrated
 
 
 def _graph(kernel, weight_scales, bias, *, source=0.5, output=0.25) -> Graph:
@@ -209,3 +222,237 @@ def test_the_factor_of_preprocessing_makes_its_constant_an_integer():
     bias = -127.5 * factor
     assert factor >= 64
     assert bias == round(bias)
+
+
+ONE = np.float32(1.0)
+PRODUCT = Pair(("a", "b"), "y", Pointwise.PRODUCT)
+
+
+def _portable_graph(tensors: dict[str, Codes], *operations: Operation, size: int = 1) -> Graph:
+    made = {name: Tensor(name, (size, size, 1), codes) for name, codes in tensors.items()}
+    return Graph("made", made, operations, (), operations[-1].output)
+
+
+def _product(ratio: float, zero_point: int = 0) -> Graph:
+    output = Codes(np.float32(1.0 / ratio), zero_point)
+    return _portable_graph({"a": Codes(ONE, 0), "b": Codes(ONE, -128), "y": output}, PRODUCT)
+
+
+def _scale(graph: Graph, name: str = "y") -> np.float32:
+    return graph.codes(name).scale
+
+
+def test_half_a_code_differs_on_arm_until_the_scale_moves_by_one_unit():
+    graph = _product(0.5)
+    found = PRODUCT.portability(graph)
+    assert found.basis is Basis.ENUMERATED
+    # Every product of codes from -128 to 127 and from 0 to 255.
+    assert found.inputs == len({a * b for a in range(-128, 128) for b in range(256)})
+    assert found.differing[ARM.name] == found.differing[ARM_UNFUSED.name] > 0
+    moved = make_portable(graph)
+    assert moved.moved_scales == {"y": -1}
+    assert _scale(moved) == np.nextafter(_scale(graph), np.float32(0))
+    assert PRODUCT.portability(moved).holds
+    assert not moved.warnings
+
+
+def test_a_product_that_is_portable_keeps_its_scale():
+    graph = _product(1 / 3.0001)
+    assert PRODUCT.portability(graph).holds
+    assert make_portable(graph) == graph
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    ratio=st.one_of(
+        st.floats(2.0**-9, 0.5, width=32),
+        st.integers(1, 9).map(lambda bits: 2.0**-bits),
+        st.integers(2, 255).map(lambda odd: 1.0 / odd),
+    ),
+    product=st.integers(-128 * 255, 127 * 255),
+)
+def test_a_moved_product_has_the_same_codes_by_both_rules_in_whole_numbers(ratio, product):
+    moved = make_portable(_product(ratio))
+    assert abs(moved.moved_scales.get("y", 0)) <= 4
+    multiplier = float(ONE / _scale(moved))
+    on_arm = reference.product_on_arm(product, multiplier)
+    on_x86 = reference.requantized(product, multiplier, 0, -(2**20), 2**20)
+    reachable = any(product % b == 0 and -128 <= product // b <= 127 for b in range(1, 256))
+    assert not reachable or np.clip(on_arm, -128, 127) == np.clip(on_x86, -128, 127)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    size=st.sampled_from([2, 4, 7, 8, 14]),
+    scales=st.tuples(st.floats(2.0**-8, 1.0, width=32), st.floats(0.25, 1.25, width=32)),
+    zeros=st.tuples(st.integers(-128, 127), st.integers(-128, 127)),
+)
+# The farthest that is known: 175 units, a hundred thousandth of the scale.
+@example(size=4, scales=(float(np.float32(0.009742490015923977)), 0.375), zeros=(-114, 26))
+def test_every_mean_becomes_portable_on_a_scale_next_to_its_own(size, scales, zeros):
+    source = Codes(np.float32(scales[0]), zeros[0])
+    output = Codes(np.float32(scales[0] * scales[1]), zeros[1])
+    mean = Mean(("x",), "y")
+    graph = _portable_graph({"x": source, "y": output}, mean, size=size)
+    moved = make_portable(graph)
+    assert mean.portability(moved).holds
+    assert abs(moved.moved_scales.get("y", 0)) <= 256
+    # A reference of its own says the same of some sums.
+    count, found = size * size, (float(source.scale), float(_scale(moved)))
+    for total in np.linspace(-128 * count, 127 * count, 40).astype(int).tolist():
+        on_x86 = reference.mean_on_x86(total, count, found, zeros)
+        on_arm = reference.mean_on_arm(total, count, found, zeros)
+        assert np.clip(on_x86, -128, 127) == np.clip(on_arm, -128, 127)
+
+
+def _large_mean(side: int, output_scale: float) -> tuple[Mean, Graph]:
+    tensors = {"x": Codes(ONE, -128), "y": Codes(np.float32(output_scale), -128)}
+    mean = Mean(("x",), "y")
+    return mean, _portable_graph(tensors, mean, size=side)
+
+
+def test_means_over_large_maps_become_portable_too():
+    mean, graph = _large_mean(150, 0.6)
+    found = mean.portability(graph)
+    assert found.inputs == 150 * 150 * 255 + 1
+    assert found.differing[ARM.name] > 0
+    moved = make_portable(graph)
+    assert mean.portability(moved).holds
+    assert 0 < abs(moved.moved_scales["y"]) <= 1024
+    assert not moved.warnings
+
+
+def test_a_mean_that_no_scale_near_by_makes_portable_says_so(monkeypatch):
+    monkeypatch.setattr(portable_scales, "_FARTHEST", 1)
+    _, graph = _large_mean(150, 0.6)
+    kept = make_portable(graph)
+    assert kept.moved_scales == {}
+    (warning,) = kept.warnings
+    assert "of 5,737,501 possible inputs of this MEAN" in warning
+    assert "no scale within 1 units" in warning
+    assert "shares" not in warning
+
+
+def test_tensors_on_one_grid_move_together():
+    pool = MaxPool(("y",), "pooled", (1, 1), Window())
+    joined = Concatenate(("pooled", "other"), "joined", 2)
+    graph = _product(0.5)
+    codes = graph.codes("y")
+    tensors = {name: graph.codes(name) for name in ("a", "b", "y")}
+    tensors |= dict.fromkeys(("pooled", "other", "joined"), codes)
+    moved = make_portable(_portable_graph(tensors, PRODUCT, pool, joined))
+    assert moved.moved_scales == dict.fromkeys(("y", "pooled", "other", "joined"), -1)
+    assert len({_scale(moved, name) for name in moved.moved_scales}) == 1
+
+
+def test_a_product_on_the_grid_of_an_image_cannot_move_and_says_so():
+    half = np.float32(0.5)
+    grid = Codes(half, -128)
+    tensors = {"image": grid, "a": Codes(half, 0), "b": Codes(half, -128), "y": grid, "j": grid}
+    operations = (
+        ShiftImage(("pixels",), "image"),
+        PRODUCT,
+        Concatenate(("y", "image"), "j", 2),
+    )
+    made = _portable_graph(tensors, *operations)
+    graph = dataclasses.replace(made, images=(Image("pixels", (1, 1, 1), half),))
+    kept = make_portable(graph)
+    assert kept.moved_scales == {}
+    (warning,) = kept.warnings
+    assert warning.startswith("y: on Arm, ")
+    assert "MUL" in warning
+    assert "it shares the grid of an image" in warning
+
+
+def test_a_product_that_shares_its_grid_with_what_it_reads_says_so():
+    grid = Codes(np.float32(0.25), 0)
+    tensors = {"a": grid, "b": Codes(np.float32(0.5), -128), "y": grid, "j": grid}
+    kept = make_portable(_portable_graph(tensors, PRODUCT, Concatenate(("y", "a"), "j", 2)))
+    # Whatever the scale, 0.25 · 0.5 / 0.25 is a half.
+    assert kept.moved_scales == {}
+    (warning,) = kept.warnings
+    assert "it shares its grid with what it reads" in warning
+
+
+def test_scales_beyond_all_kernels_are_left_to_the_check_that_refuses_them():
+    graph = _product(2.0**-120)
+    assert make_portable(graph) == graph
+
+
+@pytest.fixture(scope="module")
+def gated() -> keras.Model:
+    """Gates of squeeze and excitation, whose products and means are on scales of their own."""
+    return layer_models.MODELS["squeeze_and_excitation"].quantized()
+
+
+def test_the_file_of_a_model_is_portable(gated, path):
+    exact, file = trained_graph(gated), deployed_graph(gated)
+    for operation in file.operations:
+        assert operation.portability(file).holds
+    moved = {
+        name: int(np.float32(file.codes(name).scale).view(np.int32))
+        - int(np.float32(exact.codes(name).scale).view(np.int32))
+        for name in file.integer_tensors
+    }
+    assert {name: units for name, units in moved.items() if units} == dict(file.moved_scales)
+    sat_tf.export_tflite(gated, path)
+    images = zoo.images_for(gated, 8)
+    certificate = sat_tf.verify_tflite(gated, path, images)
+    assert certificate.codes_differing == 0
+    assert certificate.is_portable
+
+
+def test_a_portable_graph_has_the_same_codes_with_the_kernels_of_every_processor(gated, path):
+    sat_tf.export_tflite(gated, path)
+    graph = read_graph(path.read_bytes(), "model")
+    images = zoo.images_for(gated, 16)
+    expected = simulate(graph.on(X86), images)
+    for kernels in XNNPACK_SETS:
+        found = simulate(graph.on(kernels), images)
+        for name in graph.integer_tensors:
+            np.testing.assert_array_equal(found[name], expected[name], name)
+
+
+@pytest.mark.parametrize("kernels", [ARM, ARM_UNFUSED], ids=lambda row: row.name)
+def test_kernels_of_arm_differ_where_a_graph_is_not_portable(kernels):
+    graph = _product(0.5)
+    stored = np.array([-3, -1, 1, 3]).reshape(4, 1, 1, 1), np.full((4, 1, 1, 1), -127)
+    on_x86, on_arm = (PRODUCT.simulate(graph.on(row), *stored) for row in (X86, kernels))
+    assert on_x86.reshape(-1).tolist() == [-2, 0, 0, 2]
+    assert on_arm.reshape(-1).tolist() == [-1, 0, 1, 2]
+
+
+def test_the_report_says_what_was_moved_and_where_the_file_holds(gated, tmp_path):
+    report = sat_tf.export_tflite(gated, tmp_path / "model.tflite")
+    assert report.is_portable
+    assert report.moved_scales == dict(deployed_graph(gated).moved_scales)
+    assert {hold.operators for hold in report.holds} >= {"MEAN", "MUL"}
+    assert report.to_dict()["is_portable"]
+
+
+def _both_pools() -> keras.Model:
+    """The mean and the largest value of one tensor, on the grid that their concatenation has."""
+    L = keras.layers
+    keras.utils.set_random_seed(0)
+    image = keras.Input((14, 14, 3), name="image")
+    tensor = L.Conv2D(6, 3, padding="same", activation="relu", name="conv")(image)
+    pools = L.GlobalAveragePooling2D(name="mean")(tensor), L.GlobalMaxPooling2D(name="max")(tensor)
+    return keras.Model(image, L.Dense(3, name="head")(L.Concatenate(name="both")(pools)))
+
+
+def test_a_mean_on_the_grid_of_what_it_reads_is_a_depthwise_convolution(tmp_path):
+    model, path = _both_pools(), tmp_path / "model.tflite"
+    policy = sat_tf.BitPolicy.mobile(8)
+    plan = sat_tf.explain(model, policy)
+    quantized = calibrated(model, policy)
+    report = sat_tf.export_tflite(quantized, path)
+    assert "MEAN" not in report.operators
+    assert report.operators["DEPTHWISE_CONV_2D"] == 1
+    assert report.is_portable
+    assert "DEPTHWISE_CONV_2D" in [name for row in plan.rows for name in row.operators]
+    certificate = sat_tf.verify_tflite(quantized, path, zoo.images_for(quantized))
+    assert certificate.codes_differing == 0
+
+
+def test_the_mean_of_an_untied_grid_stays_a_mean(gated):
+    assert any(isinstance(op, Mean) for op in deployed_graph(gated).operations)

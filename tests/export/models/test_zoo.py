@@ -18,7 +18,7 @@ from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.tflite.contents import read_contents
 from tests.export.layer_models import MODELS, LayerModel
-from tests.export.local import local_differences, own_count
+from tests.export.proofs import local_differences, own_count
 from tests.export.zoo import EACH, FEW, ZOO, Specimen, counted, images_for, quantized
 
 # Two models of layers say most.

@@ -2,27 +2,34 @@
 
 import dataclasses
 import inspect
+import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from sat_tf.export.certificate.comparison import RuntimeCounter
+from sat_tf.export.certificate.runtimes import is_installed
 from sat_tf.export.converter_route import ON_REALS, keras_of_graph
+from sat_tf.export.kernels.kernel_sets import X86
 from sat_tf.export.litert.converter import run_converter
+from sat_tf.export.litert.processes import loaded
 from sat_tf.export.litert.runtime import RUNTIMES
-from sat_tf.export.operations import table
+from sat_tf.export.operations import table, windows
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.graph import Graph, batches, simulate
 from sat_tf.export.operations.graph_file import read_graph, serialize
-from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.linear import Linear, weight_counts
 from sat_tf.export.operations.lookup import Lookup
-from sat_tf.export.operations.movements import WRITTEN, Reshape, moved
+from sat_tf.export.operations.movements import WRITTEN, Moved, Reshape, moved
 from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped, Softmax
 from sat_tf.export.operations.operation import Operation, stored_codes
 from sat_tf.export.operations.pairs import Concatenate, Pair
-from sat_tf.export.operations.pointwise import Pointwise, WithConstant
+from sat_tf.export.operations.pointwise import Pointwise, WithConstant, on_codes
 from sat_tf.export.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
 from sat_tf.export.operations.quantize import (
     Dequantize,
@@ -35,6 +42,8 @@ from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.contents import NotUnderstoodError, read_contents
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
 from sat_tf.export.tflite.writer import Operator
+from tests.export import reference
+from tests.export.proofs import KERNELS
 
 SHAPE = (4, 4, 4)
 SCALE = np.float32(1.0 / 64.0)
@@ -299,3 +308,295 @@ def test_without_its_row_nobody_reads_it(positive, monkeypatch):
     monkeypatch.setattr(table, "OPERATIONS", table.OPERATIONS[:-1])
     with pytest.raises(ValueError, match=r"operator 1, RELU .*: not an operator of sat-tf"):
         read_graph(content, "net")
+
+
+_SCALE = np.float32(1.0)
+
+
+@pytest.mark.parametrize(
+    ("size", "strides", "padding", "dilation"),
+    [
+        *itertools.product([1, 3], [(1, 1), (2, 2), (3, 1)], ["SAME", "VALID"], [(1, 1)]),
+        (3, (1, 1), "SAME", (2, 2)),
+        (2, (2, 2), "SAME", (1, 1)),
+        (5, (4, 4), "SAME", (1, 1)),
+    ],
+)
+def test_convolution_sums_are_those_of_the_definition(size, strides, padding, dilation):
+    rng = np.random.default_rng(0)
+    stored = rng.integers(-128, 128, (2, 7, 6, 3)).astype(np.int32)
+    kernel = rng.integers(-127, 128, (4, size, size, 3)).astype(np.int32)
+    window = Window(strides, padding, dilation)
+    sums = windows.sums(stored, -128, kernel, LinearKind.CONVOLUTION, window)
+    expected = reference.convolution(stored, -128, kernel, strides, padding, dilation)
+    np.testing.assert_array_equal(sums, expected)
+
+
+@pytest.mark.parametrize("multiplier", [1, 2])
+@pytest.mark.parametrize("padding", ["SAME", "VALID"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_depthwise_sums_are_those_of_the_definition(multiplier, padding, stride):
+    rng = np.random.default_rng(1)
+    stored = rng.integers(-128, 128, (2, 6, 5, 3)).astype(np.int32)
+    kernel = rng.integers(-127, 128, (3, 3, 3 * multiplier)).astype(np.int32)
+    window = Window((stride, stride), padding)
+    sums = windows.sums(stored, 112, kernel, LinearKind.DEPTHWISE, window)
+    expected = reference.depthwise(stored, 112, kernel, (stride, stride), padding)
+    np.testing.assert_array_equal(sums, expected)
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.sampled_from(["SAME", "VALID"]),
+    size=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    more=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    zero_point=st.sampled_from([-128, 0, 112]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_transposed_sums_of_any_output_are_those_of_the_definition(
+    strides, padding, size, more, zero_point, seed
+):
+    rng = np.random.default_rng(seed)
+    more = tuple(min(one, stride - 1) for one, stride in zip(more, strides, strict=True))
+    layer = keras.layers.Conv2DTranspose(2, size, strides, padding.lower(), output_padding=more)
+    made = layer.compute_output_shape((None, 3, 4, 2))[1:3]
+    read = [-(-one // stride) for one, stride in zip(made, strides, strict=True)]
+    if padding == "SAME" and read != [3, 4]:  # no convolution is the transpose of it
+        return
+    usual = windows.transposed_size((3, 4), size, Window(strides, padding))
+    rows, columns = (one - other for one, other in zip(made, usual, strict=True))
+    window = Window(strides, padding, more=(rows, columns))
+    kernel = rng.integers(-127, 128, (2, *size, 2)).astype(np.int32)
+    stored = rng.integers(-128, 128, (2, 3, 4, 2)).astype(np.int32)
+    found = windows.sums(stored, zero_point, kernel, LinearKind.TRANSPOSED, window)
+    expected = reference.transposed(stored, zero_point, kernel, strides, padding, made)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_sums_beyond_float32_are_exact():
+    stored = np.full((1, 4096), 127, np.int32)
+    kernel = np.full((1, 4096), 127, np.int32)
+    kernel[0, 0] = 126
+    sums = windows.sums(stored, -128, kernel, LinearKind.FULLY_CONNECTED, Window())
+    assert int(sums[0, 0]) == 255 * (127 * 4095 + 126)
+
+
+def test_sums_of_two_tensors_round_ties_up():
+    half = Codes(np.float32(0.5), 0)
+    found = on_codes(
+        Pointwise.SUM,
+        (np.array([-3, -1, 1, 3]), np.array([0, 0, 0, 0])),
+        (half, half),
+        Codes(_SCALE, 0),
+        X86,
+    )
+    np.testing.assert_array_equal(found, [-1, 0, 1, 2])
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    scales=st.tuples(*[st.floats(1e-3, 1.0)] * 3),
+    shape=st.sampled_from([(3, 4, 5), (1, 4, 5), (3, 1, 1), (1, 1, 5)]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_sums_with_a_map_round_like_those_of_two_tensors(scales, shape, seed):
+    rng = np.random.default_rng(seed)
+    source, known, output = (Codes(np.float32(scale), 0) for scale in scales)
+    tensors = {
+        name: Tensor(name, (3, 4, 5), codes)
+        for name, codes in (("x", source), ("c", known), ("y", output))
+    }
+    constant = rng.integers(-127, 128, shape).astype(np.int32)
+    stored = rng.integers(-128, 128, (8, 3, 4, 5)).astype(np.int32)
+    graph = Graph("", tensors, (), (), "y")
+    codes = constant.astype(np.int8)[np.newaxis]
+    found = WithConstant(("x",), "y", Pointwise.SUM, codes, known).simulate(graph, stored)
+    full = np.broadcast_to(constant, stored.shape)
+    expected = Pair(("x", "c"), "y", Pointwise.SUM).simulate(graph, stored, full)
+    np.testing.assert_array_equal(found, expected)
+
+
+@settings(deadline=None, derandomize=True)
+@given(
+    scales=st.tuples(*[st.floats(0.0625, 2.0, width=32)] * 3),
+    values=st.tuples(st.integers(-128, 127), st.integers(-128, 127)),
+)
+def test_a_sum_is_within_one_code_of_the_real_sum(scales, values):
+    first, second, output = (Codes(np.float32(scale), 3) for scale in scales)
+    arrays = np.array(values[0]), np.array(values[1])
+    found = on_codes(Pointwise.SUM, arrays, (first, second), output, X86).item()
+    real = (values[0] - 3) * scales[0] + (values[1] - 3) * scales[1]
+    # Half a code of rounding, and multipliers of 20 bits on at most 2^8 codes.
+    exact = min(max(real / scales[2], -131), 124)
+    assert abs(found - 3 - exact) <= 0.5 + 2 * 2**8 * max(scales[:2]) / scales[2] * 2.0**-20
+
+
+def _mean(stored, source, output, *, keep_dims):
+    tensors = {name: Tensor(name, (), codes) for name, codes in (("x", source), ("y", output))}
+    graph = Graph("", tensors, (), (), "y")
+    return Mean(("x",), "y", keep_dims=keep_dims).simulate(graph, stored)
+
+
+def test_the_mean_of_one_value_on_its_own_scale_is_the_value():
+    codes = Codes(np.float32(0.1), 112, lowest=112)
+    stored = np.arange(112, 128, dtype=np.int32).reshape(1, 1, 1, 16)
+    found = _mean(stored, codes, codes, keep_dims=False)
+    np.testing.assert_array_equal(found, stored[:, 0, 0])
+
+
+def test_a_mean_changes_scales_and_zero_points():
+    source, output = Codes(np.float32(0.5), -128), Codes(np.float32(0.25), 112)
+    stored = np.array([-128, -126, -124, -122], np.int32).reshape(1, 2, 2, 1)
+    found = _mean(stored, source, output, keep_dims=True)
+    assert found.shape == (1, 1, 1, 1)
+    assert found.item() == 112 + 6  # 3 codes of 0.5 are 1.5
+
+
+def test_max_pooling_never_takes_the_padding():
+    stored = np.full((1, 3, 3, 1), -120, np.int32)
+    operation = MaxPool(("x",), "y", (2, 2), Window((2, 2), "SAME"))
+    graph = Graph("", {"y": Tensor("y", (2, 2, 1), Codes(np.float32(1.0), 0))}, (), (), "y")
+    found = operation.simulate(graph, stored)
+    np.testing.assert_array_equal(found, np.full((1, 2, 2, 1), -120))
+
+
+def test_weights_are_counted_without_the_factor_of_their_channel():
+    kernel = np.array([[-24, 8, 8], [0, 0, 0], [3, -5, 7]])
+    linear = Linear(
+        ("x",), "y", LinearKind.FULLY_CONNECTED, kernel, *(np.zeros(3) for _ in range(4))
+    )
+    assert weight_counts(linear) == {-5: 1, -3: 1, 0: 3, 1: 2, 3: 1, 7: 1}
+
+
+STORED = np.random.default_rng(0).integers(-128, 128, (2, 4, 6, 8)).astype(np.int32)
+
+
+def result(name, values, *arguments):
+    operation = moved(name, "x", "y", values.shape[1:], *arguments)
+    return operation.simulate(None, values)
+
+
+MOVEMENTS = [
+    ("STRIDED_SLICE", ((1, None, 2), (None, -1, None), (None, None, None))),
+    ("TRANSPOSE", (3, 1, 2)),
+    ("DEPTH_TO_SPACE", 2),
+    ("SPACE_TO_DEPTH", 2),
+    ("GATHER", (7, 0, 0), 2),
+    ("GATHER", (3, 1), 0),
+    ("REDUCE_MAX",),
+    ("RESIZE_NEAREST_NEIGHBOR", (8, 18)),
+]
+
+
+@pytest.mark.parametrize("movement", MOVEMENTS, ids=lambda movement: movement[0])
+def test_arrays_and_tensors_are_moved_alike(movement):
+    name, *arguments = movement
+    operation = moved(name, "x", "y", STORED.shape[1:], *arguments)
+    expected = ON_REALS[Moved](operation, None, tf.constant(STORED, tf.float32)).numpy()
+    np.testing.assert_array_equal(result(name, STORED, *arguments), expected)
+    assert result(name, STORED[:0], *arguments).shape == (0, *expected.shape[1:])
+
+
+@pytest.mark.parametrize("before", [1, 2, 3, 7, 10, 32])
+def test_the_nearest_pixel_is_that_of_tensorflow_for_every_size(before):
+    pixels = np.arange(before, dtype=np.int32).reshape(1, before, 1, 1)
+    for after in range(1, 70):
+        expected = tf.image.resize(pixels, (after, 1), "nearest").numpy()
+        np.testing.assert_array_equal(
+            result("RESIZE_NEAREST_NEIGHBOR", pixels, (after, 1)), expected
+        )
+
+
+def test_blocks_are_moved_back():
+    forth = result("SPACE_TO_DEPTH", STORED, 2)
+    np.testing.assert_array_equal(result("DEPTH_TO_SPACE", forth, 2), STORED)
+
+
+def test_pixels_are_shuffled_as_sub_pixel_convolution_wants_them():
+    channels = np.arange(8).reshape(1, 1, 1, 8)
+    made = result("DEPTH_TO_SPACE", channels, 2)
+    np.testing.assert_array_equal(made[0, ..., 0], [[0, 2], [4, 6]])
+    np.testing.assert_array_equal(made[0, ..., 1], [[1, 3], [5, 7]])
+
+
+ALL_CODES = np.arange(-128, 128).astype(np.int8).reshape(1, 16, 16, 1)
+# Runtimes that have no kernel.
+WITHOUT = {"ELU": ("reference",), "GELU": ("micro",)}
+CASES = [
+    *((name, {}) for name, row in NATIVE.items() if not row.settings),
+    *(("GELU", {"approximate": form}) for form in (False, True)),
+    *(("LEAKY_RELU", {"alpha": alpha}) for alpha in (0.01, 0.2, 1.0)),
+]
+IDS = [f"{name}{list(values.values()) or ''}" for name, values in CASES]
+# Half of the ratios of two scales make codes of a line lie half way between two others.
+RATIOS = st.one_of(
+    st.floats(0.05, 20.0), st.sampled_from([0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 3.0, 3.5])
+)
+SCALES = st.one_of(st.floats(0.002, 0.3), st.sampled_from([2.0**-power for power in range(1, 9)]))
+ZERO_POINTS = st.integers(-128, 127)
+
+
+def _graph(operation: Operation, source: Codes, output: Codes, channels: int = 1) -> Graph:
+    shape = (16, 16, channels)
+    image = Image("image", shape, source.scale, source.zero_point, type="int8")
+    return Graph(
+        "one",
+        {"x": Tensor("x", shape, source), "y": Tensor("y", shape, output)},
+        (ShiftImage(("image",), "x"), operation),
+        (image,),
+        "y",
+    )
+
+
+def _codes(scale: float, zero_point: int) -> Codes:
+    return Codes(np.float32(scale), zero_point)
+
+
+def _output(name: str, scale: float, zero_point: int) -> Codes:
+    fixed = FIXED_GRIDS.get(name)
+    return _codes(scale, zero_point) if fixed is None else Codes(*fixed)
+
+
+def _assert_as_in_litert(graph: Graph, images: np.ndarray, *, skipped=()) -> None:
+    content = serialize(graph, {})
+    read = read_graph(content, "one")
+    for name, kernels in KERNELS.items():
+        if name in skipped or not is_installed(name):
+            continue
+        runtime = loaded(content, name, keep_tensors=True)
+        runtime.run(images)
+        expected = simulate(graph.on(kernels), images)["y"]
+        np.testing.assert_array_equal(runtime.tensors(["y"])["y"], expected, err_msg=name)
+        again = simulate(read.on(kernels), images)["y"]
+        np.testing.assert_array_equal(again, expected)
+
+
+@pytest.mark.parametrize(("name", "values"), CASES, ids=IDS)
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(scale=SCALES, ratio=RATIOS, zero=ZERO_POINTS, output_zero=ZERO_POINTS)
+def test_every_code_is_that_of_litert(name, values, scale, ratio, zero, output_zero):
+    source, output = _codes(scale * ratio, zero), _output(name, scale, output_zero)
+    if name == "TANH":  # next to a half, the last bit of C's library decides
+        made = np.tanh((np.arange(-128, 128) - zero) * float(source.scale)) / float(output.scale)
+        assume(np.min(np.abs(made - np.floor(made) - 0.5)) > 1e-4)
+    graph = _graph(Native(("x",), "y", name, values), source, output)
+    _assert_as_in_litert(graph, ALL_CODES, skipped=WITHOUT.get(name, ()))
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    scale=SCALES,
+    ratio=RATIOS,
+    zero=ZERO_POINTS,
+    output_zero=ZERO_POINTS,
+    slope_scale=st.floats(0.0005, 0.02),
+    slopes=st.lists(st.integers(-127, 127), min_size=4, max_size=4),
+)
+def test_every_code_of_sloped_channels_is_that_of_litert(
+    scale, ratio, zero, output_zero, slope_scale, slopes
+):
+    slope = np.array(slopes, np.int8).reshape(1, 1, 4)
+    operation = Sloped(("x",), "y", slope, np.float32(slope_scale))
+    graph = _graph(operation, _codes(scale * ratio, zero), _codes(scale, output_zero), 4)
+    _assert_as_in_litert(graph, np.repeat(ALL_CODES, 4, axis=-1))

@@ -9,7 +9,7 @@ import tf_keras
 import sat_tf
 from sat_tf.keras3.conversion import twin, values
 from sat_tf.keras3.quantized_layer import QuantizedLayer
-from tests.keras3.networks import digits_network, pixels_and_labels
+from tests.keras3.models import digits_network, pixels_and_labels
 from tests.keras3.processes import run_on
 
 pytestmark = pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")
@@ -98,7 +98,7 @@ def test_reconstruction_gives_it_what_its_twin_gets(network, own):
 
 _RECONSTRUCTED = """
 import keras, numpy as np, sat_tf
-from tests.keras3.networks import digits_network, pixels_and_labels
+from tests.keras3.models import digits_network, pixels_and_labels
 from tests.keras3.processes import run_on
 keras.utils.set_random_seed(5)
 network, images = digits_network(), pixels_and_labels(64)[0]

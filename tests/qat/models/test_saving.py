@@ -1,3 +1,6 @@
+"""Quantized models come back from every kind of file bit for bit, and go on as they were."""
+
+import functools
 import json
 import pathlib
 import subprocess
@@ -9,10 +12,15 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.graph.network import Network
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models
 
 L = keras.layers
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:You are saving your model as an HDF5 file", "ignore:calibrate"
+)
 
 FORMATS = {"keras": "model.keras", "h5": "model.h5", "saved_model": "model"}
 
@@ -22,8 +30,6 @@ MODELS = {
     "softmax_in_the_classifier": BitPolicy(weight_bits=3, input_max=1.0, rescale="stddev"),
     "residual": BitPolicy(weight_bits=None, activation_bits=None),
 }
-
-pytestmark = pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 
 
 def _with_unequal_levels(name, policy):
@@ -57,8 +63,8 @@ def test_a_saved_model_comes_back_bit_for_bit(name, form, tmp_path):
     assert [layer.name for layer in loaded.layers] == [layer.name for layer in model.layers]
     for one, other in zip(model.layers[1:], loaded.layers[1:], strict=True):
         assert one.quantize_config == other.quantize_config
+        np.testing.assert_equal(one.get_weights(), other.get_weights())
         for old, new in zip(one.weights, other.weights, strict=True):
-            np.testing.assert_array_equal(old, new)
             assert old.trainable == new.trainable
 
 
@@ -97,8 +103,7 @@ def test_training_goes_on_after_loading_as_if_it_had_never_stopped(form, tmp_pat
     for each in (model, loaded):
         each.fit(images, targets, **options)
     assert int(loaded.optimizer.iterations) == 4
-    for one, other in zip(model.weights, loaded.weights, strict=True):
-        np.testing.assert_array_equal(one, other, err_msg=one.name)
+    np.testing.assert_equal(model.get_weights(), loaded.get_weights())
 
 
 def test_a_saved_model_can_be_served_without_keras(tmp_path):
@@ -107,16 +112,6 @@ def test_a_saved_model_can_be_served_without_keras(tmp_path):
     model.export(tmp_path / "served")
     served = tf.saved_model.load(tmp_path / "served")
     np.testing.assert_allclose(served.serve(images), model(images), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("file", ["weights.weights.h5", "checkpoint"])
-def test_weights_alone_can_be_saved(file, tmp_path):
-    model = _with_unequal_levels("dropout", BitPolicy.mobile(4))
-    other = sat_tf.quantize_model(float_models.build("dropout", seed=5), BitPolicy.mobile(4))
-    model.save_weights(tmp_path / file)
-    other.load_weights(tmp_path / file)
-    images = float_models.images()
-    np.testing.assert_array_equal(other(images), model(images))
 
 
 @pytest.mark.thorough
@@ -134,15 +129,162 @@ def test_a_checkpoint_brings_optimizer_and_levels_back(tmp_path):
     tf.train.Checkpoint(model=restored, optimizer=restored.optimizer).restore(path)
     for model in (interrupted, restored):
         model.fit(images, np.zeros((32, 5)), verbose=0, shuffle=False)
-    for one, other in zip(interrupted.get_weights(), restored.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(interrupted.get_weights(), restored.get_weights())
+
+
+# -- with the layers, calls and ends that simple models do not have
+
+# Operations that are no layers, such as a sine, stay float.
+MANY_LAYERS = BitPolicy.mobile(4, unsupported="float", overrides={"inner/conv": {"weight_bits": 3}})
+
+
+def _inner():
+    tensor = keras.Input((8, 8, 4), name="tensor")
+    return keras.Model(tensor, L.Conv2D(4, 1, activation="relu", name="conv")(tensor), name="inner")
+
+
+def many_layers() -> keras.Model:
+    """All that models hold beside the usual: two images, nested outputs, a layer of two calls."""
+    left, right = (keras.Input((8, 8, 3), name=name) for name in ("left", "right"))
+    stem = L.Conv2D(4, 3, padding="same", activation="swish", name="stem")
+    one = stem(L.Rescaling(1 / 127.5, -1.0, name="centred")(left))  # two calls of one kernel
+    other = stem(right * 2.0 - 1.0)
+    inner = _inner()
+    tensor = L.Concatenate(name="join")([inner(one), L.LeakyReLU(0.1, name="leaky")(other)])
+    gate = L.Activation("sigmoid", name="gate")(L.Conv2D(8, 1, name="gates")(tensor))
+    tensor = L.Multiply(name="gated")([tensor, gate])[:, 1:-1, ::2]
+    up = L.Conv2DTranspose(3, 2, 2, use_bias=False, name="up")(tensor)
+    up = L.PReLU(shared_axes=[1, 2], name="prelu")(L.BatchNormalization(name="bn")(up))
+    pooled = tf.math.sin(tf.reduce_mean(tensor, [1, 2]))
+    logits = L.Dense(3, name="classifier")(L.LayerNormalization(name="norm")(pooled))
+    outputs = {"class": logits, "maps": [L.Activation("tanh", name="tanh")(up), tensor]}
+    return keras.Model([left, right], outputs, name="many_layers")
+
+
+def _both_images(count=32):
+    return [float_models.images(count, seed=seed) for seed in (1, 2)]
+
+
+def _of_many_layers(seed=0):
+    keras.utils.set_random_seed(seed)
+    quantized = sat_tf.quantize_model(many_layers(), MANY_LAYERS)
+    return sat_tf.calibrate(quantized, [_both_images()])
+
+
+@pytest.fixture(scope="module")
+def model():
+    return _of_many_layers()
+
+
+@pytest.fixture(scope="module")
+def expected(model):
+    return tf.nest.map_structure(np.asarray, model(_both_images(4)))
+
+
+def _cloned(model, folder):
+    return _with_weights_of(model, keras.models.clone_model(model))
+
+
+def _by_json(model, folder):
+    return _with_weights_of(model, keras.models.model_from_json(model.to_json()))
+
+
+def _by_config(model, folder):
+    return _with_weights_of(model, type(model).from_config(model.get_config()))
+
+
+def _with_weights_of(model, copy):
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def _by_file(name):
+    def load(model, folder):
+        model.save(folder / name)
+        return keras.models.load_model(folder / name)
+
+    return load
+
+
+def _by_weights(name):
+    def load(model, folder):
+        model.save_weights(folder / name)
+        other = _of_many_layers(seed=5)
+        other.load_weights(folder / name)
+        return other
+
+    return load
+
+
+TRIPS = {
+    "keras": _by_file("model.keras"),
+    "h5": _by_file("model.h5"),
+    "saved_model": _by_file("model"),
+    "clone_model": _cloned,
+    "model_from_json": _by_json,
+    "from_config": _by_config,
+    "weights": _by_weights("model.weights.h5"),
+    "checkpoint": _by_weights("checkpoint"),
+    # Twice, as what was loaded may be written otherwise.
+    "keras_of_h5": lambda model, folder: TRIPS["keras"](TRIPS["h5"](model, folder), folder),
+}
+SLOW = ("saved_model", "weights", "keras_of_h5")
+
+
+@pytest.mark.thorough
+def test_the_model_has_what_it_is_for(model):
+    quantizers, layers = set(), set()
+    for layer in model.layers[len(model.inputs) :]:
+        quantizers.add(type(layer.quantize_config.output).__name__)
+        layers.add(type(layer.layer).__name__)
+    assert {"OffsetQuantizer", "UnitQuantizer", "StreamQuantizer", "RangeObserver"} <= quantizers
+    assert {
+        "Scaling",
+        "Slice",
+        "TensorFlowOperation",
+        "Rescaling",
+        "Conv2DTranspose",
+        "PReLU",
+    } <= layers
+    names = {node.name for node in Network(model)}
+    assert {"quant_inner/conv", "quant_stem", "quant_stem@2"} <= names
+    assert len(model.inputs) == 2
+    assert len(model.outputs) == 3
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "trip",
+    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TRIPS],
+)
+def test_outputs_are_the_same_bit_for_bit_after(trip, model, expected, tmp_path):
+    loaded = TRIPS[trip](model, tmp_path)
+    found = loaded(_both_images(4))
+    tf.nest.assert_same_structure(found, expected)
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+    if "weights" not in trip and trip != "checkpoint":  # into a model with names of its own
+        assert {node.name for node in Network(loaded)} == {node.name for node in Network(model)}
+    # One kernel for both calls, as before.
+    assert len(loaded.trainable_variables) == len(model.trainable_variables)
+
+
+@pytest.mark.thorough
+def test_a_loaded_model_is_quantized_again_and_exported_alike(model, expected, tmp_path):
+    loaded = TRIPS["keras"](model, tmp_path)
+    again = sat_tf.requantize(loaded, MANY_LAYERS)
+    found = again(_both_images(4))
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+    for name, each in (("one.tflite", model), ("other.tflite", loaded)):
+        sat_tf.export_tflite(each, tmp_path / name)
+    assert (tmp_path / "one.tflite").read_bytes() == (tmp_path / "other.tflite").read_bytes()
 
 
 # -- in another process ------------------------------------------------------------------------
 
+MANY_FILES = ["many.keras", "many.h5"]
 # Every format once in a fresh process; the order of imports makes no difference between them.
 LOADINGS = {
-    "import sat_tf, tf_keras": [*FORMATS.values()],
+    "import sat_tf, tf_keras": [*FORMATS.values(), *MANY_FILES],
     "import tf_keras, sat_tf": ["model.keras"],
     "import tensorflow_model_optimization, sat_tf, tf_keras": ["model.keras"],
     "import tensorflow, sat_tf, tf_keras": ["model.keras"],
@@ -150,27 +292,31 @@ LOADINGS = {
 
 LOAD = """
 import json, pathlib, sys
-import numpy as np
-folder = pathlib.Path(sys.argv[1])
-images = np.load(folder / "images.npy")
-expected = np.load(folder / "expected.npy")
-found = {
-    name: bool(np.array_equal(tf_keras.models.load_model(folder / name)(images), expected))
-    for name in json.loads(sys.argv[2])
-}
+import numpy as np, tensorflow as tf
+folder, found = pathlib.Path(sys.argv[1]), {}
+for name in json.loads(sys.argv[2]):
+    model = tf_keras.models.load_model(folder / name)
+    with np.load(folder / f"{len(model.inputs)}.npz") as saved:
+        given, expected = ([v for k, v in saved.items() if k[0] == kind] for kind in "xy")
+    made = tf.nest.flatten(model(given[0] if len(given) == 1 else given))
+    found[name] = len(made) == len(expected) and all(map(np.array_equal, made, expected))
 print(json.dumps(found))
 """
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A folder with a model in every format, images, and what it makes of them."""
+def saved(model, tmp_path_factory):
+    """A folder with models in every format, images, and what they make of them."""
     folder = tmp_path_factory.mktemp("saved")
-    model = _with_unequal_levels("residual", BitPolicy.mobile(3))
-    images = float_models.images()
-    np.save(folder / "images.npy", images)
-    np.save(folder / "expected.npy", model(images).numpy())
+    simple = _with_unequal_levels("residual", BitPolicy.mobile(3))
+    for each, given in ((simple, [float_models.images()]), (model, _both_images(4))):
+        made = tf.nest.flatten(each(given[0] if len(given) == 1 else given))
+        arrays = {f"x{index}": value for index, value in enumerate(given)}
+        arrays |= {f"y{index}": value.numpy() for index, value in enumerate(made)}
+        np.savez(folder / f"{len(given)}.npz", **arrays)
     for file in FORMATS.values():
+        simple.save(folder / file)
+    for file in MANY_FILES:
         model.save(folder / file)
     return folder
 
@@ -191,3 +337,148 @@ def test_a_fresh_process_loads_saved_models_in_every_order_of_imports(imports, f
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(files, True)
+
+
+# -- layers that users have written ------------------------------------------------------------
+
+
+@keras.utils.register_keras_serializable(package="users_own")
+class Halved(L.Layer):
+    def call(self, inputs):
+        return 0.5 * inputs
+
+
+@pytest.mark.parametrize(
+    "file", ["model.keras", "model.h5", pytest.param("model", marks=pytest.mark.slow)]
+)
+def test_registered_layers_of_users_come_back_inside_their_quantizers(file, tmp_path):
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = Halved(name="half")(L.Conv2D(3, 3, name="conv")(image))
+    policy = sat_tf.BitPolicy.mobile(4, unsupported="float")
+    model = sat_tf.quantize_model(keras.Model(image, L.Dense(2, name="head")(tensor)), policy)
+    model.save(tmp_path / file)
+    images = float_models.images(2)
+    np.testing.assert_array_equal(keras.models.load_model(tmp_path / file)(images), model(images))
+
+
+# -- weights decide what a model computes: they can be loaded into another one
+
+
+def transposed(seed):
+    image = keras.Input((8, 8, 3), name="image")
+    norm = L.Normalization(name="adapted")
+    norm.adapt(float_models.images(16, seed=seed) * (0.3 + seed))
+    tensor = L.Conv2D(4, 3, 2, name="a")(norm(image))
+    tensor = L.ReLU(name="a_relu")(L.BatchNormalization(name="a_bn")(tensor))
+    tensor = L.Conv2DTranspose(5, 3, 2, name="up")(tensor)
+    tensor = L.ReLU(6.0, name="up_relu")(L.BatchNormalization(name="up_bn")(tensor))
+    tensor = L.Conv2DTranspose(2, 2, activation="relu", name="last")(tensor)
+    model = keras.Model(
+        image, L.Dense(3, name="classifier")(L.Flatten()(tensor)), name="transposed"
+    )
+    statistics = norm.get_weights()
+    float_models.pretend_trained(model, seed)
+    norm.set_weights(statistics)
+    norm.finalize_state()
+    return model
+
+
+_GRAPHS = ["mobile_block", "depthwise", "without_normalization", "no_gamma", "preactivation"]
+OF_WEIGHTS = {
+    **{name: functools.partial(float_models.build, name) for name in _GRAPHS},
+    "transposed": transposed,
+    "dense": lambda seed: float_models.pretend_trained(float_models.dense_only(), seed),
+    "many_layers": lambda seed: float_models.pretend_trained(many_layers(), seed),
+}
+POLICIES = {
+    "mobile8": BitPolicy.mobile(8),
+    "mobile4_channel": BitPolicy.mobile(4, weight_range="channel", detach_max=True),
+    "paper2": BitPolicy.paper(2),
+    "paper3_kept": BitPolicy.paper(3, latent_start="keep_function"),
+    "stddev": BitPolicy.mobile(3, rescale="stddev", weight_grid="narrow"),
+    "clamped": BitPolicy(weight_bits=None, activation_bits=None, rescale="none"),
+    "many_layers": MANY_LAYERS,
+}
+
+
+def _images(model):
+    if len(model.inputs) == 2:
+        return _both_images(4)
+    if model.input_shape[1:] == (6,):
+        return np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    return float_models.images()
+
+
+def _equal(one, other):
+    return all(map(np.array_equal, tf.nest.flatten(one), tf.nest.flatten(other)))
+
+
+@functools.cache
+def _quantized(name, policy, seed):
+    keras.backend.reset_uids()  # names that Keras gives count the layers that there are
+    return sat_tf.quantize_model(OF_WEIGHTS[name](seed), POLICIES[policy])
+
+
+def _lasting(config):
+    """The configuration without the start of clipping levels, which are weights."""
+    if isinstance(config, dict):
+        kept = {key: part for key, part in config.items() if key != "initial_clipping_level"}
+        return {key: _lasting(part) for key, part in kept.items()}
+    return [_lasting(part) for part in config] if isinstance(config, list | tuple) else config
+
+
+ONE_INPUT = [name for name in POLICIES if name != "many_layers"]
+# Every model and every policy, and those with gains beside those without.
+PAIRS = [
+    *zip([*_GRAPHS, "transposed"], ONE_INPUT, strict=False),
+    *(("depthwise", policy) for policy in ONE_INPUT if policy != "mobile4_channel"),
+    ("transposed", "mobile4_channel"),
+    ("dense", "paper2"),
+    ("many_layers", "many_layers"),
+]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "policy"), PAIRS)
+def test_set_weights_makes_another_model_the_same(name, policy):
+    one, other = (_quantized(name, policy, seed) for seed in (0, 1))
+    if name != "transposed":
+        assert _lasting(one.get_config()) == _lasting(other.get_config())
+    images = _images(one)
+    assert not _equal(other(images), one(images))
+    other = keras.models.clone_model(other)
+    other.set_weights(one.get_weights())
+    assert _equal(other(images), one(images))
+    one = keras.models.clone_model(one)
+    one.set_weights(other.get_weights())
+    for _ in range(2):  # also with the statistics that the first step has moved
+        trained = one(images, training=True)
+        assert _equal(other(images, training=True), trained)
+    assert _equal(other(images), one(images))
+
+
+FILES = {"model.weights.h5": "h5", "weights.h5": "h5", "checkpoint": "tf"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("name", ["transposed", "depthwise"])
+def test_a_file_of_weights_makes_another_model_the_same(name, file, tmp_path):
+    one, other = (_quantized(name, "mobile4_channel", seed) for seed in (0, 1))
+    one.save_weights(tmp_path / file)
+    other = keras.models.clone_model(other)
+    other.load_weights(tmp_path / file)
+    images = _images(one)
+    np.testing.assert_array_equal(other(images), one(images))
+    np.testing.assert_array_equal(tf.function(other)(images), tf.function(one)(images))
+
+
+@pytest.mark.parametrize("name", ["transposed", "depthwise", "without_normalization"])
+def test_loaded_weights_give_the_same_file(name, tmp_path):
+    one, other = (_quantized(name, "mobile4_channel", seed) for seed in (0, 1))
+    other = keras.models.clone_model(other)
+    other.set_weights(one.get_weights())
+    for model, file in ((one, "one.tflite"), (other, "other.tflite")):
+        sat_tf.calibrate(model, _images(model), batch_normalization=False)
+        sat_tf.export_tflite(model, tmp_path / file)
+    assert (tmp_path / "one.tflite").read_bytes() == (tmp_path / "other.tflite").read_bytes()

@@ -1,3 +1,4 @@
+import keras as keras3  # noqa: TID251 -- both Kerases keep them
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -114,8 +115,7 @@ def test_a_frozen_model_does_not_change_in_training():
     transfer.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     before, head_before = model.get_weights(), head.get_weights()
     _fit(transfer)
-    for one, other in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(before, model.get_weights())
     assert not np.array_equal(head_before[0], head.get_weights()[0])
     assert len(transfer.trainable_variables) == 2
 
@@ -179,3 +179,64 @@ def test_dynamic_image_sizes_train():
         images = float_models.images(16, size)
         model.fit(images, _labels(16), batch_size=16, verbose=0)
         assert np.isfinite(model(images)).all()
+
+
+NUMBERS = np.ones((4, 8), np.float32)
+
+
+def _model():
+    read = keras.Input((8,), name="read")
+    code = L.Dense(4, name="code", kernel_regularizer="l2")(read)
+    return keras.Model(read, L.Dense(3, name="classifier")(code), name="net"), code
+
+
+def test_a_loss_of_the_quantized_model_trains_it_and_does_not_reach_the_file(tmp_path):
+    quantized = sat_tf.quantize_model(_model()[0], sat_tf.BitPolicy.mobile(8, input_type="int8"))
+    quantized.add_loss(tf.reduce_mean(quantized.get_layer("quant_code").output ** 2))
+    sat_tf.calibrate(quantized, np.tile(NUMBERS, (16, 1)), progress=False)
+    quantized(NUMBERS)
+    assert len(quantized.losses) == 2  # with that of the regularizer
+    sat_tf.export_tflite(quantized, tmp_path / "net.tflite")
+    with pytest.raises(ValueError, match="a loss of its own"):
+        sat_tf.requantize(quantized, 4)
+
+
+class Penalty(L.Layer):
+    """A layer of a user that adds a loss when it is called."""
+
+    def call(self, inputs):
+        self.add_loss(0.1 * tf.reduce_mean(inputs**2))
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("library", "layer"),
+    [
+        *(
+            (library, layer)
+            for library in (keras, keras3)
+            for layer in (
+                library.layers.Dense(4, activation="relu", activity_regularizer="l2"),
+                library.layers.Dense(4, activation="tanh", activity_regularizer="l2"),
+                library.layers.ReLU(activity_regularizer="l2"),
+                library.layers.BatchNormalization(activity_regularizer="l2"),
+            )
+        ),
+        (keras, L.Dense(4, activity_regularizer="l2")),
+        (keras, L.Activation("tanh", activity_regularizer="l2")),
+        (keras, L.ActivityRegularization(0.1)),
+        (keras, Penalty()),
+    ],
+    ids=lambda value: value.__name__ if value in (keras, keras3) else value.name,
+)
+def test_losses_of_layers_are_kept(library, layer):
+    library.utils.set_random_seed(5)
+    read, dense = library.Input((8,)), library.layers.Dense
+    model = library.Model(read, dense(3, name="end")(layer(dense(4, name="start")(read))))
+    policy = sat_tf.BitPolicy.mobile(8, unsupported="float", input_type="int8")
+    quantized = sat_tf.quantize_model(model, policy)
+    values = np.random.default_rng(5).normal(size=(64, 8)).astype(np.float32)
+    sat_tf.calibrate(quantized, values, batch_normalization=False, progress=False)
+    model(values), quantized(values)
+    (expected,), (found,) = model.losses, quantized.losses
+    assert float(found) == pytest.approx(float(expected), rel=0.05)

@@ -56,10 +56,8 @@ def test_weights_draws_and_fits_come_back_as_they_were(model, tmp_path):
     assert again.seconds > 0
     np.testing.assert_array_equal(draw.random(3), following)
     # They are those of the last finished fit; the fit under way has its own.
-    for one, other in zip(finished, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-    for one, other in zip(_state(4), again.under_way, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(finished, model.get_weights())
+    np.testing.assert_equal(_state(4), again.under_way)
     for _ in range(3):
         again.finish(FIT)
     assert _opened(model, path)[0].saved == "all of the reconstruction"
@@ -72,8 +70,7 @@ def test_a_file_of_another_reconstruction_is_passed_over(model, tmp_path):
     other, _, told = _opened(model, path, key="other")
     assert "passed over, as it is of another model, other images or settings." in told
     assert (other.fits, other.saved) == ([], "")
-    for one, value in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, value)
+    np.testing.assert_equal(before, model.get_weights())
     with pytest.raises(RunError, match="received no unfinished reconstruction of this model"):
         _opened(model, path, key="other", is_expected=True)
     with pytest.raises(RunError, match="leave out --resume"):

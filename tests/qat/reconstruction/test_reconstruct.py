@@ -80,8 +80,7 @@ def test_equal_seeds_give_equal_models(fitted, float_model, images):
     weights = quantized.get_weights()
     quantized.set_weights(before)
     again = sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
-    for one, other in zip(weights, quantized.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(weights, quantized.get_weights())
     assert again.error_after == found.error_after
 
 
@@ -101,8 +100,7 @@ def test_frozen_layers_and_normalizations_stay_as_they_are(float_model, images):
     found = sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
     assert found.kept
     for layer, weights in zip(frozen, before, strict=True):
-        for one, other in zip(weights, layer.get_weights(), strict=True):
-            np.testing.assert_array_equal(one, other)
+        np.testing.assert_equal(weights, layer.get_weights())
 
 
 def test_statistics_are_those_of_the_fitted_images_where_the_whole_network_was_fitted(
@@ -140,8 +138,7 @@ def test_what_helps_nothing_leaves_the_model_as_it_was(float_model, images, monk
     quantized = _calibrated(float_model, images)
     before = quantized.get_weights()
     found = sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
-    for one, other in zip(before, quantized.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(before, quantized.get_weights())
     assert not found.kept
     assert "nothing was better" in repr(found)
     assert found.error_after == found.error_before
@@ -161,8 +158,7 @@ def test_blocks_are_undone_that_make_the_outputs_worse(float_model, images, monk
     quantized = _calibrated(float_model, images)
     before = quantized.get_weights()
     found = sat_tf.reconstruct(quantized, float_model, images, steps=STEPS, progress=False)
-    for one, other in zip(before, quantized.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(before, quantized.get_weights())
     assert len(found.blocks) > 2
     assert not any(block.kept for block in found.blocks)
     assert not found.kept
@@ -184,8 +180,7 @@ def test_all_problems_are_told_at_once(float_model):
         "images with NaN or infinite values",
     ):
         assert words in str(error.value)
-    for one, now in zip(before, quantized.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, now)
+    np.testing.assert_equal(before, quantized.get_weights())
 
 
 def test_images_may_be_integers(fitted, float_model):
@@ -264,19 +259,16 @@ def test_what_was_interrupted_goes_on_and_ends_bit_by_bit_as_without(
     for calls in (STEPS + 4, STEPS * (blocks - 1) + 30):
         with pytest.raises(KeyboardInterrupt):
             run(calls)
-        for one, other in zip(before, quantized.get_weights(), strict=True):
-            np.testing.assert_array_equal(one, other)
+        np.testing.assert_equal(before, quantized.get_weights())
     progress, again = run(-1)
     assert progress.places == ["the whole network"]
     assert "Going on with 1 of" in told[0]
     assert f"{blocks} of {blocks} blocks of the reconstruction, and " in told[-1]
     assert "steps of the whole network, which" in told[-1]
-    for one, other in zip(expected, quantized.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(expected, quantized.get_weights())
     errors = [(one.block, one.error_before, one.error_after) for one in found.blocks]
     assert [(one.block, one.error_before, one.error_after) for one in again.blocks] == errors
     # Once more, nothing is left to do.
     progress, again = run(1)
     assert progress.calls == 1
-    for one, other in zip(expected, quantized.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_equal(expected, quantized.get_weights())

@@ -1,4 +1,4 @@
-"""The script of a proof kit, in processes of its own."""
+"""Proof kits: what they hold, their script in processes of its own, and the reports it writes."""
 
 import ast
 import json
@@ -12,12 +12,55 @@ import zipfile
 
 import numpy as np
 import pytest
+import tf_keras as keras
 
+import sat_tf
+from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.export.certificate.inputs import images_hash, random_images
 from sat_tf.export.device import check
-from sat_tf.export.device.report import read_device_certificate
+from sat_tf.export.device.kit import write_kit
+from sat_tf.export.device.report import (
+    is_device_certificate,
+    read_device_certificate,
+    read_device_check,
+)
 from sat_tf.export.file_verification import verify_file
 from tests.export.damage import changed
 from tests.export.device.kits import certificate_in, checked, checked_here, reseal, unpacked
+from tests.export.proofs import calibrated
+
+NUM_IMAGES = 3
+
+
+@pytest.fixture(scope="package")
+def few_images(small_images):
+    return small_images[:NUM_IMAGES]
+
+
+@pytest.fixture(scope="package")
+def kit(small_file, few_images, tmp_path_factory):
+    """A kit without codes."""
+    return write_kit(small_file, few_images, tmp_path_factory.mktemp("kit") / "kit.zip")
+
+
+@pytest.fixture(scope="package")
+def kit_with_codes(small_file, few_images, tmp_path_factory):
+    path = tmp_path_factory.mktemp("kit_codes") / "kit.zip"
+    return write_kit(small_file, few_images, path, codes=True)
+
+
+@pytest.fixture
+def folder(kit_with_codes, tmp_path):
+    """The kit with codes, unpacked, for a test to change."""
+    return unpacked(kit_with_codes.path, tmp_path / "kit")
+
+
+@pytest.fixture(scope="package")
+def certificate_path(kit, tmp_path_factory):
+    """The certificate that the kit wrote on this machine."""
+    working = tmp_path_factory.mktemp("device")
+    assert checked_here(kit.path, working).returncode == 0
+    return certificate_in(working)
 
 
 def test_a_machine_that_computes_the_codes_is_said_to(kit, small_file, few_images, tmp_path):
@@ -217,3 +260,153 @@ def test_where_it_cannot_write_it_leaves_nothing(kit, tmp_path):
     assert done.returncode == 2
     assert "run this in another folder" in done.stderr
     assert list(tmp_path.iterdir()) == [taken]
+
+
+def _manifest(kit):
+    with zipfile.ZipFile(kit.path) as archive:
+        return json.loads(archive.read("kit.json")), archive.namelist()
+
+
+def test_it_expects_the_hashes_of_a_certificate_on_the_same_images(kit, small_file, few_images):
+    manifest, names = _manifest(kit)
+    certificate = verify_file(small_file, few_images, runtimes=())
+    assert [(row["name"], row["sha256"]) for row in manifest["tensors"]] == [
+        (codes.name, codes.sha256) for codes in certificate.codes
+    ]
+    assert (manifest["sha256"], manifest["images_sha256"]) == (
+        certificate.sha256,
+        images_hash(few_images),
+    )
+    assert set(names) == {"model.tflite", "images.npy", "check.py", "__main__.py", "kit.json"}
+    assert kit.compared == tuple(codes.name for codes in certificate.codes)
+    assert kit.not_compared == ()
+    assert kit.bytes == kit.path.stat().st_size
+
+
+def test_codes_are_in_it_on_request(kit_with_codes, few_images):
+    manifest, names = _manifest(kit_with_codes)
+    assert manifest["has_codes"]
+    assert {name for name in names if "/" in name} == {
+        f"codes/{number}" for number in range(len(few_images))
+    }
+
+
+def test_equal_kits_are_equal_bytes(kit, small_file, few_images, tmp_path):
+    again = write_kit(small_file, few_images, tmp_path / "kit.zip")
+    assert again.path.read_bytes() == kit.path.read_bytes()
+
+
+def _with_attention():
+    inputs = keras.Input((6, 6, 3), name="image")
+    x = keras.layers.Conv2D(4, 3, use_bias=False, name="stem")(inputs)
+    x = keras.layers.BatchNormalization(name="stem_bn")(x)
+    x = keras.layers.ReLU(name="stem_relu")(x)
+    x = keras.layers.Reshape((16, 4), name="rows")(x)
+    x = keras.layers.MultiHeadAttention(2, 2, name="attention")(x, x)
+    x = keras.layers.GlobalAveragePooling1D(name="pool")(x)
+    return keras.Model(inputs, keras.layers.Dense(3, name="classifier")(x), name="attentive")
+
+
+def test_tensors_behind_float_layers_are_left_out(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (8, 6, 6, 3)).astype(np.uint8)
+    policy = sat_tf.BitPolicy.mobile(4, unsupported="float")
+    model = calibrated(_with_attention(), policy, images)
+    sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    kit = write_kit(tmp_path / "model.tflite", images[:2], tmp_path / "kit.zip")
+    assert "stem_relu" in kit.compared
+    assert "classifier_codes" in kit.not_compared
+    done = checked_here(kit.path, tmp_path)
+    assert done.returncode == 0
+    assert f"{len(kit.not_compared)} tensors behind float layers not compared" in done.stdout
+    assert certificate_in(tmp_path)
+
+
+def test_a_kit_that_is_broken_off_leaves_the_older_one(
+    kit, small_file, few_images, tmp_path, monkeypatch
+):
+    path = tmp_path / "kit.zip"
+    path.write_bytes(b"older")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sat_tf.export.device.kit.simulate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_kit(small_file, few_images, path)
+    assert path.read_bytes() == b"older"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _edited(path, place, change):
+    """A copy of a certificate that was changed and sealed again."""
+    values = json.loads(path.read_text())
+    change(values)
+    values["kit"]["seal"] = check.seal(values["kit"])
+    values["seal"] = check.seal(values)
+    place.write_text(json.dumps(values))
+    return place
+
+
+def test_it_holds_with_its_images_and_says_when_they_were_not_at_hand(
+    certificate_path, small_file, few_images
+):
+    found, is_simulated = read_device_check(small_file, certificate_path, few_images)
+    assert found.is_exact
+    assert is_simulated
+    assert read_device_check(small_file, certificate_path) == (found, False)
+
+
+def test_random_images_are_drawn_again(small_file, tmp_path):
+    images = random_images((8, 9, 3), 2, 42)
+    kit = write_kit(small_file, images, tmp_path / "k.zip", images_from=ImagesFrom("noise", 42))
+    assert checked_here(kit.path, tmp_path).returncode == 0
+    assert read_device_check(small_file, certificate_in(tmp_path))[1]
+
+
+def test_another_file_and_other_images_are_named_at_once(
+    certificate_path, small_file, few_images, tmp_path
+):
+    other = tmp_path / "other.tflite"
+
+    def another_name(model, graph):
+        model.description = b"another"
+
+    other.write_bytes(changed(small_file.read_bytes(), another_name))
+    expected = r"2 problems(.|\n)*that the kit was made of(.|\n)*images with the hash"
+    with pytest.raises(ValueError, match=expected):
+        read_device_check(other, certificate_path, few_images[::-1])
+
+
+def test_a_kit_that_was_changed_and_sealed_again_does_not_pass(
+    kit, small_file, few_images, tmp_path
+):
+    # A forger who makes the kit expect what a machine computes wrongly.
+    folder = unpacked(kit.path, tmp_path / "kit")
+    reseal(folder, lambda found: found["tensors"][2].update(sha256="0" * 64))
+    path = tmp_path / "device.json"
+    checked_here(folder, tmp_path)
+    _edited(
+        certificate_in(tmp_path),
+        path,
+        lambda values: values["tensors"][2].update(sha256="0" * 64),
+    )
+    name = kit.compared[2]
+    with pytest.raises(ValueError, match=rf"expects other codes than this file has \({name}\)"):
+        read_device_check(small_file, path, few_images)
+
+
+def test_a_kit_of_another_format_is_named(certificate_path, tmp_path):
+    path = _edited(certificate_path, tmp_path / "d.json", lambda values: values.update(format=9))
+    with pytest.raises(ValueError, match=r"received format 9, of sat-tf .*, expected 1"):
+        read_device_certificate(path)
+
+
+def test_certificates_of_devices_are_told_from_those_of_files(
+    certificate_path, small_file, few_images, tmp_path
+):
+    own = tmp_path / "certificate.json"
+    verify_file(small_file, few_images, certificate_path=own)
+    assert is_device_certificate(certificate_path)
+    assert not is_device_certificate(own)
+    assert not is_device_certificate(tmp_path / "none.json")

@@ -1,0 +1,350 @@
+import dataclasses
+import hashlib
+import json
+import re
+
+import numpy as np
+import pytest
+
+import sat_tf
+from sat_tf.export.certificate import inputs, runtimes
+from sat_tf.export.certificate.certificate import Certificate, read_certificate
+from sat_tf.export.certificate.comparison import CodesRecorder
+from sat_tf.export.certificate.inputs import GIVEN
+from sat_tf.export.certificate.outputs import (
+    FEWEST_VALUES,
+    MOST_ERROR,
+    compared_channels,
+    label_problems,
+)
+from sat_tf.export.certificate.page import certificate_page
+from sat_tf.export.certificate.proof import prove, read_subject
+from sat_tf.export.file_verification import verify_file
+from sat_tf.export.kernels import kernel_sets
+from sat_tf.export.operations import linear
+from sat_tf.export.operations.graph import batches, simulate, simulate_on
+from sat_tf.export.operations.graph_file import read_graph
+from tests.export import zoo
+
+
+@pytest.fixture(scope="module")
+def written(small_file, small_images, tmp_path_factory):
+    path = tmp_path_factory.mktemp("certificate") / "certificate.json"
+    return verify_file(small_file, small_images[:2], certificate_path=path), path
+
+
+def test_a_certificate_is_read_back_as_it_was_written(written):
+    certificate, path = written
+    assert read_certificate(path) == certificate
+
+
+def test_counts_take_one_line_a_tensor(written):
+    certificate, path = written
+    lines = [line for line in path.read_text().splitlines() if '"counts"' in line]
+    assert len(lines) == len(certificate.codes)
+    assert all(line.rstrip(",").endswith("]") for line in lines)
+
+
+def test_a_certificate_without_xnnpack_is_none(written, tmp_path):
+    values = json.loads(written[1].read_text())
+    values["runtimes"]["other"] = values["runtimes"].pop("xnnpack")
+    (tmp_path / "c.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="received a certificate without XNNPACK"):
+        read_certificate(tmp_path / "c.json")
+
+
+def test_a_certificate_of_an_earlier_version_is_read_and_says_nothing_of_what_is_new(
+    written, tmp_path
+):
+    certificate, path = written
+    values = json.loads(path.read_text())
+    for field in dataclasses.fields(Certificate):
+        defaults = field.default, field.default_factory
+        if any(default is not dataclasses.MISSING for default in defaults):
+            del values[field.name]
+    for count in values["runtimes"].values():
+        for name in ("kernels", "is_simulated", "own", "outputs"):
+            del count[name]
+    del values["is_portable"]
+    (tmp_path / "c.json").write_text(json.dumps(values))
+    older = read_certificate(tmp_path / "c.json")
+    assert (older.codes, older.agreement) == (certificate.codes, certificate.agreement)
+    assert (older.float_outputs, older.accuracy, older.holds) == ([], {}, [])
+    assert older.runtimes["xnnpack"].own == []
+    assert not older.is_portable
+    assert not re.search("Where this holds|not as simulated", certificate_page(older))
+
+
+@pytest.fixture(scope="module")
+def graph(small_file):
+    return read_graph(small_file.read_bytes(), "file")
+
+
+def recorded(graph, images, size):
+    recorder = CodesRecorder(graph, dict.fromkeys(graph.integer_tensors, "KIND"))
+    for start in range(0, len(images), size):
+        recorder.add(simulate(graph, images[start : start + size]))
+    return recorder.result()
+
+
+def test_codes_are_counted_and_hashed_over_all_images(graph, small_images):
+    simulated = simulate(graph, small_images)
+    for tensor in recorded(graph, small_images, len(small_images)):
+        codes = simulated[tensor.name]
+        values, counts = np.unique(codes, return_counts=True)
+        found = {tensor.lowest + i: n for i, n in enumerate(tensor.counts) if n}
+        assert found == dict(zip(values.tolist(), counts.tolist(), strict=True))
+        assert tensor.sha256 == hashlib.sha256(codes.astype(np.int8).tobytes()).hexdigest()
+        assert sum(tensor.counts) == codes.size
+        assert 2 ** (tensor.bits - 1) < len(tensor.counts) <= 2**tensor.bits
+
+
+def test_batches_of_any_size_give_the_same_hash(graph, small_images):
+    assert recorded(graph, small_images, 5) == recorded(graph, small_images, 32)
+
+
+def test_tensors_come_in_the_order_of_their_operations(graph, small_images):
+    names = [tensor.name for tensor in recorded(graph, small_images[:1], 1)]
+    made = [op.output for op in graph.operations if graph.tensors[op.output].codes]
+    assert names == made == list(graph.integer_tensors)
+
+
+def test_random_images_are_the_same_every_time():
+    images = inputs.random_images((4, 4, 3), 3, 0)
+    assert (images.shape, images.dtype) == ((3, 4, 4, 3), np.uint8)
+    # RandomState promises its stream, so that certificates hold for years.
+    assert images.reshape(-1)[:4].tolist() == [172, 47, 117, 192]
+
+
+def test_more_random_images_begin_with_the_fewer():
+    fewer, more = (inputs.random_images((5,), count, 3) for count in (2, 4))
+    assert np.array_equal(more[:2], fewer)
+
+
+def test_an_input_may_be_one_number():
+    assert (
+        inputs.random_images((), 2, 0).tolist() == inputs.random_images((1,), 2, 0)[:, 0].tolist()
+    )
+
+
+def test_a_hash_is_of_pixels_and_not_of_their_layout():
+    images = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    turned = np.asfortranarray(images)
+    assert inputs.images_hash(turned) == inputs.images_hash(images)
+    assert inputs.images_hash(images[::-1]) != inputs.images_hash(images)
+
+
+def test_batches_are_the_images_in_order(small_file):
+    graph = read_graph(small_file.read_bytes(), "file")
+    images = inputs.random_images((8, 9, 3), 600, 0)
+    found = batches(images, graph)
+    assert len(found) > 1
+    assert np.array_equal(np.concatenate(found), images)
+
+
+@pytest.mark.parametrize("labels", [np.array([], int), np.array([3, 0])])
+def test_labels_within_the_classes_are_no_problem(labels):
+    assert label_problems(labels, labels.shape, 4) == []
+
+
+RNG = np.random.default_rng(0)
+_START = RNG.bit_generator.state
+
+
+@pytest.fixture(autouse=True)
+def _draws_do_not_depend_on_other_tests():
+    RNG.bit_generator.state = _START
+
+
+def _on_one_grid(values):
+    """Values as a file has them whose output has one scale of 256 codes."""
+    step = np.ptp(values) / 255
+    return np.round(values / step) * step
+
+
+def _detector(unit):
+    """Boxes of 16 cells in some unit, and a score from 0 to 1 beside them."""
+    boxes = RNG.uniform(0, unit, (200, 4, 4, 4))
+    scores = RNG.beta(0.2, 0.8, (200, 4, 4, 1))
+    return np.concatenate([boxes, scores], axis=-1)
+
+
+@pytest.mark.parametrize("unit", [320, 1920])
+def test_scores_beside_boxes_in_pixels_are_lost(unit):
+    values = _detector(unit)
+    found = compared_channels(_on_one_grid(values), values)
+    assert (found.is_bad, found.off, found.channels[0].channel) == (True, 1, 4)
+    assert found.fewest_values.channel == 4
+    assert found.fewest_values.values <= 3
+    assert "left of 3,200 in channel 4; 1 channel is off" in str(found)
+
+
+def test_scores_beside_boxes_of_their_size_are_kept():
+    values = _detector(1.0)
+    found = compared_channels(_on_one_grid(values), values)
+    assert (found.is_bad, found.off, found.num_channels) == (False, 0, 5)
+    assert found.channels[0].error < 0.01
+
+
+def test_the_error_is_in_standard_deviations_of_its_channel():
+    values = RNG.normal(0, [[100.0, 1.0]], (5000, 2))
+    found = compared_channels(values + np.array([1.0, 0.3]), values)
+    worst, other = found.channels
+    assert (worst.channel, other.channel) == (1, 0)
+    assert worst.error == pytest.approx(0.3, rel=0.05)
+    assert other.error == pytest.approx(0.01, rel=0.05)
+    assert found.is_bad == (worst.error > MOST_ERROR)
+
+
+def test_a_single_number_is_one_channel():
+    ages = RNG.normal(40, 10, (64,))
+    found = compared_channels(ages + 1.0, ages)
+    assert str(found) == "0.11 standard deviations, 64 different values left of 64"
+    assert not found.is_bad
+
+
+def test_the_quiet_pixels_at_a_border_are_counted_and_not_judged():
+    spreads = np.geomspace(0.02, 5.0, 64)
+    values = RNG.normal(0, spreads, (500, 64))
+    noisy = values + RNG.normal(0, 0.06, values.shape)
+    found = compared_channels(noisy, values)
+    assert (found.is_bad, found.off) == (False, 0)
+    assert found.quiet > 10
+    assert "; not judged, as they hardly vary: " in str(found)
+    broken = noisy.copy()
+    broken[:, 60] = 0.0
+    assert compared_channels(broken, values).off == 1
+
+
+def test_a_score_beside_boxes_in_pixels_is_judged():
+    score = RNG.integers(0, 2, 400) * RNG.uniform(0.9, 1.0, 400)
+    values = np.stack([*RNG.normal(16, 3.2, (2, 400)), np.full(400, 200.0), score], axis=1)
+    found = compared_channels(np.round(values / 0.8) * 0.8, values)
+    assert (found.is_bad, found.off, found.quiet) == (True, 1, 0)
+
+
+def test_noise_that_drowns_many_channels_is_judged():
+    spreads = np.linspace(5.0, 12.0, 64)
+    values = RNG.normal(0, spreads, (500, 64))
+    found = compared_channels(values + RNG.normal(0, 2.0, values.shape), values)
+    assert (found.is_bad, found.quiet) == (True, 0)
+    assert 20 < found.off < 40
+
+
+def test_few_values_are_left_where_there_were_many():
+    scores = RNG.uniform(0, 1, (100, 1))
+    for kept in (FEWEST_VALUES - 1, FEWEST_VALUES):
+        grid = np.round(scores * (kept - 1)) / (kept - 1)
+        assert compared_channels(grid, scores).is_bad == (kept < FEWEST_VALUES)
+    # The float model has no more: a step, or a count.
+    counts = RNG.integers(0, 4, (100, 1)).astype(np.float32)
+    assert not compared_channels(counts, counts).is_bad
+
+
+@pytest.mark.parametrize("value", [0.0, 7.0])
+def test_a_constant_channel_is_measured_by_the_whole_output(value):
+    values = np.stack([RNG.normal(0, 2, 100), np.full(100, value)], axis=1)
+    found = compared_channels(values + np.array([0.0, 0.02]), values)
+    assert not found.is_bad
+    assert compared_channels(values + np.array([0.0, 9.0]), values).is_bad
+    assert not compared_channels(values[:, 1:], values[:, 1:]).is_bad
+    assert compared_channels(values[:, 1:] + 1, values[:, 1:]).is_bad
+
+
+def test_a_nan_is_off():
+    values = RNG.normal(0, 1, (10, 2))
+    broken = values.copy()
+    broken[3, 1] = np.nan
+    found = compared_channels(broken, values)
+    assert (found.off, found.channels[0].channel, found.channels[0].error) == (1, 1, np.inf)
+
+
+def test_the_worst_of_many_channels_are_kept():
+    values = RNG.normal(0, 1, (50, 100))
+    found = compared_channels(values + np.linspace(0, 0.2, 100), values)
+    assert (len(found.channels), found.num_channels) == (16, 100)
+    assert found.channels[0].error == max(one.error for one in found.channels)
+
+
+NAMES = ("builtin", "reference", "arm_xnnpack", "arm_xnnpack_unfused", "arm_builtin")
+SIMULATED = {"arm_xnnpack", "arm_xnnpack_unfused", "arm_builtin"}
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A quantized model with convolutions."""
+    return zoo.quantized("preactivation")
+
+
+@pytest.fixture(scope="module")
+def images(model):
+    """Some images for it."""
+    return zoo.images_for(model, 8)
+
+
+@pytest.fixture(scope="module")
+def files(model, tmp_path_factory):
+    """A file that is the same on all processors, and one with packed convolutions, which is not."""
+    folder = tmp_path_factory.mktemp("files")
+    for pack in ("none", "int4"):
+        sat_tf.export_tflite(model, folder / f"{pack}.tflite", pack=pack)
+    return {pack: read_subject(folder / f"{pack}.tflite") for pack in ("none", "int4")}
+
+
+@pytest.fixture(scope="module")
+def certificates(files, images):
+    return {
+        pack: prove(subject, images, None, images_from=GIVEN, runtimes=NAMES)
+        for pack, subject in files.items()
+    }
+
+
+@pytest.mark.parametrize("pack", ["none", "int4"])
+def test_runtimes_here_have_the_codes_of_their_own_kernels(certificates, pack):
+    found = certificates[pack]
+    for name in {"builtin", "reference"} & set(found.runtimes):
+        assert found.runtimes[name].own_compared > 1000
+        assert found.runtimes[name].own_differing == 0
+    assert found.runtimes["xnnpack"].own == []
+    assert found.codes_differing == 0
+
+
+@pytest.mark.parametrize("pack", ["none", "int4"])
+def test_simulated_runtimes_are_those_of_a_whole_simulation(certificates, files, images, pack):
+    graph = files[pack].graph
+    known = simulate(graph, images)
+    for name in SIMULATED:
+        counts = certificates[pack].runtimes[name]
+        expected = simulate(graph.on(runtimes.RUNTIMES[name].kernels), images)
+        assert {tensor.name: tensor.codes_differing for tensor in counts.tensors} == {
+            tensor: int(np.sum(known[tensor] != expected[tensor]))
+            for tensor in graph.integer_tensors
+        }
+        assert (counts.is_simulated, counts.delegation) == (True, None)
+        assert counts.codes_compared == certificates[pack].codes_compared
+
+
+def test_a_portable_file_has_the_same_codes_on_arm_and_a_packed_one_has_not(certificates):
+    for name in ("arm_xnnpack", "arm_xnnpack_unfused"):
+        assert certificates["none"].runtimes[name].codes_differing == 0
+        assert certificates["int4"].runtimes[name].codes_differing > 0
+    assert certificates["none"].runtimes["arm_builtin"].codes_differing > 0
+
+
+def test_what_is_the_same_is_not_simulated_again(files, images, monkeypatch):
+    graph = files["none"].graph
+    known = simulate(graph, images)
+    monkeypatch.setattr(linear, "sums", None)
+    assert simulate_on(graph.on(kernel_sets.ARM), images, known, set()).keys() == known.keys()
+
+
+def test_titles_say_which_runtimes_are_simulated(certificates):
+    page = certificate_page(certificates["int4"])
+    for title in ("Arm, XNNPACK (simulated)", "Arm, builtin kernels (simulated)"):
+        assert title in page
+    assert "not as simulated" in page
+
+
+def test_the_usual_runtimes_are_some_of_the_table():
+    assert set(runtimes.USUAL_RUNTIMES) < set(runtimes.RUNTIMES)
+    assert [kind.name for kind in runtimes.chosen(["arm_builtin"])] == ["xnnpack", "arm_builtin"]

@@ -1,0 +1,345 @@
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import sat_tf
+from sat_tf.export import export as file
+from sat_tf.export.certificate import runtimes
+from sat_tf.export.evaluate import SimulatorTask
+from sat_tf.export.litert import micro, processes
+from sat_tf.export.litert.runtime import RUNTIMES, Interface, check_loading
+from sat_tf.export.litert.workers import Task, TfliteTask, Worker
+from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph_file import read_graph, serialize
+from sat_tf.export.operations.pointwise import Pointwise, WithConstant
+from sat_tf.export.tflite.tensors import Tensor
+from tests.export import zoo
+from tests.export.damage import changed
+from tests.export.layer_models import MODELS
+from tests.export.proofs import own_count
+from tests.export.zoo import quantized
+
+HEAVY = "print(sorted({'tensorflow', 'tf_keras', 'matplotlib'} & set(sys.modules)))"
+
+
+@pytest.mark.parametrize(
+    ("status", "errors", "expected"),
+    [
+        (-signal.SIGABRT, b"", "it ends the process with SIGABRT"),
+        (-signal.SIGSEGV, b"noise", "it ends the process with SIGSEGV"),
+        (-250, b"", "it ends the process with signal 250"),
+        (1, b"first\nlast\n", "its process ended with status 1: last"),
+        (0, b"", "its process ended with status 0: no message"),
+    ],
+)
+def test_endings_are_put_into_words(status, errors, expected):
+    assert processes.describe_ending(status, errors) == expected
+
+
+@pytest.mark.parametrize(
+    "module", ["litert.processes", "litert.workers", "evaluate", "file_verification"]
+)
+def test_processes_that_run_files_load_no_tensorflow(module, tmp_path):
+    # Python would find modules of the working directory first.
+    (tmp_path / "numpy.py").write_text("raise ImportError")
+    code = f"import sys; import sat_tf.export.{module}; {HEAVY}"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=processes.child_environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.thorough
+def test_every_runtime_runs_a_whole_file(small_file):
+    assert processes.refusals(small_file.read_bytes(), RUNTIMES) == dict.fromkeys(RUNTIMES)
+
+
+def test_a_truncated_file_is_refused_with_the_reason_of_litert(small_file):
+    found = processes.refusals(small_file.read_bytes()[:500], ["xnnpack", "builtin"])
+    assert list(found) == ["xnnpack", "builtin"]
+    assert all("not a valid Flatbuffer" in reason for reason in found.values())
+
+
+def test_a_file_that_ends_the_process_ends_no_other(small_file):
+    def without_zero_points(model, graph):
+        for tensor in graph.tensors:
+            if tensor.quantization is not None:
+                tensor.quantization.zeroPoint = []
+
+    found = processes.refusals(changed(small_file.read_bytes(), without_zero_points), ["xnnpack"])
+    assert found["xnnpack"] is not None
+
+
+def test_the_signal_is_named_and_the_other_runtimes_are_tried(monkeypatch):
+    # Answers for the first runtime, and dies in the second.
+    code = (
+        "import json, os, sys; names = sys.argv[1:];"
+        "print(json.dumps({'runtime': names[0], 'refusal': None}), flush=True);"
+        f"len(names) > 1 and os.kill(os.getpid(), {int(signal.SIGABRT)})"
+    )
+    monkeypatch.setattr(
+        processes, "child_command", lambda module, *words: [sys.executable, "-c", code, *words]
+    )
+    assert processes.refusals(b"", ["one", "two", "three"]) == {
+        "one": None,
+        "two": "it ends the process with SIGABRT",
+        "three": None,
+    }
+
+
+def test_a_file_that_takes_too_long_is_refused(monkeypatch):
+    monkeypatch.setattr(processes, "_SECONDS", 0.1)
+    monkeypatch.setattr(
+        processes, "child_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"]
+    )
+    assert processes.refusals(b"", ["one"]) == {"one": "it took more than 0.1 s"}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="memory is limited on Linux")
+def test_memory_that_a_damaged_file_asks_for_is_refused(small_file):
+    def enormous(model, graph):
+        graph.tensors[graph.inputs[0]].shape = [1, 2**15, 2**15, 3]
+
+    found = processes.refusals(changed(small_file.read_bytes(), enormous), ["builtin"])
+    assert found["builtin"] is not None
+
+
+@pytest.fixture
+def _unknown(monkeypatch):
+    monkeypatch.setattr(processes, "_found", [])
+
+
+def _says(monkeypatch, words: bytes) -> None:
+    answer = types.SimpleNamespace(stderr=words)
+    monkeypatch.setattr(processes.subprocess, "run", lambda *_, **__: answer)
+
+
+@pytest.mark.usefixtures("_unknown")
+@pytest.mark.parametrize(
+    ("words", "delegate"),
+    [
+        (b"INFO: Created TensorFlow Lite XNNPACK delegate for CPU.\n", "XNNPACK"),
+        (b"INFO: Created TensorFlow Lite YNNPACK delegate for CPU.\n", "YNNPACK"),
+        (b"", "none"),
+    ],
+)
+def test_the_delegate_is_what_litert_says_it_has_created(monkeypatch, words, delegate):
+    _says(monkeypatch, words)
+    assert processes.this_machine(b"").delegate == delegate
+
+
+@pytest.mark.usefixtures("_unknown")
+def test_litert_is_asked_once_a_process(monkeypatch):
+    _says(monkeypatch, b"Created TensorFlow Lite XNNPACK delegate")
+    processes.this_machine(b"")
+    _says(monkeypatch, b"")
+    assert processes.this_machine(b"").delegate == "XNNPACK"
+
+
+@pytest.mark.usefixtures("_unknown")
+def test_a_process_that_takes_too_long_has_no_delegate(monkeypatch):
+    def run(*_, **__):
+        raise subprocess.TimeoutExpired("litert", 1)
+
+    monkeypatch.setattr(processes.subprocess, "run", run)
+    assert processes.this_machine(b"").delegate == "none"
+
+
+@pytest.fixture(scope="module")
+def model():
+    return quantized("bottleneck")
+
+
+@pytest.fixture(scope="module")
+def graph(model) -> Graph:
+    return deployed_graph(model)
+
+
+def _with_nan_output(graph: Graph) -> Graph:
+    shape = graph.tensors[graph.output].shape
+    product = WithConstant(
+        (graph.output,), "nan", kind=Pointwise.PRODUCT, constant=np.float32([np.nan])
+    )
+    return dataclasses.replace(
+        graph,
+        tensors={**graph.tensors, "nan": Tensor("nan", shape, None)},
+        operations=(*graph.operations, product),
+        output="nan",
+    )
+
+
+def test_a_file_that_runs_everywhere_passes(graph):
+    check_loading(serialize(graph, {}), graph.images[0].shape)
+
+
+def test_a_file_that_does_not_load_names_the_runtime(graph):
+    with pytest.raises(ValueError, match=r"xnnpack: received a model whose file LiteRT does not"):
+        check_loading(serialize(graph, {})[:64], graph.images[0].shape)
+
+
+def test_a_file_whose_output_is_not_finite_is_named(graph):
+    with pytest.raises(ValueError, match=r"output for a black image is not finite"):
+        check_loading(serialize(_with_nan_output(graph), {}), graph.images[0].shape)
+
+
+def test_a_file_that_does_not_run_is_not_handed_over(model, graph, tmp_path, monkeypatch):
+    monkeypatch.setattr(file, "file_graph", lambda *_: _with_nan_output(graph))
+    (tmp_path / "model.tflite").write_bytes(b"older")
+    with pytest.raises(ValueError, match=r"not finite"):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"older"]
+
+
+class DyingTask(Task):
+    """Ends its process with the second batch."""
+
+    def start(self) -> Interface:
+        return Interface((1,), np.dtype(np.uint8), 1)
+
+    def run(self, images: np.ndarray) -> np.ndarray:
+        if images[0]:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        print("not an answer")
+        return images
+
+
+@pytest.fixture
+def found_by_workers(monkeypatch):
+    """Workers find this test's task where this process does."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+
+
+@pytest.mark.usefixtures("found_by_workers")
+def test_a_task_that_ends_its_process_is_a_value_error():
+    with Worker(DyingTask()) as worker:
+        assert worker.run(np.zeros(1, np.uint8)).tolist() == [0]
+        with pytest.raises(ValueError, match="it ends the process with SIGSEGV"):
+            worker.run(np.ones(1, np.uint8))
+
+
+def test_a_task_that_cannot_start_is_a_value_error(small_file):
+    with pytest.raises(ValueError, match="not a valid Flatbuffer"):
+        Worker(TfliteTask(small_file.read_bytes()[:99], "xnnpack"))
+
+
+def test_images_that_a_task_refuses_leave_it_alive(small_file, small_images):
+    with Worker(TfliteTask(small_file.read_bytes(), "xnnpack")) as worker:
+        with pytest.raises(ValueError, match=r"FLOAT32|float32"):
+            worker.run(small_images.astype(np.float32))
+        assert worker.run(small_images).shape == (32, 4)
+
+
+def test_litert_and_the_simulation_give_the_same_outputs(small_file, small_images):
+    content = small_file.read_bytes()
+    tasks = (TfliteTask(content, "xnnpack"), SimulatorTask(read_graph(content, "file")))
+    outputs = []
+    for task in tasks:
+        with Worker(task) as worker:
+            assert worker.interface == tasks[1].start()
+            outputs.append(worker.run(small_images))
+    np.testing.assert_array_equal(*outputs)
+
+
+NEEDS_MICRO = "TFLite Micro is an extra: pip install 'sat-tf[micro]'"
+
+
+@pytest.fixture
+def installed():
+    pytest.importorskip("tflite_micro", reason=NEEDS_MICRO)
+
+
+@pytest.fixture(scope="module")
+def plain_file(small, tmp_path_factory):
+    """The file of the small model, without kernels of 4 bits."""
+    path = tmp_path_factory.mktemp("micro") / "model.tflite"
+    sat_tf.export_tflite(small, path, pack="none")
+    return path
+
+
+def test_one_that_is_not_installed_is_an_error_with_the_fix(monkeypatch):
+    monkeypatch.setattr(runtimes, "is_installed", lambda name: name != "micro")
+    with pytest.raises(ValueError, match=r"received 'micro'.*pip install 'sat-tf\[micro\]'"):
+        runtimes.chosen(["micro"])
+
+
+def test_a_file_is_compared_tensor_by_tensor(installed, small, plain_file, small_images):
+    found = sat_tf.verify_tflite(small, plain_file, small_images, runtimes=["reference", "micro"])
+    counts = found.runtimes["micro"]
+    assert counts.own_compared > 0
+    assert counts.own_differing == 0
+    assert counts.outputs_differing == 0
+    assert counts.delegation is None
+    assert counts.codes_compared == found.codes_compared
+    assert found.versions["tflite-micro"]
+
+
+@pytest.mark.parametrize("name", zoo.EACH)
+def test_models_of_the_zoo_have_the_codes_of_the_kernels(installed, name, path):
+    model = zoo.quantized(name)
+    sat_tf.export_tflite(model, path, float_head=zoo.ZOO[name].float_head, pack="none")
+    content = path.read_bytes()
+    assert own_count(content, zoo.images_for(model, 4), "micro")[1] == 0
+
+
+def test_several_images_are_run_one_by_one(installed, plain_file, small_images):
+    content = plain_file.read_bytes()
+    together = micro.MicroRuntime(content, keep_tensors=True)
+    outputs = together.run(small_images[:3])
+    (name, *_) = together._made.values()
+    kept = together.tensors([name])[name]
+    assert len(outputs) == len(kept) == 3
+    alone = micro.MicroRuntime(content, keep_tensors=False)
+    np.testing.assert_array_equal(outputs[2:], alone.run(small_images[2:3]))
+
+
+def test_an_arena_that_is_too_small_grows(installed, plain_file, small_images, monkeypatch):
+    monkeypatch.setattr(micro, "_SMALLEST_ARENA_BYTES", 2**14)
+    monkeypatch.setattr(micro, "_BYTES_PER_VALUE", 0)
+    runtime = micro.MicroRuntime(plain_file.read_bytes(), keep_tensors=True)
+    assert np.all(np.isfinite(runtime.run(small_images[:1])))
+
+
+def test_what_it_refuses_is_named_and_not_printed(installed, path, capfd):
+    model = MODELS["floats"].quantized()
+    sat_tf.export_tflite(model, path, pack="none")
+    images = zoo.images_for(model, 1)
+    found = sat_tf.verify_tflite(model, path, images, runtimes=["micro"])
+    assert "Didn't find op for builtin opcode" in found.refused["micro"]
+    assert "micro" not in found.runtimes
+    assert "Didn't find op" not in capfd.readouterr().err
+
+
+def test_a_product_with_4_bits_is_refused_with_the_reason(installed, small, path):
+    sat_tf.export_tflite(small, path, pack="auto")
+    reason = processes.refusals(path.read_bytes(), ["micro"])["micro"]
+    assert "fully_connected_common.cc" in reason
+    assert "kTfLiteInt4" in reason
+
+
+def test_a_truncated_file_is_refused(installed, plain_file):
+    reason = processes.refusals(plain_file.read_bytes()[:500], ["micro"])["micro"]
+    assert reason
+
+
+def test_files_without_it_are_read_without_its_package():
+    code = "import sys; import sat_tf.export.litert.micro; print('tflite_micro' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=processes.child_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"
