@@ -25,7 +25,7 @@ from sat_tf.export.kernels.kernel_sets import (
     ARM,
     KernelSet,
 )
-from sat_tf.export.litert.processes import loaded
+from sat_tf.export.litert.runtime import loaded
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import serialize
 from tests.arm.operators import FUNCTIONS, OF_SEVERAL, compared, functions_of_codes, subject_of

@@ -25,7 +25,7 @@ from sat_tf.commands.pixels import (
 )
 from sat_tf.commands.quantization.pictures import fixed_input_shape, range_sample
 from sat_tf.commands.quantization.policy import Sample, add_input_range, with_input_range
-from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.export.certificate.inputs import ImagesFrom
 from sat_tf.messages import value_errors_as_run_errors
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy

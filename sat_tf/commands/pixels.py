@@ -12,8 +12,7 @@ from rich.console import Console
 from sat_tf.commands.label_file import expect_labels, read_labels
 from sat_tf.commands.options import nonempty
 from sat_tf.commands.parser import Parser
-from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.certificate.inputs import random_images
+from sat_tf.export.certificate.inputs import ImagesFrom, random_images
 from sat_tf.export.tflite.metadata import Metadata
 from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import RunError, first_ones, say, value_errors_as_run_errors

@@ -25,11 +25,10 @@ from sat_tf.commands.verification_table import conclude, print_certificate
 from sat_tf.export.certificate.certificate import Certificate, read_certificate, severest
 from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.certificate.page import write_both
-from sat_tf.export.certificate.proof import existing_file, read_subject
+from sat_tf.export.certificate.proof import existing_file, read_subject, recheck, verify_file
 from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
-from sat_tf.export.file_verification import recheck, verify_file
+from sat_tf.export.foreign.comparison import compare_operators, is_foreign, read_any_file
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operator_comparison import compare_operators, is_foreign, read_any_file
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.export.tflite.metadata import read_metadata

@@ -15,7 +15,6 @@ from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations import (
     float_layer,
-    lookup,
     movements,
     native,
     pairs,
@@ -197,7 +196,7 @@ def _linear(op: Linear, graph: Graph, x: tf.Tensor) -> tf.Tensor:
     return (tf.reshape(values, [-1, len(kernel)]) if is_matrix else values) + bias
 
 
-def _looked_up(op: lookup.Lookup, graph: Graph, x: tf.Tensor) -> tf.Tensor:
+def _looked_up(op: native.Lookup, graph: Graph, x: tf.Tensor) -> tf.Tensor:
     source, output = graph.codes(op.inputs[0]), graph.codes(op.output)
     values = (op.table.astype(np.float32) - output.zero_point) * output.scale
     places = tf.cast(tf.round(x / source.scale), tf.int32)
@@ -260,7 +259,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     ),
     pairs.Concatenate: lambda op, graph, *parts: tf.concat(parts, op.axis + 1),
     native.Softmax: lambda op, graph, x: tf.nn.softmax(x),
-    lookup.Lookup: _looked_up,
+    native.Lookup: _looked_up,
     native.Native: lambda op, graph, x: _NATIVE[op.name](x, **op.settings),
     native.Sloped: lambda op, graph, x: tf.where(
         x < 0.0, tf.constant(op.slopes.astype(np.float32) * op.slope_scale) * x, x

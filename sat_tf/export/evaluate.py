@@ -15,8 +15,8 @@ from pydantic import Field
 
 from sat_tf.export.certificate.outputs import label_problems
 from sat_tf.export.certificate.proof import existing_file
+from sat_tf.export.litert.processes import Task, TfliteTask, Worker
 from sat_tf.export.litert.runtime import Interface
-from sat_tf.export.litert.workers import Task, TfliteTask, Worker
 from sat_tf.export.operations.graph import Graph, batches, outputs_of, simulate
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.messages import ProblemsError

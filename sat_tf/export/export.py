@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.certificate.holds import Hold, are_portable, holds_of, verdict_of
+from sat_tf.export.certificate.runtimes import (
+    Hold,
+    are_portable,
+    first_release,
+    holds_of,
+    verdict_of,
+    wrong_before,
+)
 from sat_tf.export.converter_route import CONVERTED, converted, route_problems
 from sat_tf.export.litert.runtime import Runtime, check_loading
 from sat_tf.export.lowering.outputs import FLOAT
@@ -23,15 +30,12 @@ from sat_tf.export.lowering.packing import (
     kernel_table,
     stored_kernels,
 )
-from sat_tf.export.lowering.pipeline import deployed_graph, with_image_size
+from sat_tf.export.lowering.pipeline import deployed_graph, snapped, with_image_size
 from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.linear import linear_operations
-from sat_tf.export.operations.releases import first_release, wrong_before
-from sat_tf.export.snapping import snapped
-from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.targets.target import Elsewhere
+from sat_tf.export.targets.table import TARGETS, Elsewhere
 from sat_tf.export.tflite.contents import SETTINGS_NAME, gzip_size, read_contents
 from sat_tf.export.tflite.metadata import (
     METADATA_NAME,

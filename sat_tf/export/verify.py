@@ -11,21 +11,24 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
-from sat_tf.export.certificate.input_ranges import CheckedRange
-from sat_tf.export.certificate.inputs import GIVEN, checked_images, taken_by
+from sat_tf.export.certificate.certificate import Certificate
+from sat_tf.export.certificate.inputs import (
+    GIVEN,
+    CheckedRange,
+    ImagesFrom,
+    checked_images,
+    taken_by,
+)
 from sat_tf.export.certificate.outputs import Output, labels_of
 from sat_tf.export.certificate.proof import Subject, file_problems, float_model_problem, prove
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.export import file_content, file_graph
+from sat_tf.export.lowering.layers import is_input, role_of
 from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.lowering.pipeline import is_sized, with_image_size
-from sat_tf.export.lowering.quantized_network import is_input, role_of
+from sat_tf.export.lowering.pipeline import has_biases_of_file, is_sized, snapped, with_image_size
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.snapping import has_biases_of_file, snapped
 from sat_tf.export.tflite.contents import differences, read_contents
-from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
-from sat_tf.export.tflite.tensors import Codes
+from sat_tf.export.tflite.tensors import Codes, Pixels, arrays_of, joined, number_of
 from sat_tf.files import expect_path
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role

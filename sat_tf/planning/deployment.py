@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sat_tf.export.litert.converter import float_operators
+from sat_tf.export.lowering.layers import find_problems
 from sat_tf.export.lowering.packing import FileSettings, pack_graph
-from sat_tf.export.lowering.quantized_network import find_problems
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.float_layer import float_layers
 from sat_tf.export.operations.graph import Graph

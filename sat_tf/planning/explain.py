@@ -8,8 +8,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.targets.target import Elsewhere
+from sat_tf.export.targets.table import TARGETS, Elsewhere
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.losses import loss_problems, refuse_losses
 from sat_tf.graph.network import Network, Node, output_names

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.lowering.layers import KernelOutline
+from sat_tf.export.lowering.layers import KernelOutline, find_problems
 from sat_tf.export.lowering.packing import FileSettings, NothingPackedError, pack_graph
-from sat_tf.export.lowering.quantized_network import find_problems
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations

@@ -9,8 +9,7 @@ from sat_tf.export.export import file_content
 from sat_tf.export.lowering.packing import FileSettings, is_trained
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
-from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.targets.target import Elsewhere
+from sat_tf.export.targets.table import TARGETS, Elsewhere
 from sat_tf.export.tflite.contents import read_contents
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
+from sat_tf.export.certificate.certificate import Certificate
+from sat_tf.export.certificate.inputs import ImagesFrom
 from sat_tf.export.export import ExportReport, export_tflite
 from sat_tf.export.verify import verify_tflite
 from sat_tf.output_folder import CERTIFICATE, TFLITE_MODEL, OutputFolder

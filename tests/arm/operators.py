@@ -99,7 +99,7 @@ def functions_of_codes(
         slopes = rng.integers(-127, 128, shape).astype(np.int8)
         settings = {"alpha": 0.2, "approximate": bool(number % 2)}
         for name in names:
-            own = Codes(*FIXED_GRIDS[name]) if name in FIXED_GRIDS else grid
+            own = FIXED_GRIDS.get(name, grid)
             made[f"{name}_{number}"] = _function(name, settings, slopes), shape, own
     stored = np.arange(-128, 128).reshape(shape)
     return _graph(Codes(np.float32(scale), zero_point), [(stored, made)])

@@ -5,7 +5,7 @@ import pytest
 
 from sat_tf.export.kernels.kernel_sets import ARM, X86
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.lowering.portable_scales import make_portable
+from sat_tf.export.lowering.scales import make_portable
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.movements import moved

@@ -8,7 +8,7 @@ from sat_tf.export.kernels.kernel_sets import (
     ARM,
     X86,
 )
-from sat_tf.export.litert.processes import loaded
+from sat_tf.export.litert.runtime import loaded
 from sat_tf.export.operations.graph import simulate
 from sat_tf.export.operations.graph_file import serialize
 from tests.arm.operators import (

@@ -259,7 +259,7 @@ def _fork_trials() -> None:
             status = _RAISED
             try:
                 _redirected(*(str(folder / name) for name in ("in", "out", "err")))
-                processes._main(runtimes)
+                processes._try_file(runtimes)
                 status = 0
             except BaseException:
                 sys.excepthook(*sys.exc_info())

@@ -20,8 +20,7 @@ from sat_tf.export.operations.linear import Linear, requantization_multipliers
 from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.contents import Contents
-from sat_tf.export.tflite.images import Pixels
-from sat_tf.export.tflite.tensors import Codes
+from sat_tf.export.tflite.tensors import Codes, Pixels
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import call_name, inner_layer

@@ -5,8 +5,8 @@ import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
+from sat_tf.export.certificate.proof import verify_file
 from sat_tf.export.device.kit import write_kit
-from sat_tf.export.file_verification import verify_file
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.graph.network import Network

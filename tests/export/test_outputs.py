@@ -10,11 +10,11 @@ import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
+from sat_tf.export.certificate.proof import verify_file
 from sat_tf.export.device.kit import write_kit
 from sat_tf.export.device.report import read_device_check
 from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, run_tflite
 from sat_tf.export.export import file_content, file_graph
-from sat_tf.export.file_verification import verify_file
 from sat_tf.export.litert.runtime import RUNTIMES, Runtime
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.operations.graph import Graph, outputs_of, simulate

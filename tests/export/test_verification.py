@@ -12,8 +12,9 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.export import evaluate
 from sat_tf.export.certificate import proof
-from sat_tf.export.certificate.certificate import ImagesFrom, read_certificate
-from sat_tf.export.certificate.inputs import random_images
+from sat_tf.export.certificate.certificate import read_certificate
+from sat_tf.export.certificate.inputs import ImagesFrom, random_images
+from sat_tf.export.certificate.proof import recheck, verify_file
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.evaluate import (
     evaluate_simulator,
@@ -21,7 +22,6 @@ from sat_tf.export.evaluate import (
     file_interface,
     run_tflite,
 )
-from sat_tf.export.file_verification import recheck, verify_file
 from sat_tf.export.litert import processes
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.outputs import with_own_names

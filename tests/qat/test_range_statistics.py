@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.certificate.input_ranges import CheckedRange, checked_by_accuracy
+from sat_tf.export.certificate.inputs import CheckedRange, checked_by_accuracy
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network

@@ -11,8 +11,7 @@ from sat_tf.commands.label_file import read_labels
 from sat_tf.commands.models import is_built_by_name
 from sat_tf.commands.pixels import ImageOptions, say_notes
 from sat_tf.commands.quantization.policy import Sample, feed_of, with_input_range
-from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.certificate.inputs import image_problems
+from sat_tf.export.certificate.inputs import ImagesFrom, image_problems
 from sat_tf.messages import ProblemsError, RunError, say
 from sat_tf.pictures import DECODER, Pictures, open_pictures, spread_evenly
 from sat_tf.qat.policy import BitPolicy

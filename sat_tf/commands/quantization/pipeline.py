@@ -81,7 +81,7 @@ def write_quantized(
     if settings.resume is False:
         unfinished.unlink(missing_ok=True)
         remove_backups(backups)
-    from sat_tf.export.snapping import snap_biases
+    from sat_tf.export.lowering.pipeline import snap_biases
     from sat_tf.qat.calibrate import calibrate
     from sat_tf.qat.images import fed_batches
     from sat_tf.qat.layout import GuessedClippingLevelsWarning
@@ -222,7 +222,7 @@ def _reconstructed(
     """Fits a calibrated model in place, and says what it gains; None where it stays as it is."""
     import tf_keras as keras
 
-    from sat_tf.export.snapping import snap_biases
+    from sat_tf.export.lowering.pipeline import snap_biases
     from sat_tf.qat.images import fed_batches
     from sat_tf.top_k import classes_of
 
@@ -274,7 +274,7 @@ def _trained(
     import tensorflow as tf
     import tf_keras as keras
 
-    from sat_tf.export.snapping import snap_biases
+    from sat_tf.export.lowering.pipeline import snap_biases
     from sat_tf.qat.finetune import finetune
 
     if pictures.training.labels is None:

@@ -10,17 +10,19 @@ from typing import Annotated, Any, TypeVar
 
 import pydantic
 
-from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
-from sat_tf.export.certificate.input_ranges import CheckedRange, kind_of_ranges
+from sat_tf.export.certificate.inputs import CheckedRange, ImagesFrom, kind_of_ranges
 from sat_tf.export.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
 from sat_tf.export.certificate.runtimes import (
     FEW_CODES,
     MOST_UNEXPLAINED,
     RUNTIMES,
+    Hold,
     RuntimeCount,
     TensorCount,
     TrainedCount,
+    are_portable,
     runtime_table,
+    verdict_of,
 )
 from sat_tf.export.litert.processes import Machine
 from sat_tf.files import read_text, write_text
@@ -169,29 +171,6 @@ class TensorCodes:
     def codes_used(self) -> int:
         """How many different codes occur."""
         return sum(count > 0 for count in self.counts)
-
-
-@dataclasses.dataclass(frozen=True)
-class ImagesFrom:
-    """The origin of the images of a verification."""
-
-    description: str  # In words.
-    # With which `random_images` draws them; None where they are not random.
-    seed: int | None = None
-    # Of a folder of pictures, those that were taken, in order: their paths in it, and the SHA-256
-    # of each.
-    files: dict[str, str] = dataclasses.field(default_factory=dict)
-    # How many were asked for; there are fewer where some cannot be read. None in certificates of
-    # earlier versions, and where it does not decide which are taken.
-    asked: int | None = None
-    # What made pixels of pictures, in words; "" of other images, and in certificates of earlier
-    # versions.
-    decoder: str = ""
-
-    @classmethod
-    def held_out(cls, data: str, asked: int, decoder: str = "") -> "ImagesFrom":
-        """The held-out images of a data set, spread evenly over it."""
-        return cls(f"held-out images of {data}", asked=asked, decoder=decoder)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

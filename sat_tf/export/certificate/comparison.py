@@ -22,7 +22,7 @@ from sat_tf.export.certificate.outputs import (
 )
 from sat_tf.export.certificate.runtimes import RUNTIMES, RuntimeCount, TensorCount, TrainedCount
 from sat_tf.export.kernels.kernel_sets import KernelSet
-from sat_tf.export.litert.processes import loaded
+from sat_tf.export.litert.runtime import loaded
 from sat_tf.export.operations.graph import Graph, by_name, outputs_of, simulate, simulate_on
 from sat_tf.export.operations.linear import (
     linear_operations,
@@ -31,7 +31,7 @@ from sat_tf.export.operations.linear import (
 )
 from sat_tf.export.operations.native import FIXED_GRIDS
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.tflite.images import Pixels, number_of, some_of
+from sat_tf.export.tflite.tensors import Pixels, number_of, some_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,15 +1,41 @@
-"""Images and labels to run a file on: checks, random images, and batches."""
+"""The images that a file is run on: their origin, checks, random ones; and the ranges of inputs."""
 
+import dataclasses
 import hashlib
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.outputs import as_array
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.tflite.images import Pixels, arrays_of
+from sat_tf.export.tflite.tensors import Pixels, arrays_of
+from sat_tf.presentation.tables import Marked
+
+
+@dataclasses.dataclass(frozen=True)
+class ImagesFrom:
+    """The origin of the images of a verification."""
+
+    description: str  # In words.
+    # With which `random_images` draws them; None where they are not random.
+    seed: int | None = None
+    # Of a folder of pictures, those that were taken, in order: their paths in it, and the SHA-256
+    # of each.
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    # How many were asked for; there are fewer where some cannot be read. None in certificates of
+    # earlier versions, and where it does not decide which are taken.
+    asked: int | None = None
+    # What made pixels of pictures, in words; "" of other images, and in certificates of earlier
+    # versions.
+    decoder: str = ""
+
+    @classmethod
+    def held_out(cls, data: str, asked: int, decoder: str = "") -> "ImagesFrom":
+        """The held-out images of a data set, spread evenly over it."""
+        return cls(f"held-out images of {data}", asked=asked, decoder=decoder)
+
 
 GIVEN = ImagesFrom("given by the caller")
 _MOST_RANDOM_BYTES = 2**32
@@ -115,3 +141,56 @@ def taken_by(graph: Graph, images: Pixels) -> Pixels:
     """Values of the inputs as the file of a graph takes them."""
     arrays = [one.taken(array) for one, array in zip(graph.images, arrays_of(images), strict=True)]
     return tuple(arrays) if isinstance(images, tuple) else arrays[0]
+
+
+# -- the ranges of image inputs --------------------------------------------------------------------
+
+# Accuracy is clearly above that of one class for all, by so many standard errors and images.
+_CLEAR_ERRORS, _FEWEST_IMAGES = 3.0, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedRange:
+    """The range of an image input."""
+
+    input: str  # Its name.
+    range: str  # The real values of the pixels 0 and 255.
+    # What tells that the model was trained with it, in words; "" where nothing does.
+    checked_by: str = ""
+    problem: str = ""  # Why it is certainly another one; "" where it may be right.
+
+    @property
+    def statement(self) -> Marked:
+        """Says what has checked the range, or that nothing could."""
+        pixels = f"Input range of {self.input}: the pixels 0 and 255 stand for {self.range}"
+        if self.problem:
+            return Marked(f"{pixels}, though {self.problem}", "bad")
+        if self.checked_by:
+            return Marked(f"{pixels}, as checked by {self.checked_by}.", "plain")
+        return Marked(
+            f"{pixels}. Nothing here could check that the float model was trained with it: give "
+            "labels, whose accuracy tells, or a float model that has BatchNormalization.",
+            "watch",
+        )
+
+
+def kind_of_ranges(ranges: Iterable[CheckedRange]) -> str:
+    """The kind of a `Marked` about all ranges: "good", "watch" or "bad"."""
+    kinds = {one.statement.kind for one in ranges}
+    return next((kind for kind in ("bad", "watch") if kind in kinds), "good")
+
+
+def checked_by_accuracy(
+    ranges: Sequence[CheckedRange], labels: Sequence[np.ndarray | None], top1: Sequence[float]
+) -> list[CheckedRange]:
+    """The ranges, of which an only one is checked by accuracy clearly above that of guessing."""
+    given = [one[one >= 0] for one in labels if one is not None]
+    is_open = len(ranges) == 1 and not (ranges[0].checked_by or ranges[0].problem)
+    for classes, share in zip(given, top1, strict=True) if is_open else ():
+        count = max(classes.size, 1)
+        guessed = np.max(np.bincount(classes.reshape(-1).astype(np.int64)), initial=0) / count
+        margin = max(_FEWEST_IMAGES / count, _CLEAR_ERRORS * np.sqrt(guessed / count))
+        if share > guessed + margin:
+            how = f"accuracy, {100 * share:.1f} % where one class for all has {100 * guessed:.1f} %"
+            return [dataclasses.replace(ranges[0], checked_by=how)]
+    return list(ranges)

@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from sat_tf.export.certificate.certificate import FLOAT_RULE, PARTING_RULE, Certificate, TensorCodes
-from sat_tf.export.certificate.holds import NOT_SAID, Hold, verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.certificate.runtimes import (
     MODEL_TITLES,
+    NOT_SAID,
     REFERENCE_TITLES,
     RUNTIMES,
+    Hold,
     RuntimeRow,
     runtime_columns,
     shown_share,
+    verdict_of,
 )
 from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.export.operations.operation import Basis

@@ -1,4 +1,7 @@
-"""The proof: a file is run and compared with its graph, tensor by tensor, without Keras."""
+"""The proof: a file is run and compared with its graph, tensor by tensor, without Keras.
+
+`verify_file` does so for a file alone, and `recheck` for a file and its certificate.
+"""
 
 import dataclasses
 import functools
@@ -12,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
+from sat_tf.export.certificate.certificate import Certificate
 from sat_tf.export.certificate.comparison import (
     CodesRecorder,
     Reference,
@@ -21,9 +24,15 @@ from sat_tf.export.certificate.comparison import (
     Trained,
     TrainedCounter,
 )
-from sat_tf.export.certificate.holds import holds_of
-from sat_tf.export.certificate.input_ranges import CheckedRange, checked_by_accuracy
-from sat_tf.export.certificate.inputs import checked_images, images_hash
+from sat_tf.export.certificate.inputs import (
+    GIVEN,
+    CheckedRange,
+    ImagesFrom,
+    checked_by_accuracy,
+    checked_images,
+    images_hash,
+    random_images,
+)
 from sat_tf.export.certificate.outputs import (
     Output,
     as_in_file,
@@ -33,17 +42,22 @@ from sat_tf.export.certificate.outputs import (
     separated,
 )
 from sat_tf.export.certificate.page import check_certificate_path, write_both
-from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen
+from sat_tf.export.certificate.runtimes import (
+    USUAL_RUNTIMES,
+    RuntimeKind,
+    chosen,
+    holds_of,
+    wrong_before,
+)
 from sat_tf.export.kernels import kernel_sets
-from sat_tf.export.litert.micro import MICRO, PACKAGE
 from sat_tf.export.litert.processes import refusals, this_machine
+from sat_tf.export.litert.runtime import MICRO, PACKAGE
 from sat_tf.export.operations.graph import Graph, batches, outputs_of, simulate
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.native import softmax
-from sat_tf.export.operations.releases import wrong_before
 from sat_tf.export.tflite.contents import Contents, gzip_size, read_contents
-from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.metadata import read_metadata
+from sat_tf.export.tflite.tensors import Pixels, arrays_of, joined, number_of
 from sat_tf.files import expect_path
 from sat_tf.messages import ProblemsError, kind_of
 from sat_tf.presentation.progress_bar import image_bar
@@ -296,6 +310,110 @@ def _counters(
             "model again."
         )
     return counters, refused
+
+
+def verify_file(
+    path: str | os.PathLike[str] | Subject,
+    images: np.ndarray,
+    labels: Any = None,
+    *,
+    float_model: Any = None,
+    certificate_path: str | os.PathLike[str] | None = None,
+    runtimes: Iterable[str] = USUAL_RUNTIMES,
+    images_from: ImagesFrom = GIVEN,
+    progress: bool = True,
+) -> Certificate:
+    """Proves that LiteRT computes the integers that a file stands for, tensor by tensor.
+
+    The file is read back into its graph, which an integer simulation in NumPy runs; every stored
+    integer of every activation that LiteRT computes is compared with it. Nothing is said of the
+    Keras model that the file was exported from: `sat_tf.verify_tflite` does that.
+
+    Args:
+        path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
+        images: uint8 (n, rows, columns, channels): the pixels as they are.
+        labels: class numbers, to count accuracy too; see `sat_tf.verify_tflite`.
+        float_model: see `sat_tf.verify_tflite`.
+        certificate_path: see `sat_tf.verify_tflite`.
+        runtimes: see `sat_tf.verify_tflite`.
+        images_from: where the images come from, for the certificate.
+        progress: see `sat_tf.verify_tflite`.
+
+    Returns:
+        A `Certificate`. A difference is counted in it, not raised.
+
+    Raises:
+        ValueError: bad images or labels, or a file that sat-tf did not write; lists every problem
+            with its fix.
+    """
+    subject = path if isinstance(path, Subject) else read_subject(expect_path(path))
+    images, found = checked_inputs("verify_file", subject, images, labels)
+    return prove(
+        subject,
+        images,
+        found,
+        float_model=float_model,
+        certificate_path=certificate_path,
+        images_from=images_from,
+        runtimes=runtimes,
+        progress=progress,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Recheck:
+    """The result of checking a file against its certificate."""
+
+    certificate: Certificate  # Of the file as it is now.
+    differences: list[str]  # From its certificate; empty where that holds.
+
+
+def recheck(
+    path: str | os.PathLike[str],
+    recorded: Certificate,
+    images: np.ndarray | None = None,
+    *,
+    runtimes: Iterable[str] = USUAL_RUNTIMES,
+    progress: bool = True,
+) -> Recheck:
+    """Checks a file against its certificate, on the same images; random ones are drawn again."""
+    subject = read_subject(expect_path(path))
+    if images is None:
+        if (seed := recorded.images_from.seed) is None:
+            raise ValueError(
+                f"images: received none, expected the {recorded.num_images} that the certificate "
+                f"was made with ({recorded.images_from.description}); name them."
+            )
+        image = subject.graph.images[0]
+        images = image.drawn(random_images(image.shape, recorded.num_images, seed))
+    images, _ = checked_inputs("recheck", subject, images, None)
+    advice = "certify this one with sat-tf verify"
+    problems = strangers(subject, images, recorded, "certificate", advice)
+    if problems:
+        raise ProblemsError(f"{subject.path} and its certificate", problems)
+    fresh = prove(
+        subject,
+        images,
+        None,
+        images_from=recorded.images_from,
+        runtimes=runtimes,
+        progress=progress,
+    )
+    before = {tensor.name: tensor.sha256 for tensor in recorded.codes}
+    now = {tensor.name: tensor.sha256 for tensor in fresh.codes}
+    lines = [f"{name}: it is not in the certificate" for name in now if name not in before]
+    lines += [f"{name}: it is not in the file" for name in before if name not in now]
+    lines += [
+        f"{name}: its codes differ from the certificate"
+        for name, digest in now.items()
+        if before.get(name, digest) != digest
+    ]
+    if recorded.codes_differing != fresh.codes_differing:
+        lines.append(
+            f"XNNPACK: {fresh.codes_differing} codes differ, {recorded.codes_differing} in the "
+            "certificate"
+        )
+    return Recheck(fresh, lines)
 
 
 # -- the float model -------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ runs it too, and, on request, the codes of every tensor by image, in codes/.
 
 import dataclasses
 import hashlib
+import inspect
 import io
 import json
 import os
@@ -18,14 +19,13 @@ from typing import Annotated, Any
 import numpy as np
 import pydantic
 
-from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.certificate.inputs import GIVEN, images_hash
+from sat_tf.export.certificate.inputs import GIVEN, ImagesFrom, images_hash
 from sat_tf.export.certificate.proof import Subject, checked_inputs, read_subject
-from sat_tf.export.device import check, start
+from sat_tf.export.device import check
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph import Graph, batches, simulate
 from sat_tf.export.operations.operation import Basis
-from sat_tf.export.tflite.images import number_of
+from sat_tf.export.tflite.tensors import number_of
 from sat_tf.files import NO_TIME, check_writable, expect_path, written_whole
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.targets import DEFAULT_TARGET
@@ -154,7 +154,7 @@ def write_kit(
         np.save(held, np.ascontiguousarray(images), allow_pickle=False)
         add("images.npy", held.getvalue())
         add("check.py", pathlib.Path(check.__file__).read_bytes())
-        add("__main__.py", pathlib.Path(start.__file__).read_bytes())
+        add("__main__.py", f"{inspect.getsource(check.start)}\n\nstart()\n".encode())
         expected = Expected(compared)
         with image_bar(kit_path.name, len(images), shown=progress) as advance:
             for number, stored in enumerate(simulated(subject, images)):

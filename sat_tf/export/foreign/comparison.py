@@ -1,19 +1,36 @@
-"""The operators of a file that another tool wrote, as they were compared: tables and a page."""
+"""Files of any tool: their operators, compared one by one with what kernels are known to round."""
 
 import collections
 import dataclasses
 import os
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from rich.console import Console
 
-from sat_tf.export.certificate.runtimes import RUNTIMES
-from sat_tf.export.tflite.contents import MoreGraph
+from sat_tf.export.certificate.inputs import GIVEN, ImagesFrom, checked_images, taken_by
+from sat_tf.export.certificate.proof import existing_file
+from sat_tf.export.certificate.runtimes import (
+    RUNTIMES,
+    USUAL_RUNTIMES,
+    RuntimeKind,
+    chosen,
+    wrong_before,
+)
+from sat_tf.export.kernels import kernel_sets
+from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, KernelSet
+from sat_tf.export.litert.processes import refusals
+from sat_tf.export.litert.runtime import MicroRuntime, Runtime, loaded
+from sat_tf.export.operations.graph_file import ForeignFile, read_foreign
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.tflite.contents import MoreGraph, StoredOperator, read_contents
+from sat_tf.export.tflite.tensors import Image, Pixels, arrays_of, number_of, some_of
 from sat_tf.files import write_text
-from sat_tf.messages import say
+from sat_tf.messages import ProblemsError, first_ones, say
 from sat_tf.presentation.page import render_page
+from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, marked_text, percent
 
 
@@ -292,3 +309,328 @@ class OperatorComparison(RowTable):
             remarks=self._remarks(),
         )
         write_text(path, page)
+
+
+# The types that tell an operator on codes from others.
+_CODES = "INT8"
+_OTHER_CODES = ("UINT8", "INT16")
+_WITHOUT_VALUES = ("RESOURCE", "VARIANT", "STRING")
+_PIXEL_ENDS = 255.0
+
+
+@dataclasses.dataclass(frozen=True)
+class AnyFile:
+    """A TFLite file that any tool may have written."""
+
+    path: pathlib.Path  # Of the file.
+    content: bytes  # The file.
+    read: ForeignFile  # Its operators, as far as they are known.
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """Its inputs."""
+        return self.read.graph.images
+
+    def taken(self, images: Any) -> Any:
+        """Pixels as values of its input, or of each in a list; anything else as it is.
+
+        What range a file wants its pixels in, it does not say: they are spread over all codes of
+        the input, or over 0 to 1 where it is float and nothing quantizes it.
+        """
+        several = len(self.images) != 1
+        if several and (not isinstance(images, list | tuple) or len(images) != len(self.images)):
+            return images
+        taken = []
+        for image, values in zip(self.images, images if several else [images], strict=True):
+            is_pixels = isinstance(values, np.ndarray) and values.dtype == np.uint8
+            try:
+                if not is_pixels or image.type == "uint8":
+                    taken.append(values)
+                elif image.is_kept and image.type == "float32":
+                    taken.append(values.astype(np.float32) / np.float32(_PIXEL_ENDS))
+                else:
+                    taken.append(image.drawn(values))
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from error
+        return taken if several else taken[0]
+
+
+def is_foreign(path: str | os.PathLike[str]) -> bool:
+    """Whether a TFLite file was written by another tool than `sat_tf.export_tflite`."""
+    path = existing_file(path)
+    return not read_contents(path.read_bytes(), str(path)).is_ours
+
+
+def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
+    """A file whose operators can be compared: it takes one image, and computes with int8 codes."""
+    path = existing_file(path)
+    content, problems = path.read_bytes(), []
+    foreign = read_foreign(content, str(path))
+    for tensor in foreign.contents.inputs:
+        if tensor.shape[:1] != (1,):
+            problems.append(
+                f"received the input {tensor.name} of shape {tensor.shape}, expected one image at "
+                "a time, (1, ...); convert the model for that."
+            )
+        elif not np.all(np.isfinite(tensor.scales) & (tensor.scales > 0)):
+            problems.append(
+                f"received the input {tensor.name} with the scale {first_ones(tensor.scales)}, "
+                "expected one above 0; convert the model again."
+            )
+        elif min(tensor.shape) < 1:
+            problems.append(
+                f"received the input {tensor.name} of shape {tensor.shape}, which holds no values, "
+                "expected sizes of at least 1; convert the model again."
+            )
+    tensors = [tensor for op in foreign.contents.operators for tensor in op.outputs]
+    types = {tensor.type for tensor in tensors if tensor.scales.size}
+    others = sorted(types.intersection(_OTHER_CODES))
+    if _CODES not in types and others:
+        problems.append(
+            f"received a file that computes with {' and '.join(others)} codes, expected int8; "
+            "convert the model with TensorFlow 2 and TFLITE_BUILTINS_INT8."
+        )
+    elif _CODES not in types:
+        constants = [each for each in foreign.contents.tensors if each.data is not None]
+        is_dynamic = any(each.scales.size for each in constants)
+        weights = ", and only its weights are integers (dynamic range)" if is_dynamic else ""
+        problems.append(
+            f"received a float file: all that its operators make is float{weights}, expected int8 "
+            "codes, of which there are none to compare; convert the model with a representative "
+            "data set."
+        )
+    if problems:
+        raise ProblemsError(str(path), problems)
+    return AnyFile(path, content, foreign)
+
+
+# -- the comparison --------------------------------------------------------------------------------
+
+
+def compare_operators(
+    path: str | os.PathLike[str] | AnyFile,
+    images: np.ndarray | Sequence[np.ndarray],
+    *,
+    runtimes: Iterable[str] = USUAL_RUNTIMES,
+    images_from: ImagesFrom = GIVEN,
+    progress: bool = True,
+) -> OperatorComparison:
+    """Compares the operators of any int8 TFLite file with runtimes, each on its own inputs.
+
+    An operator that sat-tf simulates is given what the runtime made of the operators before it, so
+    that one that differs, or is unknown, spoils none behind it. Its result is compared with what
+    the runtime made, by the rules of that runtime's kernels; and XNNPACK's inputs are given to the
+    rules of all others, which shows where they part from XNNPACK.
+
+    Args:
+        path: a TFLite file of any tool with int8 tensors.
+        images: (n, ...) uint8 pixels, spread over the codes of the input; or real values, or codes.
+            For several inputs a list, in the order of the file's.
+        runtimes: names of runtimes; see `sat_tf.verify_tflite`.
+        images_from: where the images come from.
+        progress: show a bar.
+
+    Returns:
+        An `OperatorComparison`. A difference is counted in it, not raised.
+
+    Raises:
+        ValueError: bad images, an unknown runtime, or a file whose operators cannot be compared or
+            that LiteRT does not run; lists every problem with its fix.
+    """
+    file = path if isinstance(path, AnyFile) else read_any_file(path)
+    inputs = file.images
+    taken, problems = checked_images(
+        file.taken(images),
+        [image.shape for image in inputs],
+        [image.type for image in inputs],
+        [image.is_kept for image in inputs],
+    )
+    if problems:
+        raise ProblemsError(f"compare_operators: {file.path}", problems)
+    pixels = taken_by(file.read.graph, taken)
+    kinds, refused = chosen(runtimes), dict[str, str]()
+    here = [kind for kind in kinds if not kind.is_simulated]
+    reasons = refusals(file.content, [kind.name for kind in here])
+    if reasons["xnnpack"] is not None:
+        raise ValueError(
+            f"{file.path}: received a TFLite file that LiteRT does not run "
+            f"({reasons['xnnpack']}), expected one that it does; convert the model again."
+        )
+    for kind in here:
+        if reason := reasons[kind.name] or file.read.graph.ends_process(kind.kernels):
+            refused[kind.name] = reason
+    running = {
+        kind.name: loaded(file.content, kind.name, keep_tensors=True)
+        for kind in here
+        if kind.name not in refused
+    }
+    compared = [kind for kind in kinds if kind.is_simulated or kind.name in running]
+    counter = _Counter(file.read, compared, running)
+    with image_bar(file.path.name, number_of(pixels), shown=progress) as advance:
+        for index in range(number_of(pixels)):
+            counter.add(some_of(pixels, index, index + 1))
+            advance(1)
+    return OperatorComparison(
+        file=file.path.name,
+        num_images=number_of(pixels),
+        images_from=images_from.description,
+        operators=tuple(counter.operators),
+        runtimes=tuple(kind.name for kind in compared),
+        refused=refused,
+        outputs=counter.outputs,
+        more_graphs=file.read.contents.more_graphs,
+        warnings=tuple(wrong_before(file.read.contents)),
+    )
+
+
+class _Counter:
+    """Compares every operator of a file, image by image."""
+
+    def __init__(
+        self,
+        file: ForeignFile,
+        kinds: list[RuntimeKind],
+        running: Mapping[str, Runtime | MicroRuntime],
+    ) -> None:
+        self._file, self._kinds, self._running = file, kinds, running
+        xnnpack = running["xnnpack"]
+        self._delegated = xnnpack.delegated if isinstance(xnnpack, Runtime) else set[int]()
+        self._graph = file.graph
+        tensors = file.contents.tensors
+        self._places = {tensor.name: index for index, tensor in enumerate(tensors)}
+        # LiteRT ends the process that asks for the values of a resource.
+        self._numeric = [
+            index for index, tensor in enumerate(tensors) if tensor.type not in _WITHOUT_VALUES
+        ]
+        made = {operation.output: operation for operation in file.graph.operations}
+        self._operations: dict[int, list[Operation]] = {}
+        self.operators: list[ComparedOperator] = []
+        self.outputs = {name: Differences() for name in running}
+        for number, stored in enumerate(file.contents.operators):
+            reason = _reason(stored, made, file)
+            if not reason:
+                self._operations[number] = [made[one.name] for one in stored.outputs]
+            self.operators.append(
+                ComparedOperator(
+                    number=number,
+                    kind=f"{stored.name} {stored.custom}".strip(),
+                    tensor=stored.outputs[0].name if stored.outputs else "",
+                    multiply_adds=stored.multiply_adds,
+                    reason=reason,
+                    counts={} if reason else {kind.name: KernelCount() for kind in kinds},
+                )
+            )
+
+    def add(self, image: Pixels) -> None:
+        """Runs one image in every runtime, and counts."""
+        kept = {}
+        for name, runtime in self._running.items():
+            runtime.run(image)
+            kept[name] = runtime.kept(self._numeric)
+        for name, values in kept.items():
+            for output in self._file.graph.outputs:
+                place = self._places[output]
+                if place in values and place in kept["xnnpack"]:
+                    self.outputs[name].add(kept["xnnpack"][place], values[place])
+        # Tensors have the shapes that they have here: the file's may be open.
+        shapes = {
+            name: kept["xnnpack"][place].shape[1:]
+            for name, place in self._places.items()
+            if place in kept["xnnpack"]
+        }
+        tensors = {
+            name: dataclasses.replace(tensor, shape=shapes.get(name, tensor.shape))
+            for name, tensor in self._file.graph.tensors.items()
+        }
+        self._graph = dataclasses.replace(self._file.graph, tensors=tensors)
+        for number, operations in list(self._operations.items()):
+            try:
+                with np.errstate(all="ignore"):  # of scales that are no numbers
+                    for operation in operations:
+                        self._count(number, operation, image, kept)
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                # Sizes that a file computes are known only here.
+                del self._operations[number]
+                reason = f"its simulation does not take what it reads here: {error}"
+                self.operators[number] = dataclasses.replace(
+                    self.operators[number], reason=reason, counts={}
+                )
+
+    def _count(
+        self,
+        number: int,
+        operation: Operation,
+        image: Pixels,
+        kept: Mapping[str, Mapping[int, np.ndarray]],
+    ) -> None:
+        counts, output = self.operators[number].counts, self._places[operation.output]
+        simulated: dict[str, np.ndarray] = {}  # of XNNPACK's inputs, by the kernels
+        inputs = {name: self._inputs(operation, image, values) for name, values in kept.items()}
+        first, by_xnnpack = inputs["xnnpack"], kept["xnnpack"].get(output)
+        if first is None or by_xnnpack is None:
+            return
+        for kind in self._kinds:
+            kernels, count = kind.kernels, counts[kind.name]
+            if kernels in XNNPACK_SETS and number not in self._delegated:
+                # XNNPACK leaves it to the builtin kernels.
+                is_here = kernels is kernel_sets.of_this_machine()
+                here = kernel_sets.builtin_of_this_machine()
+                kernels = here if is_here else kernel_sets.BUILTIN_ARM
+            if kernels.name not in simulated:
+                simulated[kernels.name] = self._simulate(operation, kernels, first, by_xnnpack)
+            expected = simulated[kernels.name]
+            count.beside_xnnpack.add(by_xnnpack, expected)
+            own, computed = inputs.get(kind.name), kept.get(kind.name, {}).get(output)
+            if own is None or computed is None:
+                continue
+            if not all(map(np.array_equal, own, first)):
+                expected = self._simulate(operation, kernels, own, computed)
+            count.own.add(expected, computed)
+
+    def _simulate(
+        self,
+        operation: Operation,
+        kernels: KernelSet,
+        inputs: list[np.ndarray],
+        computed: np.ndarray,
+    ) -> np.ndarray:
+        """The result of kernels for inputs, in the shape of what a runtime made."""
+        expected = operation.simulate(self._graph.on(kernels), *inputs)
+        if operation.reshapes and expected.size == computed.size:
+            expected = expected.reshape(computed.shape)
+        if expected.shape != computed.shape:
+            raise ValueError(f"it makes the shape {computed.shape}, expected {expected.shape}")
+        return expected
+
+    def _inputs(
+        self, operation: Operation, image: Pixels, values: Mapping[int, np.ndarray]
+    ) -> list[np.ndarray] | None:
+        """The tensor that an operation reads in a runtime; None where that does not hand it out."""
+        images = [each.name for each in self._file.graph.images]
+        arrays = []
+        for name in operation.inputs:
+            if name in images:
+                array = arrays_of(image)[images.index(name)]
+            elif self._places[name] in values:
+                array = values[self._places[name]]
+            else:
+                return None
+            # Pixels become codes by an operation that knows their type; codes are int32.
+            widened = array.dtype.kind in "iu" and not operation.of_input
+            arrays.append(array.astype(np.int32) if widened else array)
+        return arrays
+
+
+def _reason(stored: StoredOperator, made: Mapping[str, Operation], file: ForeignFile) -> str:
+    """Why an operator is not compared; empty where it is."""
+    given = [one for one in stored.reads if one.data is None]
+    if not any(one.scales.size for one in stored.outputs):
+        makes_floats = any(one.type == "FLOAT32" for one in stored.outputs)
+        reads_codes = any(one.scales.size for one in given)
+        return "it is float" if makes_floats and not reads_codes else "it makes no codes"
+    for output in stored.outputs:
+        if reason := file.reasons.get(output.name):
+            return reason
+        if output.name not in made:
+            return "it is part of the operator that reads it"
+    return ""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.kernels import bilinear, fixed_point, functions, softmax, xnnpack
+from sat_tf.export.kernels import bilinear, fixed_point, functions, xnnpack
 from sat_tf.export.kernels.bilinear import Interpolation
 from sat_tf.export.kernels.functions import FunctionRule, Rounding, Slopes
 
@@ -137,7 +137,7 @@ REFERENCE = KernelSet(
     mean=lambda sums, count, scales, zeros, _: fixed_point.mean(sums, count, scales, zeros),
     # A float32 quotient, halves away from zero.
     quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
-    softmax=softmax.in_fixed_point,
+    softmax=functions.softmax_in_fixed_point,
     interpolation=bilinear.OF_BUILTIN,
     tabulated=functions.rounded_half_away,
     logistic=functions.by_table(functions.logistic, functions.rounded_half_away),
@@ -205,7 +205,7 @@ BUILTIN_X86 = dataclasses.replace(
         fixed_point.mean_in_blocks if keep_dims else fixed_point.mean
     )(sums, count, scales, zeros),
     quantized=fixed_point.quantized_in_blocks,
-    softmax=softmax.in_float32,
+    softmax=functions.softmax_in_float32,
     rescaled=lambda codes, source, output: fixed_point.rounded_twice_up(
         codes, fixed_point.fixed_point(float(source) / float(output))
     ),
@@ -216,7 +216,7 @@ BUILTIN_ARM = dataclasses.replace(
     name="builtin_arm",
     title="LiteRT, builtin kernels on Arm",
     linear=_in_vectors(fixed_point.rounded_once, fixed_point.rounded_before_shifts),
-    softmax=softmax.with_tables,
+    softmax=functions.softmax_with_tables,
     hard_swish=functions.hard_swish_of_arm,
 )
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from sat_tf.export.lowering.quantized_network import is_function
+from sat_tf.export.lowering.layers import is_function
 from sat_tf.export.operations.float_layer import float_layers
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.native import Softmax

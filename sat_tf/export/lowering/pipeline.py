@@ -1,24 +1,31 @@
-"""The stages of the export, in order."""
+"""The stages of the export, in order; and a trained model moved to where its integer file is."""
 
+import contextlib
+import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export.lowering import scales
+from sat_tf.export.lowering.layers import find_problems, role_of
 from sat_tf.export.lowering.outputs import with_softmax
-from sat_tf.export.lowering.packing import pack_graph
-from sat_tf.export.lowering.portable_scales import make_portable
-from sat_tf.export.lowering.quantized_network import find_problems
-from sat_tf.export.lowering.scales import settle_constants
+from sat_tf.export.lowering.packing import FileSettings, pack_graph
+from sat_tf.export.lowering.scales import make_portable, settle_constants
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, linear_operations
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import ModelError
-from sat_tf.qat.layout import in_inference
-from sat_tf.qat.model_class import policy_of, remember
+from sat_tf.qat.layout import call_name, in_inference, inner_layer
+from sat_tf.qat.model_class import policy_of, processor_of, remember
+from sat_tf.qat.wrapper import output_quantizer
 
 
 def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Model:
@@ -119,3 +126,145 @@ def trained_graph(
         raise ModelError(network.name, problems)
     graph = trace(network, float_head=float_head, kernels={})
     return scales.upscale(pack_graph(graph, pack))
+
+
+# -- the biases of a file --------------------------------------------------------------------------
+# Rounded biases, and other scales of nearly constant channels (`scales`), are nearly all that makes
+# a phone compute other numbers than the trained model. In a deep network of few bits a code that
+# flips in an early layer flips others behind it, until logits differ as if the model had been
+# quantized again. A model that is moved before top-1 is measured is the shipped one, but for ties
+# and for what the certificate names.
+
+
+# Float32 may bring a value no nearer to that of its file than these shares of a unit of the sum and
+# of the value itself.
+_NEAR, _NEAR_SHARE = 0.02, 1e-5
+
+
+def snap_biases(model: keras.Model, *, float_head: bool = False, pack: str = "auto") -> None:
+    """Moves the biases of a quantized model, in place, to those of its integer file.
+
+    Call it when training is done, before the top-1 is measured; `sat_tf.export_tflite` does the
+    same with `snap_biases=True`. What moves is β of the BatchNormalization behind a linear layer,
+    or the layer's own bias where there is none; layers with neither stay as they are, and so do
+    layers that are called several times, whose uses have grids of their own. Nothing moves in a
+    model that is there already. Where the file gives a channel another scale, γ follows it:
+
+        γ <- ratio · γ,   β <- bias' - ratio · (bias - β),   ratio = scale' / scale
+
+    with bias the constant of the whole channel, statistics included, and ' for the file's. Without
+    a γ, the constant is moved so that it is right where the channel usually is.
+
+    Args:
+        model: a model quantized by sat-tf.
+        float_head: as `sat_tf.export_tflite` is told: the last bias then stays as it is.
+        pack: the same: the grid of biases is that of the stored codes, and coarser where they have
+            fewer bits.
+
+    Raises:
+        ValueError: the model has no integer form, or nothing to pack; lists every problem.
+    """
+    pack = processor_of(model).packing(pack)
+    for move in _moves(Network(model), float_head=float_head, pack=pack):
+        move.variable.assign(move.value)
+
+
+@contextlib.contextmanager
+def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterator[int]:
+    """In the block, a model has the biases of its file; where it `stays` so, behind it too.
+
+    Gives the number of layers whose biases have moved.
+    """
+    moves = _moves(network, float_head=settings.float_head, pack=settings.packing)
+    before = [move.variable.numpy() for move in moves]
+    is_kept = False
+    try:
+        for move in moves:
+            move.variable.assign(move.value)
+        yield len({id(move.holder) for move in moves})
+        is_kept = stays
+    finally:
+        if not is_kept:
+            for move, value in zip(moves, before, strict=True):
+                move.variable.assign(value)
+
+
+def has_biases_of_file(network: Network, settings: FileSettings) -> bool:
+    """Returns whether a model has the biases of its file, so that nothing in it would move."""
+    return not _moves(network, float_head=settings.float_head, pack=settings.packing)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Move:
+    """A variable of a layer, the value of its file, and how near float32 may bring it."""
+
+    holder: keras.layers.Layer  # The layer.
+    variable: tf.Variable  # Its bias, β or γ.
+    value: np.ndarray  # That of the file.
+    near: np.ndarray  # The distance within which the variable has that value already.
+
+
+def _moves(network: Network, *, float_head: bool, pack: str) -> list[_Move]:
+    """All that moves in a model, for the packing of one target; nothing if it is there already."""
+    trained = trained_graph(network, float_head=float_head, pack=pack)
+    deployed = rounded(trained)
+    nodes = {call_name(node): node for node in network}
+    shaped = {op.inputs[0]: op.output for op in trained.operations if op.reshapes}
+    pairs = (linear_operations(graph.operations) for graph in (trained, deployed))
+    moves: list[_Move] = []
+    for exact, stored in zip(*pairs, strict=True):
+        node = nodes.get(exact.output) or nodes.get(shaped.get(exact.output, ""))
+        if node is not None and not exact.is_float(trained):
+            holder = _bias_holder(network, node)
+            if holder is not None:
+                moves += _moves_of(holder, trained, exact, stored)
+    # Moved once more, float32 would only be rounded once more.
+    are_done = (np.all(np.abs(move.variable.numpy() - move.value) <= move.near) for move in moves)
+    return [] if all(are_done) else moves
+
+
+def _moves_of(
+    holder: keras.layers.Layer, graph: Graph, exact: Linear, stored: Linear
+) -> Iterator[_Move]:
+    """The constants of a layer, and its slopes where it has a γ, as in its file."""
+    unit = graph.codes(exact.output).unit
+    # The file's scale over the trained one, a channel; 1 where it no longer has the same codes.
+    same = np.all(exact.kernel == stored.kernel, axis=exact.inner_axes)
+    seen = np.any(exact.kernel != 0, axis=exact.inner_axes)
+    scales = stored.scales.astype(np.float64)
+    ratio = np.where(same & seen, scales / exact.scales, 1.0)
+    bias = exact.bias * unit
+    source = float(graph.codes(exact.inputs[0]).scale)
+    moved = stored.bias * source * scales * unit
+    is_norm = layer_kinds.is_batch_normalization(holder)
+    variable = holder.beta if is_norm else holder.bias
+    old = variable.numpy().astype(np.float64)
+    largest = np.maximum(np.abs(old), np.abs(moved))
+    near = _NEAR * source * scales * abs(unit) + _NEAR_SHARE * largest
+    if is_norm and holder.gamma is not None:
+        gamma = holder.gamma.numpy()
+        yield _Move(holder, holder.gamma, gamma * ratio, _NEAR_SHARE * np.abs(gamma))
+        yield _Move(holder, variable, moved - ratio * (bias - old), near)
+    else:
+        value = old + (moved - bias) + (ratio - 1.0) * exact.center * unit
+        yield _Move(holder, variable, value, near)
+
+
+def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:
+    """The layer whose β or bias adds to a tensor directly: the last one before its quantizer."""
+    while True:
+        layer = inner_layer(node.layer)
+        if network.is_shared(node.name):
+            return None
+        if layer_kinds.is_batch_normalization(layer):
+            return layer if layer.beta is not None else None
+        if getattr(layer, "bias", None) is not None:
+            return layer
+        if role_of(node) is Role.SCALING:  # it scales the bias before it
+            return None
+        # Only a rectifier may stand between the sum and the tensor, and nothing that has codes.
+        if layer.weights or len(node.inputs) != 1:
+            return None
+        node = network[node.inputs[0]]
+        if output_quantizer(node.layer) is not None:
+            return None

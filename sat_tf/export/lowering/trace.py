@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.export.lowering import quantized_network
+from sat_tf.export.lowering import layers
 from sat_tf.export.lowering.layers import (
     KernelOutline,
     affine,
     codes_of,
+    in_float32,
     integer_kernel,
     linear_operation,
     moved,
     observed_range,
 )
-from sat_tf.export.lowering.portable_scales import untie_means
-from sat_tf.export.lowering.quantized_network import in_float32
+from sat_tf.export.lowering.scales import untie_means
 from sat_tf.export.operations.builder import (
     Affine,
     Draft,
@@ -25,10 +25,14 @@ from sat_tf.export.operations.builder import (
     OperationDraft,
     Rectified,
 )
-from sat_tf.export.operations.float_layer import FloatCall, FloatLayer, float_layers
+from sat_tf.export.operations.float_layer import (
+    ComputedFunction,
+    FloatCall,
+    FloatLayer,
+    float_layers,
+)
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, channel_mean, existing, identity, window_mean
-from sat_tf.export.operations.lookup import ComputedFunction
 from sat_tf.export.operations.native import NativeDraft, Softmax
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import (
@@ -76,7 +80,7 @@ def trace(
 
     `kernels` has placeholders for the codes and scales of some linear layers, by their names.
     """
-    head = quantized_network.find_head(network) if float_head else None
+    head = layers.find_head(network) if float_head else None
     return untie_means(_Tracer(network, head, kernels).trace())
 
 
@@ -120,7 +124,7 @@ class _Tracer:
                     shift = ShiftImage((name,), self.builder.between(f"{name}_pixels"))
                     codes = self.builder.add(shift, shape, image.codes)
                     self.drafts[name] = existing(self.builder.dequantized(codes))
-        if not any(quantized_network.quantizes(node) for node in self.network):
+        if not any(layers.quantizes(node) for node in self.network):
             quantizers = [output_quantizer(node.layer) for node in self.network]
             ranges = [str(each.range) for each in quantizers if isinstance(each, PixelQuantizer)]
             self.warnings.append(
@@ -134,13 +138,11 @@ class _Tracer:
         for node in self.network:
             if node.name in self.network.inputs:
                 continue
-            if quantized_network.is_left_float(node):
+            if layers.is_left_float(node):
                 self.drafts[node.name] = self._float_layer(node)
                 continue
             self.drafts[node.name] = self._quantized(node, self._draft(node))
-            if layer_kinds.is_softmax(
-                inner_layer(node.layer)
-            ) and not quantized_network.is_function(node):
+            if layer_kinds.is_softmax(inner_layer(node.layer)) and not layers.is_function(node):
                 # The float probabilities over the last axis of what it reads.
                 logits = self._tensor(node.name)
                 name = self.builder.between(f"{logits}_probabilities")
@@ -153,7 +155,7 @@ class _Tracer:
         operations = self.builder.operations
         for layer_left in float_layers(operations):
             node = layer_left.calls[-1].node
-            if quantized_network.is_function(node):  # with no table, or no codes to look up
+            if layers.is_function(node):  # with no table, or no codes to look up
                 layer = inner_layer(node.layer)
                 self.warnings.append(
                     f"{layer.name}: this {type(layer).__name__} is computed in float32, by the "
@@ -184,8 +186,8 @@ class _Tracer:
     # -- what a layer computes -----------------------------------------------------------------
 
     def _draft(self, node: Node) -> Draft:
-        role = quantized_network.role_of(node)
-        if quantized_network.is_image(node):
+        role = layers.role_of(node)
+        if layers.is_image(node):
             quantizer = node.layer.quantize_config.output
             (image,) = node.inputs
             shape = _shape(self.network[image])
@@ -198,13 +200,13 @@ class _Tracer:
             if doubt:
                 self.warnings.append(f"{image}: {doubt}")
             return self._pixels(image, node, 1.0)
-        if quantized_network.is_input(node):
+        if layers.is_input(node):
             return self._codes_of_input(node)
         if (draft := self._DRAFTS.get(role)) is not None:
             return draft(self, node)
         if role.keeps_codes:
             return self._movement(node)
-        if quantized_network.is_function(node):
+        if layers.is_function(node):
             return self._function(node)
         return self.drafts[node.inputs[0]]  # a rectifier, which its quantizer replaces
 
@@ -333,7 +335,7 @@ class _Tracer:
             return FloatCall(call_name(node), node, in_float32(node, [shape]), (read,))
 
         older = ComputedFunction((source,), function if each else None, call)
-        native = quantized_network.native_of(node)
+        native = layers.native_of(node)
         if native is None:
             return older
         slopes = getattr(layer, native.weights).numpy() if native.weights else None
@@ -346,7 +348,7 @@ class _Tracer:
         """
         if not rounds_to_input(node.layer):
             return None
-        if output_quantizer(node.layer) is not None and not quantized_network.is_fixed(node):
+        if output_quantizer(node.layer) is not None and not layers.is_fixed(node):
             part = self._part(node.inputs[0])
             return OnOneGrid(part.draft.inputs, (part,), operation)
         read = self._tensor(node.inputs[0])
@@ -359,7 +361,7 @@ class _Tracer:
     def _mean(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
         if layer_kinds.averages_windows(layer):
-            padding = "SAME" if quantized_network.pads(self.network, node) else "VALID"
+            padding = "SAME" if layers.pads(self.network, node) else "VALID"
             window = Window(tuple(layer.strides), padding)
             pool = AveragePool((), "", tuple(layer.pool_size), window)
             if found := self._rounding_to_input(node, pool):
@@ -373,7 +375,7 @@ class _Tracer:
         window = Window(tuple(layer.strides), layer.padding.upper())
         size = tuple(layer.pool_size)
         made = self.builder.tensors[source]
-        if made.codes is None or quantized_network.pads(self.network, node):
+        if made.codes is None or layers.pads(self.network, node):
             pool = AveragePool((source,), "", size, window)
             if made.codes is not None and pool.parts(made.shape) is None:
                 self.warnings.append(
@@ -404,7 +406,7 @@ class _Tracer:
 
     def _movement(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
-        if quantized_network.role_of(node) is Role.IDENTITY:  # one that holds a quantizer
+        if layers.role_of(node) is Role.IDENTITY:  # one that holds a quantizer
             draft = self.drafts[node.inputs[0]]
             # A sum that no quantizer of its own follows is a float stream, and stays one.
             return existing(self._tensor(node.inputs[0])) if draft.keeps_stream else draft
@@ -415,7 +417,7 @@ class _Tracer:
 
     def _quantized(self, node: Node, draft: Draft) -> Draft:
         """The layer behind its output quantizer, if it has one."""
-        if quantized_network.is_image(node) or quantized_network.is_input(node):
+        if layers.is_image(node) or layers.is_input(node):
             return draft
         quantizer, name = output_quantizer(node.layer), call_name(node)
         if node.name == self.float_head:
@@ -445,10 +447,10 @@ class _Tracer:
                 low, high = 0.0, high if ceiling is None else min(high, ceiling)
             codes = range_codes(low, high)
             draft = draft.seen_within(low, high)
-        elif rounds_to_input(node.layer) and quantized_network.is_fixed(node):
+        elif rounds_to_input(node.layer) and layers.is_fixed(node):
             return draft
         elif isinstance(quantizer, ActivationQuantizer):
-            unit_free = quantized_network.is_unit_free(self.network, node)
+            unit_free = layers.is_unit_free(self.network, node)
             codes = codes_of(quantizer, node.layer.output_variables, unit_free=unit_free)
         else:
             return draft

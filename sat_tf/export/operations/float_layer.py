@@ -1,4 +1,4 @@
-"""Layers that are left float, between what is dequantized and what is quantized again."""
+"""Layers that are left float, between what is dequantized and quantized again; functions."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
-from sat_tf.export.operations.builder import OperationDraft
+from sat_tf.export.operations.builder import Draft, GraphBuilder, OperationDraft, Shape
 from sat_tf.export.operations.movements import write_reshape
-from sat_tf.export.operations.native import FIXED_GRIDS, Native
+from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, STORED, Lookup, Native
 from sat_tf.export.operations.operation import SELECTED, Basis, Made, Operation, Portability
 from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
@@ -97,10 +97,10 @@ class FloatLayer(OperationDraft):
         from sat_tf.graph.layer_kinds import native_of
 
         native = native_of(self.layers[0]) if len(self.calls) == 1 else None
-        grid = None if native is None else FIXED_GRIDS.get(native.operator)
-        if native is None or grid is None:
+        if native is None or native.operator not in NATIVE.keys() & FIXED_GRIDS.keys():
             return None
-        return Native(inputs, self.output, native.operator, native.settings), Codes(*grid)
+        made = Native(inputs, self.output, native.operator, native.settings)
+        return made, FIXED_GRIDS[native.operator]
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """The layers themselves, in Keras."""
@@ -140,6 +140,45 @@ class FloatLayer(OperationDraft):
 def float_layers(operations: Iterable[Operation]) -> list[FloatLayer]:
     """The layers left float among some operations, in their order."""
     return [operation for operation in operations if isinstance(operation, FloatLayer)]
+
+
+def rounded_table(
+    function: Callable[[np.ndarray], np.ndarray], source: Codes, output: Codes
+) -> np.ndarray:
+    """The table of a function of real values, rounded half up as the quantizers do, and clipped.
+
+    >>> codes = Codes(np.float32(0.5), 0)
+    >>> rounded_table(np.abs, codes, codes)[[0, 127, 128, 130]].tolist()
+    [127, 1, 0, 2]
+    """
+    real = ((STORED - source.zero_point) * np.float32(source.real_scale)).astype(np.float32)
+    made = np.asarray(function(real), np.float32) / np.float32(output.real_scale)
+    rounded = np.floor(made + np.float32(0.5)) + output.zero_point
+    return np.clip(rounded, output.lowest, output.highest).astype(np.int8)
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputedFunction(Draft):
+    """A function other than a rectifier: a table, or what TensorFlow's converter makes of it."""
+
+    inputs: tuple[str, ...]  # The tensor that it reads.
+    # The same on single values, where it works on each of them alone.
+    function: Callable[[np.ndarray], np.ndarray] | None
+    call: Callable[[str], FloatCall]  # The call of the layer itself on a float tensor.
+
+    keeps_stream = True
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        source = builder.codes(self.inputs[0])
+        if self.function is None or source is None:
+            real = self.as_float(builder, builder.between(f"{name}_float"), shape)
+            return builder.quantized(real, codes, name, shape)
+        table = rounded_table(self.function, source, codes)
+        return builder.add(Lookup(self.inputs, name, table), shape, codes)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        source = builder.dequantized(self.inputs[0])
+        return builder.add(FloatLayer((source,), name, (self.call(source),)), shape, None)
 
 
 # Every processor makes the same values with these operators.

@@ -1,18 +1,24 @@
-"""Functions by operators of their own, which NPUs compute: of one value, a row each; softmax."""
+"""Functions on codes: by operators of their own, a row each, or by tables; softmax."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.core.grid import int8_codes
 from sat_tf.export.kernels import functions
-from sat_tf.export.kernels.functions import FunctionRule
+from sat_tf.export.kernels.functions import (
+    MOST_CLASSES,
+    SOFTMAX_SCALE,
+    SOFTMAX_ZERO_POINT,
+    FunctionRule,
+    softmax_in_fixed_point,
+)
 from sat_tf.export.kernels.kernel_sets import KERNEL_SETS, KernelSet
-from sat_tf.export.kernels.softmax import MOST_CLASSES, SCALE, ZERO_POINT, in_fixed_point
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Shape
 from sat_tf.export.operations.operation import (
     Basis,
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
 
 # The offset from a stored integer to its place in a table.
 _FIRST = 128
-_STORED = np.arange(-_FIRST, _FIRST)
+STORED = np.arange(-_FIRST, _FIRST)
 _HALF, _ONE = np.float32(0.5), np.float32(1.0)
 _CUBIC, _ROOT = np.float32(0.044715), np.float32(math.sqrt(2.0 / math.pi))
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
@@ -87,11 +93,28 @@ _ROWS = (
     ),
 )
 NATIVE: Mapping[str, NativeRow] = {row.operator.name: row for row in _ROWS}
+# A softmax of codes: 0 to 255/256.
+PROBABILITIES = Codes(SOFTMAX_SCALE, SOFTMAX_ZERO_POINT)
 # The grids that kernels give the outputs of these, which TFLite fixes.
-FIXED_GRIDS: Mapping[str, tuple[np.float32, int]] = {
-    "LOGISTIC": (np.float32(1.0 / 256.0), -128),
-    "TANH": (np.float32(1.0 / 128.0), 0),
+FIXED_GRIDS: Mapping[str, Codes] = {
+    "LOGISTIC": PROBABILITIES,
+    "TANH": Codes(np.float32(1.0 / 128.0), 0),
+    "SOFTMAX": PROBABILITIES,
 }
+
+
+def takes_grid(operator: str, codes: Codes) -> bool:
+    """Whether the kernels of an operator make codes of this grid."""
+    return operator not in FIXED_GRIDS or grid_of(FIXED_GRIDS[operator]) == grid_of(codes)
+
+
+def _expect_grid(operator: str, codes: Codes) -> None:
+    if not takes_grid(operator, codes):
+        fixed = FIXED_GRIDS[operator]
+        raise NotUnderstoodError(
+            f"its tensor has the scale {codes.scale} and the zero point {codes.zero_point}, "
+            f"expected 1/{1.0 / fixed.scale:g} and {fixed.zero_point}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,10 +155,10 @@ class Native(Operation):
 
     def portability(self, graph: Tensors) -> Portability:
         return enumerated(
-            _STORED,
+            STORED,
             lambda kernels, stored: self._table(graph, kernels)[stored + _FIRST],
             "values",
-            total=_STORED.size,
+            total=STORED.size,
         )
 
     def write(self, writer: Writer) -> None:
@@ -146,12 +169,7 @@ class Native(Operation):
         source, codes = operator.source_codes(), operator.codes()
         if source is None or codes is None:
             raise NotUnderstoodError("it reads or makes float values")
-        fixed = FIXED_GRIDS.get(operator.name)
-        if fixed is not None and fixed != (codes.scale, codes.zero_point):
-            raise NotUnderstoodError(
-                f"its tensor has the scale {codes.scale} and the zero point {codes.zero_point}, "
-                f"expected {fixed[0]} and {fixed[1]}"
-            )
+        _expect_grid(operator.name, codes)
         settings = {name: operator.option(name) for name in NATIVE[operator.name].settings}
         made = cls((operator.source(),), operator.output.name, operator.name, settings)
         return made, codes
@@ -172,7 +190,7 @@ def _unclipped(
 ) -> np.ndarray:
     scale, zero_point, output, output_zero = grids
     rule = NATIVE[name].rule(kernels)
-    return rule(_STORED - zero_point, functions.Grids(scale, output, output_zero, dict(settings)))
+    return rule(STORED - zero_point, functions.Grids(scale, output, output_zero, dict(settings)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,8 +230,86 @@ class Sloped(Operation):
         return int(self.slopes.nbytes)
 
 
-# Its kernel takes no other grid: 0 to 255/256.
-PROBABILITIES = Codes(SCALE, ZERO_POINT)
+# -- tables ---------------------------------------------------------------------------------------
+
+_CAST = Operator("CAST", 1, "CastOptions")
+_ADD = Operator("ADD", 1, "AddOptions")  # of int32
+_GATHER = Operator("GATHER", 2, "GatherOptions")
+
+
+class _Places(NamedTuple):
+    """The codes that an int32 tensor is made of, and what was added to them."""
+
+    source: str
+    added: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup(Operation):
+    """stored = table[stored of the input + 128]: exact in every runtime, whatever the function."""
+
+    table: np.ndarray  # Int8, 256 stored integers.
+
+    reads = ("CAST", "ADD", "GATHER")
+    num_constants = 2  # the table and a number
+    same_because = "it looks codes up in a table"
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return _CAST.name, _ADD.name, _GATHER.name
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        (stored,) = inputs
+        return np.asarray(self.table.astype(np.int32)[stored + _FIRST])
+
+    def write(self, writer: Writer) -> None:
+        """Integers can be places in a table once they are int32."""
+        name, shape = self.output, writer.tensors[self.output].shape
+        codes = writer.codes(name)
+        table = writer.constant(f"{name}/table", self.table, codes.scale, codes.zero_point)
+        first = writer.constant(f"{name}/first", np.array(_FIRST, np.int32))
+        number, place = (writer.between(f"{name}/{part}", shape) for part in ("number", "place"))
+        types = {"inDataType": tfl.TensorType.INT8, "outDataType": tfl.TensorType.INT32}
+        writer.operator(_CAST, self.inputs, number, **types)
+        writer.operator(_ADD, [number, first], place)
+        writer.operator(_GATHER, [table, place], name, axis=0)
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Every CAST, additions to what they make, and gathering from a constant."""
+        if operator.name == "ADD":
+            first = operator.stored.inputs[0]
+            found = operator.progress.pending.get(first.name) if first else None
+            return isinstance(found, _Places)
+        return operator.name == "CAST" or operator.is_constant(0)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        pending = operator.progress.pending
+        if operator.name == "CAST":
+            if operator.source_codes() is None or operator.output.type != "INT32":
+                raise NotUnderstoodError("it does not make int32 of codes")
+            pending[operator.output.name] = _Places(operator.source(), 0)
+            return None
+        if operator.name == "ADD":
+            source, added = pending[operator.tensor(0).name]
+            added += int(operator.constant(1, "INT32"))
+            pending[operator.output.name] = _Places(source, added)
+            return None
+        table, codes = operator.constant(0, "INT8"), operator.codes()
+        found = pending.get(operator.tensor(1).name)
+        source, added = found if isinstance(found, _Places) else ("", 0)
+        if table.shape != (2 * _FIRST,) or added != _FIRST or codes is None:
+            raise NotUnderstoodError("it does not look up each code in a table of 256")
+        codes = Codes(codes.scale, codes.zero_point, int(np.min(table)), int(np.max(table)))
+        return cls((source,), operator.output.name, table), codes
+
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        return int(self.table.nbytes)
+
+
+# -- softmax --------------------------------------------------------------------------------------
+
 _OF_CODES = Operator("SOFTMAX", 2, "SoftmaxOptions")
 
 
@@ -249,7 +345,7 @@ class Softmax(Operation):
     def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
         """See `Operation`: sums in fixed point of many like powers do not fit their kernels."""
         classes = graph.tensors[self.output].shape[-1]
-        is_short = self.is_float(graph) or kernels.softmax is not in_fixed_point
+        is_short = self.is_float(graph) or kernels.softmax is not softmax_in_fixed_point
         if is_short or classes <= MOST_CLASSES:
             return None
         return (
@@ -279,11 +375,8 @@ class Softmax(Operation):
         codes = operator.codes()
         if (operator.source_codes() is None) != (codes is None):
             raise NotUnderstoodError("it reads codes and makes float values, or the reverse")
-        if codes is not None and grid_of(codes) != grid_of(PROBABILITIES):
-            raise NotUnderstoodError(
-                f"its scale and zero point are {codes.scale:.6g} and {codes.zero_point}, expected "
-                "1/256 and -128"
-            )
+        if codes is not None:
+            _expect_grid(operator.name, codes)
         return cls((operator.source(),), operator.output.name), codes
 
 
@@ -325,12 +418,10 @@ class NativeDraft(Draft):
 
     def _of_codes(self, source: Codes, codes: Codes, name: str) -> Operation | None:
         operator, settings = self.native.operator, self.native.settings
-        if operator == Softmax.operator.name:
-            is_fixed = grid_of(codes) == grid_of(PROBABILITIES)
-            return Softmax(self.inputs, name) if is_fixed else None
-        fixed = FIXED_GRIDS.get(operator)
-        if fixed is not None and fixed != (codes.scale, codes.zero_point):
+        if not takes_grid(operator, codes):
             return None
+        if operator == Softmax.operator.name:
+            return Softmax(self.inputs, name)
         if NATIVE[operator].problem(source.scale, codes.scale) is not None:
             return None
         whole = dataclasses.replace(codes, lowest=-_FIRST, highest=_FIRST - 1)

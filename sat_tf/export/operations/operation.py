@@ -78,7 +78,7 @@ def enumerated(
 
 @dataclasses.dataclass(frozen=True)
 class Operation(abc.ABC):
-    """One operation of a graph, complete in one file; `table.OPERATIONS` lists them all."""
+    """One operation of a graph, complete in one file; `graph_file.OPERATIONS` lists them all."""
 
     inputs: tuple[str, ...]  # Names of the tensors that it reads.
     output: str  # Name of the tensor that it makes.

@@ -1,6 +1,9 @@
 """The operators that the processors of targets compute, and the constraints on each."""
 
-from collections.abc import Mapping, Sequence
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from sat_tf.export.targets.constraints import (
     Constraint,
@@ -27,8 +30,198 @@ from sat_tf.export.targets.constraints import (
     values_at_most,
     weights_of,
 )
-from sat_tf.export.targets.target import INTEGER_OUTPUTS, QUANTIZED, Target
+from sat_tf.export.tflite.contents import Contents, StoredOperator
+from sat_tf.messages import first_ones
+from sat_tf.presentation.tables import Column, Marked, Table
 from sat_tf.targets import PROCESSORS, Processor
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere:
+    """An operator of a file that a target's processor leaves to the CPU."""
+
+    operator: str  # Its name.
+    tensor: str  # The tensor that it makes.
+    reason: str  # Why, as the processor's compiler sees it.
+    fix: str = ""  # What to change; "" where nothing is known.
+
+    def __str__(self) -> str:
+        line = f"{self.operator} {self.tensor}: {self.reason}"
+        return f"{line}; {self.fix}." if self.fix else f"{line}."
+
+
+class AlikeOperators(NamedTuple):
+    """Operators that run elsewhere for the same reason."""
+
+    reason: str
+    fix: str
+    operators: list[Elsewhere]
+
+    @property
+    def names(self) -> str:
+        """The first of them, and how many more there are."""
+        return first_ones([f"{one.operator} {one.tensor}" for one in self.operators], _NAMED)
+
+
+# A line names so many operators.
+_NAMED = 2
+
+
+def alike(found: Iterable[Elsewhere]) -> list[AlikeOperators]:
+    """Operators that run elsewhere, those with the same reason together."""
+    groups: dict[tuple[str, str], list[Elsewhere]] = {}
+    for operator in found:
+        groups.setdefault((operator.reason, operator.fix), []).append(operator)
+    return [AlikeOperators(*key, operators) for key, operators in groups.items()]
+
+
+def elsewhere_table(found: Iterable[Elsewhere]) -> Table[AlikeOperators]:
+    """The operators that run elsewhere, why, and what to change."""
+    return Table(
+        columns=[
+            Column("operators", lambda row: Marked(row.names, "watch"), wrap="fold"),
+            Column("how many", lambda row: len(row.operators), number=True),
+            Column("why", lambda row: row.reason, wrap="fold"),
+            Column("what to change", lambda row: row.fix or "-", wrap="fold"),
+        ],
+        rows=alike(found),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target(Processor):
+    """A processor with the operators that it computes: one row of the table of targets."""
+
+    # The operators that its processor computes, each with its own constraints; None where it
+    # computes all of TFLite's.
+    operators: Mapping[str, Sequence[Constraint]] | None = None
+    constraints: Sequence[Constraint] = ()  # Those of all operators.
+
+    def verdict(self, found: Sequence[Elsewhere], count: int) -> Marked:
+        """How many of a file's operators its processor computes, in a sentence."""
+        if not found:
+            return Marked(f"All {count} operators run on {self.title}.", "good")
+        share = f"{len(found)} of {count} operators"
+        if not self.native:
+            return Marked(f"{self.title} refuses {share}.", "watch")
+        words = f"{self.title} leaves {share} to the CPU"
+        if self.one_partition:
+            words += (
+                f": it computes one part of a file, which ends before {found[0].operator} "
+                f"{found[0].tensor}"
+            )
+        return Marked(f"{words}.", "watch")
+
+    def statements(self, found: Sequence[Elsewhere], count: int) -> list[Marked]:
+        """The same, and below it each operator with the reason and the fix.
+
+        Of a CPU only what it refuses, and nothing where that is nothing.
+        """
+        if not (self.native or found):
+            return []
+        lines = (
+            f"{row.names}: {row.reason}{f'; {row.fix}' * bool(row.fix)}." for row in alike(found)
+        )
+        return [self.verdict(found, count), *(Marked(f"  {line}", "plain") for line in lines)]
+
+    def elsewhere(self, contents: Contents) -> list[Elsewhere]:
+        """The operators of a file that its processor leaves to the CPU, or refuses, in order."""
+        found: list[Elsewhere] = []
+        ends = _float_ends(contents)
+        given = {tensor.name for tensor in contents.inputs}
+        # A file that quantizes weights alone, or has a float head, has no codes to end in.
+        otherwise = QUANTIZED
+        for operator in contents.operators:
+            if operator.name == "DEQUANTIZE" and any(t.data is not None for t in operator.reads):
+                otherwise = ACTIVATIONS
+        for operator in contents.operators:
+            reason, fix = self._problem(operator)
+            if fix == INTEGER_OUTPUTS and not all(one.name in ends for one in operator.outputs):
+                fix = otherwise
+            reads = {tensor.name for tensor in operator.reads}
+            if reason and operator.name == "QUANTIZE" and reads <= given:
+                fix = INTEGER_INPUTS
+            if not reason and found and self.one_partition:
+                reason, fix = f"it is behind {found[0].operator} {found[0].tensor}", ""
+            if reason:
+                made = operator.outputs[0].name if operator.outputs else ""
+                found.append(Elsewhere(operator.name, made, reason, fix))
+        return found
+
+    def _problem(self, operator: StoredOperator) -> tuple[str, str]:
+        operators = self.operators
+        if operators is not None and operator.name not in operators:
+            fix = _FIXES.get(operator.name, "")
+            if operator.name in (*_LOOKS_UP, *_WORDS):
+                fix = "quantize for this target"
+                if self.native:  # files for others have tables
+                    *others, last = (word for name, word in _WORDS.items() if name in operators)
+                    fix += f", and use a function that it has: {', '.join(others)} or {last}"
+            return f"{self.title} has no {operator.name}", fix
+        own = () if operators is None else operators[operator.name]
+        for constraint in (*self.constraints, *own):
+            try:
+                reason, fix = constraint(operator)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                # The file itself lacks them, or has them in another shape.
+                return "it has not the tensors or the options of its kind", "convert it again"
+            if reason:
+                return reason, fix
+        return "", ""
+
+
+# Codes cannot stand for what these make of float values.
+_PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL")
+
+
+def _float_ends(contents: Contents) -> set[str]:
+    """The float tensors that codes stand for in files that end in integers.
+
+    They are made from codes, and nothing behind them computes with codes again.
+    """
+    makes = collections.defaultdict[str, list[str]](list)
+    found: set[str] = set()
+    for operator in reversed(contents.operators):
+        made = [tensor.name for tensor in operator.outputs]
+        is_product = operator.name in _PRODUCTS
+        for tensor in operator.outputs:
+            if tensor.type == "FLOAT32" and not is_product and found.issuperset(makes[tensor.name]):
+                found.add(tensor.name)
+        for tensor in operator.reads:
+            makes[tensor.name] += made
+    stands_for = set[str]()
+    for operator in contents.operators:
+        reads = {tensor.name for tensor in operator.reads}
+        if operator.name == "DEQUANTIZE" or not stands_for.isdisjoint(reads):
+            stands_for |= found & {tensor.name for tensor in operator.outputs}
+    return stands_for
+
+
+# These make float tensors unnecessary: at the ends of a file, and within.
+INTEGER_INPUTS = "use input_type='int8' in the policy"
+INTEGER_OUTPUTS = "export with output_type='int8'"
+QUANTIZED = "quantize the layer, or replace it"
+# This makes weights that operators dequantize unnecessary.
+ACTIVATIONS = "quantize activations too: give the policy activation_bits, and leave float_head out"
+# Tables of a function are these, and these operators compute functions.
+_LOOKS_UP = ("CAST", "GATHER")
+_WORDS = {
+    "ABS": "abs",
+    "LOGISTIC": "sigmoid, swish",
+    "HARD_SWISH": "hard-swish",
+    "ELU": "elu (alpha 1)",
+    "GELU": "gelu",
+    "LEAKY_RELU": "LeakyReLU (slope above 0, at most 1)",
+    "PRELU": "PReLU",
+    "TANH": "tanh",
+}
+# These make others unnecessary.
+_FIXES = {
+    "DEQUANTIZE": INTEGER_OUTPUTS,
+    "DEPTH_TO_SPACE": "use a transposed convolution or UpSampling2D",
+    "SPACE_TO_DEPTH": "use a convolution with strides",
+}
+
 
 _STORE_BYTES = "export with pack='none'"
 _ETHOS_SUM = 8_323_072

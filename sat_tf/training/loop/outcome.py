@@ -8,7 +8,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf import output_folder
-from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.export.certificate.inputs import ImagesFrom
 from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.evaluate import evaluate_tflite
 from sat_tf.graph.network import Network

@@ -18,8 +18,7 @@ from sat_tf.export.certificate.outputs import (
     label_problems,
 )
 from sat_tf.export.certificate.page import certificate_page
-from sat_tf.export.certificate.proof import prove, read_subject
-from sat_tf.export.file_verification import verify_file
+from sat_tf.export.certificate.proof import prove, read_subject, verify_file
 from sat_tf.export.kernels import kernel_sets
 from sat_tf.export.operations import linear
 from sat_tf.export.operations.graph import batches, simulate, simulate_on

@@ -7,8 +7,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.certificate.certificate import FEWEST_IMAGES, Certificate
-from sat_tf.export.certificate.holds import Hold, holds_of, verdict_of
 from sat_tf.export.certificate.page import certificate_page
+from sat_tf.export.certificate.runtimes import Hold, holds_of, verdict_of
 from sat_tf.export.litert.processes import Machine
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.pairs import Concatenate, Pair

@@ -15,8 +15,8 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.certificate.inputs import images_hash, random_images
+from sat_tf.export.certificate.inputs import ImagesFrom, images_hash, random_images
+from sat_tf.export.certificate.proof import verify_file
 from sat_tf.export.device import check
 from sat_tf.export.device.kit import write_kit
 from sat_tf.export.device.report import (
@@ -24,7 +24,6 @@ from sat_tf.export.device.report import (
     read_device_certificate,
     read_device_check,
 )
-from sat_tf.export.file_verification import verify_file
 from tests.export.damage import changed
 from tests.export.device.kits import certificate_in, checked, checked_here, reseal, unpacked
 from tests.export.proofs import calibrated

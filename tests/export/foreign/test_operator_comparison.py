@@ -9,11 +9,10 @@ import pytest
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export import compare_operators
-from sat_tf.export.foreign import reading
-from sat_tf.export.foreign.reading import read_foreign
-from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.export.foreign.comparison import is_foreign, read_any_file
+from sat_tf.export.operations import graph_file
+from sat_tf.export.operations.graph_file import read_foreign, read_graph
 from sat_tf.export.operations.quantize import Requantize
-from sat_tf.export.operator_comparison import is_foreign, read_any_file
 from tests.commands.light import told_without_tensorflow
 from tests.export.damage import changed
 from tests.export.foreign import make
@@ -58,7 +57,7 @@ def test_runtimes_compute_the_operators_of_other_tools_by_their_rules(name):
 
 
 def test_what_is_not_simulated_spoils_nothing_behind_it(monkeypatch):
-    monkeypatch.delitem(reading._READERS, "RELU")
+    monkeypatch.delitem(graph_file._READERS, "RELU")
     found = compared(path_of("converter_int8"))
     by_kind = {one.kind: one for one in found.operators}
     assert by_kind["RELU"].reason == "not an operator of sat-tf"

@@ -6,11 +6,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sat_tf.export.certificate.runtimes import is_installed
-from sat_tf.export.foreign.reading import read_foreign
 from sat_tf.export.kernels.kernel_sets import (
     builtin_of_this_machine,
 )
-from sat_tf.export.litert.processes import loaded
+from sat_tf.export.litert.runtime import loaded
+from sat_tf.export.operations.graph_file import read_foreign
 from tests import reference
 from tests.export.foreign.one_operator import Grid, constant, file_of
 from tests.export.proofs import KERNELS

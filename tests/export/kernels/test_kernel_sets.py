@@ -15,7 +15,7 @@ from sat_tf.export.kernels.bilinear import (
     Grid,
     interpolated,
 )
-from sat_tf.export.kernels.functions import Grids
+from sat_tf.export.kernels.functions import Grids, powers
 from sat_tf.export.kernels.kernel_sets import (
     ARM,
     ARM_UNFUSED,
@@ -27,7 +27,6 @@ from sat_tf.export.kernels.kernel_sets import (
     X86,
     Engine,
 )
-from sat_tf.export.kernels.softmax import powers
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear
@@ -404,10 +403,10 @@ def test_a_fused_product_is_not_rounded_before_the_zero_point_is_added():
 @pytest.mark.parametrize("name", KERNEL_SETS)
 def test_sigmoid_and_tanh_have_the_codes_of_their_definition(name):
     source = Codes(np.float32(0.5), 0)
-    sigmoid = table_of("LOGISTIC", {}, source, Codes(*FIXED_GRIDS["LOGISTIC"]), KERNEL_SETS[name])
+    sigmoid = table_of("LOGISTIC", {}, source, FIXED_GRIDS["LOGISTIC"], KERNEL_SETS[name])
     # sigmoid(-64) is 0, sigmoid(-0.5) is 0.37754, sigmoid(0) is 0.5, and sigmoid(63.5) is 1.
     assert sigmoid[[0, 127, 128, 255]].tolist() == [-128, 97 - 128, 0, 127]
-    tanh = table_of("TANH", {}, source, Codes(*FIXED_GRIDS["TANH"]), KERNEL_SETS[name])
+    tanh = table_of("TANH", {}, source, FIXED_GRIDS["TANH"], KERNEL_SETS[name])
     # tanh(0.5) is 0.46212.
     assert tanh[[0, 127, 128, 129, 255]].tolist() == [-128, -59, 0, 59, 127]
 
@@ -459,5 +458,5 @@ def test_every_row_names_options_that_its_rule_takes():
     values = {"alpha": 0.25, "approximate": False}
     for name, row in NATIVE.items():
         settings = {key: values[key] for key in row.settings}
-        output = Codes(*FIXED_GRIDS.get(name, (EIGHTH, 0)))
+        output = FIXED_GRIDS.get(name, Codes(EIGHTH, 0))
         assert table_of(name, settings, codes, output, X86).shape == (256,)

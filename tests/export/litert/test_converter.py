@@ -10,8 +10,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.export.certificate.proof import verify_file
 from sat_tf.export.export import ExportReport
-from sat_tf.export.file_verification import verify_file
 from sat_tf.export.litert.converter import first_line
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.outputs import with_own_names

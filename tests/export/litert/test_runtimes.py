@@ -12,9 +12,9 @@ import sat_tf
 from sat_tf.export import export as file
 from sat_tf.export.certificate import runtimes
 from sat_tf.export.evaluate import SimulatorTask
-from sat_tf.export.litert import micro, processes
-from sat_tf.export.litert.runtime import RUNTIMES, Interface, check_loading
-from sat_tf.export.litert.workers import Task, TfliteTask, Worker
+from sat_tf.export.litert import processes
+from sat_tf.export.litert.processes import Task, TfliteTask, Worker
+from sat_tf.export.litert.runtime import RUNTIMES, Interface, MicroRuntime, check_loading
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph, serialize
@@ -44,7 +44,7 @@ def test_endings_are_put_into_words(status, errors, expected):
 
 
 @pytest.mark.parametrize(
-    "module", ["litert.processes", "litert.workers", "evaluate", "file_verification"]
+    "module", ["litert.processes", "evaluate", "certificate.proof", "foreign.comparison"]
 )
 def test_processes_that_run_files_load_no_tensorflow(module, tmp_path):
     # Python would find modules of the working directory first.
@@ -90,7 +90,7 @@ def test_the_signal_is_named_and_the_other_runtimes_are_tried(monkeypatch):
         f"len(names) > 1 and os.kill(os.getpid(), {int(signal.SIGABRT)})"
     )
     monkeypatch.setattr(
-        processes, "child_command", lambda module, *words: [sys.executable, "-c", code, *words]
+        processes, "child_command", lambda *words: [sys.executable, "-c", code, *words]
     )
     assert processes.refusals(b"", ["one", "two", "three"]) == {
         "one": None,
@@ -295,19 +295,19 @@ def test_models_of_the_zoo_have_the_codes_of_the_kernels(installed, name, path):
 
 def test_several_images_are_run_one_by_one(installed, plain_file, small_images):
     content = plain_file.read_bytes()
-    together = micro.MicroRuntime(content, keep_tensors=True)
+    together = MicroRuntime(content, keep_tensors=True)
     outputs = together.run(small_images[:3])
     (name, *_) = together._made.values()
     kept = together.tensors([name])[name]
     assert len(outputs) == len(kept) == 3
-    alone = micro.MicroRuntime(content, keep_tensors=False)
+    alone = MicroRuntime(content, keep_tensors=False)
     np.testing.assert_array_equal(outputs[2:], alone.run(small_images[2:3]))
 
 
 def test_an_arena_that_is_too_small_grows(installed, plain_file, small_images, monkeypatch):
-    monkeypatch.setattr(micro, "_SMALLEST_ARENA_BYTES", 2**14)
-    monkeypatch.setattr(micro, "_BYTES_PER_VALUE", 0)
-    runtime = micro.MicroRuntime(plain_file.read_bytes(), keep_tensors=True)
+    monkeypatch.setattr("sat_tf.export.litert.runtime._SMALLEST_ARENA_BYTES", 2**14)
+    monkeypatch.setattr("sat_tf.export.litert.runtime._BYTES_PER_VALUE", 0)
+    runtime = MicroRuntime(plain_file.read_bytes(), keep_tensors=True)
     assert np.all(np.isfinite(runtime.run(small_images[:1])))
 
 
@@ -334,7 +334,7 @@ def test_a_truncated_file_is_refused(installed, plain_file):
 
 
 def test_files_without_it_are_read_without_its_package():
-    code = "import sys; import sat_tf.export.litert.micro; print('tflite_micro' in sys.modules)"
+    code = "import sys; import sat_tf.export.litert.runtime; print('tflite_micro' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         env=processes.child_environment(),

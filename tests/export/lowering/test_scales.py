@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 import sat_tf
 from sat_tf.export import read_graph, simulate
 from sat_tf.export.kernels.kernel_sets import ARM, ARM_UNFUSED, X86, XNNPACK_SETS
-from sat_tf.export.lowering import portable_scales, scales
+from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
-from sat_tf.export.lowering.portable_scales import make_portable
 from sat_tf.export.lowering.scales import (
     Channel,
     floor_scales,
+    make_portable,
     round_biases,
     settle,
     settle_constants,
@@ -323,7 +323,7 @@ def test_means_over_large_maps_become_portable_too():
 
 
 def test_a_mean_that_no_scale_near_by_makes_portable_says_so(monkeypatch):
-    monkeypatch.setattr(portable_scales, "_FARTHEST", 1)
+    monkeypatch.setattr(scales, "_FARTHEST", 1)
     _, graph = _large_mean(150, 0.6)
     kept = make_portable(graph)
     assert kept.moved_scales == {}

@@ -19,14 +19,13 @@ from sat_tf.export.kernels.kernel_sets import X86
 from sat_tf.export.litert.converter import run_converter
 from sat_tf.export.litert.processes import loaded
 from sat_tf.export.litert.runtime import RUNTIMES
-from sat_tf.export.operations import table, windows
+from sat_tf.export.operations import graph_file, windows
 from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
 from sat_tf.export.operations.graph import Graph, batches, simulate
 from sat_tf.export.operations.graph_file import read_graph, serialize
 from sat_tf.export.operations.linear import Linear, weight_counts
-from sat_tf.export.operations.lookup import Lookup
 from sat_tf.export.operations.movements import WRITTEN, Moved, Reshape, moved
-from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Native, Sloped, Softmax
+from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Lookup, Native, Sloped, Softmax
 from sat_tf.export.operations.operation import Operation, stored_codes
 from sat_tf.export.operations.pairs import Concatenate, Pair
 from sat_tf.export.operations.pointwise import Pointwise, WithConstant, on_codes
@@ -148,10 +147,7 @@ def unsigned_graph() -> Graph:
 
 GRAPHS = [
     *(graph_of(*row) for row in ON_CODES),
-    *(
-        graph_of(native, SHAPE, Codes(*FIXED_GRIDS.get(native.name, (SCALE, 0))))
-        for native in NATIVES
-    ),
+    *(graph_of(native, SHAPE, FIXED_GRIDS.get(native.name, CODES)) for native in NATIVES),
     *map(float_graph_of, ON_FLOATS),
     unsigned_graph(),
 ]
@@ -168,16 +164,16 @@ def _pixels(count: int = 8) -> np.ndarray:
 
 def test_every_operation_of_the_table_has_an_example_here():
     shown = {type(operation) for graph in GRAPHS for operation in graph.operations}
-    assert shown == set(table.OPERATIONS) - {FloatLayer, FloatLayerOperator}
+    assert shown == set(graph_file.OPERATIONS) - {FloatLayer, FloatLayerOperator}
     assert {name for name, *_ in MOVED} == set(WRITTEN)
 
 
-@pytest.mark.parametrize("kind", table.OPERATIONS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", graph_file.OPERATIONS, ids=lambda kind: kind.__name__)
 def test_every_operation_is_whole(kind):
     assert not inspect.isabstract(kind)
     assert dataclasses.is_dataclass(kind)
     assert kind.__dataclass_params__.frozen
-    assert kind in [reader for name in kind.reads for reader in table.readers_of(name)] or (
+    assert kind in [reader for name in kind.reads for reader in graph_file.readers_of(name)] or (
         kind in (FloatLayer, FloatLayerOperator)
     )
 
@@ -197,7 +193,7 @@ def test_every_operation_gives_one_result_in_numpy_and_litert(graph):
 
 def test_every_operation_that_layers_become_has_a_row_on_real_values():
     read_alone = {FloatLayerOperator, Requantize, ShiftOutput}
-    assert set(ON_REALS) == set(table.OPERATIONS) - read_alone
+    assert set(ON_REALS) == set(graph_file.OPERATIONS) - read_alone
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=_name)
@@ -273,7 +269,7 @@ class Positive(Operation):
 
 @pytest.fixture
 def positive(monkeypatch) -> Graph:
-    monkeypatch.setattr(table, "OPERATIONS", [*table.OPERATIONS, Positive])
+    monkeypatch.setattr(graph_file, "OPERATIONS", [*graph_file.OPERATIONS, Positive])
     return graph_of(Positive(("x",), "y"), SHAPE)
 
 
@@ -305,7 +301,7 @@ def test_a_new_operation_is_converted_with_a_row_on_real_values(positive, monkey
 
 def test_without_its_row_nobody_reads_it(positive, monkeypatch):
     content = serialize(positive, {})
-    monkeypatch.setattr(table, "OPERATIONS", table.OPERATIONS[:-1])
+    monkeypatch.setattr(graph_file, "OPERATIONS", graph_file.OPERATIONS[:-1])
     with pytest.raises(ValueError, match=r"operator 1, RELU .*: not an operator of sat-tf"):
         read_graph(content, "net")
 
@@ -555,7 +551,7 @@ def _codes(scale: float, zero_point: int) -> Codes:
 
 def _output(name: str, scale: float, zero_point: int) -> Codes:
     fixed = FIXED_GRIDS.get(name)
-    return _codes(scale, zero_point) if fixed is None else Codes(*fixed)
+    return _codes(scale, zero_point) if fixed is None else fixed
 
 
 def _assert_as_in_litert(graph: Graph, images: np.ndarray, *, skipped=()) -> None:

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.targets.target import ACTIVATIONS, INTEGER_OUTPUTS, QUANTIZED, Elsewhere
+from sat_tf.export.targets.table import ACTIVATIONS, INTEGER_OUTPUTS, QUANTIZED, TARGETS, Elsewhere
 from sat_tf.export.tflite.contents import Contents, StoredOperator
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.targets import PROCESSORS
