@@ -43,8 +43,8 @@ def make_row(name: str) -> dict[str, Any]:
     import numpy as np
 
     import sat_tf
-    from sat_tf.keras3.conversion.incoming import translated
-    from sat_tf.keras3.conversion.proof import prove
+    from sat_tf.keras3.incoming import translated
+    from sat_tf.keras3.proof import prove
     from sat_tf.keras3.quantized_layer import QuantizedLayer
 
     warnings.simplefilter("ignore")  # of untrained statistics

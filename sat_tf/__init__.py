@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sat_tf.analysis.sensitivity.sensitivity import sensitivity as sensitivity
     from sat_tf.export.export import export_tflite as export_tflite
     from sat_tf.export.verify import verify_tflite as verify_tflite
-    from sat_tf.keras3.conversion.incoming import from_keras3 as from_keras3
+    from sat_tf.keras3.incoming import from_keras3 as from_keras3
     from sat_tf.planning.explain import explain as explain
     from sat_tf.qat.adaptive_bits import quantize_for_bits as quantize_for_bits
     from sat_tf.qat.calibrate import calibrate as calibrate
@@ -45,7 +45,7 @@ _HOMES = {
     "explain": "sat_tf.planning.explain",
     "export": "sat_tf",
     "export_tflite": "sat_tf.export.export",
-    "from_keras3": "sat_tf.keras3.conversion.incoming",
+    "from_keras3": "sat_tf.keras3.incoming",
     "quantize_for_bits": "sat_tf.qat.adaptive_bits",
     "quantize_model": "sat_tf.qat.scheme",
     "quantize_scope": "sat_tf.qat.scheme",

@@ -2,7 +2,7 @@
 
 A model of tf_keras goes to the function itself. One of Keras 3 is quantized and trained as what it
 is, on the backend of the user; all else is done on its twin in tf_keras, which computes the same:
-see `sat_tf.keras3.conversion.twin`.
+see `sat_tf.keras3.twin`.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ def is_keras3(model: Any) -> bool:
 
 
 def _twin() -> Any:
-    from sat_tf.keras3.conversion import twin  # which loads Keras 3
+    from sat_tf.keras3 import twin  # which loads Keras 3
 
     return twin
 

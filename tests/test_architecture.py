@@ -87,7 +87,6 @@ MAY_IMPORT_WITHIN = {
             ".": "kernels tflite litert operations lowering targets certificate foreign device",
         }
     ),
-    "keras3": _words({".": "", "conversion": "."}),
 }
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {

@@ -34,7 +34,7 @@ def load_model(path: pathlib.Path, *, trust: bool = False) -> "keras.Model":
 def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) -> "keras.Model":
     """A model that any Keras has saved; one of Keras 3 is converted, and a line says so."""
     load_tensorflow()
-    from sat_tf.keras3.conversion.incoming import read_model
+    from sat_tf.keras3.incoming import read_model
     from sat_tf.loading.model_file import OtherFileError, is_keras3_file
     from sat_tf.loading.trust import UntrustedModelError
 

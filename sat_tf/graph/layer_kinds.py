@@ -14,14 +14,11 @@ import tf_keras as keras
 from sat_tf.core.asymmetric import Reach
 from sat_tf.graph.layers import (
     activations,
-    combinations,
-    left_float,
+    aggregation,
     linear,
     movements,
     normalization,
-    pooling,
-    preprocessing,
-    training_only,
+    unquantized,
 )
 from sat_tf.graph.layers.activations import REACHES, RECTIFIERS
 from sat_tf.graph.layers.kind import (
@@ -36,20 +33,17 @@ from sat_tf.graph.layers.kind import (
     Pooling,
     Role,
 )
-from sat_tf.graph.operation_kinds import fix_of
 from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation
+from sat_tf.graph.operations import fix_of
 
 KINDS: Kinds = {
     keras.layers.InputLayer: LayerKind(Role.INPUT, short_name="Input"),
     **linear.KINDS,
     **normalization.KINDS,
     **activations.KINDS,
-    **combinations.KINDS,
-    **pooling.KINDS,
+    **aggregation.KINDS,
     **movements.KINDS,
-    **preprocessing.KINDS,
-    **training_only.KINDS,
-    **left_float.KINDS,
+    **unquantized.KINDS,
 }
 
 
@@ -337,7 +331,7 @@ def unsupported_problem(layer: keras.layers.Layer) -> str | None:
         function = layer.function
         return f"received tf.{function}, which sat-tf does not quantize{fix_of(function)}"
     inner = _inner(layer)
-    is_of_keras3 = isinstance(inner, left_float.LeftFloat)
+    is_of_keras3 = isinstance(inner, unquantized.LeftFloat)
     fix = inner.fix if is_of_keras3 else KINDS.get(type(inner), _UNKNOWN).fix
     fix = f"; {fix}" if fix else ""
     return f"received {class_name(layer)}, which sat-tf does not quantize{fix}"

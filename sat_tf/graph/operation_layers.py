@@ -8,10 +8,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph.scalings import SCALINGS
-from sat_tf.graph.templates import filled_in
+from sat_tf.graph.shared_layers import ScalingLayer, SliceLayer, filled_in
 from sat_tf.loading.tensor_functions import expect_allowed
-from sat_tf.messages import did_you_mean
 from sat_tf.validation import training_argument
 
 # All of them, for the custom objects of a quantization scheme.
@@ -26,79 +24,31 @@ def _layer(cls: _Layer, name: str | None = None) -> _Layer:
 
 
 @_layer
-class Scaling(keras.layers.Layer):
-    """A tensor and a number, or one number a channel, added to each other or multiplied.
-
-    Args:
-        formula: "x + c", "x - c", "c - x", "x * c" or "x / c".
-        number: c, a number or a list of as many as there are channels; finite, and not 0 where x
-            is multiplied or divided by it.
-
-    Raises:
-        ValueError: an unknown formula, or a number that cannot be used in it.
+class Scaling(ScalingLayer, keras.layers.Layer):
+    """The `ScalingLayer` of tf_keras.
 
     >>> Scaling("x / c", 4.0)(tf.constant([[2.0]])).numpy().tolist()
     [[0.5]]
     """
 
-    def __init__(self, formula: str, number: float | Sequence[float], **options: Any) -> None:
-        super().__init__(**options)
-        if formula not in SCALINGS:
-            raise ValueError(f"formula={formula!r} is invalid. {did_you_mean(formula, SCALINGS)}")
-        values = np.asarray(number, np.float32)
-        if values.ndim > 1 or not np.all(np.isfinite(values)):
-            raise ValueError(f"number={number!r}: expected one finite number, or one a channel.")
-        if formula in ("x * c", "x / c") and np.any(values == 0.0):
-            raise ValueError(f"number={number!r}: expected no 0 in {formula!r}.")
-        self.formula = formula
-        self.number = values.tolist()
-
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The formula."""
-        return SCALINGS[self.formula].function(inputs, tf.constant(self.number, inputs.dtype))
-
-    def affine(self) -> tuple[np.ndarray, np.ndarray]:
-        """Slope and offset, float64, each one number or one a channel."""
-        slope, offset = SCALINGS[self.formula].parts(np.asarray(self.number, np.float64))
-        return np.asarray(slope, np.float64), np.asarray(offset, np.float64)
+        return self.scaled(inputs, tf.constant(self.number, inputs.dtype))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the input."""
         return tf.TensorShape(input_shape)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "formula": self.formula, "number": self.number}
-
 
 @_layer
-class Slice(keras.layers.Layer):
-    """A part of each image, as Python's slices take it.
-
-    Args:
-        slices: for each axis but the batch, [start, stop, step], each an integer or None.
-        dropped: the axes, counted like the slices, that are left out of the result; their slices
-            have length 1.
+class Slice(SliceLayer, keras.layers.Layer):
+    """The `SliceLayer` of tf_keras.
 
     >>> Slice([[1, None, None]])(tf.constant([[1.0, 2.0, 3.0]])).numpy().tolist()
     [[2.0, 3.0]]
     """
 
-    def __init__(
-        self, slices: Sequence[Sequence[int | None]], dropped: Sequence[int] = (), **options: Any
-    ) -> None:
-        super().__init__(**options)
-        self.slices = [list(bounds) for bounds in slices]
-        self.dropped = list(dropped)
-
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The part."""
-        part = inputs[(slice(None), *(slice(*bounds) for bounds in self.slices))]
-        return tf.squeeze(part, [axis + 1 for axis in self.dropped]) if self.dropped else part
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
+        return self.sliced(inputs, tf.squeeze)
 
 
 @_layer
@@ -110,16 +60,10 @@ class StopGradient(keras.layers.Layer):
     """
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The tensor."""
         return tf.stop_gradient(inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the input."""
         return tf.TensorShape(input_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return dict(super().get_config())
 
 
 @_layer
@@ -137,16 +81,13 @@ class OfSeveralTensors(keras.layers.Wrapper):
         self.arguments = arguments
 
     def build(self, input_shape: Any) -> None:
-        """Leaves it to the layer, which is built when it is called."""
         self.built = True
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """The layer on the tensors."""
         args, options = filled_in(self.arguments, tf.nest.flatten(inputs), tf.as_dtype)
         return self.layer(*args, **{**training_argument(self.layer.call, training), **options})
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {**super().get_config(), "arguments": self.arguments}
 
 
@@ -174,15 +115,10 @@ class OfTensorFlow(keras.layers.Layer):
         object.__setattr__(self, "_operation", operation)
 
     def call(self, inputs: Any) -> Any:
-        """The operation on the tensors."""
         args, options = filled_in(self.arguments, tf.nest.flatten(inputs), tf.as_dtype)
         if self.function.endswith("getitem"):  # a list would be an index by itself
             args[1:] = [tuple(value) if isinstance(value, list) else value for value in args[1:]]
         return self._operation.function(*args, **options)
-
-    def get_config(self) -> dict[str, Any]:
-        """The options; a subclass adds its settings of the function."""
-        return dict(super().get_config())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OfTensorFlow":
         return type(self).from_config(self.get_config())
@@ -211,7 +147,6 @@ class TensorFlowOperation(OfTensorFlow):
         super().__init__(function, arguments, name=name, **options)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {**super().get_config(), "function": self.function, "arguments": self.arguments}
 
 
@@ -245,7 +180,6 @@ class Clip(OfTensorFlow):
         self.high = None if high is None else float(high)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {**super().get_config(), "low": self.low, "high": self.high}
 
 
@@ -257,7 +191,6 @@ class _MovedBlocks(OfTensorFlow):
         self.block_size = block_size
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {**super().get_config(), "block_size": self.block_size}
 
 
@@ -326,7 +259,6 @@ class Padding(OfTensorFlow):
         self.margins = paddings[1:]
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {**super().get_config(), "margins": self.margins}
 
 
@@ -349,7 +281,6 @@ class Gather(OfTensorFlow):
         self.axis = axis
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {**super().get_config(), "indices": self.indices, "axis": self.axis}
 
 
@@ -376,7 +307,6 @@ class ConstantSum(OfTensorFlow):
         self.values = array
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """The sum."""
         return inputs + tf.constant(self.values, inputs.dtype)
 
     def rounded(self) -> "ConstantSum":
@@ -394,9 +324,7 @@ class ConstantSum(OfTensorFlow):
         return np.rint(self.values / scale).astype(np.int32), scale
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the input."""
         return tf.TensorShape(input_shape)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
         return {**super().get_config(), "values": self.values.tolist()}

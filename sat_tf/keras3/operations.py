@@ -11,61 +11,39 @@ from typing import Any
 import keras as keras3
 from keras import ops
 
-from sat_tf.graph import operation_kinds
-from sat_tf.graph.scalings import SCALINGS
-from sat_tf.graph.templates import filled_in
+from sat_tf.graph.operations import CALLS
+from sat_tf.graph.shared_layers import ScalingLayer, SliceLayer, filled_in
 from sat_tf.validation import training_argument
 
 _register = functools.partial(keras3.saving.register_keras_serializable, package="sat_tf")
 
+# What computes TensorFlow's operations in Keras 3, by their names without "tf.".
+COMPUTED_BY: dict[str, Callable[..., Any]] = {
+    call: row.keras3 for call, row in CALLS.items() if row.keras3
+}
+
 
 @_register()
-class Scaling(keras3.layers.Layer):
-    """A tensor x and a number c, or one number a channel, added to each other or multiplied.
-
-    The formula is "x + c", "x - c", "c - x", "x * c" or "x / c".
-    """
-
-    def __init__(self, formula: str, number: float | Sequence[float], **options: Any) -> None:
-        super().__init__(**options)
-        self.formula = formula
-        self.number = number
+class Scaling(ScalingLayer, keras3.layers.Layer):
+    """The `ScalingLayer` of Keras 3."""
 
     def call(self, inputs: Any) -> Any:
         number: Any = self.number
-        if not isinstance(number, float | int):
+        if not isinstance(number, float):
             dtype = keras3.backend.standardize_dtype(inputs.dtype)
             number = ops.convert_to_tensor(number, dtype)
-        return SCALINGS[self.formula].function(inputs, number)
+        return self.scaled(inputs, number)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "formula": self.formula, "number": self.number}
-
 
 @_register()
-class Slice(keras3.layers.Layer):
-    """A part of each image, as Python's slices take it.
-
-    For each axis but the batch there is [start, stop, step], each an integer or None. Dropped axes
-    are counted like these, and left out of the result; their slices have length 1.
-    """
-
-    def __init__(
-        self, slices: Sequence[Sequence[int | None]], dropped: Sequence[int] = (), **options: Any
-    ) -> None:
-        super().__init__(**options)
-        self.slices = [list(bounds) for bounds in slices]
-        self.dropped = list(dropped)
+class Slice(SliceLayer, keras3.layers.Layer):
+    """The `SliceLayer` of Keras 3."""
 
     def call(self, inputs: Any) -> Any:
-        part = inputs[(slice(None), *(slice(*bounds) for bounds in self.slices))]
-        return ops.squeeze(part, tuple(axis + 1 for axis in self.dropped)) if self.dropped else part
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
+        return self.sliced(inputs, ops.squeeze)
 
 
 @_register()
@@ -84,7 +62,7 @@ class Operation(keras3.layers.Layer):
     """One of TensorFlow's operations, by its counterpart in Keras 3.
 
     Args:
-        function: its name without "tf.", such as "math.sin"; one that `is_known`.
+        function: its name without "tf.", such as "math.sin"; a key of `COMPUTED_BY`.
         arguments: its positional and its keyword arguments, as `template_of` makes them.
         twin: the layer of tf_keras that it stands for, as `tf_keras` serializes it.
         **options: options of any Keras layer.
@@ -107,8 +85,7 @@ class Operation(keras3.layers.Layer):
     def call(self, inputs: Any) -> Any:
         args, options = filled_in(self.arguments, keras3.tree.flatten(inputs))
         options.pop("name", None)
-        compute: Any = operation_kinds.CALLS[self.function].keras3
-        return compute(keras3, *args, **options)
+        return COMPUTED_BY[self.function](keras3, *args, **options)
 
     def get_config(self) -> dict[str, Any]:
         own = {"function": self.function, "arguments": self.arguments, "twin": self.twin}
@@ -202,17 +179,6 @@ class KerasOperation(keras3.layers.Layer):
             "output": self.output_number,
         }
         return {**super().get_config(), **own}
-
-
-def is_known(function: str) -> bool:
-    """Whether Keras 3 computes one of TensorFlow's operations."""
-    row = operation_kinds.CALLS.get(function)
-    return row is not None and row.keras3 is not None
-
-
-def known_operations() -> list[str]:
-    """The operations that are known, by their names without "tf."."""
-    return sorted(call for call, row in operation_kinds.CALLS.items() if row.keras3)
 
 
 @_register()

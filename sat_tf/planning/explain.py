@@ -10,8 +10,7 @@ import tf_keras as keras
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.targets.table import TARGETS, Elsewhere
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.losses import loss_problems, refuse_losses
-from sat_tf.graph.network import Network, Node, output_names
+from sat_tf.graph.network import Network, Node, loss_problems, output_names, refuse_losses
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import ModelError
 from sat_tf.planning.decisions import LayerDecisions, activation_plan, input_lines

@@ -10,9 +10,8 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy, unique_name
 from sat_tf.graph.layers.kind import Combination, Role
-from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
-from sat_tf.graph.losses import refuse_losses
-from sat_tf.graph.network import Network, Node, as_layer_name, output_names
+from sat_tf.graph.layers.normalization import adapted_copy, is_adapted
+from sat_tf.graph.network import Network, Node, as_layer_name, output_names, refuse_losses
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import ModelError, first_ones, warn
 from sat_tf.qat.borders import AnotherBorderWarning, borders

@@ -10,8 +10,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
-from sat_tf.graph.losses import refuse_losses
-from sat_tf.graph.network import Network, Node
+from sat_tf.graph.network import Network, Node, refuse_losses
 from sat_tf.messages import ModelError
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types, kept_inputs

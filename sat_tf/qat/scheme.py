@@ -7,8 +7,7 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_layers
-from sat_tf.graph.losses import refuse_losses
-from sat_tf.graph.network import Network, check_model, is_annotated, refuse_wrapped
+from sat_tf.graph.network import Network, check_model, is_annotated, refuse_losses, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import first_ones, warn
 from sat_tf.qat import configs

@@ -15,7 +15,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.network import Network, check_one_of_each
 from sat_tf.graph.rewrite import with_layers_for_operations
-from sat_tf.keras3.conversion.incoming import read_model
+from sat_tf.keras3.incoming import read_model
 from sat_tf.loading.model_file import OtherFileError, check_arrays, is_keras3_file
 from sat_tf.loading.saved_model import is_saved_model
 from sat_tf.loading.trust import UntrustedModelError

@@ -11,8 +11,11 @@ import sat_tf
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.layer_kinds import KINDS
-from sat_tf.graph.layers.normalization import SynchronizedBatchNormalization
-from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
+from sat_tf.graph.layers.normalization import (
+    SynchronizedBatchNormalization,
+    is_plain_factor,
+    slope_and_offset,
+)
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer

@@ -11,12 +11,13 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.graph import operation_kinds, operation_layers
-from sat_tf.graph.calls import arithmetic, pooling
+from sat_tf.graph import operation_layers
+from sat_tf.graph import operations as registry
 from sat_tf.graph.layers.activations import absolute, gelu_by_tanh
+from sat_tf.graph.operations import arithmetic, pooling
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.keras3 import operations
-from sat_tf.keras3.conversion.placed import placed
+from sat_tf.keras3.placed import placed
 
 VALUES = np.random.default_rng(4).uniform(0.1, 3.0, (3, 8, 8, 4)).astype(np.float32)
 
@@ -122,7 +123,7 @@ def test_every_row_of_the_table_is_tried():
             tried.add(getattr(layer, "symbol", function))
     # TensorFlow's other names for the same: which of them a model holds depends on its release.
     aliases = {"math.divide", "squeeze", "transpose", "abs"}
-    assert set(operations.known_operations()) - tried <= aliases
+    assert set(operations.COMPUTED_BY) - tried <= aliases
 
 
 OF_ONE = [row.name for row in (*arithmetic.OF_ONE, *pooling.REDUCTIONS)]
@@ -142,7 +143,7 @@ def _numbers(name):
 @pytest.mark.parametrize("name", [*OF_TWO, *OF_ONE])
 def test_a_row_computes_the_same_in_both(name):
     numbers = _numbers(name)
-    (row,) = [row for row in operation_kinds.OPERATIONS if row.name == name]
+    (row,) = [row for row in registry.OPERATIONS if row.name == name]
     expected = operator.attrgetter(row.calls[0])(tf)(*map(tf.constant, numbers))
     for symbol in row.calls:
         found = operations.Operation(symbol, [[{"tensor": i} for i in range(len(numbers))], {}], {})
@@ -151,7 +152,7 @@ def test_a_row_computes_the_same_in_both(name):
 
 
 def test_an_operation_stands_in_one_row():
-    rows = operation_kinds.OPERATIONS
+    rows = registry.OPERATIONS
     symbols = [symbol for row in rows for symbol in row.calls]
     classes = [name for row in rows for name in (row.class_name, *row.synonyms)]
     assert len(symbols) == len(set(symbols))

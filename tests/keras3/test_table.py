@@ -6,8 +6,8 @@ import pytest
 
 import sat_tf
 from sat_tf.graph import layer_kinds
-from sat_tf.keras3.conversion.graph import Keras3Graph
-from sat_tf.keras3.conversion.incoming import translated
+from sat_tf.keras3.call_graph import Keras3Graph
+from sat_tf.keras3.incoming import translated
 from sat_tf.qat.placement import PlacementError
 from tests.keras3 import table
 

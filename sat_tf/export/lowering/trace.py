@@ -49,7 +49,7 @@ from sat_tf.export.operations.quantize import ShiftImage
 from sat_tf.export.tflite.tensors import Codes, Image, Window, range_codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
-from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
+from sat_tf.graph.layers.normalization import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node, distinct
 from sat_tf.messages import ModelError
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type

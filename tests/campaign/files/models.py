@@ -88,7 +88,7 @@ def _same_archive(rng: random.Random) -> Case:
 
 def _other_outputs(name: str) -> str | None:
     """Says whether the model in a file computes something else than the original."""
-    from sat_tf.keras3.conversion.incoming import read_model
+    from sat_tf.keras3.incoming import read_model
 
     found, expected = (read_model(path).model for path in (pathlib.Path(name), original(name)))
     images = np.random.default_rng(0).uniform(0, 255, (2, *expected.input_shape[1:]))

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.keras3.conversion.incoming import convert, read_model
+from sat_tf.keras3.incoming import convert, read_model
 from sat_tf.training.trained_models import read_classifier
 from tests.keras3 import models
 from tests.loading.hostile import config_of, layer_in, with_config

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import sat_tf
-from sat_tf.keras3.conversion import own_layers, twin
+from sat_tf.keras3 import own_layers, twin
 
 L, A, ops = keras.layers, keras.activations, keras.ops
 FLOAT = sat_tf.BitPolicy.mobile(8, input_type="float32", unsupported="float")

@@ -4,9 +4,9 @@ import pytest
 import tf_keras
 
 import sat_tf
-from sat_tf.keras3.conversion import proof
-from sat_tf.keras3.conversion.incoming import convert
-from sat_tf.keras3.conversion.proof import _are_ties, difference
+from sat_tf.keras3 import proof
+from sat_tf.keras3.incoming import convert
+from sat_tf.keras3.proof import _are_ties, difference
 
 L = keras.layers
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import sat_tf
-from sat_tf.keras3.conversion import twin, values
+from sat_tf.keras3 import twin, values
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from tests.keras3.models import digits_network, pixels_and_labels
 from tests.keras3.processes import run_on

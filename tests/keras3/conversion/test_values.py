@@ -1,6 +1,6 @@
 import numpy as np
 
-from sat_tf.keras3.conversion import translator, values
+from sat_tf.keras3 import translator, values
 
 
 def test_names_are_matched_by_as_many_parts_as_tell_them_apart():

@@ -17,10 +17,8 @@ from sat_tf.graph.flatten import unique_name
 from sat_tf.graph.layers.activations import keras3_name
 from sat_tf.graph.layers.kind import Keras3
 from sat_tf.graph.network import Network, Node
-from sat_tf.keras3 import operations
-from sat_tf.keras3.conversion import layer_table
-from sat_tf.keras3.conversion.own_layers import OfKeras3
-from sat_tf.keras3.conversion.values import copy_to_keras3, without_initial_values
+from sat_tf.keras3 import layer_table, operations
+from sat_tf.keras3.own_layers import OfKeras3
 from sat_tf.keras3.quantized_layer import (
     ACTIVATION,
     AROUND,
@@ -29,6 +27,7 @@ from sat_tf.keras3.quantized_layer import (
     INSTEAD,
 )
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
+from sat_tf.keras3.values import copy_to_keras3, without_initial_values
 from sat_tf.messages import ModelError, did_you_mean, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
@@ -168,8 +167,8 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
     if original is not None:
         made = _again(original, name)
     elif isinstance(layer, operation_layers.OfTensorFlow):
-        if not operations.is_known(layer.function):
-            hint = did_you_mean(layer.function, operations.known_operations())
+        if layer.function not in operations.COMPUTED_BY:
+            hint = did_you_mean(layer.function, sorted(operations.COMPUTED_BY))
             raise ValueError(
                 f"received the operation tf.{layer.function}, which sat-tf does not know in Keras "
                 f"3; build the model with a layer for it. {hint}"

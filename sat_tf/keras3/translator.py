@@ -11,21 +11,20 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_layers
-from sat_tf.graph.layers.left_float import OF_KERAS3_ALONE
-from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
+from sat_tf.graph.layers.normalization import adapted_copy, is_adapted
+from sat_tf.graph.layers.unquantized import OF_KERAS3_ALONE
 from sat_tf.graph.network import NOT_BUILT, subclassed_problem
-from sat_tf.keras3 import operations
-from sat_tf.keras3.conversion import layer_table
-from sat_tf.keras3.conversion.graph import Call, Keras3Graph, functional_of
-from sat_tf.keras3.conversion.own_layers import CarriedOperation, OfKeras3, layer_of_keras3
-from sat_tf.keras3.conversion.values import (
+from sat_tf.keras3 import layer_table, operations
+from sat_tf.keras3.call_graph import Call, Keras3Graph, functional_of
+from sat_tf.keras3.own_layers import CarriedOperation, OfKeras3, layer_of_keras3
+from sat_tf.keras3.quantized_layer import AROUND, INSTEAD
+from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
+from sat_tf.keras3.values import (
     copy_to_twin,
     copy_trainable,
     weights_of_keras3,
     without_initial_values,
 )
-from sat_tf.keras3.quantized_layer import AROUND, INSTEAD
-from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.messages import ModelError, kind_of, name_problem, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer

@@ -28,13 +28,13 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flattened
 from sat_tf.graph.network import Network
-from sat_tf.keras3.conversion.graph import Keras3Graph, functional_of
-from sat_tf.keras3.conversion.incoming import translated
-from sat_tf.keras3.conversion.placed import Original, placed, settings_text
-from sat_tf.keras3.conversion.proof import prove
-from sat_tf.keras3.conversion.translator import Translated
-from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin, copy_trainable, keep_codes
+from sat_tf.keras3.call_graph import Keras3Graph, functional_of
+from sat_tf.keras3.incoming import translated
+from sat_tf.keras3.placed import Original, placed, settings_text
+from sat_tf.keras3.proof import prove
 from sat_tf.keras3.quantized_layer import QuantizedLayer
+from sat_tf.keras3.translator import Translated
+from sat_tf.keras3.values import copy_to_keras3, copy_to_twin, copy_trainable, keep_codes
 from sat_tf.messages import ModelError, warn
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import inner_layer, quantized_model

@@ -1,10 +1,37 @@
-"""Layers that are not quantized: the fixes for some, and which of them Keras 3 has too."""
+"""Layers that no quantizer belongs to: those that act in training alone, and those left float.
 
+The first pass their input through in inference.
+"""
+
+from typing import Any
+
+import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph.layers.kind import SAME, Keras3, Kinds, LayerKind
+from sat_tf.graph.layers.kind import SAME, Keras3, Kinds, LayerKind, Role
+from sat_tf.graph.operation_layers import StopGradient
 
 L = keras.layers
+
+
+def _contrasted(layer: Any, images: tf.Tensor) -> tf.Tensor:
+    """RandomContrast in training: x becomes (x - mean) · factor + mean.
+
+    Keras uses a kernel of TensorFlow that has no gradient, so that nothing in front of the layer
+    could be trained, not even the clipping level of a quantized Normalization.
+    """
+    lowest, highest = 1.0 - layer.lower, 1.0 + layer.upper
+    # Keras has no public name for a layer's random generator; saved models resume with it.
+    generator = layer._random_generator
+    seed = generator.make_seed_for_stateless_op()
+    if seed is None:
+        factor = tf.random.uniform([], lowest, highest, seed=generator.make_legacy_seed())
+    else:
+        factor = tf.random.stateless_uniform([], seed, lowest, highest)
+    images = tf.cast(images, tf.float32)
+    mean = tf.reduce_mean(images, [-3, -2], keepdims=True)
+    changed = tf.clip_by_value((images - mean) * factor + mean, 0.0, 255.0)
+    return tf.cast(changed, layer.compute_dtype)
 
 
 class LeftFloat(keras.layers.Layer):
@@ -34,17 +61,31 @@ OF_KERAS3_ALONE = {
     "STFTSpectrogram": _OF_SOUND,
     "Solarization": _IN_INFERENCE,
 }
+_IDENTITY = LayerKind(Role.IDENTITY, keras3=SAME)
 
 KINDS: Kinds = {
+    L.ActivityRegularization: _IDENTITY,
+    L.AlphaDropout: _IDENTITY,
+    L.Dropout: _IDENTITY,
+    L.GaussianDropout: _IDENTITY,
+    L.GaussianNoise: _IDENTITY,
+    L.Identity: _IDENTITY,
+    L.RandomBrightness: _IDENTITY,
+    L.RandomContrast: LayerKind(Role.IDENTITY, in_training=_contrasted, keras3=SAME),
+    L.RandomFlip: _IDENTITY,
+    L.RandomRotation: _IDENTITY,
+    L.RandomTranslation: _IDENTITY,
+    L.RandomZoom: _IDENTITY,
+    L.SpatialDropout1D: _IDENTITY,
+    L.SpatialDropout2D: _IDENTITY,
+    L.SpatialDropout3D: _IDENTITY,
+    StopGradient: _IDENTITY,
     L.Lambda: LayerKind(
         quantized=False,
         fix="write what it does on the tensor itself, as in tf.nn.depth_to_space(x, 2)",
     ),
-    L.RandomCrop: LayerKind(
-        quantized=False,
-        # That of Keras 3 passes its input through in inference.
-        fix="it resizes in inference; crop in the data",
-    ),
+    # That of Keras 3 passes its input through in inference.
+    L.RandomCrop: LayerKind(quantized=False, fix="it resizes in inference; crop in the data"),
     L.RandomHeight: LayerKind(quantized=False, fix=_OPEN_SIZE),
     L.RandomWidth: LayerKind(quantized=False, fix=_OPEN_SIZE),
     L.AdditiveAttention: _IN_BOTH,

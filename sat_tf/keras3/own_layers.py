@@ -14,9 +14,9 @@ import keras as keras3
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.graph.layers.left_float import LeftFloat
-from sat_tf.graph.templates import template_of
-from sat_tf.keras3.conversion.graph import Call, Keras3Graph
+from sat_tf.graph.layers.unquantized import LeftFloat
+from sat_tf.graph.shared_layers import template_of
+from sat_tf.keras3.call_graph import Call, Keras3Graph
 from sat_tf.keras3.operations import KerasOperation
 from sat_tf.keras3.quantized_layer import standing_in
 from sat_tf.messages import reason_of

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.graph.calls.operation import OperationKind, Twin, typed, with_settings
-from sat_tf.graph.replacement import (
+from sat_tf.graph.operations.operation import (
     Finder,
     OldCall,
+    OperationKind,
     Replacement,
+    Twin,
     axis_of,
     constant_of,
     is_keras,
@@ -18,6 +19,8 @@ from sat_tf.graph.replacement import (
     number_of,
     one_layer,
     only_tensor,
+    typed,
+    with_settings,
 )
 
 # -- layers of tf_keras for calls of TensorFlow's functions ----------------------------------------

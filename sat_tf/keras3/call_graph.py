@@ -10,8 +10,8 @@ import keras as keras3
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph import operation_kinds
-from sat_tf.graph.replacement import NewLayer
+from sat_tf.graph import operations
+from sat_tf.graph.operations.operation import NewLayer
 
 # Set by Keras itself where a tensor carries a mask; tf_keras does the same by its own rules.
 _MASKS = ("mask", "query_mask", "value_mask", "key_mask")
@@ -48,7 +48,7 @@ class Call:
         """The row of the operation in the registry; None where tf_keras has no counterpart."""
         kind = type(self.operation)
         is_of_keras = kind.__module__.startswith(("keras.src.ops.", "keras.src.activations."))
-        return operation_kinds.CLASSES.get(kind.__name__) if is_of_keras else None
+        return operations.CLASSES.get(kind.__name__) if is_of_keras else None
 
     @property
     def function(self) -> Callable[..., Any]:

@@ -1,13 +1,14 @@
 """The registry of operations: what sat-tf knows of each in TensorFlow and Keras 3, and how to ask.
 
-Adding an operation of users' models is one row in one file of `graph/calls`. No framework is
-imported here, so that processes with Keras 3 alone can read it.
+There is a file for each family of them. An operation is one row there: TensorFlow's calls, the
+layers of tf_keras that compute the same, and Keras 3's function, in both directions. No framework
+is imported, so that processes with Keras 3 alone can read it.
 """
 
 from collections.abc import Iterable
 
-from sat_tf.graph.calls import arithmetic, movements, pooling
-from sat_tf.graph.calls.operation import OperationKind
+from sat_tf.graph.operations import arithmetic, movements, pooling
+from sat_tf.graph.operations.operation import OperationKind
 
 OPERATIONS = (*arithmetic.OPERATIONS, *movements.OPERATIONS, *pooling.OPERATIONS)
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.graph.calls.operation import OperationKind, Twin, typed, with_settings
-from sat_tf.graph.replacement import (
+from sat_tf.graph.operations.operation import (
     Finder,
     OldCall,
+    OperationKind,
     Replacement,
+    Twin,
     constant_of,
     is_keras,
     layer_class,
@@ -20,6 +21,8 @@ from sat_tf.graph.replacement import (
     of_one_tensor,
     one_layer,
     only_tensor,
+    typed,
+    with_settings,
 )
 
 # -- layers of tf_keras for calls of TensorFlow's functions ----------------------------------------

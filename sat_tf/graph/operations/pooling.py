@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.graph.calls.operation import OperationKind, Twin
-from sat_tf.graph.replacement import (
+from sat_tf.graph.operations.operation import (
     Finder,
     OldCall,
+    OperationKind,
     Replacement,
+    Twin,
     constant_of,
     new_layer,
     one_layer,

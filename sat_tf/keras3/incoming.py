@@ -14,8 +14,8 @@ from sat_tf.messages import ModelError, ProblemsError, reason_of, warn
 if TYPE_CHECKING:
     import tf_keras as keras
 
-    from sat_tf.keras3.conversion.proof import Proof
-    from sat_tf.keras3.conversion.translator import Translated
+    from sat_tf.keras3.proof import Proof
+    from sat_tf.keras3.translator import Translated
 
 # Modules of Keras 3 in which files find its activations.
 _FUNCTION_MODULES = ("builtins", "keras.activations", "keras.ops", "keras.ops.nn")
@@ -95,7 +95,7 @@ def convert(
         "its Python code is written for Keras 3",
         "write the class with tf_keras, and train YourClass(model.inputs, model.outputs)",
     )
-    from sat_tf.keras3.conversion.proof import prove
+    from sat_tf.keras3.proof import prove
 
     made = translated(model, custom_layers)
     return Conversion(made.model, prove(made, whole=True))
@@ -132,7 +132,7 @@ def translated(
     model: Any, custom_layers: Mapping[str, type] | None = None, *, is_twin: bool = False
 ) -> "Translated":
     """A Keras 3 model in both, before its proof."""
-    from sat_tf.keras3.conversion.translator import Translator
+    from sat_tf.keras3.translator import Translator
 
     translator = Translator(_expect_layers(custom_layers), calls_others=is_twin)
     made = translator.translate(model)
@@ -215,7 +215,7 @@ def _check_file(file: ModelFile, safe_mode: bool) -> None:
         found = list(parts({**file.config, "compile_config": None}))
     except ValueError as error:
         raise ValueError(f"{file.path}: {error}") from error
-    from sat_tf.keras3.conversion.layer_table import PROGRAMS
+    from sat_tf.keras3.layer_table import PROGRAMS
 
     problems, programs = [], []
     for part in found:

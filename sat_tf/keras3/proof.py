@@ -25,11 +25,11 @@ import keras as keras3
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.keras3.conversion.graph import LOWER_PRECISIONS, Call
-from sat_tf.keras3.conversion.translator import Translated, to_tf_keras
-from sat_tf.keras3.conversion.values import keep_codes
+from sat_tf.keras3.call_graph import LOWER_PRECISIONS, Call
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.quantized_layer import standing_in
+from sat_tf.keras3.translator import Translated, to_tf_keras
+from sat_tf.keras3.values import keep_codes
 from sat_tf.messages import ModelError, kind_of, reason_of, warn
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer

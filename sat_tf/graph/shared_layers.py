@@ -1,0 +1,147 @@
+"""What layers of both Kerases for operations have in common, and the arguments of their calls.
+
+No framework is imported: layers of Keras 3 run where TensorFlow and tf_keras are not.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sat_tf.messages import did_you_mean
+
+# Stands for the layers of either Keras, which are the other base of a class.
+_Layer: Any = object
+
+
+class Formula(NamedTuple):
+    """A formula of a tensor x and a number c."""
+
+    function: Callable[[Any, Any], Any]  # Of x and c, in the same library.
+    parts: Callable[[Any], tuple[Any, Any]]  # Slope and offset, by c, in y = slope · x + offset.
+
+
+FORMULAS: Mapping[str, Formula] = {
+    "x + c": Formula(lambda x, c: x + c, lambda c: (1.0, c)),
+    "x - c": Formula(lambda x, c: x - c, lambda c: (1.0, -c)),
+    "c - x": Formula(lambda x, c: c - x, lambda c: (-1.0, c)),
+    "x * c": Formula(lambda x, c: x * c, lambda c: (c, 0.0)),
+    "x / c": Formula(lambda x, c: x / c, lambda c: (1.0 / c, 0.0)),
+}
+
+
+class ScalingLayer(_Layer):
+    """A tensor x and a number c, or one number a channel, added to each other or multiplied.
+
+    The formula is "x + c", "x - c", "c - x", "x * c" or "x / c". The number, or list of as many as
+    there are channels, is finite, and not 0 where x is multiplied or divided by it.
+    """
+
+    def __init__(self, formula: str, number: float | Sequence[float], **options: Any) -> None:
+        super().__init__(**options)
+        if formula not in FORMULAS:
+            raise ValueError(f"formula={formula!r} is invalid. {did_you_mean(formula, FORMULAS)}")
+        values = np.asarray(number, np.float32)
+        if values.ndim > 1 or not np.all(np.isfinite(values)):
+            raise ValueError(f"number={number!r}: expected one finite number, or one a channel.")
+        if formula in ("x * c", "x / c") and np.any(values == 0.0):
+            raise ValueError(f"number={number!r}: expected no 0 in {formula!r}.")
+        self.formula = formula
+        self.number: Any = values.tolist()
+
+    def scaled(self, inputs: Any, number: Any) -> Any:
+        """The formula, of the number as a tensor."""
+        return FORMULAS[self.formula].function(inputs, number)
+
+    def affine(self) -> tuple[np.ndarray, np.ndarray]:
+        """Slope and offset, float64, each one number or one a channel."""
+        slope, offset = FORMULAS[self.formula].parts(np.asarray(self.number, np.float64))
+        return np.asarray(slope, np.float64), np.asarray(offset, np.float64)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "formula": self.formula, "number": self.number}
+
+
+class SliceLayer(_Layer):
+    """A part of each image, as Python's slices take it.
+
+    For each axis but the batch there is [start, stop, step], each an integer or None. Dropped axes
+    are counted like these, and left out of the result; their slices have length 1.
+    """
+
+    def __init__(
+        self, slices: Sequence[Sequence[int | None]], dropped: Sequence[int] = (), **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.slices = [list(bounds) for bounds in slices]
+        self.dropped = list(dropped)
+
+    def sliced(self, inputs: Any, squeeze: Callable[[Any, tuple[int, ...]], Any]) -> Any:
+        """The part, by the function that leaves out axes."""
+        part = inputs[(slice(None), *(slice(*bounds) for bounds in self.slices))]
+        return squeeze(part, tuple(axis + 1 for axis in self.dropped)) if self.dropped else part
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
+
+
+# -- arguments of calls as plain values, and back --------------------------------------------------
+
+
+def template_of(value: Any, places: Mapping[int, int]) -> Any:
+    """Arguments, in lists or dictionaries, as plain values; TypeError for what no file could hold.
+
+    Slices become {"slice": [start, stop, step]}, an ellipsis "...", types {"type": name}, arrays
+    {"array": [values], "of": type}, and each tensor, whose number i `places` has by its identity,
+    {"tensor": i}.
+
+    >>> template_of([slice(1, None), 2.5], {})
+    [{'slice': [1, None, None]}, 2.5]
+    """
+    if id(value) in places:
+        return {"tensor": places[id(value)]}
+    if isinstance(value, dict) and set(value) == {"start", "stop", "step"}:
+        value = slice(value["start"], value["stop"], value["step"])  # as tf_keras keeps them
+    if isinstance(value, dict):
+        return {name: template_of(inner, places) for name, inner in value.items()}
+    if isinstance(value, slice):
+        ends = (value.start, value.stop, value.step)
+        return {"slice": [template_of(end, places) for end in ends]}
+    if value is Ellipsis:
+        return "..."
+    if isinstance(value, list | tuple):
+        return [template_of(inner, places) for inner in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if type(value).__name__ == "DType" and hasattr(value, "as_numpy_dtype"):  # TensorFlow's
+        return {"type": value.name}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) or hasattr(value, "numpy"):
+        array = np.asarray(value)
+        if array.dtype.kind in "bfiu":
+            return {"array": array.tolist(), "of": array.dtype.name}
+    raise TypeError(f"{value!r} is not a plain value.")
+
+
+def filled_in(template: Any, tensors: Sequence[Any], type_of: Callable[[str], Any] = str) -> Any:
+    """The arguments of a template; tuples have become lists.
+
+    >>> filled_in([{"tensor": 0}, {"slice": [1, None, None]}], ["x"])
+    ['x', slice(1, None, None)]
+    """
+    if isinstance(template, Mapping):
+        if set(template) == {"tensor"}:
+            return tensors[template["tensor"]]
+        if set(template) == {"array", "of"}:
+            return np.asarray(template["array"], template["of"])
+        if set(template) == {"type"}:
+            return type_of(template["type"])
+        if set(template) == {"slice"}:
+            return slice(*filled_in(template["slice"], tensors, type_of))
+        return {name: filled_in(inner, tensors, type_of) for name, inner in template.items()}
+    if isinstance(template, str):
+        return Ellipsis if template == "..." else template
+    if isinstance(template, list | tuple):
+        return [filled_in(inner, tensors, type_of) for inner in template]
+    return template
