@@ -6,12 +6,11 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget
+from sat_tf.commands.images import add_image_arguments, image_options, images_as_fed
 from sat_tf.commands.models import add_model_argument, model_maker, quiet_tensorflow
 from sat_tf.commands.options import PACKS, add_outputs, check_outputs, several, write_outputs
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import add_image_arguments, image_options
-from sat_tf.commands.quantization.pictures import images_as_fed
-from sat_tf.commands.quantization.policy import add_quantization, bits, usual_policy
+from sat_tf.commands.policy import add_quantization, bits, usual_policy
 from sat_tf.export.targets.ethos_u import compiler_options
 from sat_tf.messages import (
     REMOVED,

@@ -14,8 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sat_tf.commands.completion import SHELLS, completion
-from sat_tf.commands.parser import Parser
+from sat_tf.commands.parser import SHELLS, Parser, completion
 from sat_tf.files import temporary_folder
 from sat_tf.interruption import Terminated
 from sat_tf.messages import (
@@ -27,7 +26,7 @@ from sat_tf.messages import (
     say,
     shown,
 )
-from sat_tf.presentation.console import make_console
+from sat_tf.presentation.terminal import make_console
 from sat_tf.version import __version__
 
 _FAILED = 1

@@ -6,12 +6,11 @@ from typing import Annotated
 from pydantic import Field
 from rich.console import Console
 
+from sat_tf.commands.images import add_image_arguments, image_options, images_as_fed
 from sat_tf.commands.models import add_model_argument, model_maker, quiet_tensorflow
 from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import add_image_arguments, image_options
-from sat_tf.commands.quantization.pictures import images_as_fed
-from sat_tf.commands.quantization.policy import add_quantization, usual_policy
+from sat_tf.commands.policy import add_quantization, usual_policy
 from sat_tf.messages import RunError, value_errors_as_run_errors
 from sat_tf.validation import option
 

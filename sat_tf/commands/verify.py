@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sat_tf.commands.devices import check_device_certificate, check_kit_options, write_device_kit
-from sat_tf.commands.models import load_model, quiet_tensorflow, read_keras_model
-from sat_tf.commands.options import add_target, add_trust, nonempty, open_folder
-from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import (
+from sat_tf.commands.images import (
     USUAL_IMAGES,
     ImageOptions,
     Pixels,
@@ -21,6 +18,9 @@ from sat_tf.commands.pixels import (
     image_options,
     say_notes,
 )
+from sat_tf.commands.models import load_model, quiet_tensorflow, read_keras_model
+from sat_tf.commands.options import add_target, add_trust, nonempty, open_folder
+from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude, print_certificate
 from sat_tf.export.certificate.certificate import Certificate, read_certificate, severest
 from sat_tf.export.certificate.inputs import random_images

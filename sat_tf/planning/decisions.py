@@ -8,7 +8,7 @@ import numpy as np
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
-from sat_tf.planning.layer_plan import ActivationPlan, Fate, WeightPlan
+from sat_tf.planning.plan import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat.borders import borders
 from sat_tf.qat.inputs import find_folds, own_type
 from sat_tf.qat.placed import Placement

@@ -18,9 +18,8 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, layer_of_call
 from sat_tf.messages import problems_of
-from sat_tf.planning.layer_plan import Export
-from sat_tf.planning.planned_file import names_in_file
-from sat_tf.planning.preview import Shape, by_layer, kernel_outlines
+from sat_tf.planning.plan import Export
+from sat_tf.planning.preview import Shape, by_layer, kernel_outlines, names_in_file
 from sat_tf.qat.layout import in_inference, user_name
 
 _FLOAT_BYTES = 4

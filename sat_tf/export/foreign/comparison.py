@@ -13,8 +13,16 @@ from sat_tf.export.certificate.runtimes import RUNTIMES
 from sat_tf.export.tflite.contents import MoreGraph
 from sat_tf.files import write_text
 from sat_tf.messages import say
-from sat_tf.presentation.page import render_page
-from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, marked_text, percent
+from sat_tf.presentation.tables import (
+    Cell,
+    Column,
+    Marked,
+    RowTable,
+    Table,
+    marked_text,
+    percent,
+    render_page,
+)
 
 
 @dataclasses.dataclass

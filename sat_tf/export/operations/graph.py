@@ -12,8 +12,7 @@ from sat_tf.export.kernels.kernel_sets import X86, KernelSet
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, dequantized
-from sat_tf.presentation.console import make_console
-from sat_tf.presentation.fitting_table import FittingTable
+from sat_tf.presentation.terminal import FittingTable, make_console
 
 _LISTING_WIDTH = 160
 
