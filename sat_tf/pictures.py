@@ -158,11 +158,9 @@ class Pictures(Sequence[Any]):
         return is_held_out
 
     def images(self) -> tuple[npt.NDArray[Any], "Pictures"]:
-        """Reads them all, as the input takes them.
+        """Reads them all as the input takes them: (n, rows, columns, channels), uint8 of pictures.
 
-        Returns:
-            The images (n, rows, columns, channels), uint8 of pictures, and what could be read of
-            the pictures, with a note of the others.
+        Beside the images are the pictures that could be read, with a note of the others.
         """
         if self.array is not None:
             return np.asarray(self.array), self
@@ -207,19 +205,12 @@ def open_pictures(
     *,
     labelled: bool = True,
 ) -> Pictures:
-    """Lists the pictures of a folder, or opens an .npy file; reads no image.
+    """Lists the pictures of a folder, or opens an .npy file, for an input; reads no image.
 
     Folders are classes, numbered from 0 in the order of their names; without folders there are no
-    labels. A divided folder has train, with such folders, beside val, validation or test, or alone.
-    Hidden files, files of other names, pipes, sockets and devices are passed over; subfolders of
-    the classes, and links to folders, are not.
-
-    Args:
-        path: of the folder, or of the file.
-        shape: of the input of a model.
-        preprocessing: how pictures become images of it; by default they are resized until they
-            just cover it, and one that has its size keeps its pixels.
-        labelled: whether folders are classes. Otherwise the pictures of all folders have no labels.
+    labels, nor are there with `labelled=False`. A divided folder has train, with such folders,
+    beside val, validation or test, or alone. Hidden files, files of other names, pipes, sockets and
+    devices are passed over; subfolders of the classes, and links to folders, are not.
     """
     root = pathlib.Path(path).expanduser()
     if root.is_file():

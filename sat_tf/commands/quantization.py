@@ -12,7 +12,6 @@ from rich.console import Console
 
 from sat_tf import output_folder
 from sat_tf.commands.images import QuantizationImages
-from sat_tf.commands.options import open_folder
 from sat_tf.commands.policy import feed_of
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.tflite.metadata import label_text
@@ -104,7 +103,7 @@ def write_quantized(
         unfinished, say=lambda words: say(console, words), is_expected=bool(settings.resume)
     )
     fitted, tuned = None, None
-    with _saying_what_is_saved(checkpoint, folder), open_folder(folder.path):
+    with _saying_what_is_saved(checkpoint, folder), folder.opened():
         # Before all is done, only what an interrupted command goes on with is there.
         if settings.steps:
             fitted = _reconstructed(quantized, model, pictures, feed, console, checkpoint, settings)
