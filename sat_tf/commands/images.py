@@ -82,13 +82,10 @@ class ImageOptions:
 
     @value_errors_as_run_errors()
     def load(self, shape: tuple[int, ...], num_classes: int, said: Metadata = _NOTHING) -> Pixels:
-        """The images, for an input of this shape and number of classes.
+        """The images, for an input of this shape and an output of so many classes.
 
-        Args:
-            shape: of the input.
-            num_classes: of the output.
-            said: what the file says of its classes and of its preprocessing: pictures of a folder
-                are prepared like this, and labels are those of the classes with the same names.
+        Pictures of a folder are prepared as the metadata of the file says, and labels are those of
+        its classes with the same names.
         """
         if self.images is None:
             images = random_images(shape, self.num_images or _RANDOM_IMAGES, _RANDOM_SEED)

@@ -240,14 +240,9 @@ def accuracy(certificate: Certificate, results: Results | None) -> str:
 def next_step(
     bits: int, headline: Marked, results: Results | None, why_not: str, *, is_exact: bool = True
 ) -> str:
-    """What to do with the file, or to get a better one.
+    """What to do with the file, by its verdict and what was measured, or to get a better one.
 
-    Args:
-        bits: of weights and activations.
-        headline: the verdict on the file.
-        results: what was measured; None where nothing was.
-        why_not: why the pictures cannot be trained on; empty where they can.
-        is_exact: the file computes what the quantized model does.
+    `why_not` says why the pictures cannot be trained on; it is empty where they can.
     """
     ready = f"build {output_folder.TFLITE_MODEL} into the app"
     if headline.kind == "bad":

@@ -93,12 +93,7 @@ class FileSizes:
         return {layer: [in_file.get(n, n) for n in names] for layer, names in outputs.items()}
 
     def stored_bits(self, layer: str, bits: int | None) -> int:
-        """Returns how many bits of the file each weight of a layer takes.
-
-        Args:
-            layer: its name.
-            bits: of the choices; of a layer that is not chosen for, any.
-        """
+        """Returns how many bits of the file each weight of a layer takes, chosen for or not."""
         return int(self._operations(layer, bits)[0].storage.value)
 
     def kernel_bytes(self, layer: str, bits: int | None) -> int:

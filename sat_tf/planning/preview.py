@@ -34,16 +34,16 @@ def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[st
     {'conv': ['received 3.', 'kernel:0: received 1.']}
     """
     # The longest name first: names may hold slashes.
-    known = sorted(names, key=len, reverse=True)
-    found: dict[str, list[str]] = {}
+    layers = sorted(names, key=len, reverse=True)
+    of_layers: dict[str, list[str]] = {}
     for problem in problems:
-        for name in known:
+        for name in layers:
             if problem.startswith((f"{name}: ", f"{name}/")):
                 text = problem[len(name) + 1 :].strip()
-                if text not in found.setdefault(name, []):
-                    found[name].append(text)
+                if text not in of_layers.setdefault(name, []):
+                    of_layers[name].append(text)
                 break
-    return found
+    return of_layers
 
 
 Shape = tuple[int | None, ...]
@@ -55,10 +55,8 @@ _NOTHING_LEFT = ("dimensions in the output is <= 0", "must be >= 0")
 def with_image_size(network: Network, image_size: int | Sequence[int] | None) -> Network:
     """The network with the shapes that its tensors have for images of this size.
 
-    Args:
-        network: of any model.
-        image_size: rows and columns, or one number for both, or (length,) for sequences; None
-            leaves the shapes as they are.
+    It is rows and columns, or one number for both, or (length,) for sequences; None leaves the
+    shapes as they are.
     """
     if image_size is None:
         return network
@@ -120,9 +118,6 @@ def _output_shape(node: Node, shapes: list[Shape]) -> Shape:
         return node.shape
 
 
-_APART = 2.0**-12
-
-
 def preview(network: Network, placement: Placement) -> Network:
     """The graph of the quantized model, as `arranged` by the placement, with built quantizers.
 
@@ -166,12 +161,10 @@ def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
 def assume_ranges(layer: QuantizedLayer, index: int) -> None:
     """Gives the activations of a layer a range, as if they had been observed.
 
-    Args:
-        layer: of a model that has seen nothing.
-        index: another one for each layer: levels start equal, but training makes them differ, and
-            the file then has operators between their grids.
+    It is another one for each index: levels start equal, but training makes them differ, and the
+    file then has operators between their grids.
     """
-    apart = 1.0 + index * _APART
+    apart = 1.0 + index * 2.0**-12
     variables = layer.output_variables
     if layer.quantize_config.output is not None:
         layer.quantize_config.output.assume_fed(variables, apart)

@@ -159,17 +159,10 @@ def tip(words: str) -> str:
     return _TIP + printable(words)
 
 
-def svg_element(
-    picture: "Picture", *, kind: str, title: str, summary: str = "", style: str = ""
-) -> Markup:
-    """A picture as an element of a page.
+def svg_element(picture: "Picture", *, kind: str, title: str, summary: str = "") -> Markup:
+    """A picture drawn inside `drawn_for_a_page` as an element of a page, of a class of its CSS.
 
-    Args:
-        picture: drawn inside `drawn_for_a_page`.
-        kind: the CSS class, which sets the size and the font of its text.
-        title: for screen readers, in plain text.
-        summary: what it shows, likewise; "" for nothing more than the title.
-        style: of the element, in CSS.
+    Title and summary are for screen readers, in plain text.
     """
     content = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # equal pictures are equal text
@@ -178,7 +171,7 @@ def svg_element(
     root.remove(root[0])  # a style of everything on the page
     _tidy(root)
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "class": kind}
-    root.attrib |= {"stroke-linejoin": "round"} | ({"style": style} if style else {})
+    root.set("stroke-linejoin", "round")
     root[:0] = [_named("title", title), *([_named("desc", summary)] if summary else [])]
     text = ElementTree.tostring(root, encoding="unicode")
     # Letters are those of the page, of which matplotlib's are as wide or wider.

@@ -69,13 +69,13 @@ def percent(decimals: int = 2, unit: str = " %", missing: str = "") -> Callable[
     return lambda share: missing if share is None else f"{100 * share:.{decimals}f}{unit}"
 
 
-def points(share: float, decimals: int = 2) -> str:
+def points(share: float) -> str:
     """A difference of shares in percentage points, with its sign; none has a plus.
 
-    >>> points(0.0125), points(-0.00001), points(-0.02, 1)
-    ('+1.25', '+0.00', '-2.0')
+    >>> points(0.0125), points(-0.00001)
+    ('+1.25', '+0.00')
     """
-    return f"{round(100 * share, decimals) + 0.0:+.{decimals}f}"
+    return f"{round(100 * share, 2) + 0.0:+.2f}"
 
 
 def plain(value: Any) -> Cell:
