@@ -34,7 +34,7 @@ from rows import as_table, read_csv, with_spread, write_csv
 
 from sat_tf.files import written_whole
 from sat_tf.messages import RunError
-from sat_tf.presentation import palette
+from sat_tf.presentation import charts
 from sat_tf.training.run_folder import RunFolder
 
 RATES = (0.4, 0.8, 1.6)  # of batches of 256 images
@@ -157,8 +157,8 @@ def _draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     """
     both = [name for name, method in METHODS.items() if method.quantizes != _WEIGHTS]
     names = sorted(both, key=str.lower)
-    with palette.styled():
-        picture, panels = palette.canvas(1, 3, size=(7.0, 1.3 + 0.55 * len(names)), sharey=True)
+    with charts.styled():
+        picture, panels = charts.canvas(1, 3, size=(7.0, 1.3 + 0.55 * len(names)), sharey=True)
         for axes, bits in zip(panels, (4, 3, 2), strict=True):
             top1 = {}
             for name in names:
@@ -168,7 +168,7 @@ def _draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
             best = max(means, key=lambda name: means[name], default="")
             for place, name in enumerate(names):
                 if name in means:
-                    colour = palette.VERMILION if name == best else palette.BLUE
+                    colour = charts.VERMILION if name == best else charts.BLUE
                     axes.plot([min(top1[name]), max(top1[name])], [place] * 2, color=colour)
                     axes.plot(means[name], place, color=colour, marker="o", markersize=8)
             axes.set_title(f"{bits} bits")
@@ -186,7 +186,7 @@ def _draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
         panels[0].set_ylim(len(names) - 0.5, -0.75)
         panels[1].set_xlabel("top-1 on held-out images, %")
         with written_whole(path) as temporary:
-            palette.save(picture, temporary)
+            charts.save(picture, temporary)
 
 
 def main(argv: list[str]) -> None:

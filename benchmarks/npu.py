@@ -34,7 +34,7 @@ from rows import as_table, read_csv, write_csv
 import sat_tf
 from sat_tf.export.targets.ethos_u import compile_file
 from sat_tf.export.tflite.contents import read_contents
-from sat_tf.presentation import palette
+from sat_tf.presentation import charts
 
 # The systems that estimates are for: the NPU and the memory of its weights. The compiler takes
 # those of the first three by default.
@@ -186,10 +186,10 @@ def _beside(row: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]
 
 def _draw(rows: Sequence[Mapping[str, Any]]) -> Any:
     """A panel for each family: estimated time, and weights in flash, over bits."""
-    picture, axes = palette.canvas(3, 2, size=(5.6, 7.0), sharex=True, sharey=True)
+    picture, axes = charts.canvas(3, 2, size=(5.6, 7.0), sharex=True, sharey=True)
     *panels, legend = axes.flat
     for name, panel in zip(FAMILIES, panels, strict=True):
-        of_npu = dict(zip(("U55", "U65", "U85"), palette.SERIES, strict=False))
+        of_npu = dict(zip(("U55", "U65", "U85"), charts.SERIES, strict=False))
         for system in SYSTEMS:
             style = dict(of_npu[system[:3]])
             if system.endswith("DRAM"):
@@ -197,9 +197,9 @@ def _draw(rows: Sequence[Mapping[str, Any]]) -> Any:
             times = _of_bits(rows, name, system, "times TFMOT")
             panel.plot(_BITS.value, times, **style, label=f"time, {system}")
         flash = _of_bits(rows, name, "U55-128, flash", "weights, times TFMOT")
-        style = {"color": palette.GREY, "marker": "x", "linestyle": ":"}
+        style = {"color": charts.GREY, "marker": "x", "linestyle": ":"}
         panel.plot(_BITS.value, flash, **style, label="bytes in flash")
-        panel.axhline(1.0, color=palette.BLACK, linewidth=0.8)
+        panel.axhline(1.0, color=charts.BLACK, linewidth=0.8)
         panel.set_title(name)
         panel.set_ylim(0.0, 1.1)
     for panel in panels[-2:]:
@@ -245,7 +245,7 @@ def main(argv: list[str]) -> None:
     if new:
         console.print(as_table(new, "estimates of Arm's compiler", _SHOWN))
     if _PICTURE.value:
-        palette.write(functools.partial(_draw, rows), _PICTURE.value)
+        charts.write(functools.partial(_draw, rows), _PICTURE.value)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from pretrained_tasks import TASKS, prepare
 from rows import as_table, read_csv, write_csv
 
 import sat_tf
+from sat_tf.commands.images import find_pictures
 from sat_tf.commands.models import read_keras_model
-from sat_tf.commands.quantization.pictures import find_pictures
 from sat_tf.qat.finetune import finetune
 from sat_tf.qat.policy import BitPolicy
 
@@ -89,9 +89,9 @@ class _Pictures:
         self._quantized = sat_tf.quantize_model(self._model, policy)
         sat_tf.calibrate(self._quantized, self._pictures.images, keep_function=True, progress=False)
         self._start = self._quantized.get_weights()
-        held_out = self._pictures.held_out.astype(np.float32)
+        held_out = self._pictures.held_out.images.astype(np.float32)
         answers = np.argmax(self._model.predict(held_out, verbose=0), axis=-1)
-        self._float = float(np.mean(answers == self._pictures.labels))
+        self._float = float(np.mean(answers == self._pictures.held_out.labels))
 
     def __call__(self, epochs: str) -> dict[str, Any]:
         """Trains for some epochs; a row."""
@@ -101,7 +101,7 @@ class _Pictures:
             self._model,
             self._pictures.training,
             self._pictures.training.labels,
-            held_out=(self._pictures.held_out, self._pictures.labels),
+            held_out=(self._pictures.held_out.images, self._pictures.held_out.labels),
             sample=self._pictures.images,
             epochs=int(epochs),
             learning_rate=self._rate,

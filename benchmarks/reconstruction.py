@@ -55,7 +55,7 @@ from rows import as_table, read_csv, with_spread, write_csv
 
 import sat_tf
 from sat_tf.files import written_whole
-from sat_tf.presentation import palette
+from sat_tf.presentation import charts
 from sat_tf.qat.reconstruction.fit import soft_divergence
 
 _BATCH_SIZE = 32
@@ -277,11 +277,11 @@ def _cell(values: Sequence[float]) -> str:
 
 def _draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     """Draws the top-1 of each method above that of each float model, a point for each seed."""
-    marks = zip(METHODS, [*palette.SERIES, {"color": palette.GREY, "marker": "x"}], strict=True)
+    marks = zip(METHODS, [*charts.SERIES, {"color": charts.GREY, "marker": "x"}], strict=True)
     styles = {method: {**style, "linestyle": "none"} for method, style in marks}
-    with palette.styled():
+    with charts.styled():
         # Above each other, so that names are readable at the width of a telephone.
-        picture, panels = palette.canvas(len(_BITS_OF_ALL), 1, size=(6.4, 10.6))
+        picture, panels = charts.canvas(len(_BITS_OF_ALL), 1, size=(6.4, 10.6))
         for axes, bits in zip(panels, _BITS_OF_ALL, strict=True):
             for method, style in styles.items():
                 points = [
@@ -293,7 +293,7 @@ def _draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
                     offset = 0.15 * (list(METHODS).index(method) - 2)
                     lost, places = zip(*points, strict=True)
                     axes.plot(lost, [at + offset for at in places], label=method, **style)
-            axes.axvline(0.0, color=palette.BLACK, linewidth=1.0)
+            axes.axvline(0.0, color=charts.BLACK, linewidth=1.0)
             axes.set_title(bits)
             names = [task.kind.replace(", ", ",\n", 1) for task in TASKS.values()]
             axes.set_yticks(range(len(TASKS)), names, fontsize=11.5)
@@ -305,7 +305,7 @@ def _draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
         }
         picture.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=3)
         with written_whole(path) as temporary:
-            palette.save(picture, temporary)
+            charts.save(picture, temporary)
 
 
 if __name__ == "__main__":

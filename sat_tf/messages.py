@@ -97,27 +97,19 @@ class ReadingError(ValueError):
 
 
 class RunError(ValueError):
-    """A run cannot start or resume; the message says what was received, expected, and the fix.
-
-    Attributes:
-        problems: those that a `ProblemsError` lists, or the message alone.
-        model: the name of the model that it speaks of, as a `ModelError` does; or None.
-    """
+    """A run cannot start or resume; the message says what was received, expected, and the fix."""
 
     def __init__(self, message: object = "") -> None:
         super().__init__(shown(message))
-        self.problems = list(getattr(message, "problems", [str(self)]))
-        self.model = getattr(message, "model", None)
+        self.problems = list(getattr(message, "problems", [str(self)]))  # of a `ProblemsError`
+        self.model = getattr(message, "model", None)  # of a `ModelError`
 
 
 @contextlib.contextmanager
 def value_errors_as_run_errors(read_from: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """Raises ValueError as RunError, which the command line prints without a traceback.
 
-    Around statements, or, as a decorator, around a function.
-
-    Args:
-        read_from: the path of a model, which is added to what is said of the model.
+    What is said of a model has the path in front that it was read from.
     """
     try:
         yield
@@ -312,14 +304,8 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 class ProblemsError(ValueError):
     """Something has problems, all of which are said at once, each on a line of its own.
 
-    Args:
-        subject: what has the problems.
-        problems: in sentences.
-        fix: of them all, in the last line.
-        most: the first problems with so many characters are listed, and all are counted.
-
-    Attributes:
-        problems: all of them, for an error about what `subject` is a part of.
+    The last line is the fix of them all. With `most`, the first problems of so many characters are
+    listed, and all are counted.
 
     >>> print(ProblemsError("BitPolicy", ["weight_bits=9: give 1 to 8."]))
     BitPolicy: 1 problem
@@ -356,12 +342,9 @@ class ProblemsError(ValueError):
 
 
 class ModelError(ProblemsError):
-    """Something is wrong with a model; a command that has read it names its file as well.
+    """Something is wrong with a model of a name: many problems, or the end of one sentence.
 
-    Args:
-        model: the name of the model.
-        problems: all of them, or the one as the end of a sentence.
-        fix: of them all.
+    A command that has read the model names its file as well.
 
     >>> print(ModelError("net", "received no layers, expected some."))
     model 'net': received no layers, expected some.

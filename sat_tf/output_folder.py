@@ -112,11 +112,7 @@ class OutputFolder:
     ) -> _Kind:
         """Reads one of `FILES` that is JSON, as a value of a type; a missing file holds {}.
 
-        Args:
-            name: of the file.
-            kind: what it holds, as pydantic knows types.
-            expected: the same in words, for errors.
-            left_out: keys that are not read.
+        Errors say in words what is expected, and some keys can be left out.
         """
         values = {key: value for key, value in self.read_json(name).items() if key not in left_out}
         try:
@@ -165,6 +161,19 @@ class OutputFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._refused(error) from error
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[pathlib.Path]:
+        """Creates the folder for the block; new folders that stay empty are removed after it."""
+        new = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        self.check_writable()
+        self.make()
+        try:
+            yield self.path
+        finally:
+            with contextlib.suppress(OSError):  # the first one that is not empty
+                for folder in new:
+                    folder.rmdir()
 
     def start(self) -> None:
         """Creates the folder; files of a command that it already holds move to `earlier-1`, ..."""

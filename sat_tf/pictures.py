@@ -158,11 +158,9 @@ class Pictures(Sequence[Any]):
         return is_held_out
 
     def images(self) -> tuple[npt.NDArray[Any], "Pictures"]:
-        """Reads them all, as the input takes them.
+        """Reads them all as the input takes them: (n, rows, columns, channels), uint8 of pictures.
 
-        Returns:
-            The images (n, rows, columns, channels), uint8 of pictures, and what could be read of
-            the pictures, with a note of the others.
+        Beside the images are the pictures that could be read, with a note of the others.
         """
         if self.array is not None:
             return np.asarray(self.array), self
@@ -204,22 +202,13 @@ def open_pictures(
     path: str | os.PathLike[str],
     shape: tuple[int, ...] = (),
     preprocessing: Preprocessing = COVERING,
-    *,
-    labelled: bool = True,
 ) -> Pictures:
-    """Lists the pictures of a folder, or opens an .npy file; reads no image.
+    """Lists the pictures of a folder, or opens an .npy file, for an input; reads no image.
 
     Folders are classes, numbered from 0 in the order of their names; without folders there are no
     labels. A divided folder has train, with such folders, beside val, validation or test, or alone.
     Hidden files, files of other names, pipes, sockets and devices are passed over; subfolders of
     the classes, and links to folders, are not.
-
-    Args:
-        path: of the folder, or of the file.
-        shape: of the input of a model.
-        preprocessing: how pictures become images of it; by default they are resized until they
-            just cover it, and one that has its size keeps its pixels.
-        labelled: whether folders are classes. Otherwise the pictures of all folders have no labels.
     """
     root = pathlib.Path(path).expanduser()
     if root.is_file():
@@ -237,20 +226,20 @@ def open_pictures(
             "one, or name the one to measure with."
         )
     listed = [
-        _listed(root, name, problems, labelled=labelled, alone=not (held_out and part))
+        _listed(root, name, problems, alone=not (held_out and part))
         for name in ((part, held_out) if part and held_out else (part,))
     ]
-    for one, other in zip(listed, listed[::-1], strict=True):
-        if strange := sorted(set(one.class_names) - set(other.class_names)):
+    for pictures, other in zip(listed, listed[::-1], strict=True):
+        if strange := sorted(set(pictures.class_names) - set(other.class_names)):
             problems.append(
-                f"{one.part}: received {len(strange)} classes that {other.part} does not have "
+                f"{pictures.part}: received {len(strange)} classes that {other.part} does not have "
                 f"({first_ones(strange)}); expected the same in both; move or rename them."
             )
-    for one in listed:
-        if not (problems or len(one)):
+    for pictures in listed:
+        if not (problems or len(pictures)):
             problems.append(
-                f"{root / one.part}: received no pictures, expected at least one ({_KINDS}), in it "
-                f"or in its folders{''.join(f'; {note}' for note in one.notes)}."
+                f"{root / pictures.part}: received no pictures, expected at least one ({_KINDS}), "
+                f"in it or in its folders{''.join(f'; {note}' for note in pictures.notes)}."
             )
     if problems:
         raise ProblemsError(str(root), problems, most=MOST_OF_A_FILE)
@@ -302,12 +291,10 @@ def _array_in(path: pathlib.Path) -> npt.NDArray[Any]:
     return array
 
 
-def _listed(
-    root: pathlib.Path, part: str, problems: list[str], *, labelled: bool, alone: bool
-) -> Pictures:
+def _listed(root: pathlib.Path, part: str, problems: list[str], *, alone: bool) -> Pictures:
     """Lists a part of a folder, or the whole, and adds what is wrong with it to the problems."""
     inside = _entries(root / part, problems)
-    folders = [entry for entry in inside if labelled and _is_folder(entry)]
+    folders = [entry for entry in inside if _is_folder(entry)]
     beside = [entry.name for entry in inside if _is_picture(entry.name) and entry not in folders]
     if folders and beside:
         problems.append(

@@ -54,9 +54,7 @@ class Preprocessing:
     ) -> tuple[tuple[int, int], tuple[int, int]]:
         """The size of the resized picture, and the upper left corner of the crop in it.
 
-        Args:
-            size: height and width of the picture, turned.
-            shape: rows and columns of the input.
+        They follow from the size of the turned picture, and the rows and columns of the input.
         """
         covered = self.covered(shape)
         factor = max(part / side for part, side in zip(covered, size, strict=True))

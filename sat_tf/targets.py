@@ -36,7 +36,6 @@ class Processor:
 
 
 _BITS_OF_A_BYTE = 8
-_VELA = "the list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes"
 
 _ROWS = (
     Processor(
@@ -50,26 +49,15 @@ _ROWS = (
         title="TFLite Micro",
         source="measured with tflite-micro: its operators; FULLY_CONNECTED has no packed kernels",
     ),
-    Processor(
-        name="ethos-u55",
-        title="Arm Ethos-U55",
-        source=_VELA,
-        output_type="int8",
-        native=True,
-    ),
-    Processor(
-        name="ethos-u65",
-        title="Arm Ethos-U65",
-        source=_VELA,
-        output_type="int8",
-        native=True,
-    ),
-    Processor(
-        name="ethos-u85",
-        title="Arm Ethos-U85",
-        source=_VELA,
-        output_type="int8",
-        native=True,
+    *(
+        Processor(
+            name=f"ethos-u{model}",
+            title=f"Arm Ethos-U{model}",
+            source="the list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes",
+            output_type="int8",
+            native=True,
+        )
+        for model in (55, 65, 85)
     ),
     Processor(
         name="edgetpu",

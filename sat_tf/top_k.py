@@ -24,10 +24,7 @@ AGREEMENT = Score("agreement", "agreement")
 
 
 def classes_of(values: np.ndarray) -> np.ndarray:
-    """The class of every place: where the last axis is largest, the first of equal ones.
-
-    Returns:
-        Class numbers (...), int64; `NO_CLASS` where a number is NaN or infinite.
+    """The class of every place, int64 (...): where the last axis is largest, the first of equals.
 
     >>> classes_of(np.array([[0.1, 0.7, 0.7], [np.nan, 0.0, 1.0]])).tolist()
     [1, -1]
@@ -39,13 +36,8 @@ def comes_before(outputs: Any, of_label: Any, classes: Any, labels: Any) -> Any:
     """Whether classes come before the label: theirs are larger, or equal and their number is lower.
 
     So exactly k classes are among the k largest, however coarse outputs are; the first of them is
-    the argmax.
-
-    Args:
-        outputs: (n, classes), arrays or tensors like all others.
-        of_label: the outputs of the labels (n, 1).
-        classes: the class numbers (1, classes).
-        labels: (n, 1).
+    the argmax. Arrays or tensors are outputs (n, classes), those of the labels (n, 1), class
+    numbers (1, classes) and labels (n, 1).
     """
     return (outputs > of_label) | ((outputs == of_label) & (classes < labels))
 

@@ -45,12 +45,9 @@ def up_to(most: int, fix: str) -> Any:
 
 
 def one_of(names: Collection[Any], expected: str = "", *, none: str = "") -> Any:
-    """Returns the mark of a type whose values are some names.
+    """Returns the mark of a type whose values are some names, which may be said in words.
 
-    Args:
-        names: the names.
-        expected: which these are, in words; by default all of them.
-        none: what None means, where it is a value too.
+    None is a value too where it is said what it means.
     """
     listed = ", ".join(map(str, names))
     words = (expected or f"one of {listed}") + (f", or None ({none})" if none else "")
@@ -332,10 +329,7 @@ def argument_problems(
 ) -> list[str]:
     """Returns what is wrong with arguments for a function that stand in a configuration.
 
-    Args:
-        function: what takes them.
-        values: what was received.
-        elsewhere: arguments of it that are set in another place, with the place.
+    Some of its arguments are set elsewhere, in a place that is named.
     """
     model = arguments_of(function, frozenset(elsewhere))
     listed = [f"{name} is not set here: {elsewhere[name]}." for name in values if name in elsewhere]

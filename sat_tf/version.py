@@ -10,7 +10,7 @@ __version__ = "0.2.0"
 COMPUTING = ("tensorflow", "tf_keras", "tensorflow-model-optimization", "ai-edge-litert", "numpy")
 
 
-def installed_versions(packages: Iterable[str] = COMPUTING) -> dict[str, str | None]:
+def installed_versions(packages: Iterable[str]) -> dict[str, str | None]:
     """The versions of packages by their names; None for one that is not installed as a package."""
     versions: dict[str, str | None] = {}
     for package in packages:

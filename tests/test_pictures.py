@@ -87,10 +87,10 @@ def test_a_test_folder_beside_val_is_passed_over(tmp_path):
     assert open_pictures(tmp_path).held_out.names == ["val/a/1.jpg"]
 
 
-def test_without_labels_the_pictures_are_those_of_all_folders(tmp_path):
-    touch(tmp_path, "1.jpg", "in/a.png", "in/of/b.bmp", "in/.c.jpg", "notes.txt", "c.webp")
-    pictures = open_pictures(tmp_path, labelled=False)
-    assert pictures.names == ["1.jpg", "c.webp", "in/a.png", "in/of/b.bmp"]
+def test_without_folders_there_are_no_labels(tmp_path):
+    touch(tmp_path, "1.jpg", ".c.jpg", "notes.txt", "c.webp")
+    pictures = open_pictures(tmp_path)
+    assert pictures.names == ["1.jpg", "c.webp"]
     assert pictures.labels is None
     note = "1 file is passed over, which are no pictures by their names: notes.txt"
     assert pictures.notes == (note,)

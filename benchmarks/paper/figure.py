@@ -12,7 +12,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure as Picture
 
 from sat_tf.files import written_whole
-from sat_tf.presentation import palette
+from sat_tf.presentation import charts
 
 
 class Comparison(NamedTuple):
@@ -51,7 +51,7 @@ class Figure:
 
     def write(self, path: pathlib.Path, numbers: pd.DataFrame) -> None:
         """Writes the numbers as PATH.csv, to six digits, and the picture as PATH.png."""
-        palette.write(lambda: self.draw(numbers), path.with_suffix(".png"))
+        charts.write(lambda: self.draw(numbers), path.with_suffix(".png"))
         with written_whole(path.with_suffix(".csv")) as temporary:
             numbers.to_csv(temporary, index=False, float_format="%.6g", lineterminator="\n")
 

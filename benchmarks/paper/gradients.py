@@ -7,7 +7,7 @@ from matplotlib.figure import Figure as Picture
 
 from benchmarks.paper.figure import Comparison, Figure
 from sat_tf.core import pact
-from sat_tf.presentation import palette
+from sat_tf.presentation import charts
 from sat_tf.qat.walk import as_graph
 
 
@@ -21,14 +21,14 @@ def sigmoid(seed: int = 0) -> pd.DataFrame:
 
 def draw_sigmoid(table: pd.DataFrame) -> Picture:
     """Both curves, and where |x| is below 1."""
-    picture, panels = palette.canvas(1, 2, size=(8.4, 3.6))
+    picture, panels = charts.canvas(1, 2, size=(8.4, 3.6))
     labels = {"sigmoid": "sigmoid(x)", "derivative": "derivative of the sigmoid"}
     for axes, (column, label) in zip(panels, labels.items(), strict=True):
-        axes.axvspan(-1.0, 1.0, color=palette.SKY, alpha=0.25, linewidth=0)
-        axes.plot(table["x"], table[column], color=palette.BLUE)
+        axes.axvspan(-1.0, 1.0, color=charts.SKY, alpha=0.25, linewidth=0)
+        axes.plot(table["x"], table[column], color=charts.BLUE)
         axes.set_xlabel("x (a logit)")
         axes.set_ylabel(label)
-    panels[1].annotate("|x| < 1", (1.3, 0.235), color=palette.BLUE)
+    panels[1].annotate("|x| < 1", (1.3, 0.235), color=charts.BLUE)
     return picture
 
 
@@ -95,11 +95,11 @@ def level_gradients(x: np.ndarray, level: float, bits: int, gradient: str) -> np
 
 def draw_level_gradient(table: pd.DataFrame) -> Picture:
     """A panel for each number of bits."""
-    picture, panels = palette.canvas(1, 3, size=(10.2, 3.9), sharey=True)
+    picture, panels = charts.canvas(1, 3, size=(10.2, 3.9), sharey=True)
     for axes, (bits, line) in zip(panels, table.groupby("bits"), strict=True):
         x = line["x_over_level"]
-        axes.plot(x, line["calibrated"], color=palette.BLUE, label="calibrated (CG-PACT)")
-        axes.plot(x, line["pact"], color=palette.ORANGE, linestyle="--", label="original (PACT)")
+        axes.plot(x, line["calibrated"], color=charts.BLUE, label="calibrated (CG-PACT)")
+        axes.plot(x, line["pact"], color=charts.ORANGE, linestyle="--", label="original (PACT)")
         axes.set_title(f"{bits} bits")
         axes.set_ylim(-0.25, 1.1)
         axes.set_xlabel("x / α")

@@ -13,7 +13,7 @@ from benchmarks.paper.figure import Comparison, Figure, depths, plain_ticks
 from benchmarks.paper.variances import SAMPLES, clamping_ratio, gaussian
 from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.core import dorefa
-from sat_tf.presentation import palette
+from sat_tf.presentation import charts
 from sat_tf.training import data, models
 from sat_tf.training.audit.kappa import GradientProbe, kappa_0
 from sat_tf.training.data.source import ImageSet
@@ -111,14 +111,14 @@ def round_to_printed(values: Sequence[float], printed: str) -> float:
 
 def draw_table(table: pd.DataFrame) -> Picture:
     """Our values as dots with a standard deviation, the paper's as stars, the limits of rule I."""
-    picture, axes = palette.canvas(size=(7.6, 4.4))
+    picture, axes = charts.canvas(size=(7.6, 4.4))
     places = np.arange(len(table), dtype=float)
-    axes.axhspan(1.0, 5.0, color=palette.VERMILION, alpha=0.10, linewidth=0)
-    axes.axhspan(0.004, 0.1, color=palette.GREEN, alpha=0.12, linewidth=0)
+    axes.axhspan(1.0, 5.0, color=charts.VERMILION, alpha=0.10, linewidth=0)
+    axes.axhspan(0.004, 0.1, color=charts.GREEN, alpha=0.12, linewidth=0)
     for column, label, color, marker, shift in (
-        ("vanilla", "vanilla", palette.BLUE, "o", -0.12),
-        ("clamp", "clamped", palette.ORANGE, "s", -0.12),
-        ("one_ratio", "clamped, by one ratio", palette.PURPLE, "D", 0.12),
+        ("vanilla", "vanilla", charts.BLUE, "o", -0.12),
+        ("clamp", "clamped", charts.ORANGE, "s", -0.12),
+        ("one_ratio", "clamped, by one ratio", charts.PURPLE, "D", 0.12),
     ):
         axes.errorbar(
             *(places + shift, table[f"{column}_mean"], table[f"{column}_std"]),
@@ -129,7 +129,7 @@ def draw_table(table: pd.DataFrame) -> Picture:
             marker=marker,
         )
     for column, label in (("vanilla_printed", "printed"), ("clamp_printed", "_nolegend_")):
-        stars = {"linestyle": "", "marker": "*", "markersize": 13, "color": palette.BLACK}
+        stars = {"linestyle": "", "marker": "*", "markersize": 13, "color": charts.BLACK}
         axes.plot(places, table[column], label=label, **stars)
     axes.set_yscale("log")
     axes.set_ylim(0.004, 5.0)
@@ -137,8 +137,8 @@ def draw_table(table: pd.DataFrame) -> Picture:
     axes.set_xlim(-0.5, len(places) - 0.5)
     axes.set_xticks(places, [PRINTED[name].title for name in table["model"]])
     axes.set_ylabel(r"$\kappa_0$", fontsize=16)
-    axes.text(3.45, 0.079, "rule I: below 0.1", ha="right", va="top", color=palette.GREY)
-    axes.text(3.45, 4.6, "saturating", ha="right", va="top", color=palette.GREY)
+    axes.text(3.45, 0.079, "rule I: below 0.1", ha="right", va="top", color=charts.GREY)
+    axes.text(3.45, 4.6, "saturating", ha="right", va="top", color=charts.GREY)
     picture.legend(loc="outside lower center", ncols=4, handletextpad=0.2, columnspacing=1.2)
     return picture
 
@@ -253,14 +253,14 @@ def _batches(images: ImageSet, size: int, seed: int) -> Iterator[tuple[np.ndarra
 
 def draw_training(table: pd.DataFrame) -> Picture:
     """κ₀ on the left; on the right κ₁ of every convolution, coloured by its depth."""
-    picture, (left, right) = palette.canvas(1, 2, size=(10.2, 4.2))
+    picture, (left, right) = charts.canvas(1, 2, size=(10.2, 4.2))
     classifier = table[table["quantity"] == "kappa_0"]
-    left.axhspan(1e-3, 0.1, color=palette.GREEN, alpha=0.12, linewidth=0)
-    left.plot(classifier["step"], classifier["value"], color=palette.BLUE)
+    left.axhspan(1e-3, 0.1, color=charts.GREEN, alpha=0.12, linewidth=0)
+    left.plot(classifier["step"], classifier["value"], color=charts.BLUE)
     left.set_ylim(3e-3, 2.0)
-    left.axhline(1.0, color=palette.VERMILION, linestyle="--", linewidth=1.2)
-    left.text(0, 1.1, "saturating above 1", va="bottom", color=palette.VERMILION)
-    left.text(0, 0.085, "rule I: below 0.1", va="top", color=palette.GREY)
+    left.axhline(1.0, color=charts.VERMILION, linestyle="--", linewidth=1.2)
+    left.text(0, 1.1, "saturating above 1", va="bottom", color=charts.VERMILION)
+    left.text(0, 0.085, "rule I: below 0.1", va="top", color=charts.GREY)
     left.set_ylabel(r"$\kappa_0$", fontsize=16)
 
     flow = table[table["quantity"] == "kappa_1"]
@@ -270,11 +270,11 @@ def draw_training(table: pd.DataFrame) -> Picture:
         line = flow[flow["layer"] == layer]
         style: dict[str, Any] = {"color": colours(depth(number)), "linewidth": 1.5}
         if layer == FIRST:
-            style = {"color": palette.VERMILION, "linestyle": "--", "label": "first layer"}
+            style = {"color": charts.VERMILION, "linestyle": "--", "label": "first layer"}
         elif SHORTCUT in layer:
             style |= {"linestyle": ":", "linewidth": 2.2}
         right.plot(line["step"], line["value"], **style)
-    right.axhline(1.0, color=palette.GREY, linewidth=1)
+    right.axhline(1.0, color=charts.GREY, linewidth=1)
     right.set_ylim(min(0.09, 0.8 * flow["value"].min()), max(11.0, 1.25 * flow["value"].max()))
     right.set_ylabel(r"$\kappa_1$", fontsize=16)
     if FIRST in layers:

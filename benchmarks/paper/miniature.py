@@ -25,7 +25,7 @@ from benchmarks.paper.claims import CHAPTERS, CLAIMS, OF_PAPER, Claim, Top1, Ver
 from sat_tf.commands.train import conclude_folder, unless_stopped
 from sat_tf.files import written_whole
 from sat_tf.messages import ProblemsError, RunError
-from sat_tf.presentation import palette
+from sat_tf.presentation import charts
 from sat_tf.training import reproduction as paper_run
 from sat_tf.training import run_folder
 from sat_tf.training.reproduction import Job, Outcome, plan, read_outcomes
@@ -190,11 +190,11 @@ def run(planned: Sequence[Job], folder: pathlib.Path, console: rich.console.Cons
 
 def write_page(folder: pathlib.Path, outcomes: Sequence[Outcome], changes: str = "") -> None:
     """Writes miniature.md, and curves.png if the folder has any run that it shows."""
-    with palette.styled():
+    with charts.styled():
         drawn = draw(curves(outcomes, folder))
         if drawn is not None:
             with written_whole(folder / "curves.png") as temporary:
-                palette.save(drawn, temporary)
+                charts.save(drawn, temporary)
     with written_whole(folder / "miniature.md") as temporary:
         text = page(outcomes, folder, changes) + ("\n![Curves](curves.png)\n" if drawn else "")
         temporary.write_text(text, encoding="utf-8")
@@ -327,11 +327,11 @@ def draw(found: Sequence[Curve]) -> Picture | None:
     ]
     if not panels:
         return None
-    picture, axes = palette.canvas(1, len(panels), size=(5.2 * len(panels), 4.0))
+    picture, axes = charts.canvas(1, len(panels), size=(5.2 * len(panels), 4.0))
     for place, (title, name, rows, drawn) in zip(
         axes if len(panels) > 1 else [axes], panels, strict=True
     ):
-        styles = dict(zip(rows.values(), palette.SERIES, strict=True))
+        styles = dict(zip(rows.values(), charts.SERIES, strict=True))
         named: set[str] = set()
         for curve in drawn:
             label = rows[curve.row]

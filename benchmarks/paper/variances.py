@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Picture
 from benchmarks.paper.figure import Comparison, Figure, plain_ticks
 from sat_tf.core import dorefa
 from sat_tf.core.grid import GRIDS
-from sat_tf.presentation import palette
+from sat_tf.presentation import charts
 
 NEURONS = (16, 32, 64, 128, 256, 512, 1000, 2048, 4096)
 SAMPLES = 100
@@ -126,20 +126,20 @@ def clamp_variance(
 
 def draw_clamp_variance(table: pd.DataFrame) -> Picture:
     """The mean, its standard deviation as a band, and the extremes, on logarithmic axes."""
-    picture, axes = palette.canvas()
+    picture, axes = charts.canvas()
     neurons, mean, deviation = table["neurons"], table["ratio_mean"], table["ratio_std"]
-    band = {"color": palette.SKY, "linewidth": 0}
+    band = {"color": charts.SKY, "linewidth": 0}
     axes.fill_between(neurons, table["ratio_min"], table["ratio_max"], alpha=0.25, **band)
     axes.fill_between(neurons, mean - deviation, mean + deviation, alpha=0.6, **band)
-    axes.plot(neurons, mean, color=palette.BLUE, marker="o", label="mean")
-    axes.plot(1000, IMPLIED_RATIO, marker="*", markersize=15, color=palette.VERMILION, linestyle="")
+    axes.plot(neurons, mean, color=charts.BLUE, marker="o", label="mean")
+    axes.plot(1000, IMPLIED_RATIO, marker="*", markersize=15, color=charts.VERMILION, linestyle="")
     axes.annotate(
         "50, which Table S1\nimplies for 1000",
         (1000, IMPLIED_RATIO),
         xytext=(-14, 22),
         textcoords="offset points",
         ha="right",
-        color=palette.VERMILION,
+        color=charts.VERMILION,
     )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
@@ -152,7 +152,7 @@ def draw_clamp_variance(table: pd.DataFrame) -> Picture:
         transform=axes.transAxes,
         ha="right",
         va="bottom",
-        color=palette.GREY,
+        color=charts.GREY,
     )
     return picture
 
@@ -207,11 +207,11 @@ def draw_quantized_deviation(table: pd.DataFrame) -> Picture:
     """A panel for each grid, a line for each number of channels."""
     grids = table.groupby("grid")
     down = -(-len(grids) // 2)
-    picture, panels = palette.canvas(down, 2, size=(8.4, 3.1 * down), sharex=True, sharey=True)
+    picture, panels = charts.canvas(down, 2, size=(8.4, 3.1 * down), sharex=True, sharey=True)
     for axes in panels.flat[len(grids) :]:
         axes.set_visible(False)
     for axes, (grid, lines) in zip(panels.flat, grids, strict=False):
-        for (size, line), style in zip(lines.groupby("channels"), palette.SERIES, strict=False):
+        for (size, line), style in zip(lines.groupby("channels"), charts.SERIES, strict=False):
             axes.plot(line["bits"], line["std_ratio"], label=f"{size} channels", **style)
         axes.set_title("DoReFa (the paper's)" if grid == "dorefa" else str(grid))
         axes.set_yscale("log")
@@ -219,7 +219,7 @@ def draw_quantized_deviation(table: pd.DataFrame) -> Picture:
         plain_ticks(axes.yaxis, [0.5, 1, 2, 5])
         axes.set_xticks(range(1, 9))
         axes.set_xlim(0.7, 8.3)
-        axes.axhline(1.0, color=palette.GREY, linewidth=1)
+        axes.axhline(1.0, color=charts.GREY, linewidth=1)
     panels[0, 0].legend()
     picture.supxlabel("bits", fontsize=13)
     picture.supylabel("std[quantized] / std[clamped]", fontsize=13)

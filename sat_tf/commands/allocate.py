@@ -6,12 +6,11 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget
+from sat_tf.commands.images import USUAL_IMAGES, add_image_arguments, image_options, images_as_fed
 from sat_tf.commands.models import add_model_argument, model_maker, quiet_tensorflow
 from sat_tf.commands.options import PACKS, add_outputs, check_outputs, several, write_outputs
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import add_image_arguments, image_options
-from sat_tf.commands.quantization.pictures import images_as_fed
-from sat_tf.commands.quantization.policy import add_quantization, bits, usual_policy
+from sat_tf.commands.policy import add_quantization, bits, usual_policy
 from sat_tf.export.targets.ethos_u import compiler_options
 from sat_tf.messages import (
     REMOVED,
@@ -48,8 +47,6 @@ policy.yaml holds fields of sat_tf.BitPolicy: BitPolicy(**yaml.safe_load(file)) 
 
 exit status: 0; 2 if something cannot be read or measured, or no choice keeps the budget.
 """
-
-_USUAL_IMAGES = 256
 
 
 def add_arguments(parser: Parser) -> None:
@@ -94,13 +91,13 @@ def add_arguments(parser: Parser) -> None:
         "default: auto",
     )
     add_quantization(parser, chosen=True)
-    add_image_arguments(parser, default="none; they are required", usual=str(_USUAL_IMAGES))
+    add_image_arguments(parser, default="none; they are required", usual=str(USUAL_IMAGES))
     add_outputs(parser, yaml="the policy", csv="the layers")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    wanted = image_options(arguments, usual=_USUAL_IMAGES)
+    wanted = image_options(arguments)
     policy = usual_policy(arguments)
     budget = _budget(arguments.budget)
     with value_errors_as_run_errors():
@@ -128,7 +125,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             weight_bits=arguments.choices,
             activation_bits=arguments.activation_bits or arguments.choices,
             pack=arguments.pack,
-            num_images=wanted.most or _USUAL_IMAGES,
+            num_images=wanted.most or USUAL_IMAGES,
         )
         found.print_to(console)
         write_outputs(arguments, yaml=found.write_policy, csv=found.write_csv)

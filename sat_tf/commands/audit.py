@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 
+from sat_tf.commands.images import (
+    ImageOptions,
+    Pixels,
+    add_image_arguments,
+    fixed_input_shape,
+    image_options,
+    range_sample,
+    say_notes,
+)
 from sat_tf.commands.models import (
     add_image_size,
     add_model_argument,
@@ -16,15 +25,7 @@ from sat_tf.commands.models import (
 )
 from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import (
-    ImageOptions,
-    Pixels,
-    add_image_arguments,
-    image_options,
-    say_notes,
-)
-from sat_tf.commands.quantization.pictures import fixed_input_shape, range_sample
-from sat_tf.commands.quantization.policy import Sample, add_input_range, with_input_range
+from sat_tf.commands.policy import Sample, add_input_range, with_input_range
 from sat_tf.export.certificate.inputs import ImagesFrom
 from sat_tf.messages import value_errors_as_run_errors
 from sat_tf.output_folder import CONFIG

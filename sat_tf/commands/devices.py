@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from sat_tf.commands.pixels import ImageOptions, Pixels
+from sat_tf.commands.images import ImageOptions, Pixels
 from sat_tf.commands.verification_table import conclude
 from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.device.kit import check_kit_path, write_kit

@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 from rich.console import Console
 
+from sat_tf.commands.images import ImageOptions, add_image_arguments, image_options, say_notes
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options, say_notes
 from sat_tf.export.evaluate import evaluate_tflite, file_interface
 from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, say, value_errors_as_run_errors

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from sat_tf.commands.images import add_pictures, expect_pictures, range_sample
 from sat_tf.commands.models import (
     add_image_size,
     add_model_argument,
@@ -16,9 +17,7 @@ from sat_tf.commands.models import (
 )
 from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import add_pictures, expect_pictures
-from sat_tf.commands.quantization.pictures import range_sample
-from sat_tf.commands.quantization.policy import (
+from sat_tf.commands.policy import (
     add_quantization,
     asked_policy,
     converts_pixels,

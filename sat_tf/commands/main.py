@@ -14,8 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sat_tf.commands.completion import SHELLS, completion
-from sat_tf.commands.parser import Parser
+from sat_tf.commands.parser import SHELLS, Parser, completion
 from sat_tf.files import temporary_folder
 from sat_tf.interruption import Terminated
 from sat_tf.messages import (
@@ -27,7 +26,7 @@ from sat_tf.messages import (
     say,
     shown,
 )
-from sat_tf.presentation.console import make_console
+from sat_tf.presentation.terminal import make_console
 from sat_tf.version import __version__
 
 _FAILED = 1
@@ -58,12 +57,11 @@ COMMANDS = [name for group in _COMMANDS.values() for name in group]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Runs one command; returns the exit status.
 
-    Returns:
-        The exit status: 0 when all went well, 1 where a headline is red, a strict audit finds a
-        broken rule, or a model cannot be quantized as asked, 2 if the input is invalid
-        or a run failed, 130 after Ctrl-C, 143 after SIGTERM where nothing was to be saved.
+    It is 0 when all went well, 1 where a headline is red, a strict audit finds a broken rule, or a
+    model cannot be quantized as asked, 2 if the input is invalid or a run failed, 130 after Ctrl-C,
+    and 143 after SIGTERM where nothing was to be saved.
     """
     words = sys.argv[1:] if arguments is None else arguments
     if arguments is None:
@@ -125,8 +123,8 @@ def _run(words: Sequence[str]) -> bool | None:
     if not console.is_terminal:  # every row of a table stays on one line, whatever COLUMNS says
         console = make_console(width=_WIDTH_WITHOUT_TERMINAL)
     with _own_temporary_files():
-        found: bool | None = parsed.command(parsed, console)
-    return found
+        outcome: bool | None = parsed.command(parsed, console)
+    return outcome
 
 
 @contextlib.contextmanager

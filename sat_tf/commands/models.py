@@ -8,7 +8,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -122,11 +122,7 @@ def is_built_by_name(name: str) -> bool:
 
 
 def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras.Model"]:
-    """A function that loads or builds the model that MODEL names.
-
-    Raises:
-        RunError: there is no such model; raised before TensorFlow is loaded.
-    """
+    """A function that loads or builds the model that MODEL names, which is looked for at once."""
     name, path, trust = arguments.model, pathlib.Path(arguments.model), arguments.trust_model
     size = getattr(arguments, "image_size", None)
     if name.startswith(_APPLICATIONS):
@@ -139,9 +135,13 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
     if path.is_dir() and not (path / "saved_model.pb").exists():
         folder = OutputFolder(path)
         folder.require(QUANTIZED_MODEL)
-        return lambda: _loaded(folder.file(QUANTIZED_MODEL), verb, trust)
+        path = folder.file(QUANTIZED_MODEL)
     if path.exists():
-        return lambda: _loaded(path, verb, trust)
+        advice = (
+            "expected a model that Keras 2 or 3 has saved. One with layers of your own is for "
+            f"Python: sat_tf.{verb}(model, ...)."
+        )
+        return lambda: read_keras_model(path, advice, trust=trust)
     if path.suffix in _FILES or path.parent != pathlib.Path():
         raise RunError(
             f"{name}: not found; expected a Keras model, or a folder of sat-tf quantize."
@@ -155,22 +155,13 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
 def _application(name: str, size: int | None) -> "keras.Model":
     import tf_keras as keras
 
-    known = {
-        key: make
-        for key, make in vars(keras.applications).items()
-        if inspect.isfunction(make) and "classes" in inspect.signature(make).parameters
+    builders = {
+        key: build
+        for key, build in vars(keras.applications).items()
+        if inspect.isfunction(build) and "classes" in inspect.signature(build).parameters
     }
-    if name not in known:
-        raise RunError(f"{_APPLICATIONS}{name}: not an image model. {did_you_mean(name, known)}")
-    options: dict[str, Any] = {"weights": None, "classes": _NUM_CLASSES}
-    if size is not None:
-        options["input_shape"] = (size, size, 3)
-    return known[name](**options)
-
-
-def _loaded(path: pathlib.Path, verb: str, trust: bool) -> "keras.Model":
-    advice = (
-        "expected a model that Keras 2 or 3 has saved. One with layers of your own is for "
-        f"Python: sat_tf.{verb}(model, ...)."
-    )
-    return read_keras_model(path, advice, trust=trust)
+    if name not in builders:
+        hint = did_you_mean(name, builders)
+        raise RunError(f"{_APPLICATIONS}{name}: not an image model. {hint}")
+    shape = None if size is None else (size, size, 3)
+    return builders[name](weights=None, classes=_NUM_CLASSES, input_shape=shape)

@@ -1,17 +1,15 @@
 """Options that several commands have."""
 
 import argparse
-import contextlib
-import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 from pydantic import Field
 
 from sat_tf.commands.parser import Parser, name_values
 from sat_tf.files import check_writable
-from sat_tf.messages import ProblemsError, RunError
+from sat_tf.messages import ProblemsError
 from sat_tf.targets import OUTPUT_TYPES, PROCESSORS, output_type_problem, target_problem
 from sat_tf.validation import Seed, option
 
@@ -44,12 +42,9 @@ def several(one: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
 
 
 def add_outputs(parser: Parser, *, instead: Mapping[str, str] | None = None, **kinds: str) -> None:
-    """Adds --out, for files that a command writes if asked to.
+    """Adds --out, for files of some kinds, each with its ending, that a command writes if asked to.
 
-    Args:
-        parser: of the command.
-        instead: what to do in place of a file of an ending that is refused, by that ending.
-        **kinds: what each file is, by its ending.
+    For an ending that is refused it may be said what to do instead.
     """
     listed = "; ".join(f".{ending}: {what}" for ending, what in kinds.items())
     parser.add_argument(
@@ -143,30 +138,3 @@ def _known(problem_of: Callable[[str], str | None]) -> Callable[[str], str]:
         return text
 
     return known
-
-
-@contextlib.contextmanager
-def open_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """The folder of --out, created if it does not exist; new ones that stay empty are removed."""
-    folder = pathlib.Path(path)
-    new = [one for one in (folder, *folder.parents) if not one.exists()]
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"--out: received {folder}, which is a file; expected a folder; name one.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(
-            f"--out: received {folder}, which cannot be created ({error.strerror}); expected a "
-            "writable folder; choose another."
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise RunError(
-            f"--out: received {folder}, which is not writable; expected a folder that is; choose "
-            "another, or change its permissions."
-        )
-    try:
-        yield folder
-    finally:
-        with contextlib.suppress(OSError):  # the first one that is not empty
-            for one in new:
-                one.rmdir()

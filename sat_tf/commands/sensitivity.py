@@ -6,12 +6,11 @@ from typing import Annotated
 from pydantic import Field
 from rich.console import Console
 
+from sat_tf.commands.images import USUAL_IMAGES, add_image_arguments, image_options, images_as_fed
 from sat_tf.commands.models import add_model_argument, model_maker, quiet_tensorflow
 from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import add_image_arguments, image_options
-from sat_tf.commands.quantization.pictures import images_as_fed
-from sat_tf.commands.quantization.policy import add_quantization, usual_policy
+from sat_tf.commands.policy import add_quantization, usual_policy
 from sat_tf.messages import RunError, value_errors_as_run_errors
 from sat_tf.validation import option
 
@@ -28,7 +27,6 @@ examples:
 exit status: 0; 2 if something cannot be read or measured.
 """
 
-_USUAL_IMAGES = 256
 _METRICS = ("top1", "distance", "divergence")
 
 
@@ -39,7 +37,7 @@ _Drop = Annotated[float, Field(ge=0, allow_inf_nan=False, description="a number 
 def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     add_model_argument(parser)
-    add_image_arguments(parser, default="none; images are required", usual=str(_USUAL_IMAGES))
+    add_image_arguments(parser, default="none; images are required", usual=str(USUAL_IMAGES))
     add_quantization(parser)
     parser.advanced.add_argument(
         "--metric",
@@ -69,7 +67,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    wanted = image_options(arguments, usual=_USUAL_IMAGES)
+    wanted = image_options(arguments)
     if wanted.images is None:
         raise RunError("received no images, expected --images: losses are measured on images.")
     if arguments.average_bits is not None and arguments.max_drop is not None:
@@ -90,7 +88,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             dataset,
             policy,
             metric=arguments.metric,
-            num_images=wanted.most or _USUAL_IMAGES,
+            num_images=wanted.most or USUAL_IMAGES,
         )
         found.print_to(console)
         write_outputs(

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sat_tf.commands.devices import check_device_certificate, check_kit_options, write_device_kit
-from sat_tf.commands.models import load_model, quiet_tensorflow, read_keras_model
-from sat_tf.commands.options import add_target, add_trust, nonempty, open_folder
-from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import (
+from sat_tf.commands.images import (
     USUAL_IMAGES,
     ImageOptions,
     Pixels,
@@ -21,6 +18,9 @@ from sat_tf.commands.pixels import (
     image_options,
     say_notes,
 )
+from sat_tf.commands.models import load_model, quiet_tensorflow, read_keras_model
+from sat_tf.commands.options import add_target, add_trust, nonempty
+from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude, print_certificate
 from sat_tf.export.certificate.certificate import Certificate, read_certificate, severest
 from sat_tf.export.certificate.inputs import random_images
@@ -202,7 +202,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     with (
         contextlib.nullcontext(target.tflite.parent)
         if arguments.out is None
-        else open_folder(arguments.out)
+        else OutputFolder(pathlib.Path(arguments.out)).opened()
     ) as folder:
         path = target.folder.file(FLOAT_MODEL) if target.folder else None
         if arguments.float_model is not None:
@@ -281,7 +281,7 @@ def _compare(
     )
     found.print_to(console)
     if arguments.out is not None:
-        with open_folder(arguments.out) as folder:
+        with OutputFolder(pathlib.Path(arguments.out)).opened() as folder:
             found.write_csv(folder / OPERATORS)
             page = (folder / OPERATORS).with_suffix(".html")
             found.write_page(page)
@@ -379,7 +379,7 @@ def _check(
     for difference in found.differences:
         say(console, f"  {in_one_line(difference)}", style="red")
     if out is not None:
-        with open_folder(out) as folder:
+        with OutputFolder(pathlib.Path(out)).opened() as folder:
             write_both(found.certificate, folder / CERTIFICATE)
             found.certificate.write_overlay(folder / OVERLAY)
     if found.differences:

@@ -159,8 +159,7 @@ def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
 def bounded_weights(weight_bytes: int | None) -> Iterator[None]:
     """A scope in which TensorFlow creates no more variables than the weights of a file account for.
 
-    Args:
-        weight_bytes: of the file; None bounds nothing.
+    None bounds nothing.
     """
     if weight_bytes is None:
         yield
@@ -175,9 +174,7 @@ def bounded_weights(weight_bytes: int | None) -> Iterator[None]:
 def bounded_variables(most: int, problem: str) -> Iterator[None]:
     """A scope in which TensorFlow creates variables of `most` bytes in all.
 
-    Args:
-        most: bytes.
-        problem: how the error goes on behind the bytes that it received.
+    The error goes on with the problem behind the bytes that it received.
     """
     import tensorflow as tf
 

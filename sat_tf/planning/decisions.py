@@ -8,7 +8,7 @@ import numpy as np
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
-from sat_tf.planning.layer_plan import ActivationPlan, Fate, WeightPlan
+from sat_tf.planning.plan import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat.borders import borders
 from sat_tf.qat.inputs import find_folds, own_type
 from sat_tf.qat.placed import Placement
@@ -26,13 +26,9 @@ _TAKEN = {
 def input_lines(
     network: Network, policy: BitPolicy, kept: Collection[str] = (), *, is_quantized: bool = False
 ) -> tuple[str, ...]:
-    """Tells how each input of a float model is fed.
+    """Tells how each input of a float model is fed, but for those that only float layers read.
 
-    Args:
-        network: the float model.
-        policy: what it is quantized by.
-        kept: the inputs that only layers left float read.
-        is_quantized: it is the float form of a quantized model, whose images have their border.
+    Images of the float form of a quantized model have their border already.
 
     >>> import tf_keras as keras
     >>> model = keras.Sequential([keras.Input((4, 4, 3), name="image"), keras.layers.Flatten()])
@@ -103,13 +99,9 @@ _IMAGE_BITS = 8
 
 
 class LayerDecisions:
-    """Reads a placement, layer by layer.
+    """Reads what a policy has decided for a float model, layer by layer.
 
-    Args:
-        network: the float model.
-        placement: what was decided for it.
-        policy: what it was decided by.
-        requantized: the model already has latent weights, and keeps them.
+    A model that is requantized already has latent weights, and keeps them.
     """
 
     def __init__(

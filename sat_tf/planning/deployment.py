@@ -2,9 +2,10 @@
 
 import dataclasses
 import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from sat_tf.export.litert.converter import float_operators
 from sat_tf.export.lowering.layers import find_problems
@@ -18,9 +19,8 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, layer_of_call
 from sat_tf.messages import problems_of
-from sat_tf.planning.layer_plan import Export
-from sat_tf.planning.planned_file import names_in_file
-from sat_tf.planning.preview import Shape, by_layer, kernel_outlines
+from sat_tf.planning.plan import Export
+from sat_tf.planning.preview import Shape, by_layer, kernel_outlines, names_in_file
 from sat_tf.qat.layout import in_inference, user_name
 
 _FLOAT_BYTES = 4
@@ -62,29 +62,22 @@ def conversions(graph: Graph) -> tuple[dict[str, str], dict[str, int]]:
 
 @dataclasses.dataclass(frozen=True)
 class Deployed:
-    """How one layer gets into the file."""
+    """How one layer gets into the file; all but its operations are fields of its `LayerPlan`."""
 
     export: Export  # In which form.
     # The layers into whose operators it is fused, if it has none of its own.
     fused_into: tuple[str, ...] = ()
     operations: tuple[Operation, ...] = ()  # Its own operations.
     tensor: str = ""  # Of the file, which they make of its output.
-    reason: str = ""  # Why it is not integer.
-
-    @property
-    def operators(self) -> tuple[str, ...]:
-        """Names of its operators, as the file calls them."""
-        return tuple(name for operation in self.operations for name in operation.operators)
+    export_reason: str = ""  # Why it is not integer.
 
     def fields(self) -> dict[str, Any]:
         """The fields of a `LayerPlan` that it tells."""
-        return {
-            "export": self.export,
-            "fused_into": self.fused_into,
-            "operators": self.operators,
-            "tensor": self.tensor,
-            "export_reason": self.reason,
+        fields = vars(self) | {
+            "operators": tuple(name for one in self.operations for name in one.operators)
         }
+        del fields["operations"]
+        return fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,12 +93,9 @@ class Deployment:
 
 
 def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = False) -> Deployment:
-    """How a previewed network is exported.
+    """How a previewed network, with shapes for one image size if sizes are open, is exported.
 
-    Args:
-        preview: the network, with shapes for one image size if sizes are open.
-        settings: how the file will be written.
-        tolerant: the model cannot be quantized, and its graph may lack what the export needs.
+    The graph of a model that cannot be quantized, which is tolerated, may lack what that needs.
     """
     names = {node.name: user_name(node) for node in preview}
     view = in_inference(preview)
@@ -133,7 +123,7 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
             if node.name not in view:
                 read = layers[names[node.inputs[0]]]
                 if read.operations or not read.fused_into:
-                    read = Deployed(Export.NOTHING, reason="it acts in training alone")
+                    read = Deployed(Export.NOTHING, export_reason="it acts in training alone")
                 layers[names[node.name]] = read
         reasons, float_layer_bytes = conversions(graph)
         for name, reason in reasons.items():
@@ -142,7 +132,7 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
     for name in names.values():
         if name in refused:
             texts = " ".join(refused[name])
-            layers[name] = Deployed(Export.REFUSED, reason=texts)
+            layers[name] = Deployed(Export.REFUSED, export_reason=texts)
         elif name not in layers:
             layers[name] = Deployed(Export.UNKNOWN)
     linear = frozenset(names[name] for name in outlines)
@@ -170,17 +160,17 @@ class _Reading:
             makers.setdefault(tensor, layer)
         # A layer that acts in training alone makes no tensor, though one may have its name.
         makers |= {name: name for name in (self.names[node.name] for node in self.network)}
-        found: dict[str, list[Operation]] = {}
+        of_layers: dict[str, list[Operation]] = {}
         waiting: list[Operation] = []
         last = ""
         for operation in self.graph.operations:
             waiting.append(operation)
             if operation.output in makers:
                 last = makers[operation.output]
-                found.setdefault(last, []).extend(waiting)
+                of_layers.setdefault(last, []).extend(waiting)
                 waiting = []
-        found.setdefault(last, []).extend(waiting)  # those that dequantize the output
-        return found
+        of_layers.setdefault(last, []).extend(waiting)  # those that dequantize the output
+        return of_layers
 
     def deployed(self, node: Node) -> Deployed:
         """How one layer of the network gets into the file."""
@@ -197,7 +187,7 @@ class _Reading:
             tensor = self.in_file.get(tensor, tensor)
             return Deployed(self._way(operations, name), (), operations, tensor, reason)
         if node.name in self.graph.layer_outputs:
-            return Deployed(Export.NOTHING, reason="it does not change the codes")
+            return Deployed(Export.NOTHING, export_reason="it does not change the codes")
         into = self._fused_into(node)
         ways = [self._way(self.operations.get(name, []), name) for name in into]
         worst = next((way for way in ways if way is not Export.INTEGER), Export.INTEGER)
@@ -214,13 +204,12 @@ class _Reading:
                 found += self._fused_into(reader)
         return tuple(dict.fromkeys(found))
 
-    def _way(self, operations: Iterable[Operation], name: str) -> Export:
+    def _way(self, operations: Sequence[Operation], name: str) -> Export:
         """The way of a layer into the file, by the operation that makes its tensor, or the last."""
-        made = list(operations)
-        if float_layers(made):
+        if float_layers(operations):
             return Export.CONVERTER
-        own = [operation for operation in made if operation.output == name] or made[-1:]
-        floats = any(operation.is_float(self.graph) for operation in own)
+        makers = [operation for operation in operations if operation.output == name]
+        floats = any(operation.is_float(self.graph) for operation in makers or operations[-1:])
         return Export.FLOAT if floats else Export.INTEGER
 
 
@@ -237,7 +226,8 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
     if kind.kernels and input_shapes:
         channels_first = getattr(node.layer, "data_format", None) == "channels_first"
         axes = slice(1, None) if channels_first else slice(None, -1)
-        places = [_places(shape[axes]) for shape in (input_shapes[0], node.shape)]
+        sizes = [shape[axes] for shape in (input_shapes[0], node.shape)]
+        places = [None if None in size else int(np.prod(size)) for size in sizes]
         counts = [
             kernel.products(getattr(node.layer, kernel.attribute).shape, *places)
             for kernel in kind.kernels
@@ -261,10 +251,6 @@ def bit_operations(
     if products is None:
         return None
     return products * (weight_bits or FLOAT_BITS) * (reading_bits or FLOAT_BITS)
-
-
-def _places(sizes: Shape) -> int | None:
-    return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 
 # Bytes are those of the flatbuffer. A file without operators has an input, a signature, metadata.

@@ -22,10 +22,8 @@ from sat_tf.planning.deployment import (
     float_bytes,
     multiply_adds,
 )
-from sat_tf.planning.layer_plan import Export, Fate, LayerPlan
-from sat_tf.planning.plan import Plan
-from sat_tf.planning.planned_file import planned_elsewhere
-from sat_tf.planning.preview import by_layer, preview, with_image_size
+from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan
+from sat_tf.planning.preview import by_layer, planned_elsewhere, preview, with_image_size
 from sat_tf.qat.layout import is_quantized, maker_of_codes, non_finite_weights, user_name
 from sat_tf.qat.model_class import policy_of, processor_of
 from sat_tf.qat.placed import Placement, PlacementError

@@ -20,8 +20,7 @@ from sat_tf.export.operations.linear import Linear, linear_operations
 from sat_tf.graph.network import Network, layer_of_call
 from sat_tf.messages import ModelError
 from sat_tf.planning.explain import Source, read_source
-from sat_tf.planning.planned_file import names_in_file, planned_content
-from sat_tf.planning.preview import kernel_outlines, preview
+from sat_tf.planning.preview import kernel_outlines, names_in_file, planned_content, preview
 from sat_tf.qat.layout import in_inference, user_name
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
@@ -93,12 +92,7 @@ class FileSizes:
         return {layer: [in_file.get(n, n) for n in names] for layer, names in outputs.items()}
 
     def stored_bits(self, layer: str, bits: int | None) -> int:
-        """Returns how many bits of the file each weight of a layer takes.
-
-        Args:
-            layer: its name.
-            bits: of the choices; of a layer that is not chosen for, any.
-        """
+        """Returns how many bits of the file each weight of a layer takes, chosen for or not."""
         return int(self._operations(layer, bits)[0].storage.value)
 
     def kernel_bytes(self, layer: str, bits: int | None) -> int:

@@ -1,13 +1,23 @@
-"""The quantized network that a placement gives, without its model."""
+"""The quantized network that a placement gives, and its file, before there is a model.
+
+The file has the operators of the real one, and other numbers.
+"""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from sat_tf.export.export import file_content
 from sat_tf.export.lowering.layers import KernelOutline
+from sat_tf.export.lowering.packing import FileSettings, is_trained
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
+from sat_tf.export.targets.table import TARGETS
+from sat_tf.export.targets.table import Elsewhere
+from sat_tf.export.tflite.contents import read_contents
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.layout import arranged, inner_layer
@@ -24,16 +34,16 @@ def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[st
     {'conv': ['received 3.', 'kernel:0: received 1.']}
     """
     # The longest name first: names may hold slashes.
-    known = sorted(names, key=len, reverse=True)
-    found: dict[str, list[str]] = {}
+    layers = sorted(names, key=len, reverse=True)
+    of_layers: dict[str, list[str]] = {}
     for problem in problems:
-        for name in known:
+        for name in layers:
             if problem.startswith((f"{name}: ", f"{name}/")):
                 text = problem[len(name) + 1 :].strip()
-                if text not in found.setdefault(name, []):
-                    found[name].append(text)
+                if text not in of_layers.setdefault(name, []):
+                    of_layers[name].append(text)
                 break
-    return found
+    return of_layers
 
 
 Shape = tuple[int | None, ...]
@@ -45,10 +55,8 @@ _NOTHING_LEFT = ("dimensions in the output is <= 0", "must be >= 0")
 def with_image_size(network: Network, image_size: int | Sequence[int] | None) -> Network:
     """The network with the shapes that its tensors have for images of this size.
 
-    Args:
-        network: of any model.
-        image_size: rows and columns, or one number for both, or (length,) for sequences; None
-            leaves the shapes as they are.
+    It is rows and columns, or one number for both, or (length,) for sequences; None leaves the
+    shapes as they are.
     """
     if image_size is None:
         return network
@@ -110,9 +118,6 @@ def _output_shape(node: Node, shapes: list[Shape]) -> Shape:
         return node.shape
 
 
-_APART = 2.0**-12
-
-
 def preview(network: Network, placement: Placement) -> Network:
     """The graph of the quantized model, as `arranged` by the placement, with built quantizers.
 
@@ -156,14 +161,54 @@ def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
 def assume_ranges(layer: QuantizedLayer, index: int) -> None:
     """Gives the activations of a layer a range, as if they had been observed.
 
-    Args:
-        layer: of a model that has seen nothing.
-        index: another one for each layer: levels start equal, but training makes them differ, and
-            the file then has operators between their grids.
+    It is another one for each index: levels start equal, but training makes them differ, and the
+    file then has operators between their grids.
     """
-    apart = 1.0 + index * _APART
+    apart = 1.0 + index * 2.0**-12
     variables = layer.output_variables
     if layer.quantize_config.output is not None:
         layer.quantize_config.output.assume_fed(variables, apart)
     if CLIPPING_LEVEL in variables:
         variables[CLIPPING_LEVEL].assign(variables[CLIPPING_LEVEL] * apart)
+
+
+def planned_content(
+    graph: Graph, places: Mapping[str, Sequence[int]], settings: FileSettings
+) -> bytes:
+    """The file, with codes of the right number and size in it."""
+    numbers = {
+        graph.operations[index].output: number
+        for number, indices in enumerate(places.values())
+        for index in indices
+    }
+    filled = map_linear(graph.operations, lambda one: _filled(one, numbers.get(one.output)))
+    graph = settings.ended(dataclasses.replace(graph, operations=filled))
+    return file_content(graph, settings.of_graph(graph))
+
+
+def names_in_file(graph: Graph, settings: FileSettings) -> dict[str, str]:
+    """Returns the names in the file of tensors that have others in the graph."""
+    return {former: name for name, former in settings.ended(graph).former_names.items()}
+
+
+def planned_elsewhere(graph: Graph, settings: FileSettings) -> tuple[list[Elsewhere], int]:
+    """The operators of the planned file that its target leaves to the CPU, and how many it has."""
+    trained = [one.output for one in linear_operations(graph.operations) if is_trained(one)]
+    outputs = [operation.output for operation in graph.operations]
+    places = {output: [outputs.index(output)] for output in trained}
+    contents = read_contents(planned_content(graph, places, settings), graph.name)
+    return TARGETS[settings.target].elsewhere(contents), len(contents.operators)
+
+
+def _filled(operation: Linear, number: int | None) -> Linear:
+    """The operation with a kernel that no other layer has: a file holds equal ones once."""
+    bias = np.zeros(np.shape(operation.bias))
+    if number is None:
+        return dataclasses.replace(operation, bias=bias)
+    kernel = np.zeros(operation.kernel.shape, np.int8)
+    # The number in base 2, a byte a digit: -1 has all its bits set in every storage, so that bytes
+    # of different storages differ too.
+    digits = np.array([int(digit) for digit in f"{number:b}"][::-1])
+    codes = np.repeat(-digits, 8 // operation.storage.value)[: kernel.size]
+    kernel.reshape(-1)[: len(codes)] = codes
+    return dataclasses.replace(operation, kernel=kernel, bias=bias)

@@ -1,7 +1,7 @@
-"""Charts of a page: matplotlib's drawings as SVG elements, in the page's colours.
+"""Pictures of matplotlib: files in one style, and charts of a page, in the page's colours.
 
-Lines over the steps of a run, a number for each layer, and the histograms of codes inside tables.
-The style sheet is "presentation/charts.css".
+Charts are lines over the steps of a run, a number for each layer, and the histograms of codes
+inside tables, as SVG elements. Their style sheet is "presentation/charts.css".
 """
 
 import contextlib
@@ -18,11 +18,93 @@ from xml.etree import ElementTree
 import numpy as np
 from markupsafe import Markup, escape
 
+from sat_tf.files import check_writable, written_whole
 from sat_tf.messages import printable
-from sat_tf.presentation import palette
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
+
+# -- pictures in files: colours for the colour-blind, letters readable at half the size --------
+
+# Okabe and Ito, https://jfly.uni-koeln.de/color/. Their yellow is too light for lines on white.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
+GREY = "#6E6E6E"
+
+# Lines differ in more than colour, so that they are distinct in greyscale.
+SERIES = (
+    {"color": BLUE, "marker": "o", "linestyle": "-"},
+    {"color": ORANGE, "marker": "s", "linestyle": "--"},
+    {"color": GREEN, "marker": "^", "linestyle": "-."},
+    {"color": PURPLE, "marker": "D", "linestyle": ":"},
+)
+
+_FILE_STYLE = {
+    "font.size": 13,
+    "axes.labelsize": 13,
+    "axes.titlesize": 13,
+    "legend.fontsize": 12,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E3E3E3",
+    "lines.linewidth": 2.0,
+    "lines.markersize": 6,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 160,
+    # Ids in an SVG would otherwise be random.
+    "svg.hashsalt": "sat-tf",
+}
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Pictures created and saved inside have the same style."""
+    import matplotlib
+
+    with matplotlib.rc_context(_FILE_STYLE):
+        yield
+
+
+def canvas(
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    size: tuple[float, float] = (6.4, 4.2),
+    sharex: bool = False,
+    sharey: bool = False,
+) -> Any:
+    """An empty picture and its axes."""
+    # Not through pyplot, whose figures stay in memory until closed.
+    from matplotlib.figure import Figure as Picture
+
+    picture = Picture(figsize=size)
+    return picture, picture.subplots(rows, columns, sharex=sharex, sharey=sharey)
+
+
+def save(picture: "Picture", path: Any) -> None:
+    """Writes a picture; equal pictures give equal files."""
+    metadata = {"Date": None} if str(path).endswith(".svg") else {"Software": "sat-tf"}
+    picture.savefig(path, metadata=metadata)
+
+
+_FORMATS = (".png", ".svg")
+
+
+def write(draw: "Callable[[], Picture]", path: str | os.PathLike[str]) -> None:
+    """Draws a picture in the common style; the file appears whole, or not at all."""
+    path = check_writable(path)
+    if path.suffix.lower() not in _FORMATS:
+        raise ValueError(
+            f"{path}: received a picture that ends in {path.suffix or 'nothing'}, expected "
+            f"{' or '.join(_FORMATS)}; give it such a name."
+        )
+    with styled(), written_whole(path) as temporary:
+        save(draw(), temporary)
+
+
+# -- charts of a page ---------------------------------------------------------------------------
 
 # A page has its own colours, which depend on whether it is dark. matplotlib knows no variables of
 # CSS, and draws with stand-ins for them.
@@ -36,7 +118,7 @@ _SOFT, _LINE = STAND_INS["var(--soft)"], STAND_INS["var(--line)"]
 
 _POINTS_PER_INCH = 72.0  # of which a unit of an SVG is one
 _FONT = 11.5
-_STYLE = {
+_PAGE_STYLE = {
     "font.size": _FONT,
     # Names of layers and classes are no formulas.
     "text.parse_math": False,
@@ -66,7 +148,7 @@ def drawn_for_a_page() -> Iterator[None]:
     """Pictures created and saved inside have the style of pages; `STAND_INS` are their colours."""
     import matplotlib  # here and below because it is slow to load
 
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(_PAGE_STYLE), warnings.catch_warnings():
         # The fonts of the browser have what matplotlib's own lack.
         warnings.filterwarnings("ignore", message="Glyph")
         yield
@@ -77,17 +159,10 @@ def tip(words: str) -> str:
     return _TIP + printable(words)
 
 
-def svg_element(
-    picture: "Picture", *, kind: str, title: str, summary: str = "", style: str = ""
-) -> Markup:
-    """A picture as an element of a page.
+def svg_element(picture: "Picture", *, kind: str, title: str, summary: str = "") -> Markup:
+    """A picture drawn inside `drawn_for_a_page` as an element of a page, of a class of its CSS.
 
-    Args:
-        picture: drawn inside `drawn_for_a_page`.
-        kind: the CSS class, which sets the size and the font of its text.
-        title: for screen readers, in plain text.
-        summary: what it shows, likewise; "" for nothing more than the title.
-        style: of the element, in CSS.
+    Title and summary are for screen readers, in plain text.
     """
     content = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # equal pictures are equal text
@@ -96,7 +171,7 @@ def svg_element(
     root.remove(root[0])  # a style of everything on the page
     _tidy(root)
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "class": kind}
-    root.attrib |= {"stroke-linejoin": "round"} | ({"style": style} if style else {})
+    root.set("stroke-linejoin", "round")
     root[:0] = [_named("title", title), *([_named("desc", summary)] if summary else [])]
     text = ElementTree.tostring(root, encoding="unicode")
     # Letters are those of the page, of which matplotlib's are as wide or wider.
@@ -245,24 +320,24 @@ class LineChart:
 
 
 _ON_WHITE = {
-    **{f"var(--kind{index})": one["color"] for index, one in enumerate(palette.SERIES)},
-    "var(--curve)": palette.BLUE,
-    "var(--other)": palette.ORANGE,
-    "var(--third)": palette.GREEN,
-    "var(--soft)": palette.GREY,
+    **{f"var(--kind{index})": one["color"] for index, one in enumerate(SERIES)},
+    "var(--curve)": BLUE,
+    "var(--other)": ORANGE,
+    "var(--third)": GREEN,
+    "var(--soft)": GREY,
 }
 
 
 def save_charts(charts: Sequence[LineChart], title: str, path: str | os.PathLike[str]) -> None:
     """Writes charts as one PNG file, side by side on white."""
-    with palette.styled():
-        picture, row = palette.canvas(1, len(charts), size=(5.2 * len(charts), 4.6))
+    with styled():
+        picture, row = canvas(1, len(charts), size=(5.2 * len(charts), 4.6))
         for chart, axes in zip(charts, row, strict=True):
             axes.set_ylabel(chart.title)
             if chart.draw(axes, _ON_WHITE):
                 axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=11)
         picture.suptitle(title)
-        palette.save(picture, path)
+        save(picture, path)
 
 
 def _with_axes(

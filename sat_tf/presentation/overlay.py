@@ -33,12 +33,9 @@ class Mark(NamedTuple):
 
 
 def write_overlay(path: str | os.PathLike[str], title: str, marks: Mapping[str, Mark]) -> None:
-    """Writes an overlay; the file appears whole, or not at all.
+    """Writes an overlay of marks, by the names of tensors; the file appears whole, or not at all.
 
-    Args:
-        path: of a JSON file.
-        title: what its values are.
-        marks: by the names of tensors in the file that the overlay is for.
+    The title says what their values are.
     """
     if not marks:
         raise ValueError(

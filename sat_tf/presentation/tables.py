@@ -1,14 +1,24 @@
-"""Tables: one list of columns for the terminal, HTML, Markdown and CSV."""
+"""Tables, one list of columns for the terminal, HTML, Markdown and CSV; and the pages around them.
+
+Pages are self-contained HTML from templates; they load nothing, and run nothing but a zoom. A
+template is beside the module that fills it, and is named by its path inside the package. It extends
+"presentation/page.html" and fills the blocks `style` and `body`; its values are plain text and are
+escaped, unless they are `Markup`: a table, a chart, another template. Control characters in them
+are text, as on a terminal: some turn the direction of what follows.
+"""
 
 import abc
 import csv
 import dataclasses
+import functools
 import io
 import os
+import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
+import jinja2
 import rich.table
 from markupsafe import Markup, escape
 from rich.console import Console
@@ -16,14 +26,13 @@ from rich.text import Text
 
 from sat_tf.files import write_text
 from sat_tf.messages import in_one_line, printable
-from sat_tf.presentation.console import make_console
-from sat_tf.presentation.fitting_table import FittingTable
-from sat_tf.presentation.page import render
+from sat_tf.presentation.terminal import FittingTable, make_console
 
 if TYPE_CHECKING:
     import pandas
 
 _Row = TypeVar("_Row")
+_PACKAGE = pathlib.Path(__file__).parent.parent
 
 # How words are marked, on a terminal and in HTML.
 _STYLES = {"good": "green", "watch": "yellow", "bad": "red", "soft": "cyan"}
@@ -60,13 +69,13 @@ def percent(decimals: int = 2, unit: str = " %", missing: str = "") -> Callable[
     return lambda share: missing if share is None else f"{100 * share:.{decimals}f}{unit}"
 
 
-def points(share: float, decimals: int = 2) -> str:
+def points(share: float) -> str:
     """A difference of shares in percentage points, with its sign; none has a plus.
 
-    >>> points(0.0125), points(-0.00001), points(-0.02, 1)
-    ('+1.25', '+0.00', '-2.0')
+    >>> points(0.0125), points(-0.00001)
+    ('+1.25', '+0.00')
     """
-    return f"{round(100 * share, decimals) + 0.0:+.{decimals}f}"
+    return f"{round(100 * share, 2) + 0.0:+.2f}"
 
 
 def plain(value: Any) -> Cell:
@@ -74,6 +83,33 @@ def plain(value: Any) -> Cell:
     if isinstance(value, str | Marked):
         return value
     return "" if value is None else str(value)
+
+
+def render_page(template: str, **values: Any) -> str:
+    """A whole page: `render` as ordinary text."""
+    return str(render(template, **values))
+
+
+def render(template: str, **values: Any) -> Markup:
+    """A template with its values filled in, as a value for another one."""
+    return Markup(_environment().get_template(template).render(values))
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    def shown(value: Any) -> Any:
+        is_text = isinstance(value, str) and not isinstance(value, Markup)
+        return printable(value) if is_text else value
+
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_PACKAGE),
+        autoescape=True,
+        finalize=shown,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

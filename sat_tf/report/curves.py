@@ -62,12 +62,9 @@ def learning_curves(
 ) -> list[LineChart]:
     """The charts of metrics that have points, over all stages, with a gap between stages.
 
-    Args:
-        rows: of the epochs, in order; without the attribute `stage` they are one stage.
-        metrics: by attributes of the rows.
-        charts: which ones; see `CHARTS`.
-        across: the attribute that is the place in a stage.
-        targets: what is asked of the model in training besides the labels, in words.
+    Metrics are attributes of the rows, `across` is the one that is the place in a stage, and rows
+    without the attribute `stage` are one stage. `targets` says what is asked of the model in
+    training besides the labels.
     """
     lengths: dict[str, int] = {}
     for row in rows:

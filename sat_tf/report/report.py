@@ -1,23 +1,27 @@
-"""The report of a quantized model: one HTML page with everything about it."""
+"""A quantized model in a folder: its file and certificate, and the report, a page about it all."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import pydantic
+import tf_keras as keras
 
 from sat_tf import output_folder
 from sat_tf.export.certificate.certificate import (
     FLOAT_RULE,
     LOSS_RULE,
     Certificate,
+    ImagesFrom,
     severest,
 )
+from sat_tf.export.export import ExportReport, export_tflite
 from sat_tf.export.tflite.metadata import lines_of
+from sat_tf.export.verify import verify_tflite
 from sat_tf.messages import first_ones
 from sat_tf.output_folder import OutputFolder
-from sat_tf.presentation.page import render_page
-from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain
+from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, render_page
 from sat_tf.qat.reconstruction.fitted import Fitted
 from sat_tf.report.layers import LayerRow
 from sat_tf.report.results import ModelAccuracy, Results
@@ -26,6 +30,32 @@ from sat_tf.top_k import AGREEMENT, TOP1
 _Kind = TypeVar("_Kind")
 _FLOAT_BYTES = 4
 _NAMED_CLASSES = 20
+
+
+def write_file(
+    folder: OutputFolder,
+    model: keras.Model,
+    sample: tuple[np.ndarray, Any],
+    *,
+    images_from: ImagesFrom,
+    float_model: keras.Model | None,
+    progress: bool = False,
+    **options: Any,
+) -> tuple[ExportReport, Certificate]:
+    """Exports a model into a folder and verifies the file, whose certificate is beside it."""
+    path, (images, labels) = folder.file(output_folder.TFLITE_MODEL), sample
+    report = export_tflite(model, path, **options)
+    certificate = verify_tflite(
+        model,
+        path,
+        images,
+        labels,
+        float_model=float_model,
+        certificate_path=folder.file(output_folder.CERTIFICATE),
+        images_from=images_from,
+        progress=progress,
+    )
+    return report, certificate
 
 
 def write_report(folder: OutputFolder, **of_run: Any) -> None:

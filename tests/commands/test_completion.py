@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from sat_tf.commands import main
-from sat_tf.commands.completion import SHELLS
+from sat_tf.commands.parser import SHELLS
 from tests.commands.light import told_without_tensorflow
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")

@@ -3,9 +3,8 @@ import shutil
 
 import pytest
 
-from sat_tf.commands import main
+from sat_tf.commands import main, policy
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.quantization import policy
 from sat_tf.messages import RunError
 from tests.planning.models import with_odd_activation
 

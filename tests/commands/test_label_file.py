@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sat_tf.commands import main
-from sat_tf.commands.label_file import read_labels
+from sat_tf.commands.images import read_labels
 from tests.commands.light import told_without_tensorflow
 from tests.training.small import model_of_small_range, small_images
 

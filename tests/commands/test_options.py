@@ -1,5 +1,6 @@
 import argparse
 import os
+import tempfile
 
 import pytest
 import rich.console
@@ -7,14 +8,14 @@ from rich.table import Table
 
 from sat_tf.commands import main, options
 from sat_tf.commands import main as module
-from sat_tf.commands.options import open_folder
 from sat_tf.commands.train import unless_stopped
 from sat_tf.export.lowering import packing
 from sat_tf.messages import RunError
+from sat_tf.output_folder import OutputFolder
 
 
 def test_a_folder_is_created_with_its_parents(tmp_path):
-    with open_folder(str(tmp_path / "a" / "b")) as folder:
+    with OutputFolder(tmp_path / "a" / "b").opened() as folder:
         assert folder == tmp_path / "a" / "b"
         (folder / "index.html").write_text("")
     assert (tmp_path / "a" / "b" / "index.html").is_file()
@@ -23,15 +24,18 @@ def test_a_folder_is_created_with_its_parents(tmp_path):
 def test_a_new_folder_that_stays_empty_is_removed(tmp_path):
     (tmp_path / "old").mkdir()
     for name in ("old", "new", "new/in/new"):
-        with pytest.raises(KeyboardInterrupt), open_folder(tmp_path / name):
+        with pytest.raises(KeyboardInterrupt), OutputFolder(tmp_path / name).opened():
             raise KeyboardInterrupt
     assert os.listdir(tmp_path) == ["old"]
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(RunError, match="not writable; expected a folder that is"):
-        open_folder(tmp_path).__enter__()
+    def refused(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    with pytest.raises(RunError, match="Permission denied; expected a folder that can be created"):
+        OutputFolder(tmp_path).opened().__enter__()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sat_tf.commands.images import ImageOptions, add_image_arguments, image_options
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
 from sat_tf.export.certificate.inputs import random_images
 from sat_tf.export.tflite.metadata import Metadata
 from sat_tf.messages import RunError

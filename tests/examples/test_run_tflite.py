@@ -18,8 +18,8 @@ from sklearn.datasets import load_sample_image
 
 import sat_tf
 from sat_tf.commands.evaluate import evaluate_file
+from sat_tf.commands.images import ImageOptions
 from sat_tf.commands.main import main
-from sat_tf.commands.pixels import ImageOptions
 from sat_tf.pictures import open_pictures
 from sat_tf.preprocessing import AS_IN_IMAGENET, COVERING, RESIZED_AND_CROPPED
 from sat_tf.training.data.folders import load_folder_tree

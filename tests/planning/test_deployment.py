@@ -7,7 +7,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.graph.network import Network
 from sat_tf.planning.deployment import multiply_adds
-from sat_tf.planning.layer_plan import Export
+from sat_tf.planning.plan import Export
 from sat_tf.qat.policy import BitPolicy
 from tests.export import zoo
 from tests.export.proofs import calibrated

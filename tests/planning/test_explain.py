@@ -5,7 +5,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.targets.table import ACTIVATIONS
-from sat_tf.planning.layer_plan import Export, Fate
+from sat_tf.planning.plan import Export, Fate
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models

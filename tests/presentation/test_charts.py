@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from sat_tf.presentation import palette
+from sat_tf.presentation import charts
 from sat_tf.presentation.charts import DotChart, Dots, Line, LineChart, histogram, legend
 
 # The area between the axes of a chart of lines.
@@ -183,7 +183,7 @@ def test_codes_that_never_occur_leave_the_axis():
 
 
 def test_lines_differ_in_colour_dashes_and_dots():
-    colours = {palette.BLUE, palette.ORANGE, palette.GREEN, palette.PURPLE}
-    assert {style["color"] for style in palette.SERIES} == colours
+    colours = {charts.BLUE, charts.ORANGE, charts.GREEN, charts.PURPLE}
+    assert {style["color"] for style in charts.SERIES} == colours
     for property_ in ("color", "linestyle", "marker"):
-        assert len({style[property_] for style in palette.SERIES}) == len(palette.SERIES)
+        assert len({style[property_] for style in charts.SERIES}) == len(charts.SERIES)

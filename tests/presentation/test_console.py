@@ -3,8 +3,8 @@ import io
 import rich.table
 from rich.text import Text
 
-from sat_tf.presentation.console import make_console
 from sat_tf.presentation.tables import Column, Table
+from sat_tf.presentation.terminal import make_console
 
 
 def test_control_characters_are_text_wherever_they_stand():

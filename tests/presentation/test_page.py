@@ -5,8 +5,7 @@ import jinja2
 import pytest
 
 import sat_tf
-from sat_tf.presentation.page import render
-from sat_tf.presentation.tables import Column, Marked, Table
+from sat_tf.presentation.tables import Column, Marked, Table, render
 
 PACKAGE = pathlib.Path(sat_tf.__file__).parent
 TEMPLATES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.html"))

@@ -22,8 +22,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.messages import ModelError
 from sat_tf.planning.explain import Source, plan_of, read_source
 from sat_tf.planning.file_size import FileSizes
-from sat_tf.planning.layer_plan import Fate, LayerPlan
-from sat_tf.planning.plan import Plan
+from sat_tf.planning.plan import Fate, LayerPlan, Plan
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 

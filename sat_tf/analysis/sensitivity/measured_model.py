@@ -21,7 +21,7 @@ from sat_tf.analysis.sensitivity.damage import (
 )
 from sat_tf.messages import say
 from sat_tf.planning.plan import Plan
-from sat_tf.presentation import palette
+from sat_tf.presentation import charts
 from sat_tf.presentation.overlay import Mark, write_overlay
 from sat_tf.presentation.tables import Column, RowTable, Table
 from sat_tf.qat.policy import BitPolicy
@@ -202,7 +202,7 @@ class Sensitivity(RowTable):
         Raises:
             ValueError: the path cannot be written, or has another suffix.
         """
-        palette.write(lambda: _draw(self), path)
+        charts.write(lambda: _draw(self), path)
 
     def write_overlay(self, path: str | os.PathLike[str], plan: Plan) -> None:
         """Writes what each layer loses, for Model Explorer to show on the file.
@@ -263,7 +263,7 @@ def _draw(found: Sensitivity) -> "Picture":
     layers = [layer for layer in found.layers if layer in chosen]
     # Letters of 13 points, and rows as high: still readable at half the size.
     width = 7.2 + 0.05 * max((len(layer.name) for layer in layers), default=0)
-    picture, axes = palette.canvas(size=(width, 1.9 + 0.27 * max(len(layers), 4)))
+    picture, axes = charts.canvas(size=(width, 1.9 + 0.27 * max(len(layers), 4)))
     metric = METRICS[found.metric]
     factor, unit = metric.unit
     for index, layer in enumerate(layers):
@@ -303,10 +303,10 @@ def _draw(found: Sensitivity) -> "Picture":
 
 
 _STYLES: dict[str, dict[str, Any]] = {
-    "kernel": {"color": palette.BLUE, "marker": "o", "s": 42},
-    "what it reads": {"color": palette.ORANGE, "marker": "s", "s": 42},
-    "all": {"facecolors": "none", "edgecolors": palette.BLACK, "marker": "D", "s": 72},
-    "stream": {"color": palette.GREEN, "marker": "^", "s": 52},
+    "kernel": {"color": charts.BLUE, "marker": "o", "s": 42},
+    "what it reads": {"color": charts.ORANGE, "marker": "s", "s": 42},
+    "all": {"facecolors": "none", "edgecolors": charts.BLACK, "marker": "D", "s": 72},
+    "stream": {"color": charts.GREEN, "marker": "^", "s": 52},
 }
 
 

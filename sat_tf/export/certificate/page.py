@@ -24,8 +24,7 @@ from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.export.operations.operation import Basis
 from sat_tf.files import check_writable, write_text
 from sat_tf.presentation.charts import histogram
-from sat_tf.presentation.page import render_page
-from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
+from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent, render_page
 
 
 def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:

@@ -29,9 +29,17 @@ from sat_tf.export.tflite.contents import MoreGraph, StoredOperator, read_conten
 from sat_tf.export.tflite.tensors import Image, Pixels, arrays_of, number_of, some_of
 from sat_tf.files import write_text
 from sat_tf.messages import ProblemsError, first_ones, say
-from sat_tf.presentation.page import render_page
 from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.presentation.tables import Cell, Column, Marked, RowTable, Table, marked_text, percent
+from sat_tf.presentation.tables import (
+    Cell,
+    Column,
+    Marked,
+    RowTable,
+    Table,
+    marked_text,
+    percent,
+    render_page,
+)
 
 
 @dataclasses.dataclass

@@ -21,8 +21,7 @@ from sat_tf.export.tflite.tensors import (
     number_of,
     some_of,
 )
-from sat_tf.presentation.console import make_console
-from sat_tf.presentation.fitting_table import FittingTable
+from sat_tf.presentation.terminal import FittingTable, make_console
 
 _LISTING_WIDTH = 160
 

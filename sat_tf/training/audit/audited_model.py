@@ -13,8 +13,16 @@ from rich.text import Text
 from sat_tf.files import write_text
 from sat_tf.messages import first_ones, say
 from sat_tf.presentation.charts import DotChart, Dots
-from sat_tf.presentation.page import render_page
-from sat_tf.presentation.tables import Column, Marked, RowTable, Table, digits, marked_text, percent
+from sat_tf.presentation.tables import (
+    Column,
+    Marked,
+    RowTable,
+    Table,
+    digits,
+    marked_text,
+    percent,
+    render_page,
+)
 
 
 class Verdict(enum.Enum):

@@ -21,9 +21,9 @@ from sat_tf.qat.inputs import takes_pixels
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.qat.reconstruction.fitted import Fitted
 from sat_tf.report import report
-from sat_tf.report.certified_file import write_file
 from sat_tf.report.curves import ACCURACY, LOSS, epochs_table, learning_curves
 from sat_tf.report.layers import SAMPLE, layer_rows
+from sat_tf.report.report import write_file
 from sat_tf.report.results import Results, of_certificate
 from sat_tf.training import run_folder
 from sat_tf.training.data.source import NO_LABEL

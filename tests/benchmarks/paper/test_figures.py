@@ -4,7 +4,7 @@ import pytest
 from benchmarks.paper import gradients, kappa, variances
 from benchmarks.paper.figure import as_table, depths
 from benchmarks.paper.figures import FIGURES
-from sat_tf.presentation import palette
+from sat_tf.presentation import charts
 from sat_tf.training import models
 from tests.benchmarks.paper.test_kappa import classifier_alone, training_table
 
@@ -38,7 +38,7 @@ def test_a_figure_is_two_files_the_same_each_time_whose_letters_can_be_read(name
     assert written[0] == written[1]
     assert sorted(written[0]) == [f"{name}.csv", f"{name}.png"]
     assert as_table(figure.title, figure.compare(tables[name])).row_count > 0
-    with palette.styled():
+    with charts.styled():
         picture = figure.draw(tables[name])
     # At half the size, 5.5 points: the least that is read on a screen.
     for axes in picture.axes:

@@ -18,7 +18,7 @@ from sat_tf.export.targets.ethos_u import compile_file
 from sat_tf.export.targets.table import TARGETS
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.graph.layers.activations import absolute, gelu_by_tanh, hard_silu
-from sat_tf.planning.layer_plan import Fate
+from sat_tf.planning.plan import Fate
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import output_quantizer

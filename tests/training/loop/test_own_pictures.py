@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sat_tf.commands.evaluate import evaluate_file
 from sat_tf.commands.export import export
-from sat_tf.commands.pixels import ImageOptions
+from sat_tf.commands.images import ImageOptions
 from sat_tf.commands.train import folder_config, train
 from sat_tf.export.tflite.metadata import Metadata, read_metadata
 from sat_tf.messages import RunError

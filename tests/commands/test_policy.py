@@ -12,7 +12,7 @@ from PIL import Image
 import sat_tf
 import sat_tf.planning.explain
 from sat_tf.commands import main
-from sat_tf.commands.quantization.policy import usual_policy
+from sat_tf.commands.policy import usual_policy
 from sat_tf.qat.policy import USUAL_BITS, BitPolicy
 from sat_tf.quantizers.input_range import NAMED
 from tests.commands.light import told_without_tensorflow

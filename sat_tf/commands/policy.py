@@ -87,10 +87,7 @@ def asked_policy(
     """The policy that the options say, `BitPolicy.mobile(--bits)` where no file says more.
 
     A file of --policy has all fields, and so has a run; --bits changes those of it, KEY=VALUE
-    these, and the other options come last.
-
-    Returns:
-        None if no option speaks of it: see `usual_policy`.
+    these, and the other options come last. None if no option speaks of it: see `usual_policy`.
     """
     words, asked_bits = arguments.policy, getattr(arguments, "bits", None)
     files = [word for word in words if "=" not in word]
@@ -161,7 +158,7 @@ def _fields_in(path: pathlib.Path) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-# It takes so many images, and gives them with their labels or None.
+# Takes so many images, and gives them with their labels or None.
 Sample = Callable[[int], tuple[np.ndarray, Any]]
 
 
@@ -179,17 +176,9 @@ def with_input_range(
 
     It is the one that is given; else pixels where the model's own layers convert them; else the
     usual range in which the model is clearly most accurate, or the only one that its statistics of
-    BatchNormalization fit. Prints which it is, and a note where a given one may be wrong.
-
-    Args:
-        policy: that was asked for.
-        model: with one input.
-        subject: what to call it in errors.
-        sample: takes images.
-        console: where to print.
-        is_trained: False for a model that may know nothing yet: it is fed pixels where no range
-            is more accurate than others.
-        doubts: gets the note on a given range, to be said again.
+    BatchNormalization fit. Prints which it is, and a note where a given one may be wrong, which
+    `doubts` gets as well. A model that may not be trained yet is fed pixels where no range is more
+    accurate than others.
     """
     from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range, range_accuracies
     from sat_tf.qat.input_range_checks import float_statistics

@@ -1,17 +1,44 @@
-"""Tables of a terminal that fit its width, with every head and every number whole."""
+"""A terminal: consoles that never obey what they show, and tables that fit, heads and all."""
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import rich.table
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
 from rich.measure import Measurement
+from rich.segment import Segment
+
+from sat_tf.messages import printable
 
 # A name may be broken into lines of so many letters, and of no fewer.
 _LEAST_NAME = 24
 _ANY_WIDTH = 100_000
+
+
+def make_console(**options: Any) -> Console:
+    """A console on which control characters are text."""
+    console = Console(**options)
+    console.push_render_hook(_Printable())
+    return console
+
+
+class _Printable(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Shown(renderable) for renderable in renderables]
+
+
+class _Shown:
+    """A renderable whose text shows its control characters."""
+
+    def __init__(self, renderable: ConsoleRenderable) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
+        for segment in console.render(self._renderable, options):
+            # Rich marks its own ones, such as the moves of a progress bar.
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 class FittingTable(rich.table.Table):

@@ -11,9 +11,8 @@ import numpy as np
 from rich.console import Console
 
 from sat_tf import output_folder
-from sat_tf.commands.options import open_folder
-from sat_tf.commands.quantization.pictures import QuantizationImages
-from sat_tf.commands.quantization.policy import feed_of
+from sat_tf.commands.images import QuantizationImages
+from sat_tf.commands.policy import feed_of
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.tflite.metadata import label_text
 from sat_tf.interruption import Terminated
@@ -87,13 +86,12 @@ def write_quantized(
     from sat_tf.qat.layout import GuessedClippingLevelsWarning
     from sat_tf.qat.reconstruction.checkpoint import Checkpoint
     from sat_tf.qat.scheme import quantize_model
-    from sat_tf.report.certified_file import write_file
     from sat_tf.report.layers import SAMPLE, layer_rows
-    from sat_tf.report.report import write_layers, write_report
+    from sat_tf.report.report import write_file, write_layers, write_report
     from sat_tf.report.results import Results, of_certificate
     from sat_tf.report.training import of_training
 
-    begun = time.monotonic()
+    begun, held_out = time.monotonic(), pictures.held_out
     say(console, f"Calibrating on {len(pictures.images):,} images")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
@@ -105,7 +103,7 @@ def write_quantized(
         unfinished, say=lambda words: say(console, words), is_expected=bool(settings.resume)
     )
     fitted, tuned = None, None
-    with _saying_what_is_saved(checkpoint, folder), open_folder(folder.path):
+    with _saying_what_is_saved(checkpoint, folder), folder.opened():
         # Before all is done, only what an interrupted command goes on with is there.
         if settings.steps:
             fitted = _reconstructed(quantized, model, pictures, feed, console, checkpoint, settings)
@@ -115,10 +113,10 @@ def write_quantized(
         folder.start()  # what is there belongs to other pictures
         if fitted is not None:
             fitted.write(folder)
-        preprocessing = COVERING if pictures.measured.array is None else None
-        class_names = pictures.measured.class_names or None
+        preprocessing = COVERING if pictures.training.array is None else None
+        class_names = pictures.training.class_names or None
         options: dict[str, Any] = {"output_type": settings.output_type}
-        labels: Any = pictures.labels
+        labels: Any = held_out.labels
         if len(model.outputs) == 1:  # as TFLite Metadata are
             options |= {"labels": class_names, "preprocessing": preprocessing}
         elif labels is not None:
@@ -127,12 +125,12 @@ def write_quantized(
         if tuned is not None and labels is None:
             # It tells the certificate that its outputs are classes: they were learned as such.
             model.compile(loss="sparse_categorical_crossentropy")
-        say(console, f"Exporting, and verifying on {len(pictures.held_out):,} images")
+        say(console, f"Exporting, and verifying on {len(held_out.images):,} images")
         report, certificate = write_file(
             folder,
             quantized,
-            (pictures.held_out, labels),
-            images_from=pictures.images_from,
+            (held_out.images, labels),
+            images_from=held_out.source,
             float_model=model,
             progress=True,
             **options,
@@ -151,7 +149,7 @@ def write_quantized(
             notes = certificate.trained_notes + certificate.float_notes
             for note in [*(one for one in notes if one.kind == "bad"), *must_be_seen]:
                 say(console, marked_text(note))
-        if fitted is not None and fitted.kept and pictures.held_out is pictures.images:
+        if fitted is not None and fitted.kept and held_out.images is pictures.images:
             say(
                 console,
                 "Note: four in five of these pictures are those that it was fitted to; how it "
@@ -161,12 +159,12 @@ def write_quantized(
         if preprocessing is not None:
             folder.write_text(output_folder.PREPROCESSING, preprocessing.to_json())
         write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
-        if pictures.labels is not None and class_names is not None:
+        if held_out.labels is not None and class_names is not None:
             folder.write_text(output_folder.LABELS, label_text(class_names))
-        if pictures.labels is not None or tuned is not None:
-            score = "agreement" if pictures.labels is None else "top1"
+        if held_out.labels is not None or tuned is not None:
+            score = "agreement" if held_out.labels is None else "top1"
             of_models: dict[str, Any] = {}
-            if pictures.labels is not None:
+            if held_out.labels is not None:
                 of_models = {
                     "float_top1": certificate.top1["float"],
                     "quantized_top1": certificate.top1["quantized"],
@@ -181,7 +179,7 @@ def write_quantized(
                     "kept_epoch": tuned.kept_epoch,
                 }
             results = Results(
-                held_out_images=len(pictures.held_out),
+                held_out_images=len(held_out.images),
                 parameters=model.count_params(),
                 seconds=time.monotonic() - begun,
                 given_float_model=True,
@@ -226,7 +224,7 @@ def _reconstructed(
     from sat_tf.qat.images import fed_batches
     from sat_tf.top_k import classes_of
 
-    labels = pictures.labels
+    labels = pictures.held_out.labels
 
     def measure() -> dict[str, float]:
         if labels is None:
@@ -235,7 +233,7 @@ def _reconstructed(
         size = (pictures.num_classes,)
         (of_classes,) = (one for one in quantized.outputs if tuple(one.shape[1:]) == size)
         classifier = keras.Model(quantized.inputs, of_classes)
-        batches = fed_batches(pictures.held_out, feed, batch_size=_BATCH_SIZE)
+        batches = fed_batches(pictures.held_out.images, feed, batch_size=_BATCH_SIZE)
         found = classifier.predict(batches, verbose=0)
         return {"top1": float(np.mean(classes_of(found) == labels))}
 
@@ -319,7 +317,7 @@ def _trained(
                 model,
                 pictures.training,
                 pictures.training.labels,
-                held_out=(pictures.held_out, pictures.labels),
+                held_out=(pictures.held_out.images, pictures.held_out.labels),
                 sample=pictures.images,
                 epochs=settings.epochs,
                 learning_rate=settings.learning_rate,

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from sat_tf.commands.quantization.ending import accuracy, next_step
+from sat_tf.commands.quantize import accuracy, next_step
 from sat_tf.presentation.tables import Marked
 from sat_tf.report.results import Results
 
