@@ -49,6 +49,8 @@ class BitProblem:
     options: Sequence[tuple[LayerChoices, Choice]]  # Those of the knapsack.
     knapsack: Knapsack  # What is used whatever is chosen counts with the first item.
     units: Mapping[str, float]  # What each quantity is counted in.
+    # What the options add to a file but for its alignment, in which a small kernel may go under.
+    contents: np.ndarray
 
     def chosen(self, options: np.ndarray) -> dict[str, Choice]:
         """Returns the bits of each layer."""
@@ -57,30 +59,29 @@ class BitProblem:
     def solutions(self) -> Iterator[Solution]:
         """Yields the cheapest choice within the limits, then cheap ones of fewer and fewer bytes.
 
-        The last one has the fewest bytes that a choice has, by the sum over layers.
+        The last one is the cheapest of those with the smallest contents of a file.
 
         Raises:
             ValueError: no choice keeps the limits; with the smallest possible value of each.
         """
-        limits = dict(self.knapsack.limits)
-        most_bytes = limits.pop("bytes", None)
-        if most_bytes is None:
-            sums: list[dict[str, float]] = [{}]
-        else:
-            sums = [{"bytes": most_bytes + aside} for aside in _BYTES_ASIDE]
-        for index, limit in enumerate(sums):
-            solution = solve(dataclasses.replace(self.knapsack, limits=limits | limit))
-            if solution is None and index == 0:
-                raise self.refusal()
+        others = {name: limit for name, limit in self.knapsack.limits.items() if name != "bytes"}
+        for aside in _BYTES_ASIDE:
+            limits = {**self.knapsack.limits}
+            if "bytes" in limits:
+                limits["bytes"] += aside
+            solution = solve(dataclasses.replace(self.knapsack, limits=limits))
             if solution is None:
                 break
             yield solution
-        if most_bytes is not None:
-            of_bytes = {"cost": self.knapsack.usage["bytes"], "limits": limits}
-            if fewest := solve(dataclasses.replace(self.knapsack, **of_bytes)):
-                limits["bytes"] = fewest.cost
-                if solution := solve(dataclasses.replace(self.knapsack, limits=limits)):
-                    yield solution
+        if aside == _BYTES_ASIDE[0]:
+            raise self.refusal()
+        for lengths in (self.knapsack.usage["bytes"], self.contents):
+            fewest = solve(dataclasses.replace(self.knapsack, cost=lengths, limits=others))
+            if fewest is not None:
+                usage = {**self.knapsack.usage, "bytes": lengths}
+                limits = {**others, "bytes": fewest.cost}
+                solution = solve(dataclasses.replace(self.knapsack, usage=usage, limits=limits))
+                yield solution or fewest
 
     def refusal(self, fewest_bytes: int | None = None) -> ProblemsError:
         """Returns the error that no choice keeps the limits; the bytes are those of a file."""
@@ -117,6 +118,7 @@ def make_problem(
     usage: dict[str, list[float]] = {}
     units: dict[str, float] = {}
     unknown = {"bytes": f"there is no file: {choices.file_problem}"}
+    contents = np.zeros(len(options))
     if sizes is not None:
         free = [layer for layer in layers if layer.chooses_activations]
         # The clipping of a tensor with several readers counts with the first one.
@@ -124,11 +126,15 @@ def make_problem(
         clipped = {
             layer.name for layer in first.values() if _UNCLIPPED_BITS in layer.activation_bits
         }
+        clipping = [
+            _CLIPPING_BYTES * (layer.name in clipped and bits != _UNCLIPPED_BITS)
+            for layer, (_, bits) in options
+        ]
+        contents += clipping
+        contents += [sizes.kernel_bytes(layer.name, bits) for layer, (bits, _) in options]
         usage["bytes"] = [
-            sizes.added(layer.name, weight_bits)
-            + (sizes.base if layer is layers[0] else 0)
-            + _CLIPPING_BYTES * (layer.name in clipped and activation_bits != _UNCLIPPED_BITS)
-            for layer, (weight_bits, activation_bits) in options
+            sizes.added(layer.name, bits) + (sizes.base if layer is layers[0] else 0) + clips
+            for (layer, (bits, _)), clips in zip(options, clipping, strict=True)
         ]
     if milliseconds is not None:
         usage["milliseconds"] = list(milliseconds)
@@ -167,7 +173,8 @@ def make_problem(
         else limit * units[name]
         for name, limit in limits.items()
     }
-    return BitProblem(choices, options, dataclasses.replace(knapsack, limits=absolute), units)
+    knapsack = dataclasses.replace(knapsack, limits=absolute)
+    return BitProblem(choices, options, knapsack, units, contents)
 
 
 def costs_of_sensitivity(measured: Sensitivity, layers: Sequence[LayerChoices]) -> list[float]:
