@@ -179,9 +179,7 @@ class _Task:
     def _searched(self, way: str) -> tuple[BitPolicy, int]:
         choices = ModelChoices(self.model, self.uniform, **self.choices)
         problem = make_problem(choices, read_budget(self.budget))
-        bits = np.array(
-            [[row.weight_bits or 0, row.activation_bits or 0] for row in problem.options]
-        )
+        bits = np.array([[weights or 0, read or 0] for _, (weights, read) in problem.options])
         half = len(self.images) // 2
         loss = CalibratedLoss(self.model, choices, self.images[:half], self.labels[:half])
 

@@ -21,10 +21,10 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.analysis.allocation.allocation import BitCosts, combined
 from sat_tf.analysis.allocation.choices import Choice, ModelChoices
-from sat_tf.analysis.allocation.costs import BitCosts, combined
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
-from sat_tf.analysis.sensitivity.one_at_a_time import one_at_a_time
+from sat_tf.analysis.one_at_a_time import one_at_a_time
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, call_in_inference, layer_of_call
 from sat_tf.graph.rewrite import with_layers_for_operations
@@ -293,10 +293,9 @@ def hessian_costs(
         own_errors = errors.get(call) or (0.0,) * len(bits)
         for number, error in zip(bits, own_errors, strict=True):
             own[number] = own.get(number, 0.0) + abs(traces.inputs[call]) * error
-    costs = combined(choices.layers, weights, activations)
+    costs = iter(combined(choices.layers, weights, activations))
     return {
-        layer.name: dict(zip(layer.choices, values, strict=True))
-        for layer, values in zip(choices.layers, costs, strict=True)
+        layer.name: {choice: next(costs) for choice in layer.choices} for layer in choices.layers
     }
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sat_tf import configs as configs
     from sat_tf import export as export
     from sat_tf.analysis.allocation.allocation import allocate as allocate
-    from sat_tf.analysis.sensitivity.sensitivity import sensitivity as sensitivity
+    from sat_tf.analysis.sensitivity import sensitivity as sensitivity
     from sat_tf.export.export import export_tflite as export_tflite
     from sat_tf.export.verify import verify_tflite as verify_tflite
     from sat_tf.keras3.incoming import from_keras3 as from_keras3
@@ -51,7 +51,7 @@ _HOMES = {
     "quantize_scope": "sat_tf.qat.scheme",
     "reconstruct": "sat_tf.qat.reconstruction.reconstruct",
     "requantize": "sat_tf.qat.requantize",
-    "sensitivity": "sat_tf.analysis.sensitivity.sensitivity",
+    "sensitivity": "sat_tf.analysis.sensitivity",
     "verify_tflite": "sat_tf.export.verify",
 }
 

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         policy = usual_policy(arguments)
         check_outputs(arguments)
     quiet_tensorflow()
-    from sat_tf.analysis.sensitivity.sensitivity import sensitivity
+    from sat_tf.analysis.sensitivity import sensitivity
     from sat_tf.planning.explain import explain
 
     with value_errors_as_run_errors(arguments.model):

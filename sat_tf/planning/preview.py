@@ -15,8 +15,7 @@ from sat_tf.export.lowering.layers import KernelOutline
 from sat_tf.export.lowering.packing import FileSettings, is_trained
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
-from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.targets.table import Elsewhere
+from sat_tf.export.targets.table import TARGETS, Elsewhere
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node

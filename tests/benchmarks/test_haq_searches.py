@@ -12,7 +12,7 @@ from benchmarks.haq_searches import (
     stepped,
     within_budget,
 )
-from sat_tf.analysis.allocation.knapsack import Knapsack, solve
+from sat_tf.analysis.allocation.budget import Knapsack, solve
 
 BITS = (2, 4, 8)
 

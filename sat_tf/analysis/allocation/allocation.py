@@ -2,26 +2,30 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
 import tf_keras as keras
 from pydantic import Field
 
-from sat_tf.analysis.allocation.budget import LIMITS, read_budget
-from sat_tf.analysis.allocation.choices import Choice, ModelChoices
-from sat_tf.analysis.allocation.costs import of_sensitivity, of_table
-from sat_tf.analysis.allocation.knapsack import Knapsack, Solution, solve
-from sat_tf.analysis.allocation.npu import milliseconds_of, read_npu
+from sat_tf.analysis.allocation.budget import LIMITS, Knapsack, Solution, read_budget, solve
+from sat_tf.analysis.allocation.choices import (
+    Choice,
+    LayerChoices,
+    ModelChoices,
+    milliseconds_of,
+    read_npu,
+)
 from sat_tf.analysis.allocation.result import AllocatedLayer, Allocation, Proof, Total
-from sat_tf.analysis.sensitivity.measured_model import Sensitivity
-from sat_tf.analysis.sensitivity.sensitivity import refuse_all_but_float, sensitivity
+from sat_tf.analysis.sensitivity import refuse_all_but_float, sensitivity
+from sat_tf.analysis.sensitivity_result import MOST_BITS, Sensitivity
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
-from sat_tf.messages import ProblemsError, instead_of, shortened
+from sat_tf.graph.network import layer_of_call
+from sat_tf.messages import ProblemsError, did_you_mean, first_ones, instead_of, shortened
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.validation import check, is_integer
+from sat_tf.validation import check, is_integer, is_number
 
 ALL_BITS = tuple(range(2, 9))
 USUAL_IMAGES = 256
@@ -31,61 +35,69 @@ USUAL_IMAGES = 256
 _BYTES_ASIDE = (64, 0, -16, -64, -512)
 # A tensor of fewer bits is clipped by its operator, which has an option more in the file.
 _UNCLIPPED_BITS, _CLIPPING_BYTES = 8, 4
+_LARGEST_COST = 1e300  # so that sums of many are finite
+
+BitCosts = dict[str, dict[int | None, float]]  # {layer: {bits: cost}}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BitProblem:
-    """The knapsack of a model."""
+    """The knapsack of a model: an item for each layer, an option for each pair of its bits."""
 
-    choices: ModelChoices  # What can be chosen.
-    options: Sequence[AllocatedLayer]  # Those of the knapsack, which has an item for each layer.
-    # What is used whatever is chosen counts with the first item.
-    knapsack: Knapsack
+    choices: ModelChoices
+    options: Sequence[tuple[LayerChoices, Choice]]  # Those of the knapsack.
+    knapsack: Knapsack  # What is used whatever is chosen counts with the first item.
     units: Mapping[str, float]  # What each quantity is counted in.
+    # What the options add to a file but for its alignment, in which a small kernel may go under.
+    contents: np.ndarray
 
     def chosen(self, options: np.ndarray) -> dict[str, Choice]:
         """Returns the bits of each layer."""
-        rows = [self.options[option] for option in options]
-        return {row.name: (row.weight_bits, row.activation_bits) for row in rows}
+        return {layer.name: bits for layer, bits in (self.options[option] for option in options)}
 
-    def totals(self, options: np.ndarray, length: int | None) -> dict[str, Total]:
-        """Returns what the options use, with the bytes of the real file."""
-        used = self.knapsack.used(options) | ({} if length is None else {"bytes": length})
-        totals = {}
-        for name, unit in self.units.items():
-            fewest, most = self.knapsack.ends(name)
-            limit = self.knapsack.limits.get(name)
-            totals[name] = Total(
-                name=name,
-                value=float(used[name] / unit),
-                limit=None if limit is None else limit / unit,
-                fewest=min(fewest, used[name]) / unit,
-                most=max(most, used[name]) / unit,
-            )
-        return totals
+    def solutions(self) -> Iterator[Solution]:
+        """Yields the cheapest choice within the limits, then cheap ones of fewer and fewer bytes.
 
-    def solved(self, bytes_aside: int) -> Solution:
-        """Returns the solution with a limit on bytes that is higher by so many.
+        The last one is the cheapest of those with the smallest contents of a file.
 
         Raises:
             ValueError: no choice keeps the limits; with the smallest possible value of each.
         """
-        limits = dict(self.knapsack.limits)
-        if "bytes" in limits:
-            limits["bytes"] += bytes_aside
-        solution = solve(dataclasses.replace(self.knapsack, limits=limits))
-        if solution is not None:
-            return solution
-        least = {name: self.knapsack.ends(name)[0] for name in self.knapsack.limits}
-        too_low = [name for name, limit in self.knapsack.limits.items() if least[name] > limit]
+        others = {name: limit for name, limit in self.knapsack.limits.items() if name != "bytes"}
+        for aside in _BYTES_ASIDE:
+            limits = {**self.knapsack.limits}
+            if "bytes" in limits:
+                limits["bytes"] += aside
+            solution = solve(dataclasses.replace(self.knapsack, limits=limits))
+            if solution is None:
+                break
+            yield solution
+        if aside == _BYTES_ASIDE[0]:
+            raise self.refusal()
+        for lengths in (self.knapsack.usage["bytes"], self.contents):
+            fewest = solve(dataclasses.replace(self.knapsack, cost=lengths, limits=others))
+            if fewest is not None:
+                usage = {**self.knapsack.usage, "bytes": lengths}
+                limits = {**others, "bytes": fewest.cost}
+                solution = solve(dataclasses.replace(self.knapsack, usage=usage, limits=limits))
+                yield solution or fewest
+
+    def refusal(self, fewest_bytes: int | None = None) -> ProblemsError:
+        """Returns the error that no choice keeps the limits; the bytes are those of a file."""
+        limits = self.knapsack.limits
+        least = {name: self.knapsack.ends(name)[0] for name in limits}
+        if fewest_bytes is not None:
+            least["bytes"] = fewest_bytes
+        too_low = [name for name, limit in limits.items() if least[name] > limit]
+        estimated = fewest_bytes is None
         problems = [
-            f"{name}={LIMITS[name].show(self.knapsack.limits[name] / self.units[name])}: the "
+            f"{name}={LIMITS[name].show(limits[name] / self.units[name])}: the "
             f"smallest possible is {LIMITS[name].show(least[name] / self.units[name])}"
             f"{'' if too_low else ', without the others'}"
-            f"{' (some bytes more or less)' if name == 'bytes' else ''}."
+            f"{' (some bytes more or less)' if name == 'bytes' and estimated else ''}."
             for name in too_low or least
         ]
-        raise ProblemsError(
+        return ProblemsError(
             "budget: received limits that no choice of bits keeps",
             problems,
             "Expected at least these; raise them, allow fewer weight_bits (or activation_bits, "
@@ -101,29 +113,11 @@ def make_problem(
 ) -> BitProblem:
     """Returns the knapsack of a model, whose options cost nothing yet."""
     layers, sizes = choices.layers, choices.sizes
-    places = [index for index, layer in enumerate(layers) for _ in layer.choices]
-    options = [
-        AllocatedLayer(
-            name=layer.name,
-            kind=layer.kind,
-            weight_bits=bits,
-            activation_bits=read,
-            chosen=layer.chosen,
-            tied=", ".join(
-                other.name for other in layers if other.tie == layer.tie >= 0 and other != layer
-            ),
-            num_weights=layer.num_weights,
-            bytes=None if sizes is None else sizes.kernel_bytes(layer.name, bits),
-            milliseconds=None,
-            cost=0.0,
-        )
-        for layer in layers
-        for bits, read in layer.choices
-    ]
-    usage: dict[str, Sequence[float]] = {
-        "average_weight_bits": [row.num_weights * (row.weight_bits or 0) for row in options]
-    }
-    units = {"average_weight_bits": sum(row.num_weights for row in layers if row.usual_bits) or 1}
+    options = [(layer, bits) for layer in layers for bits in layer.choices]
+    usage: dict[str, list[float]] = {}
+    units: dict[str, float] = {}
+    unknown = {"bytes": f"there is no file: {choices.file_problem}"}
+    contents = np.zeros(len(options))
     if sizes is not None:
         free = [layer for layer in layers if layer.chooses_activations]
         # The clipping of a tensor with several readers counts with the first one.
@@ -131,51 +125,150 @@ def make_problem(
         clipped = {
             layer.name for layer in first.values() if _UNCLIPPED_BITS in layer.activation_bits
         }
+        clipping = [
+            _CLIPPING_BYTES * (layer.name in clipped and bits != _UNCLIPPED_BITS)
+            for layer, (_, bits) in options
+        ]
+        contents += clipping
+        contents += [sizes.kernel_bytes(layer.name, bits) for layer, (bits, _) in options]
         usage["bytes"] = [
-            sizes.added(row.name, row.weight_bits)
-            + (sizes.base if place == 0 else 0)
-            + _CLIPPING_BYTES * (row.name in clipped and row.activation_bits != _UNCLIPPED_BITS)
-            for place, row in zip(places, options, strict=True)
+            sizes.added(layer.name, bits) + (sizes.base if layer is layers[0] else 0) + clips
+            for (layer, (bits, _)), clips in zip(options, clipping, strict=True)
         ]
     if milliseconds is not None:
-        usage["milliseconds"] = milliseconds
-        options = [
-            dataclasses.replace(row, milliseconds=own)
-            for row, own in zip(options, milliseconds, strict=True)
-        ]
+        usage["milliseconds"] = list(milliseconds)
+    usage["average_weight_bits"] = [layer.num_weights * (bits or 0) for layer, (bits, _) in options]
+    units["average_weight_bits"] = sum(layer.num_weights for layer in layers if layer.usual_bits)
     values = [layer.values_read for layer in layers]
-    if None not in values and choices.policy.activation_bits is not None:
+    if choices.policy.activation_bits is None:
+        unknown["average_activation_bits"] = (
+            "received a policy with activation_bits=None, whose activations are float, expected "
+            "bits; set activation_bits, or limit average_weight_bits."
+        )
+    elif None in values:
+        unknown["average_activation_bits"] = (
+            "received a model of open image sizes, expected one whose values can be counted; build "
+            "it for one size, or leave this limit out."
+        )
+    else:
         usage["average_activation_bits"] = [
-            (values[place] or 0) * (row.activation_bits or 0)
-            for place, row in zip(places, options, strict=True)
+            (layer.values_read or 0) * (bits or 0) for layer, (_, bits) in options
         ]
-        units["average_activation_bits"] = sum(filter(None, values)) or 1
-    unknown = {
-        "bytes": f"there is no file: {choices.file_problem}",
-        "average_activation_bits": "received a model of open image sizes, expected one whose "
-        "values can be counted; build it for one size, or leave this limit out."
-        if choices.policy.activation_bits is not None
-        else "received a policy with activation_bits=None, whose activations are float, expected "
-        "bits; set activation_bits, or limit average_weight_bits.",
-    }
+        units["average_activation_bits"] = sum(filter(None, values))
     if problems := [f"{name}: {unknown[name]}" for name in limits if name not in usage]:
         raise ProblemsError("budget", problems)
-    units = {name: units.get(name, 1) for name in LIMITS if name in usage}
+    units = {name: units.get(name, 1) or 1 for name in usage}
     knapsack = Knapsack(
-        item=np.array(places),
+        item=np.repeat(np.arange(len(layers)), [len(layer.choices) for layer in layers]),
         cost=np.zeros(len(options)),
-        usage={name: np.array(usage[name], np.float64) for name in units},
+        usage={name: np.array(used, np.float64) for name, used in usage.items()},
         limits={},
-        level=np.array([row.activation_bits or 0 for row in options]),
+        level=np.array([bits or 0 for _, (_, bits) in options]),
         tie=np.array([layer.tie if layer.chooses_activations else -1 for layer in layers]),
     )
-    known = {}
-    for name, limit in limits.items():
-        if isinstance(limit, str):
-            known[name] = float(limit[:-1]) / 100.0 * knapsack.ends(name)[1]
-        else:
-            known[name] = limit * units[name]
-    return BitProblem(choices, options, dataclasses.replace(knapsack, limits=known), units)
+    absolute = {
+        name: float(limit[:-1]) / 100.0 * knapsack.ends(name)[1]
+        if isinstance(limit, str)
+        else limit * units[name]
+        for name, limit in limits.items()
+    }
+    knapsack = dataclasses.replace(knapsack, limits=absolute)
+    return BitProblem(choices, options, knapsack, units, contents)
+
+
+def costs_of_sensitivity(measured: Sensitivity, layers: Sequence[LayerChoices]) -> list[float]:
+    """Returns the estimated losses of all choices from a measured model, in units that add up.
+
+    What a tensor loses at the measured bits is taken to fall with the power of its rounding error,
+    which is known for all bits from the measured ones to 8. Of a classifier it is the divergence of
+    the classes, else the squared distance of the outputs.
+    """
+    costs: dict[str, BitCosts] = {"weight_bits": {}, "activation_bits": {}}
+    for layer in measured.layers:
+        for width in layer.widths():
+            if width.field in costs:
+                of_bits = costs[width.field].setdefault(layer_of_call(layer.name), {})
+                metric = "distance" if width.damage.divergence is None else "divergence"
+                for bits in range(width.bits, MOST_BITS + 1):
+                    of_bits[bits] = of_bits.get(bits, 0.0) + width.loss(metric, bits)
+    return combined(layers, costs["weight_bits"], costs["activation_bits"])
+
+
+def combined(
+    layers: Sequence[LayerChoices], weights: BitCosts, activations: BitCosts
+) -> list[float]:
+    """Returns the sum of both for each choice; what is not chosen counts as 0.
+
+    Costs of layers are added up, and so are those of a layer's kernel and of what it reads: whoever
+    takes them for the whole model assumes that rounding errors do not meet.
+    """
+    problems: list[str] = []
+    costs: list[float] = []
+    for layer in layers:
+        of_weights = weights.get(layer.name, {}) if layer.chooses_weights else None
+        of_activations = activations.get(layer.name, {}) if layer.chooses_activations else None
+        for field, measured in (("weight_bits", of_weights), ("activation_bits", of_activations)):
+            missing = [bits for bits in getattr(layer, field) if bits not in (measured or {})]
+            if measured is not None and missing:
+                problems.append(
+                    f"{layer.name}: received no {field}={missing[0]} among what was measured, "
+                    "expected the fewest bits of the choices and more; measure a policy with "
+                    f"{field}={missing[0]} there, or leave those bits out."
+                )
+        costs += [
+            (of_weights or {}).get(weight_bits, 0.0) + (of_activations or {}).get(bits, 0.0)
+            for weight_bits, bits in layer.choices
+        ]
+    if problems:
+        raise ProblemsError("cost", problems)
+    return costs
+
+
+def costs_of_table(table: Mapping[Any, Any], layers: Sequence[LayerChoices]) -> list[float]:
+    """Returns the costs of all choices in a table {layer: {(weight bits, activation bits): cost}}.
+
+    Keys may be weight bits alone, where the cost is the same for all activation bits; None, or a
+    number in place of a mapping, is for every choice. Layers without a choice may be left out.
+    """
+    names = [layer.name for layer in layers]
+    problems = [
+        f"{name!r} is not a quantized linear layer of the model. {did_you_mean(str(name), names)}"
+        for name in table
+        if name not in names
+    ]
+    costs: list[Any] = []
+    for layer in layers:
+        cost_of = table.get(layer.name, None if layer.chosen != "neither" else 0.0)
+        if cost_of is None:
+            problems.append(f"{layer.name}: received nothing, expected its cost.")
+            continue
+        if not isinstance(cost_of, Mapping):
+            cost_of = dict.fromkeys(layer.choices, cost_of)
+        for key, cost in cost_of.items():
+            pair = key if isinstance(key, tuple) and len(key) == 2 else (key,)
+            if not all(bits is None or is_integer(bits, lowest=1, limit=9) for bits in pair):
+                problems.append(
+                    f"{layer.name}[{key!r}]: expected (weight bits, activation bits), or weight "
+                    "bits; write {(4, 8): ...} or {4: ...}."
+                )
+            elif not is_number(cost) or not 0.0 <= float(cost) <= _LARGEST_COST:
+                problems.append(
+                    f"{layer.name}[{key!r}]: received {cost!r}, expected a finite number of 0 or "
+                    "more."
+                )
+        of_choices = {
+            choice: cost_of.get(choice, cost_of.get(choice[0], cost_of.get(None)))
+            for choice in layer.choices
+        }
+        if missing := [choice for choice, cost in of_choices.items() if cost is None]:
+            problems.append(
+                f"{layer.name}: received no number for {first_ones(missing, 4)}, expected one for "
+                "each choice of bits; add them, or allow fewer bits."
+            )
+        costs += of_choices.values()
+    if problems:
+        raise ProblemsError("cost", problems)
+    return [float(cost) for cost in costs]
 
 
 _Enough = Annotated[int, Field(ge=2, description="2 or more; pass 64")]
@@ -246,9 +339,9 @@ def allocate(
         quantized = sat_tf.quantize_model(model, found.policy)
     """
     if removed:
-        known = [name for name in allocate.__annotations__ if name not in ("removed", "return")]
+        names = [name for name in allocate.__annotations__ if name not in ("removed", "return")]
         fixes = (
-            f"{name} is not an argument{instead_of(f'allocate.{name}', known)}" for name in removed
+            f"{name} is not an argument{instead_of(f'allocate.{name}', names)}" for name in removed
         )
         raise TypeError(str(ProblemsError("allocate", fixes)))
     policy = expect_policy(BitPolicy.mobile() if policy is None else policy).of_one_kind()
@@ -257,7 +350,17 @@ def allocate(
         npu, policy = read_npu(npu, policy)
     weight_bits = _bits("weight_bits", weight_bits)
     activation_bits = _bits("activation_bits", activation_bits)
-    _check_cost(cost, dataset)
+    is_measured = isinstance(cost, str) and cost == "sensitivity"
+    if is_measured and dataset is None:
+        raise ValueError(
+            f"cost={cost!r}: received no dataset, expected images, on which it is measured; give "
+            "some, or a table of costs."
+        )
+    if not is_measured and not isinstance(cost, Sensitivity | Mapping):
+        raise ValueError(
+            f"cost={shortened(repr(cost))}: expected 'sensitivity', what sat_tf.sensitivity has "
+            "returned, or a table {layer: {(weight bits, activation bits): cost}}."
+        )
     if problem_of_pack := packing_problem(pack):
         raise ValueError(f"pack: {problem_of_pack}")
     check("allocate", num_images=(num_images, _Enough))
@@ -265,50 +368,74 @@ def allocate(
     choices = ModelChoices(model, policy, weight_bits, activation_bits, pack=pack)
     milliseconds = None if npu is None else milliseconds_of(model, choices, weight_bits, npu)
     problem = make_problem(choices, limits, milliseconds)
-    problem.solved(_BYTES_ASIDE[0])  # before anything is measured, which takes long
-    is_measured = isinstance(cost, str)
+    knapsack = problem.knapsack
+    next(problem.solutions())  # before anything is measured, which takes long
     if is_measured:
         fewest = choices.policy_at(min(weight_bits), min(activation_bits))
         cost = sensitivity(model, dataset, fewest, num_images=num_images, progress=progress)
     is_table = isinstance(cost, Mapping)
-    costs = (of_table if is_table else of_sensitivity)(cost, choices.layers)
-    if is_measured and not any(map(any, costs)):
+    knapsack.cost[:] = (costs_of_table if is_table else costs_of_sensitivity)(cost, choices.layers)
+    if is_measured and not np.any(knapsack.cost):
         raise ValueError(
             "cost='sensitivity': received images on which no number of bits changes anything, by "
             "which all bits would cost the same; give images as the model is used with."
         )
-    problem.knapsack.cost[:] = [cost for of_layer in costs for cost in of_layer]
-    solution, policy, length = _solved(model, problem, pack)
+    solution, policy, length = _fitting(model, problem, pack)
+    used = knapsack.used(solution.chosen) | ({} if length is None else {"bytes": length})
+    totals = {}
+    for name, unit in problem.units.items():
+        fewest_used, most_used = knapsack.ends(name)
+        totals[name] = Total(
+            name=name,
+            value=float(used[name] / unit),
+            limit=knapsack.limits[name] / unit if name in limits else None,
+            fewest=min(fewest_used, used[name]) / unit,
+            most=max(most_used, used[name]) / unit,
+        )
+    layers = []
+    for option in solution.chosen:
+        layer, (bits_of_weights, bits_of_activations) = problem.options[option]
+        tied = [other.name for other in choices.layers if other.tie == layer.tie >= 0]
+        layers.append(
+            AllocatedLayer(
+                name=layer.name,
+                kind=layer.kind,
+                weight_bits=bits_of_weights,
+                activation_bits=bits_of_activations,
+                chosen=layer.chosen,
+                tied=", ".join(name for name in tied if name != layer.name),
+                num_weights=layer.num_weights,
+                bytes=choices.sizes and choices.sizes.kernel_bytes(layer.name, bits_of_weights),
+                milliseconds=None if milliseconds is None else milliseconds[option],
+                cost=float(knapsack.cost[option]),
+            )
+        )
     return Allocation(
         model=model.name,
         policy=policy,
-        layers=tuple(
-            dataclasses.replace(problem.options[option], cost=float(problem.knapsack.cost[option]))
-            for option in solution.chosen
-        ),
-        totals=problem.totals(solution.chosen, length),
+        layers=tuple(layers),
+        totals=totals,
         proof=Proof(cost=solution.cost, bound=solution.bound),
         cost_kind="table" if is_table else "sensitivity",
         pack=pack,
     )
 
 
-def _solved(
+def _fitting(
     model: keras.Model, problem: BitProblem, pack: str
 ) -> tuple[Solution, BitPolicy, int | None]:
-    """Returns the solution, its policy, and the bytes of its file, which keep their limit.
+    """Returns the cheapest solution whose file keeps its limit, its policy, and the file's bytes.
 
     The bound is that of the first limit on the sum of bytes, which leaves out nothing that fits.
     """
-    bounds = []
-    for aside in _BYTES_ASIDE:
-        solution = problem.solved(aside)
+    bounds, lengths = [], []
+    for solution in problem.solutions():
         bounds.append(solution.bound)
         policy = problem.choices.policy_of(problem.chosen(solution.chosen))
         if problem.choices.sizes is None:
             return solution, policy, None
         try:
-            length = file_bytes(model, policy, pack=pack)
+            lengths.append(file_bytes(model, policy, pack=pack))
         except NothingPackedError as error:
             raise ValueError(
                 f"allocate, pack={pack!r}: received a budget that the choice of the least cost "
@@ -316,33 +443,16 @@ def _solved(
                 "this packing, expected one that takes fewer; lower a limit, such as "
                 "average_weight_bits, or use pack='auto'."
             ) from error
-        limit = problem.knapsack.limits.get("bytes", math.inf)
-        if length <= limit:
-            return dataclasses.replace(solution, bound=bounds[0]), policy, length
-    raise RuntimeError(
-        f"the file has {length:,} bytes, expected {limit:,.0f} at most: this is a defect of the "
-        "sum over layers; lower the limit."
-    )
+        if lengths[-1] <= problem.knapsack.limits.get("bytes", math.inf):
+            return dataclasses.replace(solution, bound=bounds[0]), policy, lengths[-1]
+    raise problem.refusal(min(lengths))
 
 
-def _bits(name: str, given: Any) -> tuple[int, ...]:
+def _bits(name: str, values: Any) -> tuple[int, ...]:
     """Returns the numbers of bits to choose from, ascending, each once."""
-    values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
-    if not values or not all(is_integer(value, lowest=1, limit=9) for value in values):
+    listed = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else []
+    if not listed or not all(is_integer(value, lowest=1, limit=9) for value in listed):
         raise ValueError(
-            f"{name}={given!r}: expected integers from 1 to 8 to choose from, such as (2, 4, 8)."
+            f"{name}={values!r}: expected integers from 1 to 8 to choose from, such as (2, 4, 8)."
         )
-    return tuple(sorted({int(value) for value in values}))
-
-
-def _check_cost(cost: Any, dataset: Any) -> None:
-    if isinstance(cost, str) and cost == "sensitivity" and dataset is None:
-        raise ValueError(
-            f"cost={cost!r}: received no dataset, expected images, on which it is measured; give "
-            "some, or a table of costs."
-        )
-    if cost != "sensitivity" and not isinstance(cost, Sensitivity | Mapping):
-        raise ValueError(
-            f"cost={shortened(repr(cost))}: expected 'sensitivity', what sat_tf.sensitivity has "
-            "returned, or a table {layer: {(weight bits, activation bits): cost}}."
-        )
+    return tuple(sorted({int(value) for value in listed}))

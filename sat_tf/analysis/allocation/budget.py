@@ -1,13 +1,29 @@
-"""The limits of a budget."""
+"""The limits of a budget, and the cheapest choice within them: one option of every item, proven.
+
+minimize    Σ cost[k] · y[k]
+subject to  Σ y[k] = 1                         over the options k of each item
+            Σ usage[m, k] · y[k] <= limits[m]  for each limit m
+            Σ y[k | level l] is equal          for all items of a tie, at each level l
+            y[k] in {0, 1}
+"""
 
 import contextlib
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from sat_tf.messages import ProblemsError, instead_of
 from sat_tf.validation import is_number
+
+# HiGHS keeps limits to a part in a million. It stops within such a distance of the optimum, which
+# is nothing beside costs up to this; with larger ones it has to repair what it finds.
+_TOLERANCE, _LARGEST_COST = 1e-6, 1e3
+# Sums are rounded by less, relative to themselves.
+_ROUNDING = 1e-14
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +55,7 @@ NAMES = (*LIMITS, *SHORT)
 
 
 def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
-    """Returns the limits that a budget sets, by the names of `LIMITS`.
-
-    Args:
-        budget: {limit: a number, or a share such as "60%" of what the most bits need}.
-        npu: there is one, whose milliseconds are known.
+    """Returns the limits that a budget sets, by the names of `LIMITS`: numbers, or shares.
 
     >>> read_budget({"bytes": "60%", "average_bits": 4})["average_weight_bits"]
     4.0
@@ -90,3 +102,113 @@ def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
     if problems:
         raise ProblemsError("budget", problems)
     return limits
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Knapsack:
+    """A multiple-choice knapsack."""
+
+    item: np.ndarray  # (n,) from 0, ascending: the item of each option.
+    cost: np.ndarray  # (n,) float64, finite.
+    usage: Mapping[str, np.ndarray]  # (n,) float64 each: what options use of each quantity.
+    limits: Mapping[str, float]  # On some of these.
+    level: np.ndarray  # (n,) the level of each option, for ties.
+    # (items,) items with the same number of 0 or more choose the same level; -1 are free.
+    tie: np.ndarray
+
+    @property
+    def num_items(self) -> int:
+        """How many items there are."""
+        return len(self.tie)
+
+    def options(self, item: int) -> np.ndarray:
+        """Returns the options of one item."""
+        return np.flatnonzero(self.item == item)
+
+    def used(self, chosen: np.ndarray) -> dict[str, float]:
+        """Returns what a choice, an option of each item, uses of each quantity."""
+        return {name: math.fsum(usage[chosen]) for name, usage in self.usage.items()}
+
+    def within(self, chosen: np.ndarray) -> bool:
+        """Returns whether a choice keeps all limits."""
+        used = self.used(chosen)
+        return all(used[name] <= most * (1.0 + _ROUNDING) for name, most in self.limits.items())
+
+    def ends(self, name: str) -> tuple[float, float]:
+        """Returns the least and the most that options use of a quantity, each item by itself."""
+        usage = [self.usage[name][self.options(item)] for item in range(self.num_items)]
+        return math.fsum(each.min() for each in usage), math.fsum(each.max() for each in usage)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """A choice within all limits, and the proof that no other is cheaper."""
+
+    chosen: np.ndarray  # (items,) the option of each item.
+    cost: float  # Of the choice.
+    bound: float  # No choice within the limits costs less.
+
+
+def solve(problem: Knapsack) -> Solution | None:
+    """Returns the cheapest choice within the limits; None where no choice is within them.
+
+    Limits on integers are kept exactly. Where the choice oversteps another one by less than HiGHS
+    sees, it is solved once more with limits that are lower by that; the bound is the first one's.
+
+    >>> pair = Knapsack(
+    ...     item=np.array([0, 0, 1, 1]),
+    ...     cost=np.array([5.0, 0.0, 3.0, 0.0]),
+    ...     usage={"bytes": np.array([1.0, 4.0, 1.0, 4.0])},
+    ...     limits={"bytes": 5.0},
+    ...     level=np.array([2, 8, 2, 8]),
+    ...     tie=np.array([-1, -1]),
+    ... )
+    >>> solve(pair)
+    Solution(chosen=array([1, 2]), cost=3.0, bound=3.0)
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    options = [problem.options(item) for item in range(problem.num_items)]
+    # The least cost of an item changes no choice, and its digits would crowd out others.
+    least = np.array([problem.cost[each].min() for each in options])
+    above = problem.cost - least[problem.item]
+    unit = float(above.max()) / _LARGEST_COST or 1.0
+    items = np.arange(problem.num_items)
+    one_each = LinearConstraint(np.equal.outer(items, problem.item).astype(float), 1.0, 1.0)
+    ties = []
+    for tie in np.unique(problem.tie[problem.tie >= 0]):
+        for pair in itertools.pairwise(np.flatnonzero(problem.tie == tie)):
+            for level in np.unique(problem.level[np.isin(problem.item, pair)]):
+                sides = np.equal.outer(pair, problem.item) * (problem.level == level).astype(float)
+                ties.append(LinearConstraint(np.diff(sides, axis=0), 0.0, 0.0))
+    bound = -math.inf
+    for lowered in (0.0, 2 * _TOLERANCE):
+        limits = []
+        for name, limit in problem.limits.items():  # in units in which HiGHS keeps them
+            usage = problem.usage[name]
+            most = float(np.abs(usage).max())
+            scale, margin = most or 1.0, 0.0
+            if np.all(usage == np.rint(usage)):  # as far from the next integer as from this one
+                scale, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
+                limit = scale * math.floor(limit / scale * (1.0 + _ROUNDING))
+            top = limit / scale + margin - lowered * most / scale
+            limits.append(LinearConstraint(usage[np.newaxis] / scale, -np.inf, top))
+        result = milp(
+            above / unit,
+            integrality=np.ones(len(above)),
+            bounds=Bounds(0.0, 1.0),
+            constraints=[one_each, *limits, *ties],
+            options={"mip_rel_gap": 0.0},
+        )
+        if result.status == 2:
+            return None
+        if result.status != 0:
+            raise RuntimeError(f"the solver found no proof: {result.message}")
+        if lowered == 0.0:
+            bound = math.fsum(least) + float(result.mip_dual_bound) * unit
+        chosen = np.array([each[np.argmax(result.x[each])] for each in options])
+        if problem.within(chosen):
+            cost = math.fsum(problem.cost[chosen])
+            is_optimal = cost - bound <= 2 * _TOLERANCE * unit
+            return Solution(chosen, cost, cost if is_optimal else bound)
+    raise RuntimeError("the solver oversteps a limit in its last digits; change it a little.")

@@ -1,4 +1,4 @@
-"""The bits that each layer of a model can have, and which layers share a grid.
+"""The bits that each layer of a model can have, which layers share a grid, and how long they take.
 
 What follows the policy's `weight_bits` and `activation_bits` is chosen; what the policy settles
 otherwise stays: first and last layers at `first_last_weight_bits`, bits given by overrides, streams
@@ -10,26 +10,33 @@ import dataclasses
 import glob
 import itertools
 import math
+import pathlib
+import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tf_keras as keras
 
+from sat_tf.export.export import export_tflite
 from sat_tf.export.lowering.packing import PACKINGS, NothingPackedError
+from sat_tf.export.targets.ethos_u import TARGET_OF, compile_file, compiler_options
 from sat_tf.graph import layer_kinds
-from sat_tf.messages import ModelError
+from sat_tf.messages import ModelError, first_ones
 from sat_tf.planning.explain import Source, plan_of, read_source
 from sat_tf.planning.file_size import FileSizes
 from sat_tf.planning.plan import Fate, LayerPlan, Plan
+from sat_tf.planning.preview import assume_ranges
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.scheme import quantize_model
+from sat_tf.qat.wrapper import QuantizedLayer
 
 Choice = tuple[int | None, int | None]  # weight bits and activation bits; None is float
 
 # Two policies that differ in all bits that are left to be chosen.
 _PROBES = (2, 3)
+_NPU_ARGUMENTS = ("configuration", "system_config", "memory_mode", "config")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,34 +166,37 @@ def _layers(
     for row in low.layers:
         if row.weights is not None:
             calls.setdefault(source.network[row.name].layer.name, []).append(row)
-    following = {
-        name: [row for row in rows if row.reading_bits != high[row.name].reading_bits]
-        for name, rows in calls.items()
-    }
-    ties = _ties(low, following)
-    layers = []
+    layers: list[LayerChoices] = []
+    ties: list[tuple[set[str], set[str]]] = []  # layers, and the tensors that they read
     for name, rows in calls.items():
-        first, free = rows[0].name, following[name]
+        first = rows[0].name
+        following = [row for row in rows if row.reading_bits != high[row.name].reading_bits]
         low_weights, high_weights, weights = (plan[first].weights for plan in (low, high, usual))
         follows = bool(low_weights and high_weights and low_weights.bits != high_weights.bits)
         usual_bits = weights.bits if weights else None
-        kernel = layer_kinds.kernel_of(source.network[first].layer)
         layers.append(
             LayerChoices(
                 name=name,
                 kind=rows[0].kind,
-                num_weights=int(np.prod(kernel.shape)),
+                num_weights=math.prod(layer_kinds.kernel_of(source.network[first].layer).shape),
                 usual_bits=usual_bits,
                 weight_bits=weight_bits if follows else (usual_bits,),
-                activation_bits=activation_bits if free else (usual[first].reading_bits,),
+                activation_bits=activation_bits if following else (usual[first].reading_bits,),
                 chooses_weights=follows,
-                chooses_activations=bool(free),
-                reads_settled=len(free) < len(rows),
-                tie=ties.get(name, -1),
+                chooses_activations=bool(following),
+                reads_settled=len(following) < len(rows),
+                tie=-1,
                 values_read=_values_read(source, low, rows),
             )
         )
-    return tuple(layers)
+        readers, tensors = {name}, {_quantized_source(low, row).name for row in following}
+        for group in [group for group in ties if group[1] & tensors]:
+            ties.remove(group)
+            readers, tensors = readers | group[0], tensors | group[1]
+        ties.append((readers, tensors))
+    shared = [readers for readers, _ in ties if len(readers) > 1]
+    numbers = {name: number for number, readers in enumerate(shared) for name in readers}
+    return tuple(dataclasses.replace(layer, tie=numbers.get(layer.name, -1)) for layer in layers)
 
 
 def _quantized_source(plan: Plan, row: LayerPlan) -> LayerPlan:
@@ -195,19 +205,6 @@ def _quantized_source(plan: Plan, row: LayerPlan) -> LayerPlan:
     while source.activation is None and source.reads:
         source = plan[source.reads[0]]
     return source
-
-
-def _ties(plan: Plan, following: Mapping[str, Sequence[LayerPlan]]) -> dict[str, int]:
-    """Returns numbers of the grids that several layers read, directly or through others."""
-    groups: list[tuple[set[str], set[str]]] = []  # layers, and the tensors that they read
-    for name, rows in following.items():
-        layers, tensors = {name}, {_quantized_source(plan, row).name for row in rows}
-        for group in [group for group in groups if group[1] & tensors]:
-            groups.remove(group)
-            layers, tensors = layers | group[0], tensors | group[1]
-        groups.append((layers, tensors))
-    shared = [layers for layers, _ in groups if len(layers) > 1]
-    return {name: number for number, layers in enumerate(shared) for name in layers}
 
 
 def _values_read(source: Source, plan: Plan, rows: Sequence[LayerPlan]) -> int | None:
@@ -222,3 +219,68 @@ def _values_read(source: Source, plan: Plan, rows: Sequence[LayerPlan]) -> int |
     if any(None in shape for shape in shapes):
         return None
     return sum(math.prod(size or 0 for size in shape) for shape in shapes)
+
+
+def read_npu(npu: Any, policy: BitPolicy) -> tuple[dict[str, Any], BitPolicy]:
+    """Returns the arguments of `compile_file` that name an NPU, and the policy with its target."""
+    arguments = {"configuration": npu} if isinstance(npu, str) else npu
+    if not isinstance(arguments, Mapping) or not (
+        {"configuration"} <= arguments.keys() <= {*_NPU_ARGUMENTS}
+    ):
+        raise ValueError(
+            f"npu={npu!r}: expected a configuration of an Ethos-U, such as 'ethos-u55-128', or a "
+            f"mapping with {', '.join(_NPU_ARGUMENTS)}, as `compile_file` takes them."
+        )
+    compiler_options(**arguments)
+    target = TARGET_OF[arguments["configuration"]]
+    if policy.target not in (None, target):
+        raise ValueError(
+            f"npu={arguments['configuration']!r}: received a policy with target={policy.target!r}, "
+            f"expected {target!r}; give the policy that target."
+        )
+    return dict(arguments), dataclasses.replace(policy, target=target)
+
+
+def milliseconds_of(
+    model: keras.Model, choices: ModelChoices, weight_bits: Sequence[int], npu: Mapping[str, Any]
+) -> list[float]:
+    """Returns the milliseconds of each choice, layer by layer; the rest counts with the first one.
+
+    A file is compiled for each number of weight bits, of all layers that are chosen for. Bits of
+    activations change nothing, since all are int8 there, and their ranges are made up.
+    """
+    if choices.sizes is None:
+        raise ValueError(f"npu: there is no file to compile: {choices.file_problem}")
+    of_layers = choices.sizes.tensors()
+    tensors = {layer.name: of_layers[layer.name] for layer in choices.layers}
+    of_bits: dict[int | None, dict[str, float]] = {}
+    rest = 0.0
+    for bits in weight_bits:
+        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of made-up ranges
+            quantized = quantize_model(model, choices.policy_at(bits, None))
+            for index, layer in enumerate(quantized.layers):
+                if isinstance(layer, QuantizedLayer):
+                    assume_ranges(layer, index)
+            path = pathlib.Path(folder, "model.tflite")
+            export_tflite(quantized, path)
+            compiled = compile_file(path, **npu)
+        of_bits[bits] = {
+            name: sum(compiled.milliseconds_of.get(tensor, 0.0) for tensor in names)
+            for name, names in tensors.items()
+        }
+        rest = max(rest, compiled.milliseconds - sum(of_bits[bits].values()))
+    seen = compiled.encoded_weight_bytes_of.keys()
+    unseen = [name for name, names in tensors.items() if not seen & {*names}]
+    for names, where in ((compiled.on_cpu, "left to the CPU"), (unseen, "not told of")):
+        if names:
+            warnings.warn(
+                f"npu: received {first_ones(names, 4)} that the compiler has {where}, which count "
+                "as taking no time at any number of bits.",
+                stacklevel=3,
+            )
+    return [
+        of_bits.get(bits, of_bits[weight_bits[0]])[layer.name] + (rest if index == 0 else 0.0)
+        for index, layer in enumerate(choices.layers)
+        for bits, _ in layer.choices
+    ]

@@ -8,10 +8,13 @@ import tf_keras as keras
 import yaml
 
 import sat_tf
-from sat_tf.analysis.allocation.allocation import make_problem
+from sat_tf.analysis.allocation.allocation import (
+    costs_of_sensitivity,
+    costs_of_table,
+    make_problem,
+)
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices
-from sat_tf.analysis.allocation.costs import of_sensitivity, of_table
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config import DEMO, read_config
@@ -84,14 +87,14 @@ def test_no_choice_whose_file_keeps_a_limit_costs_less_than_the_bound():
     lengths = sorted({length for _, length in every})
     assert len(lengths) > 5
     options = {"cost": cost, "weight_bits": bits, "activation_bits": bits}
-    for limit in [length for length in lengths if length >= lengths[0] + 64]:
+    for limit in lengths:
         found = sat_tf.allocate(model, None, 4, budget={"bytes": limit}, **options)
         best = min(costs for costs, length in every if length <= limit)
         assert found.proof.bound - 1e-9 <= best <= found.proof.cost + 1e-9
         assert found.totals["bytes"].value <= limit
         # What is within the bytes that the sum may be off by is not worth more than they are.
-        lower = min(costs for costs, length in every if length <= limit - 64)
-        assert found.proof.cost <= lower + 1e-9
+        lower = [costs for costs, length in every if length <= limit - 64]
+        assert found.proof.cost <= min(lower, default=np.inf) + 1e-9
     with pytest.raises(ValueError, match="received limits that no choice of bits keeps"):
         sat_tf.allocate(model, None, 4, budget={"bytes": lengths[0] - 65}, **options)
 
@@ -101,9 +104,8 @@ def test_no_choice_whose_file_keeps_a_limit_costs_less_than_the_bound():
 
 def test_no_other_choice_within_the_budget_costs_less(model, found):
     choices = ModelChoices(model, BitPolicy.mobile(), *BITS.values())
-    costs = of_table(costs_of(model), choices.layers)
     problem = make_problem(choices, read_budget(SMALL)).knapsack
-    problem.cost[:] = [cost for of_layer in costs for cost in of_layer]
+    problem.cost[:] = costs_of_table(costs_of(model), choices.layers)
     best = np.inf
     free = [problem.options(item) for item in range(problem.num_items)]
     for chosen in map(np.array, itertools.product(*free)):
@@ -200,8 +202,10 @@ def test_measured_costs_fall_with_bits(model):
     assert found.cost_kind == "sensitivity"
     measured = sat_tf.sensitivity(model, images_for(model), BitPolicy.mobile(2), num_images=64)
     layers = ModelChoices(model, BitPolicy.mobile(), range(2, 9), range(2, 9)).layers
-    for costs, layer in zip(of_sensitivity(measured, layers), layers, strict=True):
-        table = np.reshape(costs, (len(layer.weight_bits), len(layer.activation_bits)))
+    costs = iter(costs_of_sensitivity(measured, layers))
+    for layer in layers:
+        of_layer = [next(costs) for _ in layer.choices]
+        table = np.reshape(of_layer, (len(layer.weight_bits), len(layer.activation_bits)))
         assert np.all(np.diff(table, axis=0) <= 0.0)
         assert np.all(np.diff(table, axis=1) <= 0.0)
         # Two bits cost a hundred times what eight do, at the least.
@@ -330,14 +334,15 @@ def test_limits_that_exclude_each_other_are_all_listed(model):
     limits = read_budget(budget, npu=True)
     problem = make_problem(choices, limits, milliseconds)
     with pytest.raises(ValueError, match="no choice of bits keeps") as raised:
-        problem.solved(0)
+        next(problem.solutions())
     message = str(raised.value)
     assert "milliseconds=7: the smallest possible is 7, without the others." in message
     assert "average_weight_bits=2.500: the smallest possible is 2" in message
 
 
-def test_a_file_that_fits_is_not_left_out_because_the_sum_over_layers_is_too_long():
-    model = residual()
+@pytest.mark.parametrize("make", [residual, joined])
+def test_a_file_that_fits_is_not_left_out_because_the_sum_over_layers_is_too_long(make):
+    model = make()
     policy = BitPolicy.mobile(4, **EVERYWHERE)
     loose = by_table(model, policy=policy, budget={"bytes": "100%"})
     real = loose.totals["bytes"].value
@@ -345,3 +350,9 @@ def test_a_file_that_fits_is_not_left_out_because_the_sum_over_layers_is_too_lon
     found = by_table(model, policy=policy, budget={"bytes": real})
     assert found.proof.cost == loose.proof.cost
     assert found.totals["bytes"].value <= real
+    # So can the limit be that of the smallest file, below which there is none.
+    smallest = file_bytes(model, ModelChoices(model, policy, *BITS.values()).policy_at(2, 8))
+    found = by_table(model, policy=policy, budget={"bytes": smallest})
+    assert found.totals["bytes"].value == smallest
+    with pytest.raises(ValueError, match=f"bytes={smallest - 1:,}: the smallest possible is "):
+        by_table(model, policy=policy, budget={"bytes": smallest - 1})

@@ -1,6 +1,6 @@
+from sat_tf.analysis.allocation.allocation import costs_of_table
 from sat_tf.analysis.allocation.budget import SHORT, read_budget
 from sat_tf.analysis.allocation.choices import LayerChoices
-from sat_tf.analysis.allocation.costs import of_table
 
 
 def test_numbers_and_shares_are_read():
@@ -33,13 +33,13 @@ LAYERS = [layer("conv", (2, 4), is_chosen=True), layer("dense", (8,), is_chosen=
 
 
 def values(table):
-    return of_table(table, LAYERS)
+    return costs_of_table(table, LAYERS)
 
 
 def test_pairs_of_bits_win_over_weight_bits_alone():
-    assert values({"conv": {2: 3, 4: 2, (4, 8): 1}}) == [[3.0, 1.0], [0.0]]
+    assert values({"conv": {2: 3, 4: 2, (4, 8): 1}}) == [3.0, 1.0, 0.0]
 
 
 def test_one_number_holds_for_every_choice():
-    assert values({"conv": 0.5, "dense": 2}) == [[0.5, 0.5], [2.0]]
-    assert values({"conv": {4: 3, None: 1}}) == [[1.0, 3.0], [0.0]]
+    assert values({"conv": 0.5, "dense": 2}) == [0.5, 0.5, 2.0]
+    assert values({"conv": {4: 3, None: 1}}) == [1.0, 3.0, 0.0]

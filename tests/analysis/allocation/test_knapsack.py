@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sat_tf.analysis.allocation.knapsack import Knapsack, solve
+from sat_tf.analysis.allocation.budget import Knapsack, solve
 
 
 def knapsack(costs, usage, limits, *, levels=None, tie=None):

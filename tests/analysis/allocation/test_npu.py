@@ -6,7 +6,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.allocation.npu import milliseconds_of
+from sat_tf.analysis.allocation.choices import milliseconds_of
 from sat_tf.export.targets.ethos_u import compile_file
 from sat_tf.qat.policy import BitPolicy
 from tests.analysis.allocation.small_models import images_for

@@ -6,10 +6,10 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.sensitivity.damage import (
+from sat_tf.analysis.sensitivity import DamageMeter
+from sat_tf.analysis.sensitivity_result import (
     BitWidth,
     Damage,
-    DamageMeter,
     mean_bits,
     within_average,
 )

@@ -1,5 +1,6 @@
 """Layer-wise sensitivity: one layer at a time quantized, the others float."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,9 @@ from sat_tf.analysis.labelled_images import (
     expect_fitting,
     labelled_images,
 )
+from sat_tf.analysis.one_at_a_time import one_at_a_time
 from sat_tf.analysis.range_accuracy import range_accuracies
-from sat_tf.analysis.sensitivity.damage import METRICS, DamageMeter, LayerSensitivity
-from sat_tf.analysis.sensitivity.measured_model import Sensitivity
-from sat_tf.analysis.sensitivity.one_at_a_time import one_at_a_time
+from sat_tf.analysis.sensitivity_result import METRICS, Damage, LayerSensitivity, Sensitivity
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
@@ -26,6 +26,53 @@ from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS
 from sat_tf.top_k import top_hits
 
 USUAL_IMAGES = 256
+
+
+class DamageMeter:
+    """Accumulates the damage over batches of outputs, compared with the float model's.
+
+    Args:
+        probabilities: the outputs are probabilities, not logits.
+        classes: the outputs are a row of classes.
+    """
+
+    def __init__(self, *, probabilities: bool, classes: bool) -> None:
+        self._probabilities = probabilities
+        self._has_classes = classes
+        self._count = 0
+        self._fewer_right = 0
+        self._has_labels = False
+        self._error = self._size = self._divergence = 0.0
+
+    def add(self, own: np.ndarray, reference: np.ndarray, labels: np.ndarray | None) -> None:
+        """Adds one batch of outputs, the float model's, and the classes of the images."""
+        own, reference = own.astype(np.float64), reference.astype(np.float64)
+        self._count += len(own)
+        self._error += float(np.sum(np.square(own - reference)))
+        self._size += float(np.sum(np.square(reference)))
+        if self._has_classes:
+            wanted = self._log_shares(reference)
+            terms = np.exp(wanted) * (wanted - self._log_shares(own))
+            self._divergence += float(np.sum(terms))
+            if labels is not None:
+                self._has_labels = True
+                self._fewer_right += top_hits(reference, labels, 1) - top_hits(own, labels, 1)
+
+    def damage(self) -> Damage:
+        """The damage over all batches."""
+        size = self._error / self._size if self._size else (math.inf if self._error else 0.0)
+        return Damage(
+            top1_drop=self._fewer_right / self._count if self._has_labels else None,
+            distance=math.sqrt(size),
+            divergence=max(self._divergence / self._count, 0.0) if self._has_classes else None,
+        )
+
+    def _log_shares(self, outputs: np.ndarray) -> np.ndarray:
+        if self._probabilities:
+            # A float32 softmax gives 0 below this.
+            return np.log(np.maximum(outputs, float(np.finfo(np.float32).tiny)))
+        shifted = outputs - outputs.max(axis=1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
 def sensitivity(

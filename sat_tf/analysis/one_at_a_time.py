@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.sensitivity.damage import QuantizableLayer
+from sat_tf.analysis.sensitivity_result import QuantizableLayer
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference

@@ -1,1 +1,0 @@
-"""The sensitivity of a network to each of its layers being quantized."""
