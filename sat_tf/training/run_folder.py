@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import io
 import pathlib
-import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -90,12 +89,6 @@ class RunFolder(OutputFolder):
             except (OSError, NotImplementedError):
                 pass  # a file system without locks
             yield
-
-
-def is_about_a_file(error: Exception, folder: pathlib.Path) -> bool:
-    """Whether an error of TensorFlow says "PATH; REASON" of a folder, or of a file in it."""
-    path = re.escape(str(folder))
-    return re.search(rf"(?<![\w./-]){path}(/[^;\n]*)?; ", str(error)) is not None
 
 
 # Settings that do not change what a run computes, and may differ when it resumes.

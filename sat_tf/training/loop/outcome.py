@@ -28,7 +28,6 @@ from sat_tf.report.results import Results, of_certificate
 from sat_tf.training import run_folder
 from sat_tf.training.data.source import NO_LABEL
 from sat_tf.training.loop.stage import Run
-from sat_tf.training.loop.start import pixels_of
 from sat_tf.training.run_folder import EPOCHS, EpochMetrics, RunFolder, RunState
 from sat_tf.yaml_text import load_yaml
 
@@ -91,7 +90,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     floats = folder.file(output_folder.FLOAT_MODEL)
     is_safe = not run.config.training.trust_model
     float_model = load_model(floats, safe_mode=is_safe) if floats.is_file() else None
-    pixels, labels = pixels_of(source).held_out_sample(config.verify_images)
+    pixels, labels = source.pixels.held_out_sample(config.verify_images)
     run.say(f"file       exporting, and verifying on {len(pixels):,} held-out images")
     is_of_pixels = takes_pixels(Network(quantized))
     try:
@@ -123,7 +122,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
         return entries
     run.say(f"file       measuring its top-1 on all {num_held_out:,} held-out images")
     kind = read_subject(path).graph.images[0].type
-    batches = pixels_of(source).held_out_batches(batch_size=_BATCH_SIZE)
+    batches = source.pixels.held_out_batches(batch_size=_BATCH_SIZE)
 
     def examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for pixels, labels in batches.as_numpy_iterator():
