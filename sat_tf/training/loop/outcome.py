@@ -178,10 +178,7 @@ def write_report(folder: RunFolder) -> None:
     training: dict[str, str] = {}
     if folder.file(output_folder.RESULTS).exists():
         results = Results.read(folder)
-        training = {
-            "Learning rate": results.rate(),
-            "Weights of epoch": results.kept(),
-        }
+        training = {"Learning rate": results.rate(), "Weights of epoch": results.kept()}
     if any(training.values()):
         training["Weights by"] = _weights(settings)
     environment = {
