@@ -116,8 +116,8 @@ def train_stage(
     if done != backup.epochs:
         raise RunError(
             f"{backup.folder}: would resume here behind epoch {backup.epochs}, and on the first "
-            f"machine behind epoch {done}; expected one run folder for all; put it on a file system "
-            "that they share."
+            f"machine behind epoch {done}; expected one run folder for all; put it on a file "
+            "system that they share."
         )
     log = EpochLog(run.folder, name, run.rows, epochs=done, writes=run.writes)
     around_measuring = [*recipes.callbacks]
