@@ -151,10 +151,7 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     if problems:
         raise RunError(ProblemsError(str(folder.file(QUANTIZED_MODEL)), problems))
     source = fed_source(source, fed_range(model))
-    with (
-        value_errors_as_run_errors(folder.file(QUANTIZED_MODEL)),
-        reading_errors_explained(source),
-    ):
+    with value_errors_as_run_errors(folder.file(QUANTIZED_MODEL)), reading_errors_explained(source):
         found = held_out_metrics(model, source)
     console.print(
         f"{config.name}: held-out top-1 {100 * found['top1']:.2f} % ({found['images']} images)",

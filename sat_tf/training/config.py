@@ -205,14 +205,11 @@ FOLDER = SHIPPED / "folder.yaml"
 def read_config(
     path: str | os.PathLike[str], overrides: Iterable[str] = (), *, seed: int | None = None
 ) -> Config:
-    """Reads and checks the configuration of a run.
+    """Reads and checks the configuration in a YAML file, or in one that comes with the package.
 
-    Args:
-        path: a YAML file, or the name of one that comes with the package, such as
-            configs/digits/mobilenet_v2_w4a4.yaml.
-        overrides: "key=value" with a dotted key and a YAML value, such as
-            "stages.float.epochs=3"; they win over the file, later ones over earlier ones.
-        seed: overrides the file's seed, if given.
+    The latter have names such as configs/digits/mobilenet_v2_w4a4.yaml. Overrides are "key=value"
+    with a dotted key and a YAML value, such as "stages.float.epochs=3"; they win over the file,
+    later ones over earlier ones. So does a seed.
     """
     path = pathlib.Path(path)
     try:
@@ -231,8 +228,8 @@ def read_config(
 def _shipped_names() -> list[str]:
     """Names such as configs/digits/mobilenet_v2_w4a4.yaml, wherever the package is."""
     # Files of the paper are no configurations but rows made of them.
-    found = (path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml"))
-    return [f"configs/{path.as_posix()}" for path in found if path.parts[0] != "paper"]
+    paths = (path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml"))
+    return [f"configs/{path.as_posix()}" for path in paths if path.parts[0] != "paper"]
 
 
 def parse_config(

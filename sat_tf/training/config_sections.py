@@ -3,14 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from sat_tf.training.data import DATA_SETS, is_in_memory
 from sat_tf.training.models import MODELS
@@ -275,8 +268,7 @@ class TrainingConfig(Section):
         default="float32", description="one of float32, mixed_float16, mixed_bfloat16"
     )
     jit_compile: bool = Field(
-        default=False,
-        description="true (the step is compiled by XLA, for accelerators) or false",
+        default=False, description="true (the step is compiled by XLA, for accelerators) or false"
     )
     deterministic_ops: bool = Field(
         default=False,

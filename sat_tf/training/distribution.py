@@ -20,12 +20,10 @@ _LAST_PORT = 65_535
 def make_strategy(name: str) -> tf.distribute.Strategy:
     """Creates a strategy; to be called before anything else of TensorFlow.
 
-    Args:
-        name: "none" (one device), "mirrored" (all devices of this machine), "multi_worker" (several
-            machines, which the environment variable TF_CONFIG describes), "tpu" (the one that
-            TPU_NAME names, or that this machine has), or "auto": multi_worker where TF_CONFIG
-            names several processes, tpu where TPU_NAME is set, mirrored where there are several
-            GPUs, none otherwise.
+    "none" is one device; "mirrored" all devices of this machine; "multi_worker" several machines,
+    which the environment variable TF_CONFIG describes; "tpu" the one that TPU_NAME names, or that
+    this machine has; "auto" is multi_worker where TF_CONFIG names several processes, tpu where
+    TPU_NAME is set, mirrored where there are several GPUs, none otherwise.
     """
     if name == "auto":
         name = "none"
@@ -167,14 +165,14 @@ def waiting_note(name: str) -> str | None:
     """Says that `make_strategy` is going to wait for other workers; None where it does not."""
     if name not in ("multi_worker", "auto") or not os.environ.get("TF_CONFIG"):
         return None
-    found = _cluster()
-    task, own = found["task"], _address(found)
-    others = [address for of_job in found["cluster"].values() for address in of_job]
-    others.remove(own)
+    cluster = _cluster()
+    task, address = cluster["task"], _address(cluster)
+    others = list(itertools.chain(*cluster["cluster"].values()))
+    others.remove(address)
     if not others:
         return None
     return (
-        f"This is {task['type']} {task['index']} at {own}; it waits for "
+        f"This is {task['type']} {task['index']} at {address}; it waits for "
         f"{first_ones(others)}, which run the same command. Ctrl-C ends the waiting."
     )
 

@@ -52,12 +52,12 @@ class TopK(keras.metrics.Metric):
         rank = tf.reduce_sum(tf.cast(before, tf.int32), axis=-1)
         hits = counted & tf.reduce_any(own, axis=-1) & (rank < self.k)
         broken = counted[:, None] & tf.logical_not(tf.math.is_finite(logits))
-        for variable, found in (
+        for variable, marks in (
             (self._correct, hits),
             (self._seen, counted),
             (self._not_finite, broken),
         ):
-            variable.assign_add(tf.reduce_sum(tf.cast(found, variable.dtype)))
+            variable.assign_add(tf.reduce_sum(tf.cast(marks, variable.dtype)))
 
     @property
     def images(self) -> int:
@@ -85,15 +85,14 @@ class RandomGenerators:
     """The random generators in the layers of a model, nested models included.
 
     Every step sets their state. What is drawn depends on the seed, the step and the replica alone,
-    so that no checkpoint has to hold a state, which would differ between replicas whose shards
-    differ in size.
+    so that no checkpoint has to hold a state.
     """
 
     def __init__(self, model: keras.Model) -> None:
         # The names are private: Keras has no public ones.
         holders = (getattr(layer, "_random_generator", None) for layer in model.submodules)
-        found = (getattr(holder, "_generator", None) for holder in holders)
-        self._generators = [one for one in found if isinstance(one, tf.random.Generator)]
+        generators = (getattr(holder, "_generator", None) for holder in holders)
+        self._generators = [each for each in generators if isinstance(each, tf.random.Generator)]
 
     def start_step(self, step: tf.Tensor) -> None:
         """Called in every replica, before it draws."""
@@ -170,10 +169,8 @@ class Learner(keras.Model):
 
     Its logs are `loss` (mean over the images of the epoch so far, regularization included) and
     those of `accuracy_metrics`; in training also `data_loss` (the mean without regularization), and
-    `batch_loss` (of the last batch alone).
-
-    What comes `after_step` is called in every replica, inside the step, after the optimizer; with
-    state in variables of its own, which are in checkpoints if it is a `tf.Module`.
+    `batch_loss` (of the last batch alone). What comes `after_step` is called in every replica,
+    inside the step, after the optimizer; its variables are in checkpoints if it is a `tf.Module`.
     """
 
     def __init__(
@@ -225,8 +222,8 @@ class Learner(keras.Model):
         variables = self.student.trainable_variables
         gradients = self.optimizer.compute_gradients(objective, variables, tape)
         self.optimizer.apply_gradients(
-            (None if one is None else tf.where(sound, one, tf.zeros_like(one)), variable)
-            for one, variable in gradients
+            (None if slope is None else tf.where(sound, slope, tf.zeros_like(slope)), variable)
+            for slope, variable in gradients
         )
         for act in self.after_step:
             act()
@@ -268,12 +265,6 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     first + (peak - first) · i / w                  for i < w
     peak · (1 + cos(π · (i - w) / (T - w))) / 2     for w <= i < T
     0                                               from T on
-
-    Args:
-        first_learning_rate: at step 0 of a warm-up, at most the peak; not used where w is 0.
-        peak_learning_rate: at step w.
-        warmup_steps: w, 0 or more.
-        total_steps: T, above w.
 
     >>> schedule = WarmupCosine(
     ...     first_learning_rate=0.1, peak_learning_rate=0.5, warmup_steps=2, total_steps=6
@@ -338,11 +329,7 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 
 
 def make_optimizer(
-    stage: StageConfig,
-    steps_per_epoch: int,
-    *,
-    precision: str = "float32",
-    learning_rate: float | None = None,
+    stage: StageConfig, steps_per_epoch: int, *, precision: str = "float32"
 ) -> keras.optimizers.Optimizer:
     """The optimizer of a stage.
 
@@ -350,15 +337,9 @@ def make_optimizer(
     `WarmupCosine` and g the gradient of the loss, weight decay included where `training_copy` put
     it. In mixed_float16 the loss is multiplied before, and the gradient divided after, so that
     small gradients are not lost; a step whose gradients overflow is left out.
-
-    Args:
-        stage: its settings.
-        steps_per_epoch: how many batches an epoch has.
-        precision: name of the dtype policy that the model computes by.
-        learning_rate: in place of the schedule, to be set.
     """
     optimizer = keras.optimizers.SGD(
-        learning_rate or WarmupCosine.of_stage(stage, steps_per_epoch),
+        WarmupCosine.of_stage(stage, steps_per_epoch),
         momentum=stage.momentum,
         nesterov=stage.nesterov,
     )

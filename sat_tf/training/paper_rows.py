@@ -17,13 +17,7 @@ from sat_tf.messages import ProblemsError, RunError, did_you_mean
 from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import DEFAULT_QUANTIZERS
-from sat_tf.training.config import (
-    SHIPPED,
-    CalibrationConfig,
-    Config,
-    ExportConfig,
-    parse_config,
-)
+from sat_tf.training.config import SHIPPED, CalibrationConfig, Config, ExportConfig, parse_config
 from sat_tf.training.config_sections import Section
 from sat_tf.validation import describe
 from sat_tf.yaml_text import load_yaml
@@ -39,22 +33,13 @@ class Printed(Section):
     kappa_0: float | None = Field(default=None, gt=0, description="a positive number")
 
 
-class Other(Section):
-    """The printed values of another method in the same table, which is not run here."""
-
-    bits: int | Literal["flexible", "float"] = Field(description="an integer, flexible or float")
-    top1: float = Field(gt=0, le=100, description="a share in percent")
-    top5: float = Field(gt=0, le=100, description="a share in percent")
-
-
 class Row(Section):
     """One training of the paper, as its changes to the recipe of its network."""
 
     base: str = Field(description="the name of a file in configs/imagenet")
     method: str = Field(description="a few words")
     measures: Literal["quantized", "float"] = Field(
-        default="quantized",
-        description="quantized, or float if the run ends with the float model",
+        default="quantized", description="quantized, or float if the run ends with the float model"
     )
     set: dict[str, Any] = Field(
         default_factory=dict, description="a mapping of dotted keys to their values"
@@ -65,9 +50,6 @@ class Row(Section):
         "row's own method",
     )
     printed: Printed = Field(default=Printed(), description="a mapping")
-    others: dict[str, Other] = Field(
-        default_factory=dict, description="a mapping of methods to their printed values"
-    )
 
 
 class Experiment(Section):
@@ -123,19 +105,21 @@ def base_text(base: str) -> str:
 @functools.cache
 def entries() -> Mapping[str, Entry]:
     """All rows by their names, in the order of the paper."""
-    found: dict[str, Entry] = {}
-    for path in sorted((SHIPPED / "paper").glob("*.yaml"), key=_place):
+
+    def place(path: pathlib.Path) -> tuple[bool, bool, bool, str]:
+        # The paper comes first, then its supplement, then the rest; tables before figures.
+        is_table, is_figure = (path.stem.startswith(word) for word in ("table", "figure"))
+        of_paper = is_table or is_figure
+        return not of_paper, of_paper and "_s" in path.stem, is_figure, path.stem
+
+    rows: dict[str, Entry] = {}
+    for path in sorted((SHIPPED / "paper").glob("*.yaml"), key=place):
         experiment = read(path, Experiment)
+        facts = experiment.model_dump(include={"source", "caption", "data"})
         for name, row in experiment.rows.items():
             key = f"{path.stem}/{name}"
-            found[key] = Entry(
-                id=key,
-                row=row,
-                source=experiment.source,
-                caption=experiment.caption,
-                data=experiment.data,
-            )
-    return types.MappingProxyType(found)
+            rows[key] = Entry(id=key, row=row, **facts)
+    return types.MappingProxyType(rows)
 
 
 @functools.cache
@@ -183,23 +167,13 @@ def read(path: pathlib.Path, kind: type[_Read]) -> _Read:
         raise RunError(f"{path}: {error}") from error
 
 
-def _place(path: pathlib.Path) -> tuple[bool, bool, bool, str]:
-    """Sorts the paper first, then its supplement, then the rest; tables before figures."""
-    is_table, is_figure = (path.stem.startswith(word) for word in ("table", "figure"))
-    of_paper = is_table or is_figure
-    return not of_paper, of_paper and "_s" in path.stem, is_figure, path.stem
-
-
 # -- the configuration of a row ------------------------------------------------------------------
 
 # The fields of a policy that matter if nothing is rounded or clipped.
 _FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_range", "unsupported")
 # Rows that name no weights have the paper's, whatever is the best known since, and end with their
 # last epoch.
-_OF_PAPER = {
-    "policy.weight_quantizer": DEFAULT_QUANTIZERS["weight"],
-    "training.keep": "last",
-}
+_OF_PAPER = {"policy.weight_quantizer": DEFAULT_QUANTIZERS["weight"], "training.keep": "last"}
 
 
 def resolve(entry: Entry, **chosen: Any) -> Config:
@@ -253,16 +227,9 @@ def configure(
         start,
         {} if data_dir is None else {"data.options.data_dir": data_dir},
     ]
-    return parse_config(
-        base_text(row.base),
-        # JSON is YAML on one line.
-        [
-            *(f"{key}={json.dumps(value)}" for layer in layers for key, value in layer.items()),
-            *changes,
-        ],
-        seed=seed,
-        subject=entry.id,
-    )
+    # JSON is YAML on one line.
+    overrides = [f"{key}={json.dumps(value)}" for layer in layers for key, value in layer.items()]
+    return parse_config(base_text(row.base), [*overrides, *changes], seed=seed, subject=entry.id)
 
 
 def float_part(config: Config) -> Config:

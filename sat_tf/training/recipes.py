@@ -79,12 +79,7 @@ class ProgressiveBits(tf.Module):
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        *,
-        bits: Sequence[int],
-        shares: Sequence[float],
-        total_steps: int,
+        self, model: keras.Model, *, bits: Sequence[int], shares: Sequence[float], total_steps: int
     ) -> None:
         super().__init__(name="progressive_bits")
         self._floors = (*bits, 0)
@@ -105,9 +100,8 @@ class ProgressiveBits(tf.Module):
     def _floor_at(self, steps: int | tf.Tensor) -> tf.Tensor:
         """The floor after some steps; 0 after the last one."""
         over = tf.cast(steps, tf.int64) >= tf.constant(self._ends, tf.int64)
-        return tf.gather(
-            tf.constant(self._floors, tf.int64), tf.reduce_sum(tf.cast(over, tf.int64))
-        )
+        stage = tf.reduce_sum(tf.cast(over, tf.int64))
+        return tf.gather(tf.constant(self._floors, tf.int64), stage)
 
 
 class WeightAverage(tf.Module):
@@ -245,7 +239,10 @@ class Oscillation(tf.Module):
         steps = self.steps + 1
         self.steps.assign(steps)
         begun = steps > self._start
-        threshold = self._threshold(tf.cast(steps, tf.float32))
+        first, last = self._thresholds
+        done = (tf.cast(steps, tf.float32) - self._start) / max(self._total_steps - self._start, 1)
+        done = tf.clip_by_value(done, 0.0, 1.0)
+        threshold = last + (first - last) * 0.5 * (1.0 + tf.cos(math.pi * done))
         moved = [
             kernel.follow(begun, self._momentum, threshold if self._freeze else None)
             for kernel in self.kernels
@@ -256,12 +253,6 @@ class Oscillation(tf.Module):
     def counts(self, epoch: int = 0) -> list[OscillationCount]:
         """How many weights of each layer oscillate or are frozen, now: after an epoch."""
         return [kernel.count(epoch) for kernel in self.kernels]
-
-    def _threshold(self, steps: tf.Tensor) -> tf.Tensor:
-        first, last = self._thresholds
-        done = (steps - self._start) / max(self._total_steps - self._start, 1)
-        done = tf.clip_by_value(done, 0.0, 1.0)
-        return last + (first - last) * 0.5 * (1.0 + tf.cos(math.pi * done))
 
 
 class _Kernel(tf.Module):
@@ -276,7 +267,7 @@ class _Kernel(tf.Module):
         variable = layer_kinds.kernel_of(layer)
         # Functions hide them from tf.Module, so that they are not saved twice.
         self._variable = lambda: variable
-        self._own = lambda: variables
+        self._variables = lambda: variables
         self._quantizer = quantizer
         self._layer_name, self._bits = layer.name, bits
         units = quantizer.units(self._latent(), variables)
@@ -298,9 +289,9 @@ class _Kernel(tf.Module):
         """Follows one step; returns the latent weights, the frozen ones put back in place."""
         quantizer, frozen = self._quantizer, tf.convert_to_tensor(self.frozen)
         units = tf.cast(self.units, tf.float32)
-        own = self._own()
-        latent = quantizer.hold(self._latent(), own, units, frozen)
-        now = quantizer.units(latent, own)
+        variables = self._variables()
+        latent = quantizer.hold(self._latent(), variables, units, frozen)
+        now = quantizer.units(latent, variables)
         before = Motion(
             units,
             tf.cast(self.direction, tf.float32),
@@ -311,10 +302,10 @@ class _Kernel(tf.Module):
         units = now
         if threshold is not None:
             freezing = begun & ~frozen & (after.frequency > threshold)
-            freezing &= quantizer.can_be_held(latent, own)
+            freezing &= quantizer.can_be_held(latent, variables)
             units = tf.where(freezing, tf.floor(after.average + 0.5), now)
             frozen |= freezing
-            latent = quantizer.hold(latent, own, units, frozen)
+            latent = quantizer.hold(latent, variables, units, frozen)
             self.frozen.assign(frozen)
         self.units.assign(tf.cast(units, tf.uint8))
         self.direction.assign(tf.cast(tf.where(begun, after.direction, 0.0), tf.int8))
@@ -410,9 +401,4 @@ def stage_recipes(
         after_step.append(average)
         callbacks.append(average.measured())
         finish = average.keep
-    return StageRecipes(
-        image_loss=loss,
-        after_step=after_step,
-        callbacks=callbacks,
-        finish=finish,
-    )
+    return StageRecipes(image_loss=loss, after_step=after_step, callbacks=callbacks, finish=finish)

@@ -90,13 +90,7 @@ def plan(
             problems += problems_of(error)
         else:
             jobs.append(
-                Job(
-                    row=row.id,
-                    data=name,
-                    changes=changes,
-                    config=config,
-                    float_config=start,
-                )
+                Job(row=row.id, data=name, changes=changes, config=config, float_config=start)
             )
     if problems:
         # Most problems of changes are the same for every row.
@@ -105,10 +99,7 @@ def plan(
 
 
 def run(
-    jobs: Sequence[Job],
-    folder: pathlib.Path,
-    results: pathlib.Path,
-    console: Console,
+    jobs: Sequence[Job], folder: pathlib.Path, results: pathlib.Path, console: Console
 ) -> list[RunFolder]:
     """Runs jobs one after the other, and records each outcome.
 
@@ -153,19 +144,14 @@ def run(
     return folders
 
 
-def _finish(
-    config: Config,
-    folder: pathlib.Path,
-    console: Console,
-    done: set[str],
-) -> RunFolder:
+def _finish(config: Config, folder: pathlib.Path, console: Console, done: set[str]) -> RunFolder:
     """The folder of a run, which is trained unless it is finished.
 
     `done` are the runs of this process: workers have to agree on what is left to do, and may not
     all see the files of a run that has just ended.
     """
-    own = RunFolder(folder / config.name)
-    if config.name in done or own.is_finished:
+    run = RunFolder(folder / config.name)
+    if config.name in done or run.is_finished:
         console.print(f"{config.name}: finished before", highlight=False)
     else:
         import tf_keras as keras
@@ -174,9 +160,9 @@ def _finish(
 
         # Frees the last run's memory, and names layers as in a new process.
         keras.backend.clear_session()
-        runner.train(config, own, console, wait=True)
+        runner.train(config, run, console, wait=True)
     done.add(config.name)
-    return own
+    return run
 
 
 # -- outcomes --------------------------------------------------------------------------------------
@@ -228,14 +214,18 @@ def outcome_of(
 ) -> Outcome:
     """The outcome in the files of a finished run."""
     measured = stages.get("quantized") or stages["float"]
+
+    def percent(share: float | None) -> float | None:
+        return None if share is None else round(100 * share, 3)
+
     return Outcome(
         row=row,
         data=data,
         seed=environment["seed"],
         changes="; ".join(changes),
         top1=round(100 * measured["top1"], 3),
-        top5=_percent(measured.get("top5")),
-        tflite_top1=_percent(results["tflite_top1"]),
+        top5=percent(measured.get("top5")),
+        tflite_top1=percent(results["tflite_top1"]),
         tflite_images=results["tflite_images"],
         codes_differing=results["codes_differing"],
         images=results["held_out_images"],
@@ -295,10 +285,6 @@ def add_outcomes(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
         raise RunError(f"{path}: {error}; choose another file with --results.") from error
 
 
-def _percent(share: float | None) -> float | None:
-    return None if share is None else round(100 * share, 3)
-
-
 def show(rows: Iterable[Entry], outcomes: Sequence[Outcome]) -> Iterator[rich.table.Table]:
     """The rows for the terminal: a table for each table or figure of the paper."""
     columns = [*_OF_ENTRY, _PRINTED, *(_measured(data, outcomes) for data in _data_of(outcomes))]
@@ -334,17 +320,17 @@ def summary(row: str, data: str, outcomes: Iterable[Outcome]) -> str:
 
     Runs with other settings than the row's do not count.
     """
-    found = [
+    shares = [
         outcome.top1
         for outcome in outcomes
         if (outcome.row, outcome.data, outcome.changes) == (row, data, "")
     ]
-    if not found:
+    if not shares:
         return ""
-    mean = f"{statistics.fmean(found):.1f}"
-    if len(found) == 1:
+    mean = f"{statistics.fmean(shares):.1f}"
+    if len(shares) == 1:
         return mean
-    return f"{mean} ± {statistics.stdev(found):.1f} ({len(found)})"
+    return f"{mean} ± {statistics.stdev(shares):.1f} ({len(shares)})"
 
 
 def _data_of(outcomes: Iterable[Outcome]) -> list[str]:

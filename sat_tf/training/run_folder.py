@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import io
 import pathlib
-import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,14 +21,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from sat_tf import output_folder
 from sat_tf.messages import ProblemsError, RunError, first_ones
-from sat_tf.output_folder import (
-    CONFIG,
-    FLOAT_MODEL,
-    QUANTIZED_MODEL,
-    REPORT,
-    RESULTS,
-    OutputFolder,
-)
+from sat_tf.output_folder import CONFIG, FLOAT_MODEL, QUANTIZED_MODEL, REPORT, RESULTS, OutputFolder
 from sat_tf.presentation.charts import Line
 from sat_tf.presentation.tables import digits, percent
 from sat_tf.report.curves import ACCURACY, LEVEL, LOSS, RATE, Metric
@@ -92,20 +84,13 @@ class RunFolder(OutputFolder):
             yield
 
 
-def is_about_a_file(error: Exception, folder: pathlib.Path) -> bool:
-    """Whether an error of TensorFlow says "PATH; REASON" of a folder, or of a file in it."""
-    path = re.escape(str(folder))
-    return re.search(rf"(?<![\w./-]){path}(/[^;\n]*)?; ", str(error)) is not None
-
-
 # Settings that do not change what a run computes, and may differ when it resumes.
 _MAY_DIFFER = {"training.trust_model"}
 
 
-class _Metrics(BaseModel):
+class _Metrics(BaseModel, extra="forbid"):
     """Held-out metrics of the model that a stage has saved."""
 
-    model_config = ConfigDict(extra="forbid")
     loss: float
     top1: float | None = None
     top5: float | None = None  # of more than five classes
@@ -113,10 +98,9 @@ class _Metrics(BaseModel):
     kept_epoch: int | None = None  # the stage ended with its weights; 0 is its start
 
 
-class _Values(BaseModel):
+class _Values(BaseModel, extra="forbid"):
     """The contents of the file."""
 
-    model_config = ConfigDict(extra="forbid")
     stages: dict[str, _Metrics] = {}
     seconds: float = 0.0
 
@@ -254,11 +238,11 @@ def differences(
 ) -> Iterator[tuple[str, Any, Any]]:
     """The dotted keys whose values are not the same in two configurations, with both values."""
     for key in {**old, **new}:
-        one, other = old.get(key), new.get(key)
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from differences(one, other, f"{prefix}{key}.")
-        elif one != other:
-            yield f"{prefix}{key}", one, other
+        before, now = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            yield from differences(before, now, f"{prefix}{key}.")
+        elif before != now:
+            yield f"{prefix}{key}", before, now
 
 
 # -- the tables of a run ----------------------------------------------------------------------
@@ -328,8 +312,8 @@ class EpochMetrics(Row):
     seconds: float | None = None  # Wall-clock time of the epoch, held-out images included.
 
 
-def _line(label: str, colour: str, *, dashed: bool = False, dots: bool = False) -> Line:
-    return Line(label=label, colour=f"var(--{colour})", dashed=dashed, dots=dots)
+def _line(label: str, colour: str, **style: bool) -> Line:
+    return Line(label=label, colour=f"var(--{colour})", **style)
 
 
 _NUMBER, _PERCENT, _DECAYED = digits(".4g"), percent(), "training, with weight decay"

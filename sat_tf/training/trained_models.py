@@ -66,12 +66,10 @@ def read_teacher(
 ) -> keras.Model | None:
     """The teacher of a run, which fits the data; None if it has none, or has still to train it."""
     plan = config.recipes.distillation
-    if plan is None:
+    if plan is None or (plan.teacher == FLOAT_STAGE and folder is None):
         return None
     file: str | pathlib.Path = plan.teacher
-    if plan.teacher == FLOAT_STAGE:
-        if folder is None:
-            return None
+    if folder is not None and plan.teacher == FLOAT_STAGE:
         file = folder.file(FLOAT_MODEL)
     key = "recipes.distillation.teacher"
     fit = {"image_size": source.image_size, "num_classes": source.num_classes}
@@ -159,19 +157,18 @@ def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list
     except ValueError as error:
         return [str(error)]
     problems = [f"{name}: {text}." for name, text in network.problems.items()]
-    taken, given = network[network.input].shape, network[network.output].shape
+    inputs, outputs = network[network.input].shape, network[network.output].shape
     expected = (image_size, image_size, 3)
-    fits = len(taken) == len(expected) and all(
-        size in (None, wanted) for size, wanted in zip(taken, expected, strict=True)
-    )
-    if not fits:
+    if len(inputs) != len(expected) or any(
+        received not in (None, size) for received, size in zip(inputs, expected, strict=True)
+    ):
         problems.append(
-            f"received a model for inputs of shape {taken}, expected {expected}, the images of the "
-            "data; change its input, or the image size of the data."
+            f"received a model for inputs of shape {inputs}, expected {expected}, the images of "
+            "the data; change its input, or the image size of the data."
         )
-    if given != (num_classes,):
+    if outputs != (num_classes,):
         problems.append(
-            f"received a model with outputs of shape {given}, expected ({num_classes},), one for "
+            f"received a model with outputs of shape {outputs}, expected ({num_classes},), one for "
             "each class of the data."
         )
     return problems

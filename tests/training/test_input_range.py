@@ -11,7 +11,7 @@ from sat_tf.quantizers.input_range import PIXELS, range_of
 from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.loop import runner
-from sat_tf.training.loop.start import FedSource, check_range, fed_source, float_model, pixels_of
+from sat_tf.training.loop.start import FedSource, check_range, fed_source, float_model
 from sat_tf.training.run_folder import RunFolder
 from tests.training.small import model_of_small_range, small_images
 
@@ -35,7 +35,7 @@ SOURCE = ArraySource(small_images(test=128))
 def test_a_source_gives_what_the_range_makes_of_its_pixels(value):
     found = range_of(value)
     fed = FedSource(SOURCE, found)
-    assert pixels_of(fed) is SOURCE
+    assert (fed.pixels, SOURCE.pixels) == (SOURCE, SOURCE)
     for give in (
         lambda source: next(iter(source.held_out_batches(batch_size=32)))[0].numpy(),
         lambda source: next(iter(source.training_batches(batch_size=32, seed=1)))[0].numpy(),

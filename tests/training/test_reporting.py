@@ -9,7 +9,9 @@ import tensorflow as tf
 from rich.console import Console
 
 from sat_tf.messages import RunError
+from sat_tf.output_folder import CONFIG
 from sat_tf.report.results import Results
+from sat_tf.training.config import config_text, parse_config
 from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.loop.callbacks import StopWhenNotFinite
 from sat_tf.training.loop.outcome import write_curves
@@ -57,6 +59,8 @@ def rows():
 def test_the_curves_are_a_picture(tmp_path, count):
     folder = RunFolder(tmp_path)
     write_rows(folder, rows()[:count])
+    config = parse_config("name: demo", ["data.name=digits", "model.name=mobilenet_v2"])
+    folder.write_text(CONFIG, config_text(config))
     write_curves(folder)
     picture = matplotlib.image.imread(tmp_path / "curves.png")
     assert picture.shape[:2] == (736, 1664)

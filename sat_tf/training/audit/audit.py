@@ -156,11 +156,12 @@ def _measured_kernel(call: LinearCall) -> dict[str, tf.Tensor]:
         if not isinstance(call.outer, keras.layers.Wrapper):
             values["effective"] = values["latent"]
         return values
-    values = {
-        "latent": variance(latent),
-        **{name: variance(stage) for name, stage in quantizer.stages(latent).items()},
-        "effective": variance(call.outer.effective_kernel()),
+    stages = {
+        "latent": latent,
+        **quantizer.stages(latent),
+        "effective": call.outer.effective_kernel(),
     }
+    values = {name: variance(stage) for name, stage in stages.items()}
     if quantizer.num_bits is not None:
         units = tf.cast(quantizer.units(latent, call.outer.kernel_variables), tf.int32)
         counts = tf.math.bincount(tf.reshape(units, [-1]), minlength=256, maxlength=256)
@@ -227,9 +228,9 @@ class Auditor:
         if flow is not None and not math.isfinite(flow.loss):
             notes += ("The loss of these images is NaN or infinite: no gradient can be measured.",)
             flow = None
-        layers = self._layers(self.weights(), flow)
+        layers = self._judged_layers(flow)
         advance(1)
-        activations = self._activation_rows(flow)
+        activations = self._judged_activations(flow)
         advance(1)
         kappas = [layer.kappa_0 for layer in layers if layer.kappa_0 is not None]
         return Audit(
@@ -243,19 +244,18 @@ class Auditor:
             notes=notes,
         )
 
-    def _layers(
-        self, weights: dict[str, dict[str, Any]], flow: GradientFlow | None
-    ) -> tuple[LayerAudit, ...]:
-        rows = []
+    def _judged_layers(self, flow: GradientFlow | None) -> tuple[LayerAudit, ...]:
+        """Every linear layer as it is measured now, with the rules that it breaks."""
+        rows, weights = [], self.weights()
         flows = {layer.call.name: layer for layer in flow.layers} if flow else {}
         for call in self.linear_calls:
-            own, fields = flows.get(call.name), weights[call.name]
-            if own is not None:
+            law, fields = flows.get(call.name), weights[call.name]
+            if law is not None:
                 fields |= {
-                    "effective_variance": own.weight_variance,
-                    "gradient_variance": own.gradient_variance,
-                    "kappa_1": own.kappa_1,
-                    "kappa_2": own.kappa_2,
+                    "effective_variance": law.weight_variance,
+                    "gradient_variance": law.gradient_variance,
+                    "kappa_1": law.kappa_1,
+                    "kappa_2": law.kappa_2,
                 }
             is_classifier = (
                 call.layer is self._classifier
@@ -276,41 +276,37 @@ class Auditor:
                 pooled_area=area,
                 kappa_0=kappa,
                 following=tuple(name for name, _ in call.following),
-                unknown=call.unknown if own is None else own.unknown,
+                unknown=call.unknown if law is None else law.unknown,
                 **fields,
             )
-            findings = judge_layer(row, measured=own is not None)
+            findings = judge_layer(row, measured=law is not None)
             rows.append(dataclasses.replace(row, findings=findings))
         return tuple(rows)
 
-    def _activation_rows(self, flow: GradientFlow | None) -> tuple[ActivationAudit, ...]:
+    def _judged_activations(self, flow: GradientFlow | None) -> tuple[ActivationAudit, ...]:
+        """Every tensor with a clipping level as it is measured now, with the rules it breaks."""
         uses: dict[str, ActivationUse] = self._activations() if self._activations else {}
         rows = []
         for name, layer in self._quantizers.items():
             quantizer: Any = clipping_quantizer(layer)
+            use = uses.get(name)
             row = ActivationAudit(
                 name=name,
                 bits=quantizer.num_bits,
                 clipping_level=float(layer.output_variables[CLIPPING_LEVEL].numpy()),
                 ceiling=quantizer.ceiling,
+                clipped=use.clipped if use else None,
+                codes=len(use.code_counts) if use else None,
+                codes_used=use.codes_used if use else None,
                 level_gradient=flow.level_gradients.get(name) if flow else None,
             )
-            if name in uses:
-                use = uses[name]
-                row = dataclasses.replace(
-                    row,
-                    clipped=use.clipped,
-                    codes=len(use.code_counts),
-                    codes_used=use.codes_used,
-                )
             rows.append(dataclasses.replace(row, findings=tuple(judge_activation(row))))
         return tuple(rows)
 
 
 def _notes(network: Network, sample: LabelledImages | None, *, clips: bool) -> tuple[str, ...]:
     """Notes on what cannot be measured with these images."""
-    notes = []
-    classifier = find_classifier(network)
+    notes, classifier = [], find_classifier(network)
     if classifier is None:
         notes.append(
             "No classifier was found: the output is not that of one linear layer, so there is no "

@@ -1,4 +1,4 @@
-"""An audit: its tables on the screen, its rows, and its page, an HTML file without scripts."""
+"""An audit: which rules a measured model breaks; its tables, its rows, and its page."""
 
 import dataclasses
 import enum
@@ -189,14 +189,9 @@ class ActivationAudit:
 def judge_layer(layer: LayerAudit, *, measured: bool) -> tuple[Finding, ...]:
     """The rules that a linear layer breaks."""
     if layer.effective_variance is not None and not math.isfinite(layer.effective_variance):
-        return (
-            Finding(
-                "numbers",
-                Verdict.BROKEN,
-                "it has weights that are NaN or infinite",
-                "load the weights again, or train again with a lower learning rate",
-            ),
-        )
+        reason = "it has weights that are NaN or infinite"
+        remedy = "load the weights again, or train again with a lower learning rate"
+        return (Finding("numbers", Verdict.BROKEN, reason, remedy),)
     return (
         *_rule_1(layer),
         *_weights_of_rule_2(layer),
@@ -327,7 +322,7 @@ def judge_activation(activation: ActivationAudit) -> Iterator[Finding]:
         )
 
 
-_KINDS = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
+_MARKS = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
 _NONE = "-"
 _MOST_NAMED = 3
 
@@ -368,23 +363,30 @@ class Audit(RowTable):
 
     def findings(self) -> Iterator[tuple[str, Finding]]:
         """The broken rules, each with the name of the layer."""
-        for audited in self._audited():
+        for audited in (*self.layers, *self.activations):
             for finding in audited.findings:
                 yield audited.name, finding
 
-    def _audited(self) -> list[LayerAudit | ActivationAudit]:
-        return [*self.layers, *self.activations]
-
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each linear layer and each activation, all with the same keys."""
-        return [
-            *(_row("layer", layer) for layer in self.layers),
-            *(_row("activation", activation) for activation in self.activations),
-        ]
+        rows = []
+        for audited in (*self.layers, *self.activations):
+            row = {name: getattr(audited, name, None) for name in COLUMNS}
+            row |= {
+                "row": "activation",
+                "verdict": audited.verdict.value,
+                "rules": "; ".join(finding.rule for finding in audited.findings),
+                "reasons": "; ".join(finding.reason for finding in audited.findings),
+                "remedies": "; ".join(finding.remedy for finding in audited.findings),
+            }
+            if isinstance(audited, LayerAudit):
+                row |= {"row": "layer", "following": " ".join(audited.following)}
+            rows.append(row)
+        return rows
 
     def print_to(self, console: Console) -> None:
         """Prints the verdict, the layers and their findings."""
-        words = Marked(self.verdict.value, _KINDS[self.verdict])
+        words = Marked(self.verdict.value, _MARKS[self.verdict])
         verdict = Text.assemble(f"{self.model}: ", marked_text(words))
         say(console, verdict.append(f"; {self._summary()}"))
         for title, table in self._tables().items():
@@ -400,15 +402,13 @@ class Audit(RowTable):
 
     def _headline(self) -> Marked:
         words = f"{self.model}: {self.verdict.value}; {self._summary()}"
-        return Marked(words, _KINDS[self.verdict])
+        return Marked(words, _MARKS[self.verdict])
 
     def _tables(self) -> dict[str, Table[Any]]:
-        layers = Table(
-            columns=[*_LAYER_NAMES, _BEHIND, *_LAYER_NUMBERS, _VERDICT], rows=self.layers
-        )
+        layers = [*_LAYER_NAMES, _BEHIND, *_LAYER_NUMBERS, _VERDICT]
         activations = [_ACTIVATION_NAME, *_ACTIVATION_NUMBERS, _VERDICT]
         return {
-            "Linear layers": layers.without_empty(_NONE),
+            "Linear layers": Table(columns=layers, rows=self.layers).without_empty(_NONE),
             "Quantized activations": Table(columns=activations, rows=self.activations),
         }
 
@@ -418,24 +418,23 @@ class Audit(RowTable):
 
     def _by_rule(self) -> dict[str, list[str]]:
         """The findings under each rule; layers with the same verdict and remedy together."""
-        found: dict[str, dict[tuple[str, str], list[str]]] = {}
+        rules: dict[str, dict[tuple[str, str], list[str]]] = {}
         for name, finding in self.findings():
             # The numbers are in the table; dozens of layers of a network share a finding.
-            remedies = found.setdefault(finding.rule, {})
-            remedies.setdefault((finding.verdict.value, finding.remedy), []).append(
-                f"{name} ({finding.reason})"
-            )
+            remedies = rules.setdefault(finding.rule, {})
+            layers = remedies.setdefault((finding.verdict.value, finding.remedy), [])
+            layers.append(f"{name} ({finding.reason})")
         return {
             rule: [
                 f"{verdict}: {first_ones(named, _MOST_NAMED, between='; ')}. Remedy: {remedy}."
                 for (verdict, remedy), named in remedies.items()
             ]
-            for rule, remedies in found.items()
+            for rule, remedies in rules.items()
         }
 
     def _summary(self) -> str:
         """The verdict in a line."""
-        verdicts = [row.verdict for row in self._audited()]
+        verdicts = [row.verdict for row in (*self.layers, *self.activations)]
         parts = [f"{len(self.layers)} linear layers"]
         if self.activations:
             parts.append(f"{len(self.activations)} quantized activations")
@@ -458,7 +457,7 @@ class Audit(RowTable):
         page = render_page(
             "training/audit/page.html",
             audit=self,
-            kind=_KINDS[self.verdict],
+            kind=_MARKS[self.verdict],
             summary=self._summary(),
             wrong=wrong,
             charts=[chart.to_figure() for chart in _charts(self)],
@@ -467,22 +466,6 @@ class Audit(RowTable):
             limits=Table(columns=_LIMIT, rows=list(LIMITS.items())).to_html("limits"),
         )
         write_text(path, page)
-
-
-def _row(kind: str, audited: LayerAudit | ActivationAudit) -> dict[str, Any]:
-    own = {name: getattr(audited, name) for name in COLUMNS if hasattr(audited, name)}
-    if isinstance(audited, LayerAudit):
-        own["following"] = " ".join(audited.following)
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    return {
-        **row,
-        **own,
-        "row": kind,
-        "verdict": audited.verdict.value,
-        "rules": "; ".join(finding.rule for finding in audited.findings),
-        "reasons": "; ".join(finding.reason for finding in audited.findings),
-        "remedies": "; ".join(finding.remedy for finding in audited.findings),
-    }
 
 
 def _share(part: int | None, whole: int | None) -> str:
@@ -500,7 +483,7 @@ def _kappa_cell(row: LayerAudit) -> str:
 def _judged(row: LayerAudit | ActivationAudit) -> Marked:
     """The verdict on a layer, with the rules that it breaks."""
     rules = ", ".join(dict.fromkeys(finding.rule for finding in row.findings))
-    return Marked(row.verdict.value + (f": {rules}" if rules else ""), _KINDS[row.verdict])
+    return Marked(row.verdict.value + (f": {rules}" if rules else ""), _MARKS[row.verdict])
 
 
 _SHORT = {
@@ -592,60 +575,33 @@ def _charts(audit: Audit) -> list[DotChart]:
             **options,
         )
 
-    gradients = [row.gradient_variance for row in layers]
-    of_layers = [
-        chart(
-            layers,
-            "Gradient-flowing law: constant of each layer",
-            "κ₁ or κ₂",
-            {
-                "κ₁, normalization behind": [
-                    row.kappa_1 if row.normalization else None for row in layers
-                ],
-                "κ₂, none behind": [None if row.normalization else row.kappa_2 for row in layers],
-            },
-            wanted=(1 / kappa, kappa),
-        ),
-        chart(
-            layers,
-            "Gradient with respect to the effective weights",
-            "VAR ∂L/∂Ξ",
-            {"VAR ∂L/∂Ξ": gradients},
-        ),
-        chart(
-            layers,
-            "Weights, from latent to effective",
-            "variance",
-            {
-                "W, latent": [row.latent_variance for row in layers],
-                "Ŵ, clamped": [row.clamped_variance for row in layers],
-                "Q, quantized": [row.quantized_variance for row in layers],
-                "Ξ, effective": [row.effective_variance for row in layers],
-            },
-        ),
+    constants = {
+        "κ₁, normalization behind": [row.kappa_1 if row.normalization else None for row in layers],
+        "κ₂, none behind": [None if row.normalization else row.kappa_2 for row in layers],
+    }
+    gradients = {"VAR ∂L/∂Ξ": [row.gradient_variance for row in layers]}
+    weights = {
+        "W, latent": [row.latent_variance for row in layers],
+        "Ŵ, clamped": [row.clamped_variance for row in layers],
+        "Q, quantized": [row.quantized_variance for row in layers],
+        "Ξ, effective": [row.effective_variance for row in layers],
+    }
+    title, wanted = "Gradient-flowing law: constant of each layer", (1 / kappa, kappa)
+    charts = [
+        chart(layers, title, "κ₁ or κ₂", constants, wanted=wanted),
+        chart(layers, "Gradient with respect to the effective weights", "VAR ∂L/∂Ξ", gradients),
+        chart(layers, "Weights, from latent to effective", "variance", weights),
     ]
     if not activations:
-        return of_layers
-    shares = {
-        "clipped": [row.clipped for row in activations],
-        "codes used": [share_of(row.codes_used, row.codes) for row in activations],
-    }
-    wanted = {"clipped": (0.0, CLIPPED.value), "codes used": (CODES_USED.value, 1.0)}
-    labels = {"clipped": "share of values", "codes used": "share of codes"}
-    return [
-        *of_layers,
-        *(
-            chart(
-                activations,
-                f"Activations: {name}",
-                labels[name],
-                {name: values},
-                wanted=wanted[name],
-                is_share=True,
-            )
-            for name, values in shares.items()
-        ),
-    ]
+        return charts
+    codes_used = [share_of(row.codes_used, row.codes) for row in activations]
+    for name, whole, shares, wanted in (
+        ("clipped", "values", [row.clipped for row in activations], (0.0, CLIPPED.value)),
+        ("codes used", "codes", codes_used, (CODES_USED.value, 1.0)),
+    ):
+        words = f"Activations: {name}", f"share of {whole}"
+        charts.append(chart(activations, *words, {name: shares}, wanted=wanted, is_share=True))
+    return charts
 
 
 def share_of(used: int | None, whole: int | None) -> float | None:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,9 +101,15 @@ def tapped(
     with contextlib.ExitStack() as stack:
         for layer in model._flatten_layers(include_self=False, recursive=True):
             if isinstance(layer, QuantizedLayer):
-                stack.enter_context(_tapped_levels(layer, tape, taps))
+                variables = layer.output_variables
+                if CLIPPING_LEVEL in variables:
+                    level = tf.identity(tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
+                    tape.watch(level)
+                    taps.levels[layer.layer.name] = level
+                    variables = {**variables, CLIPPING_LEVEL: level}
+                    stack.enter_context(_replaced(layer, "output_variables", variables))
             elif layer_kinds.kernels_of(layer):
-                stack.enter_context(_tapped_kernels(layer, tape, taps))
+                stack.enter_context(_replaced(layer, "call", _tapping(layer, tape, taps)))
             # Frozen layers use the statistics they have.
             elif (
                 layer_kinds.is_batch_normalization(layer)
@@ -115,13 +121,13 @@ def tapped(
             # A quantizing wrapper observes the input of the function it finds as the activation.
             of_function = ("activation", keras.activations.linear)
             of_layer = ("call", lambda inputs, *_, **__: inputs)
-            found = of_function if hasattr(layer, "activation") else of_layer
-            stack.enter_context(_replaced(layer, *found))
+            softmax = of_function if hasattr(layer, "activation") else of_layer
+            stack.enter_context(_replaced(layer, *softmax))
         yield taps
 
 
-@contextlib.contextmanager
-def _tapped_kernels(layer: Any, tape: tf.GradientTape, taps: Taps) -> Iterator[None]:
+def _tapping(layer: Any, tape: tf.GradientTape, taps: Taps) -> Callable[..., Any]:
+    """A linear layer's call, whose kernels are tapped."""
     call = layer.call
 
     def tapping(*arguments: Any, **options: Any) -> Any:
@@ -135,21 +141,7 @@ def _tapped_kernels(layer: Any, tape: tf.GradientTape, taps: Taps) -> Iterator[N
                 stack.enter_context(_replaced(layer, kernel.attribute, effective))
             return call(*arguments, **options)
 
-    with _replaced(layer, "call", tapping):
-        yield
-
-
-@contextlib.contextmanager
-def _tapped_levels(layer: QuantizedLayer, tape: tf.GradientTape, taps: Taps) -> Iterator[None]:
-    variables = layer.output_variables
-    if CLIPPING_LEVEL not in variables:
-        yield
-        return
-    level = tf.identity(tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
-    tape.watch(level)
-    taps.levels[layer.layer.name] = level
-    with _replaced(layer, "output_variables", {**variables, CLIPPING_LEVEL: level}):
-        yield
+    return tapping
 
 
 def _by_batch(layer: keras.layers.Layer) -> Any:
@@ -237,11 +229,6 @@ class LayerFlow:
     kappa_2: float | None = None  # The constant without; None likewise.
     unknown: str = ""  # Why there are no constants, if so.
 
-    @property
-    def kappa(self) -> float | None:
-        """The constant that applies here: κ₁ with normalization, otherwise κ₂."""
-        return self.kappa_2 if self.call.normalization is None else self.kappa_1
-
 
 @dataclasses.dataclass(frozen=True)
 class GradientFlow:
@@ -262,8 +249,8 @@ class GradientProbe:
     those of `layer_kinds.kernels_of`; in a quantized model their effective weights are the
     quantized and rescaled ones, in a plain one the kernels themselves.
 
-    The model has one input and one output, logits or their softmax; its variables are read when the
-    probe is called. To be `compiled`, that is traced, pays off after a few calls.
+    The model has one input and one output, logits or their softmax. To be `compiled`, that is
+    traced, pays off after a few calls.
     """
 
     def __init__(
@@ -298,8 +285,29 @@ class GradientProbe:
             for name, call in self._linear_calls.items()
             if name in variances
         }
+        layers = []
+        for name, flow in flows.items():
+            call = self._linear_calls[name]
+            constants: tuple[float, float] | tuple[None, None] = (None, None)
+            unknown = call.unknown
+            if not unknown:
+                following = [(flows[behind], area or 1) for behind, area in call.following]
+                constants = gradient_flow_constants(flow, following)
+                if not np.isfinite(constants).all():
+                    constants, unknown = (None, None), "no gradient comes back to it"
+            gradient_variance = flow.gradient_variance
+            layers.append(
+                LayerFlow(
+                    call=call,
+                    weight_variance=flow.weight_variance,
+                    gradient_variance=None if math.isnan(gradient_variance) else gradient_variance,
+                    kappa_1=constants[0],
+                    kappa_2=constants[1],
+                    unknown=unknown,
+                )
+            )
         return GradientFlow(
-            tuple(_law(self._linear_calls[name], flows) for name in flows),
+            tuple(layers),
             float(loss),
             float(logits),
             {name: float(value) for name, value in levels.items()},
@@ -323,35 +331,15 @@ class GradientProbe:
                 continue  # a layer inside another that does not call it
             kernel = taps.kernels[key][0]
             # A layer called twice has the sum of both calls' gradients.
-            found = [gradient for gradient in gradients[key] if gradient is not None]
-            gradient = tf.add_n(found) if found else None
+            of_calls = [gradient for gradient in gradients[key] if gradient is not None]
             variances[call.name] = (
                 variance(kernel),
-                tf.constant(np.nan, tf.float64) if gradient is None else variance(gradient),
+                variance(tf.add_n(of_calls)) if of_calls else tf.constant(np.nan, tf.float64),
             )
         zero = tf.constant(0.0)
         spread = tf.reduce_mean(tf.math.reduce_variance(logits, axis=-1))
         slopes = {name: zero if level is None else level for name, level in levels.items()}
         return variances, loss, spread, slopes
-
-
-def _law(call: LinearCall, flows: dict[str, Flow]) -> LayerFlow:
-    """The law at one call, from the flows of all calls that the forward pass has made."""
-    own = flows[call.name]
-    result = LayerFlow(
-        call=call,
-        weight_variance=own.weight_variance,
-        gradient_variance=None if math.isnan(own.gradient_variance) else own.gradient_variance,
-        unknown=call.unknown,
-    )
-    if call.unknown:
-        return result
-    constants = gradient_flow_constants(
-        own, [(flows[name], area or 1) for name, area in call.following]
-    )
-    if not np.isfinite(constants).all():
-        return dataclasses.replace(result, unknown="no gradient comes back to it")
-    return dataclasses.replace(result, kappa_1=constants[0], kappa_2=constants[1])
 
 
 def _expect_logits(network: Network) -> None:

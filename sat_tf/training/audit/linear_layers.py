@@ -129,7 +129,6 @@ def neighbours(network: Network, node: Node) -> list[tuple[Node, int | None]]:
             behind_followers.add(reader.name)
             continue
         layer = unwrapped(reader.layer)
-        # Every input of a product affects the others.
         is_product = layer_kinds.find_kind(layer).role is Role.PRODUCT
         is_product = is_product or "mul" in _symbol(layer).lower()
         if is_product or all(name in areas for name in behind):
@@ -167,8 +166,7 @@ def _symbol(layer: keras.layers.Layer) -> str:
 def _pooled_area(network: Network, node: Node) -> int | None:
     """Returns the area that a call average-pools, 1 if it does not; None if that is not known."""
     layer = unwrapped(node.layer)
-    kind = layer_kinds.find_kind(layer)
-    pooling = kind.pooling
+    pooling = layer_kinds.find_kind(layer).pooling
     averages = pooling is not None and pooling.mean
     if pooling is not None and averages and not pooling.whole:
         return math.prod(layer.pool_size)
@@ -181,7 +179,7 @@ def _pooled_area(network: Network, node: Node) -> int | None:
     if before == after or len(node.inputs) > 1:
         return 1
     # No other known layer averages; max-pools do not count, as in the paper.
-    return 1 if kind.role is not Role.OPAQUE else None
+    return 1 if layer_kinds.role_of(layer) is not Role.OPAQUE else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -238,10 +236,22 @@ def linear_calls(network: Network) -> dict[str, LinearCall]:
         # behind removes the scale of both kernels.
         normalization = normalization_behind(network, node)
         reads_image = not any(mixes(network[before]) for before in network.before(node.name))
+        followers, unknown_behind = neighbours(network, node), ""
+        behind = tuple(
+            (layer_kinds.kernels_of(unwrapped(follower.layer))[0].name(users_name(follower)), area)
+            for follower, area in followers
+            if is_linear(follower)
+        )
+        opaque = [users_name(follower) for follower, _ in followers if not is_linear(follower)]
+        if opaque:
+            unknown_behind = f"it is followed by layers that are not known: {', '.join(opaque)}"
+        elif not behind:
+            unknown_behind = "no linear layer follows"
+        elif any(area is None for _, area in behind):
+            unknown_behind = "how much is averaged behind it is not known"
         for kernel, next_kernel in zip(kernels, (*kernels[1:], None), strict=True):
-            if next_kernel is None:
-                following, unknown = _following(network, node)
-            else:
+            following, unknown = behind, unknown_behind
+            if next_kernel is not None:
                 following, unknown = ((next_kernel.name(name), 1),), ""
             if times[id(layer)] > 1:
                 unknown = "the layer is called more than once"
@@ -257,21 +267,3 @@ def linear_calls(network: Network) -> dict[str, LinearCall]:
             )
             calls.setdefault(call.name, call)
     return calls
-
-
-def _following(network: Network, node: Node) -> tuple[tuple[tuple[str, int | None], ...], str]:
-    """Returns the names and areas of the layers behind a call, and why they are not comparable."""
-    followers = neighbours(network, node)
-    following = tuple(
-        (layer_kinds.kernels_of(unwrapped(follower.layer))[0].name(users_name(follower)), area)
-        for follower, area in followers
-        if is_linear(follower)
-    )
-    opaque = [users_name(follower) for follower, _ in followers if not is_linear(follower)]
-    if opaque:
-        return following, f"it is followed by layers that are not known: {', '.join(opaque)}"
-    if not following:
-        return following, "no linear layer follows"
-    if any(area is None for _, area in following):
-        return following, "how much is averaged behind it is not known"
-    return following, ""

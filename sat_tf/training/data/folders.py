@@ -238,9 +238,7 @@ def load_tfrecords(
     )
 
 
-def find_files(
-    data_dir: str | os.PathLike[str],
-) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+def find_files(data_dir: str | os.PathLike[str]) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
     """The files of both splits, sorted by name."""
     root = pathlib.Path(data_dir).expanduser()
     if not root.is_dir():

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from sat_tf.messages import ProblemsError, ReadingError
 from sat_tf.preprocessing import COVERING, Preprocessing
+from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.validation import Count, Seed, find_problems, is_integer, up_to
 
 _MOST_CLASSES = 1_000_000  # The models of `sat_tf.training.models` have no more.
@@ -114,8 +115,14 @@ class ImageSource(abc.ABC):
     class_names: tuple[str, ...] | None = None
     # How a picture becomes an image like the held-out ones.
     preprocessing: Preprocessing = COVERING
+    input_range: InputRange = PIXELS  # What models are fed for its pixels.
     decoder: str = ""  # What makes those of files, in words; "" of a set that is none of files.
     notes: tuple[str, ...] = ()  # What to tell those who train on it.
+
+    @property
+    def pixels(self) -> "ImageSource":
+        """The source of the pixels themselves, which a file of the model takes."""
+        return self
 
     @property
     def reading_error(self) -> ReadingError | None:
@@ -129,18 +136,12 @@ class ImageSource(abc.ABC):
 
         A batch depends on the seed, its epoch and its step alone: a source that starts at epoch 3
         continues exactly like one that has reached it. Every epoch has another order and other
-        distortions, and num_train // batch_size steps; the remainder is dropped.
+        distortions, and num_train // batch_size steps; the remainder is dropped. The batch size is
+        that of all replicas of all processes.
 
-        Args:
-            batch_size: images of a global batch, over all replicas of all processes.
-            seed: of the order and the distortions.
-            first_epoch: where to start, from 0.
-            shard: of this process; by default everything, in one piece.
-
-        Returns:
-            A `tf.data.Dataset` of images (piece, image_size, image_size, 3), uint8, and labels
-            (piece,), int32: one element for each replica of this process, in turns, cut by
-            `Shard.pieces`. Shapes are static.
+        They are a `tf.data.Dataset` of images (piece, image_size, image_size, 3), uint8, and labels
+        (piece,), int32: one element for each replica of this process, in turns, cut by
+        `Shard.pieces`. Shapes are static.
         """
         order = Order(batch_size, shard or Shard(), seed, first_epoch)
         return self._training_batches(self._checked(order, self.num_train))
@@ -148,13 +149,8 @@ class ImageSource(abc.ABC):
     def held_out_batches(self, *, batch_size: int = 256, shard: Shard | None = None) -> Any:
         """Every held-out image once, in order, as uint8 images and labels like the training's.
 
-        Args:
-            batch_size: images of a global batch. The last batch is padded with black images whose
-                label is `NO_LABEL`, so that all batches and all pieces have static shapes.
-            shard: as for training.
-
-        Returns:
-            A `tf.data.Dataset` with the same number of elements for every process.
+        The last batch is padded with black images whose label is `NO_LABEL`, so that all batches
+        and all pieces have static shapes, and every process has the same number of them.
         """
         return self._held_out_batches(self._checked(Order(batch_size, shard or Shard()), None))
 
@@ -231,8 +227,8 @@ class ImageSet:
                 f"class_names: received {len(self.class_names)}; expected {self.num_classes}, one "
                 "for each class; leave them out where they are unknown"
             )
-        for part in ("train", "test"):
-            problems += self._problems(part)
+        for split in ("train", "test"):
+            problems += self._problems(split)
         if not problems and self.train_images.shape[1:] != self.test_images.shape[1:]:
             problems.append(
                 f"test_images: received images {self.test_images.shape[1:]}; expected "
@@ -246,9 +242,9 @@ class ImageSet:
         """Height and width of every image in pixels."""
         return int(self.train_images.shape[1])
 
-    def _problems(self, part: str) -> Iterator[str]:
+    def _problems(self, split: str) -> Iterator[str]:
         """Says what is wrong with the images and labels of a split."""
-        images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
+        images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
         (image_shape, images_are), (shape, labels_are) = (
             (array.shape, str(array.dtype))
             if isinstance(array, np.ndarray)
@@ -257,7 +253,7 @@ class ImageSet:
         )
         if images_are != "uint8":
             yield (
-                f"{part}_images: received {images_are}; expected a uint8 array; "
+                f"{split}_images: received {images_are}; expected a uint8 array; "
                 "scale the values to 0..255, round and cast them"
             )
         if image_shape is not None and not (
@@ -267,18 +263,18 @@ class ImageSet:
             and image_shape[3] == 3
         ):
             yield (
-                f"{part}_images: received shape {image_shape}; expected (images, size, size, 3), "
+                f"{split}_images: received shape {image_shape}; expected (images, size, size, 3), "
                 "all of them above 0; crop to squares and repeat a single channel three times"
             )
         if labels_are != "int32":
             yield (
-                f"{part}_labels: received {labels_are}; expected an int32 array; "
+                f"{split}_labels: received {labels_are}; expected an int32 array; "
                 "cast class numbers with .astype('int32')"
             )
         if shape is not None and (len(shape) != 1 or (image_shape and shape != image_shape[:1])):
             count = image_shape[0] if image_shape else "images"
             yield (
-                f"{part}_labels: received shape {shape}; expected ({count},); "
+                f"{split}_labels: received shape {shape}; expected ({count},); "
                 "give one class number for each image"
             )
         # Labels of another type have been reported above, and may not be comparable with a number.
@@ -286,6 +282,6 @@ class ImageSet:
             smallest, largest = int(labels.min()), int(labels.max())
             if smallest < 0 or largest >= self.num_classes:
                 yield (
-                    f"{part}_labels: received labels {smallest} to {largest}; expected 0 to "
+                    f"{split}_labels: received labels {smallest} to {largest}; expected 0 to "
                     f"{int(self.num_classes) - 1}; number the classes from 0 or raise num_classes"
                 )

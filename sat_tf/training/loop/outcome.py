@@ -1,7 +1,7 @@
 """The end of a run: export, verification, results, curves and report."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from sat_tf.output_folder import TFLITE_MODEL
 from sat_tf.presentation.charts import save_charts
 from sat_tf.presentation.tables import marked_text
 from sat_tf.qat.inputs import takes_pixels
+from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.qat.reconstruction.fitted import Fitted
 from sat_tf.report import report
@@ -26,11 +27,10 @@ from sat_tf.report.layers import SAMPLE, layer_rows
 from sat_tf.report.report import write_file
 from sat_tf.report.results import Results, of_certificate
 from sat_tf.training import run_folder
+from sat_tf.training.config import Config, read_config
 from sat_tf.training.data.source import NO_LABEL
 from sat_tf.training.loop.stage import Run
-from sat_tf.training.loop.start import pixels_of
 from sat_tf.training.run_folder import EPOCHS, EpochMetrics, RunFolder, RunState
-from sat_tf.yaml_text import load_yaml
 
 _BATCH_SIZE = 64
 # The file of a run is measured on all held-out images if they are no more, which takes a minute.
@@ -91,7 +91,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     floats = folder.file(output_folder.FLOAT_MODEL)
     is_safe = not run.config.training.trust_model
     float_model = load_model(floats, safe_mode=is_safe) if floats.is_file() else None
-    pixels, labels = pixels_of(source).held_out_sample(config.verify_images)
+    pixels, labels = source.pixels.held_out_sample(config.verify_images)
     run.say(f"file       exporting, and verifying on {len(pixels):,} held-out images")
     is_of_pixels = takes_pixels(Network(quantized))
     try:
@@ -122,69 +122,41 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     if certificate.num_images >= num_held_out or num_held_out > _MOST_MEASURED:
         return entries
     run.say(f"file       measuring its top-1 on all {num_held_out:,} held-out images")
-    kind = read_subject(path).graph.images[0].type
-    batches = pixels_of(source).held_out_batches(batch_size=_BATCH_SIZE)
+    dtype = read_subject(path).graph.images[0].type
+    batches = source.pixels.held_out_batches(batch_size=_BATCH_SIZE)
 
     def examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for pixels, labels in batches.as_numpy_iterator():
             pixels, labels = pixels[labels != NO_LABEL], labels[labels != NO_LABEL]
-            yield pixels.astype(kind), labels
+            yield pixels.astype(dtype), labels
 
     tops = (1, 5) if source.num_classes > 5 else (1,)
-    found = evaluate_tflite(path, examples(), top=tops, progress=True)
-    shares = {"tflite_top1": found.top[1], "tflite_top5": found.top.get(5)}
-    return {**entries, **shares, "tflite_images": found.num_images}
+    measured = evaluate_tflite(path, examples(), top=tops, progress=True)
+    shares = {"tflite_top1": measured.top[1], "tflite_top5": measured.top.get(5)}
+    return {**entries, **shares, "tflite_images": measured.num_images}
 
 
 def write_curves(folder: RunFolder) -> None:
     """Writes curves.png, the loss and the accuracy of a run that has trained."""
-    epochs = EpochMetrics.read(folder)
+    epochs, config = EpochMetrics.read(folder), read_config(folder.file(output_folder.CONFIG))
     if not epochs:
         return
-    settings = _settings(folder)
-    curves = learning_curves(epochs, EPOCHS, targets=_targets(settings))
-    shown = (ACCURACY, LOSS)
-    drawn = [one for title in shown for one in curves if one.title == title]
+    curves = learning_curves(epochs, EPOCHS, targets=_targets(config))
+    shown = [curve for title in (ACCURACY, LOSS) for curve in curves if curve.title == title]
     with folder.written(run_folder.CURVES) as temporary:
-        save_charts(drawn, str(settings.get("name", "")), temporary)
-
-
-def _settings(folder: RunFolder) -> dict[str, Any]:
-    """The configuration of a run; empty where it cannot be read, and is shown as it is written."""
-    try:
-        settings = load_yaml(folder.read_text(output_folder.CONFIG))
-    except ValueError:
-        settings = None
-    return settings if isinstance(settings, dict) else {}
-
-
-def _weights(settings: Mapping[str, Any]) -> str:
-    """What quantizes the weights of inner layers, and why; "" where the run says no bits."""
-    policy = settings.get("policy")
-    if not isinstance(policy, dict) or policy.get("weight_bits") is None:
-        return ""
-    bits, name = policy["weight_bits"], known_weights(policy)
-    if policy.get("weight_quantizer") is not None:
-        return name
-    is_best = name == known_weights({"weight_bits": bits})
-    best = f", and it is the best known at {bits} bits" if is_best else ""
-    return f"{name}: the policy names none{best}"
+        save_charts(shown, config.name, temporary)
 
 
 def write_report(folder: RunFolder) -> None:
-    """Writes report.html from the files of a run, also of one that is not finished."""
-    settings = _settings(folder)
-    epochs = EpochMetrics.read(folder)
-    curves = learning_curves(epochs, EPOCHS, targets=_targets(settings)) if epochs else []
+    """Writes report.html from the files of a run."""
+    epochs, config = EpochMetrics.read(folder), read_config(folder.file(output_folder.CONFIG))
+    curves = learning_curves(epochs, EPOCHS, targets=_targets(config)) if epochs else []
     training: dict[str, str] = {}
     if folder.file(output_folder.RESULTS).exists():
         results = Results.read(folder)
-        training = {
-            "Learning rate": results.rate(),
-            "Weights of epoch": results.kept(),
-        }
+        training = {"Learning rate": results.rate(), "Weights of epoch": results.kept()}
     if any(training.values()):
-        training["Weights by"] = _weights(settings)
+        training["Weights by"] = _weights(config.policy)
     environment = {
         name.replace("_", " "): ", ".join(map(str, value))
         if isinstance(value, list)
@@ -193,7 +165,7 @@ def write_report(folder: RunFolder) -> None:
         if value is not None
     }
     of_run: dict[str, Any] = {
-        "name": str(settings.get("name", "")),
+        "name": config.name,
         "is_run": folder.holds_run,
         "curves": [chart.to_figure() for chart in curves],
         "training": {name: words for name, words in training.items() if words},
@@ -205,10 +177,18 @@ def write_report(folder: RunFolder) -> None:
     report.write_report(folder, **of_run, **({"verb": "Trained"} if epochs else {}))
 
 
-def _targets(settings: Mapping[str, Any]) -> str:
+def _weights(policy: BitPolicy) -> str:
+    """What quantizes the weights of inner layers, and why."""
+    name = known_weights(policy.to_dict())
+    if policy.weight_quantizer is not None:
+        return name
+    is_best = name == known_weights({"weight_bits": policy.weight_bits})
+    best = f", and it is the best known at {policy.weight_bits} bits" if is_best else ""
+    return f"{name}: the policy names none{best}"
+
+
+def _targets(config: Config) -> str:
     """Names the targets that recipes give a model in training beside the labels."""
-    recipes = settings.get("recipes")
-    if not isinstance(recipes, dict):
-        return ""
-    found = {"the teacher": "distillation", "smoothed labels": "label_smoothing"}
-    return " and ".join(words for words, recipe in found.items() if recipes.get(recipe))
+    recipes = config.recipes
+    targets = {"the teacher": recipes.distillation, "smoothed labels": recipes.label_smoothing}
+    return " and ".join(words for words, recipe in targets.items() if recipe is not None)

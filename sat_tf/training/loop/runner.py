@@ -2,7 +2,7 @@
 
 import contextlib
 import errno
-import functools
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -44,12 +44,10 @@ from sat_tf.training.loop.start import (
     check_range,
     describe_environment,
     expect_same_on_all_workers,
-    fed,
     fed_source,
     float_model,
     is_ordinary,
     load_source,
-    pixels_of,
     quantized_start,
 )
 from sat_tf.training.run_folder import (
@@ -59,7 +57,6 @@ from sat_tf.training.run_folder import (
     RunState,
     expect_same_run,
     float_model_hash,
-    is_about_a_file,
 )
 
 _RESUME = "\nOnce the files can be read, the same command resumes the run."
@@ -76,16 +73,10 @@ def train(
 ) -> Results | None:
     """Runs everything, or what is left of it, and fills the run folder as it goes.
 
-    Args:
-        config: what to do.
-        folder: where the files go; nothing is written before data and models have been made.
-        console: where to show progress.
-        resume: resume the run in the folder (True), start over and move the old files aside
-            (False), or resume if there is one (None).
-        wait: for another process that trains in this folder, and take over what it leaves.
-
-    Returns:
-        The results, or None where another worker has them.
+    Nothing is written before data and models have been made. To `resume` is to go on with the run
+    in the folder (True), to start over and move the old files aside (False), or to go on if there
+    is one (None); to `wait`, to take over what another process in this folder leaves. The results
+    are None where another worker has them.
     """
     if resume is not False:
         expect_same_run(folder, config)
@@ -94,26 +85,16 @@ def train(
         if folder.is_finished:
             console.print("This run is finished; these are its results.", highlight=False)
             return Results.read(folder)
-    if config.training.deterministic_ops:
-        tf.config.experimental.enable_op_determinism()
-    # Dropout then draws from generators that every step can set.
-    keras.backend.experimental.enable_tf_random_generator()
-    if note := waiting_note(config.distribution):
-        say(console, note)
-    with ending_at_once() if note else contextlib.nullcontext():
-        strategy = make_strategy(config.distribution)
-    if note := strategy_note(config.distribution, strategy):
-        say(console, note, style="yellow")
-    keras.utils.set_random_seed(config.seed)
+    strategy = _start_strategy(config, console)
     writes = writes_files(strategy)
     pixels = load_source(config, replicas=strategy.num_replicas_in_sync)
     with outside_failures_explained(folder, strategy):
         expect_same_on_all_workers(strategy, config, pixels)
-    model, fed = float_model(config, pixels)
+    model, input_range = float_model(config, pixels)
     parameters = sum(inner_layer(layer).count_params() for layer in model.layers)
     run = Run(
         config=config,
-        source=fed_source(pixels, fed),
+        source=fed_source(pixels, input_range),
         folder=folder,
         strategy=strategy,
         console=console if writes else Console(quiet=True),
@@ -123,7 +104,7 @@ def train(
         run.say(line)
     if resume is False or not folder.holds_run:
         with reading_errors_explained(pixels):
-            check_range(config, model, pixels, fed, run.console)
+            check_range(config, model, pixels, input_range, run.console)
     with (
         outside_failures_explained(folder, strategy),
         folder.held(wait=wait) if writes else contextlib.nullcontext(),
@@ -144,6 +125,22 @@ def train(
             # A worker that ended before the first would count as crashed.
             from_first_worker(strategy, [0])
             return results
+
+
+def _start_strategy(config: Config, console: Console) -> tf.distribute.Strategy:
+    """Creates the strategy of a run, says what it waits for or lacks, and seeds what is drawn."""
+    if config.training.deterministic_ops:
+        tf.config.experimental.enable_op_determinism()
+    # Dropout then draws from generators that every step can set.
+    keras.backend.experimental.enable_tf_random_generator()
+    if note := waiting_note(config.distribution):
+        say(console, note)
+    with ending_at_once() if note else contextlib.nullcontext():
+        strategy = make_strategy(config.distribution)
+    if note := strategy_note(config.distribution, strategy):
+        say(console, note, style="yellow")
+    keras.utils.set_random_seed(config.seed)
+    return strategy
 
 
 def _prepare_folder(run: Run, *, start_over: bool) -> None:
@@ -169,17 +166,17 @@ def _prepare_folder(run: Run, *, start_over: bool) -> None:
 def float_stage(run: Run, state: RunState, start: keras.Model) -> keras.Model:
     """The float model: read where the stage is done, otherwise trained, or given, and saved."""
     if "float" in state.stages:
-        return _saved(run, "float")
+        return _load_stage(run, "float")
     if run.config.training.float_model is None:
         _, trained = train_stage(run, "float", start)
-        start = _finished(run, "float", trained)
-    return _ended(run, state, "float", iter([(None, start)]))
+        start = _with_final_statistics(run, "float", trained)
+    return _end_stage(run, state, "float", iter([(None, start)]))
 
 
 def quantized_stage(run: Run, state: RunState, trained: keras.Model) -> keras.Model:
     """The quantized model: read where the stage is done, otherwise trained and saved."""
     if "quantized" in state.stages:
-        return _saved(run, "quantized")
+        return _load_stage(run, "quantized")
     config, quantized = run.config, quantized_start(run.config, trained)
     trains = config.stages.by_name()["quantized"].trains
     if config.calibration.num_images:
@@ -194,12 +191,13 @@ def quantized_stage(run: Run, state: RunState, trained: keras.Model) -> keras.Mo
     if config.calibration.reconstruction_steps:
         _reconstruct(run, quantized, trained)
     if not trains or run.keeps_best("quantized"):
-        _snapped(run, quantized)  # The start that can be kept is measured as it would end.
-    candidates = _trained(run, quantized) if trains else iter([(None, quantized)])
-    return _ended(run, state, "quantized", candidates)
+        # The start that can be kept is measured as it would end.
+        _with_snapped_biases(run, quantized)
+    candidates = _candidates(run, quantized) if trains else iter([(None, quantized)])
+    return _end_stage(run, state, "quantized", candidates)
 
 
-def _trained(run: Run, start: keras.Model) -> Iterator[Candidate]:
+def _candidates(run: Run, start: keras.Model) -> Iterator[Candidate]:
     """What the quantized stage can end with, the best guess first."""
     calibration = run.config.calibration
     settle: Callable[[keras.Model], None] | None = None
@@ -210,38 +208,28 @@ def _trained(run: Run, start: keras.Model) -> Iterator[Candidate]:
             # As at the end of the stage. A model whose activations are non-finite is measured as it
             # is, which says so.
             with contextlib.suppress(ValueError):
-                estimate_statistics(model, _fed(run, sample), num_images=len(sample))
+                batches = fed_batches(sample, run.source.input_range.fed)
+                estimate_statistics(model, batches, num_images=len(sample))
 
         settle = measure_again
     epoch, model = train_stage(run, "quantized", start, settle=settle)
     if epoch is None:
-        yield None, _finished(run, "quantized", model)
+        yield None, _with_final_statistics(run, "quantized", model)
         return
     if epoch:
-        yield epoch, _finished(run, "quantized", training_copy(model))
-        yield epoch, _snapped(run, model)
+        yield epoch, _with_final_statistics(run, "quantized", training_copy(model))
+        yield epoch, _with_snapped_biases(run, model)
     yield 0, start
 
 
-def _ended(run: Run, state: RunState, name: str, candidates: Iterator[Candidate]) -> keras.Model:
-    """Ends a stage with a candidate, which is saved.
-
-    That is the first that is as good as the stage's best epoch; failing that, the best: statistics
-    that are measured again, and snapped biases, can take some of the accuracy away.
-    """
+def _end_stage(
+    run: Run, state: RunState, name: str, candidates: Iterator[Candidate]
+) -> keras.Model:
+    """Saves the candidate that a stage ends with, and records its held-out metrics."""
     if not run.writes:
         _, model = next(candidates)
         return model
-    measured: list[tuple[keras.Model, dict[str, float]]] = []
-    for epoch, model in candidates:  # of which the first is trained now
-        if not measured:
-            run.say(f"{name:9}  measuring held-out top-1")
-        metrics = held_out_metrics(model, run.source)
-        measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
-        best = max((row.held_out_top1 or 0.0 for row in run.rows if row.stage == name), default=0.0)
-        if epoch is None or metrics["top1"] >= best:
-            break
-    model, metrics = max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
+    model, metrics = _best_candidate(run, name, candidates)
     with run.folder.written(MODELS[name]) as temporary:
         model.save(temporary)
     state.finish(name, metrics)
@@ -257,8 +245,27 @@ def _ended(run: Run, state: RunState, name: str, candidates: Iterator[Candidate]
     return model
 
 
+def _best_candidate(
+    run: Run, name: str, candidates: Iterator[Candidate]
+) -> tuple[keras.Model, dict[str, float]]:
+    """The first candidate that is as good as the stage's best epoch; failing that, the best.
+
+    Statistics that are measured again, and snapped biases, can take some of the accuracy away.
+    """
+    measured: list[tuple[keras.Model, dict[str, float]]] = []
+    for epoch, model in candidates:  # of which the first is trained now
+        if not measured:
+            run.say(f"{name:9}  measuring held-out top-1")
+        metrics = held_out_metrics(model, run.source)
+        measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
+        best = max((row.held_out_top1 or 0.0 for row in run.rows if row.stage == name), default=0.0)
+        if epoch is None or metrics["top1"] >= best:
+            break
+    return max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
+
+
 @value_errors_as_run_errors()
-def _saved(run: Run, name: str) -> keras.Model:
+def _load_stage(run: Run, name: str) -> keras.Model:
     path = run.folder.file(MODELS[name])
     expected = f"expected the model of the {name} stage, which is done; {_RESTORE}"
     if not path.is_file():
@@ -271,7 +278,7 @@ def _saved(run: Run, name: str) -> keras.Model:
         raise RunError(f"{error}; {expected}") from error
 
 
-def _finished(run: Run, name: str, model: keras.Model) -> keras.Model:
+def _with_final_statistics(run: Run, name: str, model: keras.Model) -> keras.Model:
     """A trained model as it is saved; it is changed in place.
 
     The statistics are measured again where the configuration asks for it, and the biases of a
@@ -281,10 +288,10 @@ def _finished(run: Run, name: str, model: keras.Model) -> keras.Model:
     if calibration.num_images and calibration.final_statistics:
         run.say(f"{name:9}  measuring statistics again")
         _calibrate(run, model, clipping_levels=False)
-    return _snapped(run, model) if name == "quantized" else model
+    return _with_snapped_biases(run, model) if name == "quantized" else model
 
 
-def _snapped(run: Run, model: keras.Model) -> keras.Model:
+def _with_snapped_biases(run: Run, model: keras.Model) -> keras.Model:
     """A quantized model with biases that an integer file holds; it is changed in place."""
     # A model without an integer form is saved as it is; the export then says what it lacks.
     with contextlib.suppress(ValueError):
@@ -297,17 +304,17 @@ def _calibrate(
 ) -> None:
     """Calibrates a model in place; of an ordinary float model, the statistics of normalization."""
     sample = _calibration_sample(run)
-    pixels, count = _fed(run, sample), len(sample)
+    images, count = fed_batches(sample, run.source.input_range.fed), len(sample)
     with value_errors_as_run_errors(), warnings.catch_warnings():
         if not keep_function:
             # Stale statistics are expected here: training comes next, or has just ended.
             warnings.simplefilter("ignore", StaleStatisticsWarning)
         if is_ordinary(model):
-            estimate_statistics(model, pixels, num_images=count)
+            estimate_statistics(model, images, num_images=count)
         else:
             calibrate(
                 model,
-                pixels,
+                images,
                 num_images=count,
                 clipping_levels=clipping_levels,
                 keep_function=keep_function,
@@ -326,11 +333,11 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
         fitted = fit(
             model,
             float_model,
-            _fed(run, sample),
+            fed_batches(sample, run.source.input_range.fed),
             num_images=len(sample),
             steps=steps,
             seed=run.config.seed,
-            measure=lambda: held_out_metrics(_snapped(run, model), run.source),
+            measure=lambda: held_out_metrics(_with_snapped_biases(run, model), run.source),
             keep_better=run.keeps_best("quantized"),
             progress=run.writes,
             checkpoint=Checkpoint(unfinished, say=run.say) if run.writes else None,
@@ -349,11 +356,7 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
 def _calibration_sample(run: Run) -> np.ndarray:
     """Pixels of the training set, drawn with the run's seed."""
     count = min(run.config.calibration.num_images, run.source.num_train)
-    return pixels_of(run.source).training_sample(count, seed=run.config.seed)
-
-
-def _fed(run: Run, sample: np.ndarray) -> Iterator[np.ndarray]:
-    return fed_batches(sample, functools.partial(fed, run.source))
+    return run.source.pixels.training_sample(count, seed=run.config.seed)
 
 
 # -- failures outside the program, as errors that say how to resume ----------------------------
@@ -397,11 +400,13 @@ _REFUSED = {
 def outside_failures_explained(
     folder: RunFolder, strategy: tf.distribute.Strategy
 ) -> Iterator[None]:
-    """Raises failures outside the program as a `RunError`, without tracebacks around them."""
+    """Raises failures outside the program, such as a full disk, as a `RunError`."""
     try:
         yield
     except tf.errors.OpError as error:
-        if is_about_a_file(error, folder.path):
+        # TensorFlow says "PATH; REASON" of a folder, or of a file in it.
+        path = re.escape(str(folder.path))
+        if re.search(rf"(?<![\w./-]){path}(/[^;\n]*)?; ", str(error)) is not None:
             raise _refused(folder, _last_line(error.message)) from error
         is_of_workers = isinstance(error, _OF_WORKERS) or "Collective" in error.message
         if shard_of(strategy).workers > 1 and is_of_workers:

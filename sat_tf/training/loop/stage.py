@@ -68,19 +68,13 @@ class Run:
 
 
 def train_stage(
-    run: Run,
-    name: str,
-    model: keras.Model,
-    settle: Callable[[keras.Model], object] | None = None,
+    run: Run, name: str, model: keras.Model, settle: Callable[[keras.Model], object] | None = None
 ) -> Candidate:
     """Trains a model through one stage, or from the end of the last epoch that is saved.
 
     The end of the stage does `settle` to a model, in place: where the best epoch is kept, each is
-    measured, and kept, as it is then.
-
-    Returns:
-        The trained model, neither compiled nor bound to the strategy: as it was after the last
-        step, or the best epoch, which is then given too; see `Run.keeps_best`.
+    measured, and kept, as it is then. The trained model is neither compiled nor bound to the
+    strategy: as it was after the last step, or the best epoch; see `Run.keeps_best`.
     """
     config, stage = run.config.training, run.config.stages.by_name()[name]
     steps_per_epoch = stage.steps_per_epoch(run.source.num_train)
@@ -118,13 +112,12 @@ def train_stage(
         learner.optimizer.build(trained.trainable_variables)
 
     backup = Backup(run.folder.file(CHECKPOINTS) / name)
-    own = backup.epochs
-    done = int(from_first_worker(run.strategy, [own])[0])
-    if done != own:
+    done = int(from_first_worker(run.strategy, [backup.epochs])[0])
+    if done != backup.epochs:
         raise RunError(
-            f"{backup.folder}: would resume here behind epoch {own}, and on the first machine "
-            f"behind epoch {done}; expected one run folder for all; put it on a file system that "
-            "they share."
+            f"{backup.folder}: would resume here behind epoch {backup.epochs}, and on the first "
+            f"machine behind epoch {done}; expected one run folder for all; put it on a file "
+            "system that they share."
         )
     log = EpochLog(run.folder, name, run.rows, epochs=done, writes=run.writes)
     around_measuring = [*recipes.callbacks]
@@ -214,8 +207,8 @@ def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float
     learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)
     learner.compile()
     batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)
-    found = learner.evaluate(batches, verbose=0, return_dict=True, callbacks=kept_current(model))
-    metrics = {name: float(value) for name, value in found.items()}
+    logs = learner.evaluate(batches, verbose=0, return_dict=True, callbacks=kept_current(model))
+    metrics = {name: float(value) for name, value in logs.items()}
     if not all(value == value for value in metrics.values()):  # NaN is not equal to itself
         raise RunError(
             f"model {model.name!r}: gives NaN or infinite logits for held-out images, expected "

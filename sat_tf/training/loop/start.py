@@ -116,8 +116,8 @@ def about_data(source: ImageSource) -> list[str]:
 class FedSource(ImageSource):
     """The images of a source of pixels as float32 real values of an input range."""
 
-    def __init__(self, pixels: ImageSource, found: InputRange) -> None:
-        self.pixels, self.range = pixels, found
+    def __init__(self, pixels: ImageSource, input_range: InputRange) -> None:
+        self._pixels, self.input_range = pixels, input_range
         self.name, self.image_size = pixels.name, pixels.image_size
         self.num_classes = pixels.num_classes
         self.num_train, self.num_test = pixels.num_train, pixels.num_test
@@ -125,7 +125,11 @@ class FedSource(ImageSource):
         self.decoder, self.notes = pixels.decoder, pixels.notes
         # The real value of each pixel in each channel, the channels of a pixel side by side.
         every = np.repeat(np.arange(256, dtype=np.uint8)[:, None], _CHANNELS, axis=1)
-        self._values = found.fed(every).reshape(-1)
+        self._values = input_range.fed(every).reshape(-1)
+
+    @property
+    def pixels(self) -> ImageSource:
+        return self._pixels
 
     @property
     def reading_error(self) -> ReadingError | None:
@@ -138,34 +142,22 @@ class FedSource(ImageSource):
         return self.pixels._held_out_batches(order).map(self._fed)
 
     def training_sample(self, count: int, *, seed: int) -> Any:
-        return self.range.fed(self.pixels.training_sample(count, seed=seed))
+        return self.input_range.fed(self.pixels.training_sample(count, seed=seed))
 
     def held_out_sample(self, most: int) -> tuple[Any, Any]:
         images, labels = self.pixels.held_out_sample(most)
-        return self.range.fed(images), labels
+        return self.input_range.fed(images), labels
 
     def _fed(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        if self.range.reversed_channels:
+        if self.input_range.reversed_channels:
             images = images[..., ::-1]
         numbers = tf.cast(images, tf.int32) * _CHANNELS + tf.range(_CHANNELS)
         return tf.gather(tf.constant(self._values), numbers), labels
 
 
-def fed_source(pixels: ImageSource, found: InputRange) -> ImageSource:
+def fed_source(pixels: ImageSource, input_range: InputRange) -> ImageSource:
     """The source in an input range; the source itself where models take pixels."""
-    return pixels if found == PIXELS else FedSource(pixels, found)
-
-
-def fed(source: ImageSource, pixels: np.ndarray) -> np.ndarray:
-    """Pixels as the models of a source take them: float32."""
-    if isinstance(source, FedSource):
-        return np.asarray(source.range.fed(pixels))
-    return pixels.astype(np.float32)
-
-
-def pixels_of(source: ImageSource) -> ImageSource:
-    """The source of pixels, which the file takes."""
-    return source.pixels if isinstance(source, FedSource) else source
+    return pixels if input_range == PIXELS else FedSource(pixels, input_range)
 
 
 def fed_range(model: keras.Model) -> InputRange:

@@ -74,8 +74,7 @@ Deviation = Annotated[
     _number_or_none("pass a standard deviation such as 0.01, None for sqrt(1 / num_classes)"),
 ]
 RectifierMax = Annotated[
-    float | None,
-    _number_or_none("pass 6.0 for ReLU6, None for a ReLU without an upper end"),
+    float | None, _number_or_none("pass 6.0 for ReLU6, None for a ReLU without an upper end")
 ]
 Dropout = Annotated[
     float,

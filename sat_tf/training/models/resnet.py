@@ -207,11 +207,7 @@ def _squeezed(
         outputs, f"{name}_spatial", channels=channels, kernel_size=3, stride=stride
     )
     return layers.convolution(
-        outputs,
-        f"{name}_expand",
-        channels=EXPANSION * channels,
-        normalize=normalize,
-        rectify=False,
+        outputs, f"{name}_expand", channels=EXPANSION * channels, normalize=normalize, rectify=False
     )
 
 

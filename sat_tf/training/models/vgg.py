@@ -98,10 +98,7 @@ def _vgg16(name: str, chosen: dict[str, Any]) -> "keras.Model":
     features = keras.layers.Flatten(name="flatten")(features)
     for number in (1, 2):
         features = layers.hidden(
-            features,
-            f"hidden_{number}",
-            units=chosen["hidden_units"],
-            dropout=chosen["dropout"],
+            features, f"hidden_{number}", units=chosen["hidden_units"], dropout=chosen["dropout"]
         )
     logits = layers.logits(features, num_classes=chosen["num_classes"])
     return keras.Model(images, logits, name=name)

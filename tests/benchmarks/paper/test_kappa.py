@@ -142,7 +142,6 @@ def test_kappa_1_of_a_network_differentiated_by_hand(normalized):
     # Gradients are computed in float32.
     assert found.kappa_1 == pytest.approx(6 * first.var() / (3 * second.var()) * ratio, rel=1e-4)
     assert found.kappa_2 == pytest.approx(ratio / (3 * second.var()), rel=1e-4)
-    assert found.kappa == (found.kappa_1 if normalized else found.kappa_2)
 
 
 @pytest.mark.thorough

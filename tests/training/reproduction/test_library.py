@@ -93,14 +93,6 @@ def test_what_the_paper_prints_twice_is_the_same(one, other):
         assert _printed(both[0]) == _printed(both[1])
 
 
-def test_figures_of_other_methods_are_listed_beside():
-    others = entries()["table2/mobilenet_v2/2bits"].row.others
-    assert {name: (other.bits, other.top1, other.top5) for name, other in others.items()} == {
-        "Deep Compression": (2, 58.07, 81.24),
-        "HAQ": ("flexible", 66.75, 87.32),
-    }
-
-
 def test_rows_run_on_imagenet_unless_they_are_about_glyphs():
     assert {entry.data for row, entry in entries().items() if not row.startswith("glyphs")} == {
         "imagenet2012"
@@ -134,7 +126,7 @@ ROW = {"base": "mobilenet_v1", "method": "SAT"}
 
 def test_a_row_is_quantized_and_prints_nothing_unless_it_says_so():
     row = Row.model_validate(ROW)
-    assert (row.measures, row.set, row.others) == ("quantized", {}, {})
+    assert (row.measures, row.set) == ("quantized", {})
     assert (row.printed.top1, row.printed.top5, row.printed.kappa_0) == (None, None, None)
 
 
@@ -144,7 +136,6 @@ def test_a_row_is_quantized_and_prints_nothing_unless_it_says_so():
         {"measures": "both"},
         {"printed": {"top1": 0.713, "top2": 1.0}},
         {"printed": {"top1": 171.3}},
-        {"others": {"HAQ": {"bits": "some", "top1": 67.4, "top5": 87.9}}},
         {"sets": {}},
     ],
 )
