@@ -12,7 +12,7 @@ from sat_tf.training import models
 from tests.export.proofs import calibrated, proved
 from tests.export.zoo import block, convolution, depthwise, make_realistic, normalization
 from tests.methods import METHODS
-from tests.training.models.small import build_small
+from tests.training.small_networks import build_small
 
 
 @pytest.mark.thorough

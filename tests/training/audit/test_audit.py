@@ -307,26 +307,6 @@ def test_rows_have_the_same_keys_and_plain_values(audit):
     )
 
 
-def test_the_data_frame_holds_the_rows(audit):
-    frame, rows = audit.to_frame(), audit.to_rows()
-    assert list(frame.columns) == list(rows[0])
-    for column in frame.columns:
-        for ours, row in zip(frame[column], rows, strict=True):
-            missing = ours is None or ours != ours
-            assert missing if row[column] is None else ours == row[column]
-    assert frame["effective_variance"].dtype == "float64"
-
-
-def test_the_csv_holds_the_rows(audit, tmp_path):
-    audit.write_csv(tmp_path / "audit.csv")
-    with (tmp_path / "audit.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["name"] for row in rows] == [row["name"] for row in audit.to_rows()]
-    assert float(rows[0]["gradient_variance"]) == pytest.approx(
-        audit.layers[0].gradient_variance, rel=1e-5
-    )
-
-
 def test_the_page_is_whole_and_loads_nothing(audit, tmp_path):
     audit.write_page(tmp_path / "audit.html")
     page = (tmp_path / "audit.html").read_text(encoding="utf-8")
@@ -335,12 +315,3 @@ def test_the_page_is_whole_and_loads_nothing(audit, tmp_path):
     assert "http" not in page
     for row in audit.layers:
         assert row.name in page
-
-
-def test_names_are_no_markup_on_the_page(tmp_path):
-    image = keras.Input((8, 8, 3))
-    x = L.Dense(3, name="a")(L.Flatten()(image))
-    model = keras.Model(image, x, name="b")
-    model._name = "<b>"
-    sat_tf.audit(model, (IMAGES, LABELS)).write_page(tmp_path / "audit.html")
-    assert "<b>" not in (tmp_path / "audit.html").read_text(encoding="utf-8")
