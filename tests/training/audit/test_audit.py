@@ -1,5 +1,3 @@
-import csv
-
 import numpy as np
 import pytest
 import tensorflow as tf
