@@ -22,7 +22,6 @@ from sat_tf.export.tflite.contents import read_contents
 from sat_tf.presentation.tables import Marked
 from sat_tf.quantizers.input_range import NAMED
 from sat_tf.report.results import Results
-from tests.commands.light import told_without_tensorflow
 from tests.training.small import model_of_one_range, model_of_small_range, small_images
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images give unreliable statistics")
@@ -101,22 +100,6 @@ def test_a_model_of_several_outputs_is_calibrated_and_measured_by_those_with_cla
     assert "received a model of 2 outputs, expected one to train" in said
 
 
-def test_a_model_of_several_inputs_is_refused_with_the_lines_of_python(files, told):
-    one, other = keras.Input((8, 8, 3), name="one"), keras.Input((8, 8, 3), name="other")
-    model = keras.Model([one, other], keras.layers.Add()([one, other]))
-    model.save(files / "inputs.keras")
-    status, said = told("inputs.keras", "photos")
-    assert status == 2
-    assert "received a model with 2 inputs (one, other), expected one" in said
-    assert "sat_tf.calibrate(q, [one, other])" in said
-
-
-def test_a_missing_file_is_said_before_tensorflow_is_loaded(tmp_path):
-    words = ["quantize", "nothing.keras", "--images", "."]
-    said = told_without_tensorflow(*words, status=2, cwd=tmp_path)
-    assert "nothing.keras: not found; expected a Keras model" in " ".join(said.split())
-
-
 @pytest.mark.thorough
 def test_arrays_take_the_place_of_pictures(told, files, tmp_path):
     np.save(files / "pixels.npy", small_images(train=48).train_images)
@@ -177,15 +160,6 @@ def test_a_range_that_is_not_clearly_the_best_is_asked_for(told, tmp_path):
     assert "100.0 % with (0, 1)" in said
     assert "expected one that is clearly better than the others; give --input_range" in said
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.thorough
-def test_a_model_that_converts_pixels_itself_is_fed_pixels(told):
-    status, said = told("rescaled.keras", "photos", "--bits", "5")
-    assert status == 0, said
-    assert "Input range: pixels, which its own layers convert." in said
-    assert "without training" not in said  # it has cost nothing
-    assert "econstruct" not in said
 
 
 @pytest.mark.thorough
@@ -509,30 +483,6 @@ def test_folders_of_other_classes_train_a_classifier_of_keras_3_without_labels(
     assert "160 pictures, 96 to train on and 64 held out" in said
     assert "taken for logits" not in said
     assert _without_labels(tmp_path / "out")["held_out_images"] == 64
-
-
-@pytest.mark.parametrize(
-    ("outputs", "expected"),
-    [
-        (keras.layers.Dense(1), "outputs of shape (1,) that are no row of classes"),
-        (keras.layers.Dense(3, "sigmoid"), "outputs of shape (3,) that are no row of classes"),
-        (keras.layers.Reshape((6, 6, 2)), "outputs of shape (6, 6, 2) that are no row of classes"),
-    ],
-)
-def test_what_is_no_classifier_is_not_trained_without_labels(
-    outputs, expected, files, told, tmp_path
-):
-    image = keras.Input((8, 8, 3))
-    x = keras.layers.Conv2D(2, 3, activation="relu")(image)
-    keras.Model(image, outputs(keras.layers.Flatten()(x))).save(files / "values.keras")
-    words = ("values.keras", "plain", "--epochs", "1", "--input_range", "0,1")
-    status, said = told(*words)
-    assert status == 2
-    assert f"{expected}, expected one to train: of one output, a row of the logits" in said
-    assert "reconstructed" not in said  # 8 bits need no reconstruction
-    assert not (tmp_path / "out").exists()
-    status, said = told(*words, "--bits", "4")
-    assert "4 bits are then reconstructed from the float model." in said
 
 
 @pytest.mark.thorough

@@ -283,17 +283,11 @@ def audit():
     return sat_tf.audit(model, (IMAGES, LABELS))
 
 
-def test_tables_of_a_terminal_and_a_notebook_show_every_layer_and_finding(audit):
+def test_tables_show_every_layer_and_finding(audit):
     assert repr(audit).startswith(f"<Audit: {audit.model}: broken; ")
-    assert "\n" not in repr(audit)
-    assert str(audit) == audit.table()
-    html = audit._repr_html_()
-    for row in (*audit.layers, *audit.activations):
-        assert row.name in audit.table()
-        assert f"<td>{row.name}</td>" in html
-    for _, finding in audit.findings():
-        assert finding.rule in audit.table()
-        assert finding.rule in html
+    text = audit.table()
+    assert all(row.name in text for row in (*audit.layers, *audit.activations))
+    assert all(finding.rule in text for _, finding in audit.findings())
 
 
 def test_rows_have_the_same_keys_and_plain_values(audit):

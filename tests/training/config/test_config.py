@@ -21,7 +21,7 @@ from sat_tf.training.config.config import (
     parse_config,
     read_config,
 )
-from sat_tf.training.config.folder import SIZES, FolderChoice, choose
+from sat_tf.training.config.folder import SIZES, FolderChoice
 from sat_tf.training.config.recipes import RecipesConfig
 from sat_tf.training.config.sections import StageConfig
 from sat_tf.training.data import DATA_SETS
@@ -347,14 +347,3 @@ def test_a_file_decides_everything_else(tmp_path):
     config = folder_config(str(root), console, str(FOLDER))
     expected = read_config(FOLDER, [f"data.options.data_dir={root}"])
     assert (config, console.file.getvalue()) == (expected, "")
-
-
-def test_folders_without_classes_are_named(tmp_path):
-    with pytest.raises(RunError, match=r"(?s)--data: .*received no pictures, expected"):
-        choose(tmp_path)
-
-
-def test_a_link_that_leads_to_itself_is_no_folder(tmp_path):
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(RunError, match=r"--data: .*loop: not found; expected a folder"):
-        choose(tmp_path / "loop")

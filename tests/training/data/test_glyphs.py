@@ -75,6 +75,11 @@ def test_the_box_is_the_ink(faces):
         assert (columns.min(), columns.max() + 1) == (left, right)
 
 
+def test_a_face_that_matplotlib_lacks_is_named():
+    with pytest.raises(FileNotFoundError, match="expected the face DejaVuSansSerif that ships"):
+        Typeface("DejaVuSansSerif")
+
+
 # -- characters ------------------------------------------------------------------------------------
 
 
