@@ -22,10 +22,9 @@ import rich.progress
 from absl import app, flags
 from rows import as_table, read_csv, write_csv
 
-from tests.campaign.cases import kept
-from tests.campaign.kinds import KINDS
+from tests.campaign.cases import VERDICTS, Verdict, keep
+from tests.campaign.kinds import KINDS, play
 from tests.campaign.originals import prepare
-from tests.campaign.verdicts import VERDICTS, Verdict
 
 _KINDS = flags.DEFINE_list("kinds", list(KINDS), "which kinds")
 _COUNT = flags.DEFINE_integer("count", None, "how many of each; by default those of a full run")
@@ -81,7 +80,7 @@ def _keep(kind: str, seed: int, verdict: Verdict, folder: pathlib.Path) -> None:
     to = pathlib.Path(_KEPT.value) / f"{kind}_{verdict.name.replace(' ', '_')}_{last}"
     before = sum(path.stat().st_size for path in to.rglob("*") if path.is_file())
     if size < _LARGEST_KEPT_BYTES and not 0 < before <= size:
-        kept(folder, to, KINDS[kind].on)
+        keep(folder, to, KINDS[kind].on)
 
 
 def main(_: list[str]) -> None:
@@ -99,7 +98,7 @@ def main(_: list[str]) -> None:
                 folder = place / "case"
                 folder.mkdir()
                 started = time.monotonic()
-                verdict = KINDS[kind].play(seed, folder)
+                verdict = play(kind, seed, folder)
                 results.add(row, seed, verdict, time.monotonic() - started)
                 if verdict.is_finding:
                     _keep(kind, seed, verdict, folder)

@@ -51,7 +51,7 @@ from tests.export.layer_models import MODELS as LAYER_MODELS
 from tests.export.layer_models import detector, unet
 from tests.export.models import test_blocks
 from tests.keras3 import models as keras3_models
-from tests.training.models.small import OPTIONS, build_small
+from tests.training.small_networks import OPTIONS, build_small
 
 _VERIFIED = 4  # images
 _STEPS = 20

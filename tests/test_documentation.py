@@ -1,6 +1,6 @@
-"""The documentation builds without a warning, is whole, and loads nothing from elsewhere."""
-
+import ast
 import html.parser
+import importlib
 import importlib.util
 import os
 import pathlib
@@ -9,13 +9,20 @@ import shlex
 import subprocess
 import sys
 
+import keras as keras3  # noqa: TID251 - the pages for Keras 3
+import numpy as np
 import pytest
+import tensorflow as tf
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+from PIL import Image
 
 import sat_tf
 import sat_tf.callbacks
 import sat_tf.export
 from docs import command_help
 from sat_tf.commands.main import COMMANDS, command_parser
+from sat_tf.export.evaluate import run_tflite
 from sat_tf.training import data, models
 from sat_tf.training.config import Config, parse_config
 
@@ -239,3 +246,278 @@ def test_the_configuration_on_the_page_is_one():
     (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     config = parse_config(text)
     assert config.stages.quantized.base_learning_rate == 0.02
+
+
+# -- the README ------------------------------------------------------------------------------------
+
+README = (ROOT / "README.md").read_text()
+LARGEST_README = 8 * 1024
+_COMPILE = "q.compile('sgd', keras.losses.SparseCategoricalCrossentropy(from_logits=True))"
+_FIT = "q.fit(pixels.astype('float32'), labels, verbose=0)"
+
+
+def _small_model():
+    return keras.Sequential(
+        [
+            keras.layers.Input((8, 8, 3)),
+            keras.layers.Conv2D(4, 3, use_bias=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def _python_blocks(page):
+    text = (ROOT / page).read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.thorough
+def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keras.utils.set_random_seed(0)
+    draw = np.random.default_rng(0)
+    names = {
+        "keras": keras,
+        "model": _small_model(),
+        "pixels": draw.integers(0, 256, (64, 8, 8, 3)).astype(np.uint8),
+        "labels": draw.integers(0, 3, 64),
+    }
+    (whole,) = _python_blocks("README.md")
+    (in_tfmots_words,) = _python_blocks("docs/guides/tfmot.md")
+    _, in_litert, real_of_codes = _python_blocks("docs/guides/export.md")
+    exec(whole.replace("q.compile(...)", _COMPILE).replace("q.fit(...)", _FIT), names)
+    assert names["certificate"].codes_differing == 0
+    exec(in_litert, names)
+    assert "scores" in names
+    assert pathlib.Path("model.tflite").is_file()
+
+    sat_tf.export_tflite(names["q"], "codes.tflite", output_type="int8")
+    exec(in_litert.replace("model.tflite", "codes.tflite"), names)
+    exec(real_of_codes, names)
+    (expected,) = run_tflite("codes.tflite", names["pixels"])
+    np.testing.assert_array_equal(names["real"], [expected])
+
+    # Both ways to quantize give the same model.
+    names["tfmot"], names["sat_tf"] = tfmot, sat_tf
+    quantizes, _ = in_tfmots_words.split("\n\n")  # the rest trains and exports
+    exec(quantizes, names)
+    one = sat_tf.quantize_model(names["model"], sat_tf.BitPolicy(weight_bits=4, activation_bits=4))
+    pixels = names["pixels"].astype(np.float32)
+    np.testing.assert_array_equal(names["q"](pixels), one(pixels))
+
+
+def test_every_file_the_readme_links_to_is_there():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    assert len(links) >= 4
+    for link in links:
+        assert (ROOT / link).is_file(), link
+
+
+def test_the_readme_is_a_front_door():
+    assert len(README.encode()) <= LARGEST_README
+    rows = [line.strip("| ").split(" | ") for line in README.splitlines() if "|" in line]
+    assert not any(cell == "" for row in rows for cell in row[1:])
+
+
+def test_the_first_page_of_the_documentation_has_the_lines_of_the_readme():
+    (in_readme,), (on_page,) = _python_blocks("README.md"), _python_blocks("docs/index.md")
+    assert on_page == in_readme
+
+
+# -- code on pages ---------------------------------------------------------------------------------
+
+_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+PAGES_OF_CODE = [
+    str(page.relative_to(DOCS))
+    for folder in ("start", "guides")
+    for page in sorted((DOCS / folder).glob("*.md"))
+    if _BLOCK.search(page.read_text(encoding="utf-8"))
+]
+_OF_KERAS3 = {"start/keras3.md"}
+_OF_FEATURES = {"guides/input_range.md"}
+_SCALED = {"start/mobile_engineer.md"}
+_COMPILES_FOR_AN_NPU = {"start/ethos_u.md", "guides/allocate.md"}
+
+
+def _classifier(library):
+    layers = library.layers
+    return library.Sequential(
+        [
+            layers.Input((8, 8, 3)),
+            layers.Conv2D(4, 3, use_bias=False, name="conv"),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Conv2D(32, 3, padding="same", use_bias=False, name="block_1_conv"),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(3, name="classifier"),
+        ]
+    )
+
+
+def _names(page):
+    """The names that the blocks of a page take for granted."""
+    library = keras3 if page in _OF_KERAS3 else keras
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
+    labels = draw.integers(0, 3, 64)
+    model = _classifier(library)
+    fed = (0, 1) if page in _SCALED else (0, 255)
+    images = (pixels / 255).astype(np.float32) if page in _SCALED else pixels
+    values = images.astype(np.float32)
+    batches = tf.data.Dataset.from_tensor_slices((values, labels)).batch(32)
+    loss = library.losses.SparseCategoricalCrossentropy(from_logits=True)
+    names = {"sat_tf": sat_tf, "tfmot": tfmot, "keras": library, "loss": loss, "labels": labels}
+    names |= {"images": images, "pixels": pixels, "class_names": ["one", "two", "three"]}
+    names |= {"dataset": batches, "batches": batches, "held_out": batches}
+    names |= {"policy": sat_tf.BitPolicy.mobile(8), "np": np}
+    if page in _OF_FEATURES:
+        names["image_model"] = _classifier(library)
+        model = library.Sequential([library.layers.Input((6,)), library.layers.Dense(3)])
+        names["features"] = draw.normal(size=(64, 6)).astype(np.float32)
+        return {**names, "model": model}
+    model(values, training=True)  # statistics as if it had been trained
+    q = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8, input_range=fed))
+    sat_tf.calibrate(q, values)
+    q.compile("sgd", loss)
+    sat_tf.export_tflite(q, "model.tflite")
+    return {**names, "model": model, "q": q}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("page", PAGES_OF_CODE)
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    if page in _COMPILES_FOR_AN_NPU and importlib.util.find_spec("ethosu") is None:
+        pytest.skip("without ethos-u-vela; pip install '.[ethos]'")
+    monkeypatch.chdir(tmp_path)
+    keras.utils.set_random_seed(0)
+    names = _names(page)
+    pathlib.Path("photos").mkdir()
+    for place, pixels in enumerate(names["pixels"]):
+        Image.fromarray(pixels).save(f"photos/{place}.png")
+    text = (DOCS / page).read_text(encoding="utf-8")
+    for block in _BLOCK.findall(text):
+        trained = block.replace("q.compile(...)", "q.compile('sgd', loss)")
+        exec(trained.replace("q.fit(...)", "q.fit(dataset)"), names)
+
+
+# -- the paper's equations -------------------------------------------------------------------------
+
+GUIDE = (ROOT / "docs" / "paper" / "equations.md").read_text(encoding="utf-8")
+FUNCTIONS = sorted(set(re.findall(r"`((?:sat_tf|benchmarks)\.[\w.]+)`", GUIDE)))
+TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", GUIDE)))
+ROWS = [line for line in GUIDE.splitlines() if re.match(r"\| (\(|rule|Figure|Table|\d)", line)]
+
+# The equations that have a name in the paper's LaTeX source, with their printed numbers.
+NUMBERS = {
+    "eq:forward": "1",
+    "eq:linear_op": "1a",
+    "eq:batchnorm_case": "3",
+    "eq:kaiming_case": "4",
+    "eq:clamp": "5",
+    "eq:clamp_only": "6",
+    "eq:constant_rescale": "7",
+    "eq:quant": "8",
+    "eq:quant_weight": "9",
+    "eq:quant_constant_rescale": "10",
+    "eq:clip": "11",
+    "eq:STE": "12",
+    "eq:grad_alpha": "13",
+    "eq:appendix:var_logit_values": "S4",
+    "eq:appendix:var_weight_last_layer": "S5",
+    "eq:appendix:batchnorm_case": "S15",
+    "eq:appendix:kaiming_case": "S16",
+    "eq:appendix:empirical_verification": "S17",
+    "eq:appendix:kappa_0": "S17",
+    "eq:appendix:kappa_1": "S17",
+    "eq:stddev_rescale": "S23",
+    "eq:appendix:clip": "S24",
+    "eq:appendix:STE": "S25",
+    "eq:appendix:grad_alpha": "S26",
+}
+# Steps of derivations, which nothing computes.
+DERIVED = {
+    "eq:appendix:last_layer_forward",
+    "eq:appendix:var_logit_values_derivation",
+    "eq:appendix:forward",
+    "eq:appendix:var_variables",
+    "eq:appendix:mean_square_avg_pool",
+    "eq:appendix:sigma_square_avg_pool",
+    "eq:appendix:grad_stats",
+    "eq:appendix:batchnorm",
+    "eq:appendix:gradient",
+    "eq:appendix:var_grad",
+    "eq:appendix:var_grad_recursive",
+}
+
+
+@pytest.mark.parametrize("label", sorted(NUMBERS))
+def test_every_equation_has_a_row_with_its_number(label):
+    (row,) = [row for row in ROWS if f"`{label}`" in row]
+    first, *_ = row.strip("| ").split(" | ")
+    assert f"({NUMBERS[label]})" in first
+
+
+def test_steps_of_derivations_are_named_as_such():
+    assert set(re.findall(r"`(eq:[\w:]+)`", GUIDE)) == {*NUMBERS, *DERIVED}
+    (paragraph,) = [text for text in GUIDE.split("\n\n") if text.startswith("Derived only")]
+    assert set(re.findall(r"`(eq:[\w:]+)`", paragraph)) == DERIVED
+
+
+def test_all_numbers_are_there():
+    numbers = {
+        number for row in ROWS for number in re.findall(r"\((\d+|S\d+)\)", row.split("|")[1])
+    }
+    for first, last in re.findall(r"\(S(\d+)\) to \(S(\d+)\)", GUIDE):
+        numbers |= {f"S{number}" for number in range(int(first), int(last) + 1)}
+    assert numbers >= {str(number) for number in range(1, 14)}
+    assert numbers >= {f"S{number}" for number in range(1, 29)}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.split("|")[1].strip()[:24])
+def test_every_row_names_a_function_and_a_test(row):
+    *_, functions, tests = row.strip("| ").split(" | ")
+    assert re.search(r"`(sat_tf|benchmarks)\.", functions)
+    assert "`tests/" in tests
+    assert "::test_" in tests
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_there(name):
+    words = name.split(".")
+    # The longest beginning that is a module; the rest are its attributes.
+    for length in range(len(words), 0, -1):
+        path = ROOT.joinpath(*words[:length])
+        if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+            found = importlib.import_module(".".join(words[:length]))
+            break
+    assert length < len(words), f"{name} is a module"
+    for word in words[length:]:
+        found = getattr(found, word)
+    assert callable(found)
+
+
+@pytest.mark.parametrize("name", TESTS)
+def test_tests_are_there(name):
+    path, function = name.split("::")
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_nothing_in_the_guide_is_left_unread():
+    # A name that is written in another way would not be checked.
+    in_backticks = re.findall(r"`([^`]+)`", GUIDE)
+    others = [
+        word
+        for word in in_backticks
+        if word not in FUNCTIONS and word not in TESTS and not word.startswith("eq:")
+    ]
+    assert set(others) == {
+        "tests/reference.py",
+        "python -m benchmarks.paper.figures",
+        "policy.detach_max",
+    }

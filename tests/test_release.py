@@ -1,8 +1,14 @@
-"""A release says the truth of itself: metadata, citation, promises, workflows."""
+"""A release says the truth of itself."""
 
+import ast
+import csv
+import importlib
+import inspect
 import pathlib
 import re
 import runpy
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -13,8 +19,11 @@ import sat_tf
 from tests.campaign.kinds import KINDS
 from tests.versions import wheel
 
+# -- metadata, promises, workflows -----------------------------------------------------------------
+
 _ROOT = pathlib.Path(__file__).parents[1]
-_PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_SETTINGS = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+_PROJECT = _SETTINGS["project"]
 _WORKFLOWS = sorted((_ROOT / ".github" / "workflows").glob("*.yml"))
 
 
@@ -145,3 +154,117 @@ def test_a_wheel_with_tests_or_without_a_part_is_found():
     ]
     whole.remove("sat_tf/training/configs/folder.yaml")
     assert wheel.problems(whole) == ["sat_tf/training/configs/folder.yaml: missing"]
+
+
+# -- ranges of versions ----------------------------------------------------------------------------
+
+with (_ROOT / "benchmarks" / "results" / "versions.csv").open(newline="") as _file:
+    _ROWS = list(csv.DictReader(_file))
+_COLUMNS = list(_ROWS[0])
+# Those between are packages.
+_PACKAGES = _COLUMNS[_COLUMNS.index("python") + 1 : _COLUMNS.index("system")]
+
+
+def _parts(version):
+    return [int(part) for part in version.split(".")]
+
+
+@pytest.mark.parametrize("name", ["python", *_PACKAGES])
+def test_a_range_ends_with_the_oldest_and_the_newest_version_that_passed(name):
+    ranges = [f"python{_PROJECT['requires-python']}", *_PROJECT["dependencies"]]
+    found = (re.fullmatch(rf"{name}>=([\d.]+),<([\d.]+)", words) for words in ranges)
+    lowest, end = next(one.groups() for one in found if one)
+    passed = sorted(_parts(row[name]) for row in _ROWS if row["result"] == "passed")
+    lowest, end = _parts(lowest), _parts(end)
+    assert passed[0][: len(lowest)] == lowest
+    newest = passed[-1][: len(end)]
+    assert [*newest[:-1], newest[-1] + 1] == end
+
+
+def test_all_that_is_no_code_comes_with_the_package():
+    patterns = _SETTINGS["tool"]["setuptools"]["package-data"]["sat_tf"]
+    package = _ROOT / "sat_tf"
+    packed = {path for words in patterns for path in package.glob(words)}
+    files = {path for path in package.rglob("*") if path.is_file()}
+    assert {path for path in files if path.suffix not in (".py", ".pyc")} <= packed
+    assert package / "training" / "configs" / "folder.yaml" in packed
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_pages_to_start_from_name_the_ranges(page):
+    text = (_ROOT / page).read_text(encoding="utf-8")
+    assert "Python 3.11 to 3.13, TensorFlow 2.16 to 2.21" in text
+
+
+# -- public names ----------------------------------------------------------------------------------
+
+PACKAGE = pathlib.Path(sat_tf.__file__).parent
+
+FRESH = """
+import sys
+import sat_tf
+heavy = {"tensorflow", "tf_keras", "keras", "tensorflow_model_optimization", "matplotlib", "PIL",
+         "sklearn", "ai_edge_litert", "numpy", "pandas"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+assert dir(sat_tf) == sorted(sat_tf.__all__)
+try:
+    sat_tf.quantise_model
+except AttributeError as error:
+    assert "has no attribute 'quantise_model'" in str(error)
+else:
+    raise AssertionError("no AttributeError")
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+assert sat_tf.BitPolicy(weight_bits=3).weight_bits == 3
+print("light")
+"""
+
+
+def test_importing_sat_tf_loads_nothing_heavy():
+    run = subprocess.run(
+        [sys.executable, "-c", FRESH], capture_output=True, text=True, cwd=PACKAGE.parent
+    )
+    assert run.stdout == "light\n", run.stderr[-2000:]
+
+
+@pytest.mark.thorough
+def test_the_first_name_that_is_used_may_be_any():
+    code = "import sat_tf; print(sat_tf.configs.weight_quantizer.__name__)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent
+    )
+    assert run.stdout == "weight_quantizer\n", run.stderr[-2000:]
+
+
+def test_there_are_at_most_18_public_names():
+    assert len(sat_tf.__all__) == len(set(sat_tf.__all__)) <= 18
+
+
+@pytest.mark.parametrize("name", sat_tf.__all__)
+def test_every_public_name_is_there_and_explained(name):
+    found = getattr(sat_tf, name)
+    assert found is getattr(sat_tf, name)
+    if name != "__version__":
+        assert found.__doc__.strip()
+    assert name in dir(sat_tf)
+
+
+def test_a_public_name_is_the_one_of_its_module():
+    for name, home in sat_tf._HOMES.items():
+        found = getattr(sat_tf, name)  # those of models are for either Keras
+        own = inspect.unwrap(found) if inspect.isfunction(found) else found
+        assert own is getattr(importlib.import_module(home), name)
+
+
+def test_type_checkers_see_the_same_names_in_the_same_places():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (block,) = (
+        node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node)
+    )
+    seen = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert seen == sat_tf._HOMES
+
+
+def test_the_version_is_that_of_the_package():
+    version = importlib.import_module("sat_tf.version").__version__
+    assert sat_tf.__version__ == version
+    assert [part.isdigit() for part in version.split(".")[:2]] == [True, True]

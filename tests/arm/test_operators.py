@@ -1,8 +1,7 @@
-"""Operators by themselves, against LiteRT here and on emulated Arm processors: every input."""
-
 import numpy as np
 import pytest
 
+from sat_tf.export.certificate.proof import read_subject
 from sat_tf.export.certificate.runtimes import is_installed
 from sat_tf.export.kernels.kernel_sets import (
     ARM,
@@ -66,3 +65,12 @@ def test_litert_on_arm_has_the_rules_of_arm_on_every_input(make, scale, zero_poi
     graph, images = make(scale, zero_point)
     found = check_on_arm(subject_of(graph, ARM), images, arm_system)
     assert [check.codes_differing for check in found] == [0, 0, 0]
+
+
+@pytest.mark.thorough
+def test_emulated_arm_processors_compute_every_code(small_file, few_images, arm_system):
+    found = check_on_arm(read_subject(small_file), few_images, arm_system)
+    assert [device.kernels for device in found] == ["NEON", "dot product", "matrix (i8mm)"]
+    assert {device.machine for device in found} == {"aarch64"}
+    assert {device.delegate for device in found} == {"XNNPACK"}
+    assert {(device.codes_differing, device.outputs_differing) for device in found} == {(0, 0)}

@@ -4,12 +4,12 @@ import pathlib
 import sys
 import tempfile
 
-from tests.campaign.kinds import KINDS
+from tests.campaign.kinds import play
 from tests.campaign.originals import prepare
 
 if __name__ == "__main__":
     kind, seed = sys.argv[1], int(sys.argv[2])
     folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{kind}-{seed}-"))
     prepare(folder.parent / "sat-tf-campaign")
-    verdict = KINDS[kind].play(seed, folder)
+    verdict = play(kind, seed, folder)
     print(f"{verdict.name}: {verdict.text}\n{folder}")

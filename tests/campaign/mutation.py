@@ -1,33 +1,54 @@
-"""Changes of good files: of bytes, of JSON, of archives, of names; any file may take them."""
+"""Changes of good files: of bytes, of JSON, of YAML, of archives, of HDF5, of what is no file."""
 
 import copy
+import functools
 import io
+import json
+import os
+import pathlib
 import random
+import socket
 import string
 import struct
+import warnings
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import yaml
 
 # These attack pages, terminals, tables and paths; no table is made for the long ones.
 HOSTILE_TEXTS = (
     *("", " ", ".", "..", "/", "../../outside", "/etc/passwd", "a/b", "a\\b", "con", "name."),
-    *(
-        "<script>alert(1)</script>",
-        '"><img src=x onerror=alert(1)>',
-        "=cmd|' /C calc'!A0",
-        "@SUM(1)",
-    ),
-    *("\x1b[2J\x1b[31m", "\x07", "a\nb", "a\r\nb", "a\x00b", "\u202eabc", "\ufeff", "\ud800"),
-    *("x" * 300, "x" * 5000, "é" * 200, "[bold]", "[/]", "%s%n", "{0}", "{{7*7}}", "${HOME}"),
-    *("nan", "inf", "None", "null", "true", "1e999", "-0", "0x10", "٣", "１"),
+    *("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>'),
+    *("=cmd|' /C calc'!A0", "@SUM(1)", "\x1b[2J\x1b[31m", "\x07", "a\nb", "a\r\nb", "a\x00b"),
+    *("\u202eabc", "\ufeff", "\ud800", "x" * 300, "x" * 5000, "é" * 200, "[bold]", "[/]", "%s%n"),
+    *("{0}", "{{7*7}}", "${HOME}", "nan", "inf", "None", "null", "true", "1e999", "-0", "0x10"),
+    *("٣", "１"),
 )
 HOSTILE_NUMBERS = (
     *(0, 1, -1, 2, 3, 7, 8, 9, 16, 127, 128, 255, 256, 1000, 65535, 10**6),
     *(2**31 - 1, -(2**31), 2**31, 2**32, 2**63 - 1, -(2**63), 2**64, 10**30),
-    *(0.5, -0.5, 0.0, -0.0, 1e-45, 1e-30, 1e30, 3.5e38, 1e308),
+    *(0.5, -0.5, 0.0, -0.0, 0.999, 1e-45, 1e-30, 1e-8, 1e9, 1e30, 3.5e38, 1e308),
     *(float("nan"), float("inf"), float("-inf")),
 )
+# Text that is hard to read as YAML, whatever it says.
+_HARD_YAML = (
+    *("a: &a [*a]", "a: " + "[" * 5000, "? [a, b]\n: c", "a: 1\na: 2", "%YAML 9.9\n---\na: 1"),
+    *("!!python/object/apply:os.system ['touch outside']", "a: !!python/name:os.system"),
+    *("--- a\n--- b", "a: " + "9" * 10_000, "a: 0x" + "f" * 300, "a: 1:" + "59:" * 100, "\ta: 1"),
+    *("a: 2026-02-30", "a: |\n" + " x\n" * 50_000, "a: \x07", "a: '\\ud800'", "\ufeffa: 1"),
+    *("<<: {a: 1}", "- a", "a", "\x93NUMPY", "\xff\xfea\0"),
+    "\n".join(["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]),
+    "k: &k {a: 1}\n" + "\n".join(f"k{n}: {{<<: [*k, *k, *k]}}" for n in range(2000)),
+)
+
+
+def hostile(path: str | pathlib.Path, content: bytes, rng: random.Random) -> bytes:
+    """The content of a file of this name with something wrong in it, by what the file holds."""
+    path = pathlib.PurePath(path)
+    change = _FORMATS.get(path.name, _FORMATS.get(path.suffix, damaged))
+    return damaged(content, rng) if rng.random() < 0.15 else change(content, rng)
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
@@ -37,39 +58,40 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
     size = len(found)
     if size < 8:
         return rng.randbytes(rng.randrange(64))
+    start = rng.randrange(size)
+    stop = min(size, start + rng.choice((1, 4, 16, 256)))
     if kind == "cut":
-        return bytes(found[: rng.randrange(size)])
-    if kind in ("bytes", "head"):
+        del found[start:]
+    elif kind == "removed":
+        del found[start:stop]
+    elif kind == "inserted":
+        found[start:start] = found[start:stop] * rng.choice((1, 3, 50))
+    elif kind == "tail":
+        found += rng.randbytes(rng.choice((1, 22, 1000)))
+    elif kind == "words":
+        for _ in range(rng.randint(1, 3)):
+            place = 4 * rng.randrange(size // 4)
+            (old,) = struct.unpack_from("<I", found, place)
+            near = old + rng.choice((-4, -1, 1, 4, 64))
+            others = (0, 1, 4, 2**32 - 1, 2**31 - 1, 2**31, size, rng.randrange(size), near, near)
+            struct.pack_into("<I", found, place, rng.choice(others) & 0xFFFFFFFF)
+    else:
         end = min(size, 400) if kind == "head" else size
         for _ in range(rng.randint(1, 6)):
             found[rng.randrange(end)] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
-    if kind == "words":
-        for _ in range(rng.randint(1, 3)):
-            place = 4 * rng.randrange(size // 4)
-            value = rng.choice(
-                (0, 1, 4, 0xFFFFFFFF, 0x7FFFFFFF, 0x80000000, size, rng.randrange(size))
-            )
-            if rng.random() < 0.3:  # near to what is there
-                (old,) = struct.unpack_from("<I", found.ljust(place + 4, b"\0"), place)
-                value = (old + rng.choice((-4, -1, 1, 4, 64))) & 0xFFFFFFFF
-            found[place : place + 4] = struct.pack("<I", value)
-    if kind in ("removed", "inserted"):
-        start = rng.randrange(size)
-        stop = min(size, start + rng.choice((1, 4, 16, 256)))
-        if kind == "removed":
-            del found[start:stop]
-        else:
-            found[start:start] = found[start:stop] * rng.choice((1, 3, 50))
-    if kind == "tail":
-        found += rng.randbytes(rng.choice((1, 22, 1000)))
     return bytes(found)
+
+
+# -- values ----------------------------------------------------------------------------------------
 
 
 def hostile_value(old: Any, rng: random.Random) -> Any:
     """A value in the place of another one, often of its type."""
+    if isinstance(old, bool):
+        return rng.choice((not old, None, rng.choice(HOSTILE_NUMBERS), str(old)))
     if isinstance(old, str) and rng.random() < 0.6:
         return rng.choice((*HOSTILE_TEXTS, old + rng.choice(HOSTILE_TEXTS), old[: len(old) // 2]))
-    if isinstance(old, int | float) and not isinstance(old, bool) and rng.random() < 0.7:
+    if isinstance(old, int | float) and rng.random() < 0.7:
         return rng.choice((*HOSTILE_NUMBERS, old + 1, old - 1, old * 2, -old))
     if isinstance(old, list) and rng.random() < 0.7:
         return rng.choice((old[:-1], old + old, old[::-1], [], old * 50, [old]))
@@ -82,10 +104,10 @@ def hostile_value(old: Any, rng: random.Random) -> Any:
     )
 
 
-def changed_value(value: Any, rng: random.Random, *, times: int | None = None) -> Any:
+def changed_value(value: Any, rng: random.Random) -> Any:
     """A value of JSON with some of its parts changed, left out, doubled or exchanged."""
     found = copy.deepcopy(value)
-    for _ in range(times or rng.choice((1, 1, 1, 2, 4))):
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
         places = list(_places(found))
         if not places:
             return hostile_value(found, rng)
@@ -107,35 +129,134 @@ def _places(value: Any) -> Any:
     """Every container with every key or index."""
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        keys = one if isinstance(one, dict) else range(len(one)) if isinstance(one, list) else ()
+        container = waiting.pop()
+        keys = ()
+        if isinstance(container, dict):
+            keys = container
+        elif isinstance(container, list):
+            keys = range(len(container))
         for key in keys:
-            yield one, key
-            waiting.append(one[key])
+            yield container, key
+            waiting.append(container[key])
+
+
+def changed_json(content: bytes, rng: random.Random) -> bytes:
+    """A text of JSON with changed values, or that is nested deeply."""
+    if rng.random() < 0.05:
+        depth = rng.choice((500, 100_000))
+        return b'{"kit": ' + b"[" * depth + b"]" * depth + b"}"
+    values = json.loads(content)
+    layers = values["config"].get("layers") if "config" in values else None
+    if layers and rng.random() < 0.7:  # of one layer, as most of a model's text is about nothing
+        layer = rng.choice(layers)
+        layer.update(changed_value(layer, rng))
+    else:
+        values = changed_value(values, rng)
+    return json.dumps(values).encode("utf-8", "replace")
+
+
+def as_yaml(values: Any) -> bytes:
+    """The text of some values."""
+    text = yaml.safe_dump(values, allow_unicode=True, sort_keys=False)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _changed_yaml(content: bytes, rng: random.Random) -> bytes:
+    if rng.random() < 0.2:
+        hard = rng.choice(_HARD_YAML).encode("utf-8", "surrogatepass")
+        return rng.choice((hard, content + b"\n" + hard))
+    return as_yaml(changed_value(yaml.safe_load(content), rng))
+
+
+# -- files of Keras --------------------------------------------------------------------------------
+
+
+def _changed_hdf5(content: bytes, rng: random.Random) -> bytes:
+    """An array or the configuration changed, linked, outside, of a giant size."""
+    import h5py
+    import numpy as np
+
+    path = pathlib.Path("changed.h5")
+    path.write_bytes(content)
+    with h5py.File(path, "a") as file:
+        names: list[str] = []
+        file.visit(names.append)
+        name = rng.choice([name for name in names if isinstance(file[name], h5py.Dataset)])
+        shape = file[name].shape
+        if "model_config" in file.attrs and rng.random() < 0.3:
+            config = changed_json(file.attrs["model_config"], rng)
+            file.attrs["model_config"] = config.decode()[:60_000]
+        elif rng.random() < 0.15:
+            file[name][...] = rng.choice((np.nan, np.inf, 0.0, 1e38))
+        else:
+            del file[name]
+            outside = [("/etc/hostname", 0, 4)]
+            rng.choice(
+                (
+                    lambda: None,
+                    lambda: file.create_dataset(name, (*shape, 2), "f4"),
+                    lambda: file.create_dataset(name, shape, "c8"),
+                    lambda: file.create_dataset(name, data="text"),
+                    lambda: file.create_dataset(name, (4,), "u1", external=outside),
+                    lambda: file.create_dataset(name, (2**40,), "f4"),
+                    lambda: file.__setitem__(name, h5py.ExternalLink("/etc/hostname", "/")),
+                    lambda: file.__setitem__(name, h5py.SoftLink(f"/{name}")),
+                )
+            )()
+    found = path.read_bytes()
+    path.unlink()
+    return found
+
+
+def _changed_metadata(content: bytes, rng: random.Random) -> bytes:
+    """The configurations of a SavedModel, of which one is another."""
+    from tf_keras.protobuf import saved_metadata_pb2
+
+    metadata = saved_metadata_pb2.SavedMetadata()
+    metadata.ParseFromString(content)
+    node = rng.choice(metadata.nodes)
+    try:
+        config = changed_value(json.loads(node.metadata), rng)
+        node.metadata = json.dumps(config)[:100_000]
+    except ValueError:
+        node.metadata = "{"
+    return metadata.SerializeToString()
 
 
 # -- archives --------------------------------------------------------------------------------------
 
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 _CENTRAL, _LOCAL = b"PK\1\2", b"PK\3\4"
 _HOSTILE_MEMBERS = (
     *("../outside", "/tmp/outside", "..\\outside", "C:\\outside", "a/../../outside", "con", "x/"),
     *("a\nb", "\x1b[2J", "x" * 5000, "é", "/", "./labels.txt", "labels.txt/"),
 )
-_ARCHIVE_KINDS = (
-    *("content", "content", "content", "missing", "renamed", "slip", "method", "ratio", "link"),
-    *("fields", "fields", "damaged", "twice", "comment", "many", "encrypted"),
+_COMMENTS = (b"x" * 60_000, _CENTRAL + b"\0" * 50, b"PK\5\6" + b"\0" * 18)
+# Fields of the central header: method, CRC, both sizes, lengths of name and extra, offset.
+_FIELDS: Sequence[tuple[int, str]] = (
+    *((8, "<H"), (10, "<H"), (16, "<I"), (20, "<I"), (24, "<I"), (28, "<H"), (30, "<H")),
+    *((34, "<H"), (42, "<I")),
 )
 
 
 def archive(
-    members: dict[str, bytes], *, method: int = zipfile.ZIP_STORED, comment: bytes = b""
+    members: Iterable[tuple[str, bytes]],
+    *,
+    method: int = zipfile.ZIP_STORED,
+    comment: bytes = b"",
+    linked: str | None = None,
 ) -> bytes:
-    """A zip archive with these members."""
+    """A zip archive with these members, of which one may be a link to a file outside."""
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", method) as written:
-        for name, content in members.items():
-            written.writestr(name or "/", content)
+    with zipfile.ZipFile(stream, "w", method) as written, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of two members of one name
+        for name, content in members:
+            info = zipfile.ZipInfo(name or "/")
+            info.compress_type = method
+            if name == linked:
+                info.create_system, info.external_attr = 3, 0o120777 << 16
+                content = b"/etc/hostname"
+            written.writestr(info, content)
         written.comment = comment
     return stream.getvalue()
 
@@ -146,69 +267,21 @@ def members_of(content: bytes) -> dict[str, bytes]:
         return {name: opened.read(name) for name in opened.namelist()}
 
 
-def hostile_archive(
-    members: dict[str, bytes],
-    rng: random.Random,
-    change: Callable[[str, bytes, random.Random], bytes] = lambda name, content, rng: damaged(
-        content, rng
-    ),
-) -> bytes:
-    """An archive like one with these members, with something wrong in it.
-
-    `change` changes the content of a member.
-    """
-    found, method, comment = dict(members), rng.choice(METHODS[:2]), b""
-    kind = rng.choice(_ARCHIVE_KINDS)
-    name = rng.choice(sorted(found)) if found else "labels.txt"
-    if kind == "content":
-        found[name] = change(name, found.get(name, b""), rng)
-    elif kind == "missing":
-        found.pop(name, None)
-    elif kind == "renamed":
-        found[rng.choice(_HOSTILE_MEMBERS)] = found.pop(name, b"")
-    elif kind == "slip":
-        found[rng.choice(_HOSTILE_MEMBERS)] = b"outside"
-    elif kind == "method":
-        method = rng.choice(METHODS)
-    elif kind == "ratio":
-        found[name], method = b"\0" * rng.choice((2**20, 2**26)), rng.choice(METHODS[1:3])
-    elif kind == "comment":
-        comment = rng.choice((b"x" * 60_000, _CENTRAL + b"\0" * 50, b"PK\5\6" + b"\0" * 18))
-    elif kind == "many":
-        found |= {f"member {number}": b"" for number in range(rng.choice((100, 20_000)))}
-    made = archive(found, method=method, comment=comment)
-    if kind == "link":
-        made = _with_link(found, name)
-    if kind == "twice":
-        made = _twice(found, name, change(name, found.get(name, b""), rng))
-    if kind == "fields":
-        made = _with_field(made, rng)
-    if kind == "encrypted":
-        made = _set(made, 8, struct.pack("<H", 1))
-    return damaged(made, rng) if kind == "damaged" else made
+def hostile_archive(content: bytes, rng: random.Random) -> bytes:
+    """An archive with something wrong in it, or in one of its members."""
+    members = members_of(content)
+    names = sorted(members)
+    # Where there is a configuration, it says the most.
+    name = rng.choice([*names, *(["config.json"] * 3 if "config.json" in names else [])])
+    return rng.choice(_ARCHIVE_CHANGES)(members, name, rng)
 
 
-def _with_link(members: dict[str, bytes], linked: str) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as written:
-        for name, content in members.items():
-            info = zipfile.ZipInfo(name)
-            if name == linked:
-                info.create_system, info.external_attr = 3, 0o120777 << 16
-                content = b"/etc/hostname"
-            written.writestr(info, content)
-    return stream.getvalue()
-
-
-def _twice(members: dict[str, bytes], name: str, content: bytes) -> bytes:
-    import warnings
-
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as written, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for one, its in [*members.items(), (name, content)]:
-            written.writestr(one, its)
-    return stream.getvalue()
+def _with_field(members: dict[str, bytes], name: str, rng: random.Random) -> bytes:
+    offset, form = rng.choice(_FIELDS)
+    most = 2 ** (8 * struct.calcsize(form)) - 1
+    value = rng.choice((0, 1, 8, 99, most, most // 2, rng.randrange(most)))
+    packed = struct.pack(form, value & most)
+    return _set(archive(members.items()), offset, packed, local=rng.random() < 0.5)
 
 
 def _set(content: bytes, offset: int, packed: bytes, *, local: bool = True) -> bytes:
@@ -222,15 +295,78 @@ def _set(content: bytes, offset: int, packed: bytes, *, local: bool = True) -> b
     return bytes(found)
 
 
-# Fields of the central header: method, CRC, both sizes, lengths of name and extra, offset.
-_FIELDS: Sequence[tuple[int, str]] = (
-    *((8, "<H"), (10, "<H"), (16, "<I"), (20, "<I"), (24, "<I"), (28, "<H"), (30, "<H")),
-    *((34, "<H"), (42, "<I")),
+def _changed_member(members: dict[str, bytes], name: str, rng: random.Random) -> bytes:
+    return archive({**members, name: hostile(name, members[name], rng)}.items())
+
+
+# What makes an archive of some members, the name of one of them, and a generator.
+_ARCHIVE_CHANGES: Sequence[Callable[[dict[str, bytes], str, random.Random], bytes]] = (
+    *(_changed_member, _changed_member, _changed_member, _with_field, _with_field),
+    # One is missing, has a name that leads elsewhere, or is there twice.
+    lambda members, name, rng: archive(item for item in members.items() if item[0] != name),
+    lambda members, name, rng: archive(
+        (rng.choice(_HOSTILE_MEMBERS) if member == name else member, content)
+        for member, content in members.items()
+    ),
+    lambda members, name, rng: archive([*members.items(), (rng.choice(_HOSTILE_MEMBERS), b"out")]),
+    lambda members, name, rng: archive(
+        [*members.items(), (name, hostile(name, members[name], rng))]
+    ),
+    lambda members, name, rng: archive(
+        [*members.items(), *((f"member {n}", b"") for n in range(rng.choice((100, 20_000))))]
+    ),
+    # One unpacks to many bytes.
+    lambda members, name, rng: archive(
+        {**members, name: b"\0" * rng.choice((2**20, 2**26))}.items(),
+        method=rng.choice(_METHODS[1:3]),
+    ),
+    lambda members, name, rng: archive(members.items(), method=rng.choice(_METHODS)),
+    lambda members, name, rng: archive(members.items(), comment=rng.choice(_COMMENTS)),
+    lambda members, name, rng: archive(members.items(), linked=name),
+    # The flag says that it is encrypted.
+    lambda members, name, rng: _set(archive(members.items()), 8, struct.pack("<H", 1)),
+)
+_FORMATS: dict[str, Callable[[bytes, random.Random], bytes]] = {
+    ".json": changed_json,
+    ".yaml": _changed_yaml,
+    ".h5": _changed_hdf5,
+    ".keras": hostile_archive,
+    ".zip": hostile_archive,
+    "keras_metadata.pb": _changed_metadata,
+}
+
+
+# -- what is no file -------------------------------------------------------------------------------
+
+
+def _bind(path: pathlib.Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        here = pathlib.Path.cwd()
+        os.chdir(path.parent)  # the address of a socket is short
+        try:
+            bound.bind(path.name[:50])
+        finally:
+            os.chdir(here)
+
+
+def _shut(path: pathlib.Path) -> None:
+    path.write_bytes(b"")
+    path.chmod(0)
+
+
+def _linked(path: pathlib.Path, target: str) -> None:
+    path.symlink_to(target)
+
+
+_NO_FILES: Sequence[Callable[[pathlib.Path], Any]] = (
+    *(os.mkfifo, pathlib.Path.mkdir, _bind, _shut, lambda path: path.symlink_to(path.name)),
+    *(
+        functools.partial(_linked, target=target)
+        for target in ("nowhere", "/etc", "/etc/hostname", "/dev/zero", "/dev/full")
+    ),
 )
 
 
-def _with_field(content: bytes, rng: random.Random) -> bytes:
-    offset, form = rng.choice(_FIELDS)
-    most = 2 ** (8 * struct.calcsize(form)) - 1
-    value = rng.choice((0, 1, 8, 99, most, most // 2, rng.randrange(most)))
-    return _set(content, offset, struct.pack(form, value & most), local=rng.random() < 0.5)
+def put_no_file(path: pathlib.Path, rng: random.Random) -> None:
+    """Puts a pipe, a folder, a socket, a file that is shut, or a link in the place of a file."""
+    rng.choice(_NO_FILES)(path)

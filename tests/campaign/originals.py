@@ -57,11 +57,12 @@ def write_one_of_each(folder: pathlib.Path) -> None:
     """Writes one good file of each kind into a folder."""
     import sat_tf
     from sat_tf.commands import main
+    from sat_tf.training.config import config_text, parse_config
     from tests.export.device.kits import certificate_in, checked
     from tests.loading.hostile import small
+    from tests.training.small import small_images
 
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (64, 6, 6, 3)).astype(np.uint8)
+    images = np.random.default_rng(0).integers(0, 256, (64, 6, 6, 3)).astype(np.uint8)
     model = small()
     for name in ("float.keras", "float.h5", "saved"):
         model.save(folder / name)
@@ -70,15 +71,42 @@ def write_one_of_each(folder: pathlib.Path) -> None:
     quantized.save(folder / "quantized.keras")
     sat_tf.export_tflite(quantized, folder / "model.tflite")
     np.save(folder / "images.npy", images[:4])
-    (folder / "policy.yaml").write_text("weight_bits: 4\nactivation_bits: 4\n")
+    (folder / "policy.yaml").write_text(_POLICY)
+    (folder / "run.yaml").write_text(config_text(parse_config(_RUN)))
     (folder / "pictures").mkdir()
-    for name in ("a.png", "b.png", "c.jpg"):
+    for name in ("a.png", "b.png", "c.jpg", *(f"{number}.png" for number in range(9))):
         Image.fromarray(images[0]).save(folder / "pictures" / name)
+    bright = small_images(train=36)
+    for number, label in enumerate(bright.train_labels):
+        classes = folder / "classes" / f"class_{label}"
+        classes.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(bright.train_images[number]).save(classes / f"{number:02}.png")
     words = ["verify", str(folder / "model.tflite"), "--images", str(folder / "images.npy")]
     words += ["--kit", str(folder / "kit.zip")]
     assert main.main([*words, "--out", str(folder / "proof"), "--runtime", "xnnpack"]) == 0
     assert checked(folder / "kit.zip", folder).returncode == 0
     certificate_in(folder).rename(folder / "device.json")
+
+
+_POLICY = """
+weight_bits: 4
+activation_bits: 4
+input_range: [0, 255]
+weight_grid: packed
+overrides: {head: {weight_bits: 8}}
+"""
+_RUN = """
+name: tiny
+data: {name: folder, options: {data_dir: classes, image_size: 8, resize_ratio: 1.0}}
+model:
+  name: resnet18
+  options: {width_multiplier: 0.1, stage_blocks: [1], stem_kernel_size: 3, stem_stride: 1}
+stages:
+  float: {epochs: 2, batch_size: 8, base_learning_rate: 0.1, warmup_epochs: 0}
+  quantized: {epochs: 2, warmup_epochs: 0}
+calibration: {num_images: 64}
+export: {verify_images: 4}
+"""
 
 
 def _write_specimens(folder: pathlib.Path) -> None:
@@ -87,35 +115,6 @@ def _write_specimens(folder: pathlib.Path) -> None:
 
     for name, settings in _SPECIMENS.items():
         sat_tf.export_tflite(ZOO[name].quantized(), folder / f"{name}.tflite", **settings)
-
-
-def _write_run(folder: pathlib.Path) -> None:
-    """Writes the configuration of a run of two steps, with every key, and its float model."""
-    import tf_keras as keras
-
-    from sat_tf.training.config import config_text, parse_config
-
-    layers = keras.layers
-    image = keras.Input((8, 8, 3), name="image")
-    x = layers.Conv2D(4, 3, strides=2, use_bias=False, name="conv")(image)
-    x = layers.ReLU(name="relu")(layers.BatchNormalization(name="norm")(x))
-    x = layers.GlobalAveragePooling2D(name="pool")(x)
-    keras.Model(image, layers.Dense(10, name="head")(x)).save(folder / "digits.keras")
-    config = parse_config(_RUN)
-    (folder / "run.yaml").write_text(config_text(config))
-
-
-_RUN = """
-name: tiny
-data: {name: digits, options: {image_size: 8}}
-training: {float_model: digits.keras}
-policy: {weight_bits: 4, activation_bits: 4}
-stages:
-  float: {epochs: 1, batch_size: 32, base_learning_rate: 0.05, warmup_epochs: 0}
-  quantized: {steps: 2}
-calibration: {num_images: 64}
-export: {verify_images: 4}
-"""
 
 
 def _write_keras3(folder: pathlib.Path) -> None:
@@ -133,6 +132,6 @@ def _write_keras3(folder: pathlib.Path) -> None:
 
 if __name__ == "__main__":
     made = pathlib.Path(sys.argv[1])
-    for write in (write_one_of_each, _write_specimens, _write_run, _write_keras3):
+    for write in (write_one_of_each, _write_specimens, _write_keras3):
         write(made)
     (made / "whole").touch()

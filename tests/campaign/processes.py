@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 SERVERS = ("light", "tensorflow")
 # Beyond what the server has mapped, and of a file that is written.
@@ -138,20 +139,17 @@ def _warm(name: str) -> None:
     for command in main.COMMANDS:
         main.command_parser(command)
     # Modules that the first call of a command would import, none of which starts a thread.
-    for module in (
+    modules = [
         *("ai_edge_litert.interpreter", "sat_tf.export", "rich.table", "jinja2", "PIL.Image"),
-        *("sat_tf.export.litert.processes", "tests.campaign.kinds", "tests.campaign.files.tflite"),
-        *("tests.campaign.files.kits", "tests.campaign.files.configs"),
-        *("tests.campaign.files.models", "tests.campaign.files.pictures"),
-    ):
-        importlib.import_module(module)
+        *("sat_tf.export.litert.processes", "tests.campaign.kinds", "tests.campaign.tflite"),
+        *("tests.campaign.files", "tests.campaign.pictures"),
+    ]
     if name == "tensorflow":
-        for module in (
-            *("tensorflow", "tf_keras", "keras", "h5py", "tensorflow_model_optimization"),
-            *("sat_tf.loading.load", "sat_tf.planning.explain", "sat_tf.training.audit.audit"),
-            *("sat_tf.training.loop.runner", "sat_tf.training.loop.start"),
-        ):
-            importlib.import_module(module)
+        modules += ["tensorflow", "tf_keras", "keras", "h5py", "tensorflow_model_optimization"]
+        modules += ["sat_tf.loading.load", "sat_tf.planning.explain", "sat_tf.training.audit.audit"]
+        modules += ["sat_tf.training.loop.runner", "sat_tf.training.loop.start"]
+    for module in modules:
+        importlib.import_module(module)
 
 
 def _serve(name: str) -> None:
@@ -165,7 +163,7 @@ def _serve(name: str) -> None:
         started = time.monotonic()
         child = os.fork()
         if child == 0:
-            _run(asked, limit)
+            _end_with(functools.partial(_run, asked, limit))
         status, used, is_late = _awaited(child, started, asked)
         grown = 1024 * max(0, used.ru_maxrss - before)
         print(json.dumps([status, used.ru_utime + used.ru_stime, grown, is_late]), file=answers)
@@ -203,26 +201,11 @@ def _kilobytes(name: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {name}")
 
 
-def _run(asked: dict[str, Any], limit: int) -> None:
-    """Runs a call; does not return."""
+def _end_with(work: Callable[[], int | None]) -> NoReturn:
+    """Ends this process, a fork, with the status of some work."""
     status = _RAISED
     try:
-        os.setpgid(0, 0)
-        # A shell that starts the campaign in the background lets it ignore Ctrl-C.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_FILE_BYTES, _LARGEST_FILE_BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (asked["most_seconds"],) * 2)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        os.chdir(asked["cwd"])
-        temporary = _beside(asked["cwd"], "tmp")
-        temporary.mkdir(exist_ok=True)
-        os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
-        _redirected(os.devnull, *(str(_beside(asked["cwd"], name)) for name in _STREAMS))
-        if asked["forks"]:
-            _fork_trials()
-        module, _, name = asked["function"].partition(":")
-        status = getattr(importlib.import_module(module), name)(*asked["arguments"]) or 0
+        status = work() or 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
     except BaseException:
@@ -232,6 +215,26 @@ def _run(asked: dict[str, Any], limit: int) -> None:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(status)
+
+
+def _run(asked: dict[str, Any], limit: int) -> int | None:
+    """Runs a call within limits."""
+    os.setpgid(0, 0)
+    # A shell that starts the campaign in the background lets it ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_LARGEST_FILE_BYTES, _LARGEST_FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (asked["most_seconds"],) * 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.chdir(asked["cwd"])
+    temporary = _beside(asked["cwd"], "tmp")
+    temporary.mkdir(exist_ok=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
+    _redirected(os.devnull, *(str(_beside(asked["cwd"], name)) for name in _STREAMS))
+    if asked["forks"]:
+        _fork_trials()
+    module, _, name = asked["function"].partition(":")
+    return getattr(importlib.import_module(module), name)(*asked["arguments"])
 
 
 def _redirected(stdin: str, stdout: str, stderr: str) -> None:
@@ -254,19 +257,14 @@ def _fork_trials() -> None:
         beside = pathlib.Path(tempfile.gettempdir()).parent
         folder = pathlib.Path(tempfile.mkdtemp(prefix=TRIAL, dir=beside))
         (folder / "in").write_bytes(content)
+
+        def work() -> None:
+            _redirected(*(str(folder / name) for name in ("in", "out", "err")))
+            processes._try_file(runtimes)
+
         child = os.fork()
         if child == 0:
-            status = _RAISED
-            try:
-                _redirected(*(str(folder / name) for name in ("in", "out", "err")))
-                processes._try_file(runtimes)
-                status = 0
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
+            _end_with(work)
         _, status = os.waitpid(child, 0)
         texts = [(folder / name).read_bytes() for name in _STREAMS]
         shutil.rmtree(folder)

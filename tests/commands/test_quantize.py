@@ -1,10 +1,9 @@
-"""`sat-tf quantize` makes a certified file of a trained model and a folder of pictures."""
-
 import json
 import os
 import re
 import shutil
 import signal
+import types
 
 import numpy as np
 import pytest
@@ -17,10 +16,12 @@ import sat_tf
 import sat_tf.qat.reconstruction.checkpoint
 import sat_tf.qat.reconstruction.reconstruct
 from sat_tf.commands import main
+from sat_tf.commands.quantize import accuracy, next_step
 from sat_tf.export.certificate.certificate import FLOAT_RULE, LOSS_RULE
 from sat_tf.export.tflite.contents import read_contents
+from sat_tf.presentation.tables import Marked
 from sat_tf.quantizers.input_range import NAMED
-from tests.commands.light import told_without_tensorflow
+from sat_tf.report.results import Results
 from tests.training.small import model_of_one_range, model_of_small_range, small_images
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images give unreliable statistics")
@@ -99,22 +100,6 @@ def test_a_model_of_several_outputs_is_calibrated_and_measured_by_those_with_cla
     assert "received a model of 2 outputs, expected one to train" in said
 
 
-def test_a_model_of_several_inputs_is_refused_with_the_lines_of_python(files, told):
-    one, other = keras.Input((8, 8, 3), name="one"), keras.Input((8, 8, 3), name="other")
-    model = keras.Model([one, other], keras.layers.Add()([one, other]))
-    model.save(files / "inputs.keras")
-    status, said = told("inputs.keras", "photos")
-    assert status == 2
-    assert "received a model with 2 inputs (one, other), expected one" in said
-    assert "sat_tf.calibrate(q, [one, other])" in said
-
-
-def test_a_missing_file_is_said_before_tensorflow_is_loaded(tmp_path):
-    words = ["quantize", "nothing.keras", "--images", "."]
-    said = told_without_tensorflow(*words, status=2, cwd=tmp_path)
-    assert "nothing.keras: not found; expected a Keras model" in " ".join(said.split())
-
-
 @pytest.mark.thorough
 def test_arrays_take_the_place_of_pictures(told, files, tmp_path):
     np.save(files / "pixels.npy", small_images(train=48).train_images)
@@ -175,15 +160,6 @@ def test_a_range_that_is_not_clearly_the_best_is_asked_for(told, tmp_path):
     assert "100.0 % with (0, 1)" in said
     assert "expected one that is clearly better than the others; give --input_range" in said
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.thorough
-def test_a_model_that_converts_pixels_itself_is_fed_pixels(told):
-    status, said = told("rescaled.keras", "photos", "--bits", "5")
-    assert status == 0, said
-    assert "Input range: pixels, which its own layers convert." in said
-    assert "without training" not in said  # it has cost nothing
-    assert "econstruct" not in said
 
 
 @pytest.mark.thorough
@@ -509,30 +485,6 @@ def test_folders_of_other_classes_train_a_classifier_of_keras_3_without_labels(
     assert _without_labels(tmp_path / "out")["held_out_images"] == 64
 
 
-@pytest.mark.parametrize(
-    ("outputs", "expected"),
-    [
-        (keras.layers.Dense(1), "outputs of shape (1,) that are no row of classes"),
-        (keras.layers.Dense(3, "sigmoid"), "outputs of shape (3,) that are no row of classes"),
-        (keras.layers.Reshape((6, 6, 2)), "outputs of shape (6, 6, 2) that are no row of classes"),
-    ],
-)
-def test_what_is_no_classifier_is_not_trained_without_labels(
-    outputs, expected, files, told, tmp_path
-):
-    image = keras.Input((8, 8, 3))
-    x = keras.layers.Conv2D(2, 3, activation="relu")(image)
-    keras.Model(image, outputs(keras.layers.Flatten()(x))).save(files / "values.keras")
-    words = ("values.keras", "plain", "--epochs", "1", "--input_range", "0,1")
-    status, said = told(*words)
-    assert status == 2
-    assert f"{expected}, expected one to train: of one output, a row of the logits" in said
-    assert "reconstructed" not in said  # 8 bits need no reconstruction
-    assert not (tmp_path / "out").exists()
-    status, said = told(*words, "--bits", "4")
-    assert "4 bits are then reconstructed from the float model." in said
-
-
 @pytest.mark.thorough
 def test_pictures_that_a_gray_model_is_measured_on_are_held_out(told, files, tmp_path):
     image = keras.Input((8, 8, 1))
@@ -602,3 +554,82 @@ def test_the_certificate_of_pictures_that_are_not_the_models_classes_can_be_chec
     words = ["verify", tflite, "--certificate", certificate, "--images", str(files / "photos")]
     assert main.main(words) == 0
     assert "holds; the codes of" in " ".join(capsys.readouterr().out.split())
+
+
+# -- the last lines --------------------------------------------------------------------------------
+
+BUILD = "build model.tflite into the app"
+
+
+def _certificate(*notes):
+    return types.SimpleNamespace(float_notes=[Marked(note, "good") for note in notes])
+
+
+def _results(tflite=0.875, float_top1=0.9375, *, rate=None, images=64):
+    return Results(
+        tflite_images=images,
+        held_out_images=64,
+        parameters=9,
+        seconds=1.0,
+        tflite_top1=tflite,
+        quantized_top1=0.5,
+        float_top1=float_top1,
+        learning_rate=rate,
+    )
+
+
+@pytest.mark.parametrize(
+    ("bits", "results", "why_not", "expected"),
+    [
+        (4, _results(), "", "4 bits without training cost 6.25 points of top-1; --epochs 5 trains"),
+        (
+            4,
+            _results(),
+            "a model of (8, 8, 1)",
+            "4 bits without training cost 6.25 points of top-1; --epochs refuses a model of "
+            "(8, 8, 1), more bits cost less",
+        ),
+        (
+            2,
+            _results(rate=1e-3),
+            "",
+            "2 bits after training cost 6.25 points of top-1; more epochs and more bits cost less, "
+            "and sat-tf sensitivity names the layers to blame",
+        ),
+        (2, _results(float_top1=0.879), "", BUILD),
+        (2, _results(float_top1=0.879, rate=1e-3), "", BUILD),
+        (8, _results(), "", "8 bits without training cost 6.25 points of top-1; --epochs 5 trains"),
+        (8, None, "", BUILD),
+        (
+            4,
+            None,
+            "",
+            "4 bits without training can cost accuracy; with pictures in folders of the model's "
+            "classes, or --labels of an .npy file, it is measured; --epochs 5 trains, also without "
+            "labels",
+        ),
+    ],
+)
+def test_what_to_do_next_fits_what_was_measured(bits, results, why_not, expected):
+    assert next_step(bits, Marked("0 codes differ", "good"), results, why_not) == expected
+
+
+def test_a_red_file_is_not_to_be_shipped_and_what_it_loses_has_a_fix():
+    red, kept, lost = Marked("9 codes differ", "bad"), _results(float_top1=0.875), _results()
+    ship = "do not ship it; certificate.html says where it goes wrong"
+    assert next_step(8, red, kept, "") == next_step(8, red, None, "") == ship
+    assert next_step(4, red, lost, "", is_exact=False) == ship
+    assert next_step(4, red, lost, "").endswith("points of top-1; --epochs 5 trains")
+
+
+def test_accuracy_stands_beside_that_of_the_float_model():
+    expected = "87.50 % of 64 held-out pictures right, the float model 93.75 % (-6.25 points)"
+    assert accuracy(_certificate(), _results()) == expected
+    # That of the model, where the file was measured on fewer.
+    assert accuracy(_certificate(), _results(images=32)).startswith("50.00 % of 64")
+
+
+def test_without_labels_it_is_how_near_the_outputs_are():
+    certificate = _certificate("Beside the float model: the same class for 99 %")
+    assert accuracy(certificate, None) == "the same class for 99 %"
+    assert accuracy(_certificate(), None) == "not measured"

@@ -1,15 +1,25 @@
 import base64
+import json
 import pathlib
 import shutil
+import subprocess
+import sys
 import zipfile
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.loading.load import load_model
+from sat_tf.loading.load import check_order, load_model
+from sat_tf.loading.model_file import (
+    is_keras3_file,
+    open_model_file,
+    parts,
+    read_model_file,
+)
 from sat_tf.loading.trust import UntrustedModelError
 from tests.loading.hostile import config_of, layer_in, marking, saved, small, with_config
 
@@ -301,3 +311,155 @@ def test_code_of_another_python_is_named_with_the_way_to_its_weights(name, tmp_p
     again = keras.models.clone_model(model)
     again.load_weights(path)
     np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])
+
+
+# -- the user's functions --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.h5"])
+def test_functions_that_the_user_calls_are_left_float(name, tmp_path):
+    image = keras.Input((8, 8, 3), name="image")
+    x = L.Conv2D(4, 3, use_bias=False, name="conv")(image)
+    x = L.ReLU(name="relu")(L.BatchNormalization(name="norm")(x))
+    x = tf.debugging.check_numerics(x, "numbers")
+    x = L.GlobalAveragePooling2D(name="pool")(L.Conv2D(4, 3, name="second")(x))
+    model = keras.Model(image, L.Dense(2, name="head")(x))
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8, unsupported="float"))
+    (operation,) = [layer for layer in quantized.layers if _function_of(layer)]
+    assert _function_of(operation) == "debugging.check_numerics"
+    quantized.save(tmp_path / name)
+    with pytest.raises(UntrustedModelError, match=r"TensorFlow's function 'debugging.check_num"):
+        load_model(tmp_path / name)
+    loaded = load_model(tmp_path / name, safe_mode=False)
+    images = tf.random.stateless_uniform((2, 8, 8, 3), (0, 1))
+    assert bool(tf.reduce_all(loaded(images) == quantized(images)))
+    # The loaded model can be rewritten like any other.
+    assert sat_tf.requantize(loaded, sat_tf.BitPolicy.mobile(4, unsupported="float"))
+
+
+def _function_of(layer):
+    return getattr(getattr(layer, "layer", layer), "function", None)
+
+
+# -- the order of layers ---------------------------------------------------------------------------
+
+
+def _saved(model, path, change):
+    model.save(path)
+    config = config_of(path)
+    change(config)
+    return with_config(path, config)
+
+
+def _functional(name):
+    start = keras.Input((4, 4, 4))
+    return keras.Model(start, L.Conv2D(4, 1)(L.ReLU()(start)), name=name)
+
+
+def _called_often():
+    """Layers and models of every kind that are called twice, in no order of the file."""
+    image = keras.Input((4, 4, 4), name="image")
+    shared = L.Conv2D(4, 1, name="shared")
+    functional, first = (_functional(name) for name in ("functional", "first"))
+    told = keras.Sequential([keras.Input((4, 4, 4)), L.Conv2D(4, 1)], name="told")
+    by_shape = keras.Sequential([L.Conv2D(4, 1, input_shape=(4, 4, 4))], name="by_shape")
+    late = keras.Sequential([L.Conv2D(4, 1)], name="late")
+    nested = keras.Sequential([first, L.ReLU()], name="nested")
+    wrapped = L.TimeDistributed(keras.Sequential([L.Dense(4)], name="within"), name="wrapped")
+    x = image
+    for layer in (shared, functional, told, by_shape, late, nested, wrapped):
+        x = L.Add()([layer(x), layer(layer(x)), x])
+    x = L.MultiHeadAttention(1, 2, name="attention")(x, value=shared(x), key=x)
+    return keras.Model({"image": image}, [L.Flatten()(x), shared(x)], name="often")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FORMATS)
+def test_whatever_can_be_ordered_is_loaded(name, tmp_path):
+    model = _called_often()
+    model.save(tmp_path / name)
+    images = np.random.default_rng(0).normal(size=(2, 4, 4, 4)).astype(np.float32)
+    for left, right in zip(load_model(tmp_path / name)(images), model(images), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_the_order_in_the_file_is_free(tmp_path):
+    path = _saved(
+        small(), tmp_path / "m.keras", lambda config: config["config"]["layers"].reverse()
+    )
+    assert load_model(path).count_params() == small().count_params()
+
+
+def test_many_layers_in_the_wrong_order_take_no_time():
+    layers = [{"class_name": "InputLayer", "name": "0", "inbound_nodes": []}]
+    for number in range(1, 20_000):
+        node = [[str(number - 1), 0, 0, {}]]
+        layers.append({"class_name": "ReLU", "name": str(number), "inbound_nodes": [node]})
+    check_order({"config": {"layers": layers[::-1]}})
+
+
+@pytest.mark.parametrize("config", [None, 3, {"layers": 3}, {"layers": [3, {}, {"name": []}]}])
+def test_other_damage_is_left_to_keras(config):
+    check_order({"config": config})
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def _write(path, version, config):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("metadata.json", json.dumps({"keras_version": version}))
+        archive.writestr("config.json", json.dumps(config))
+    return path
+
+
+def test_the_version_tells_keras_3_from_keras_2(tmp_path):
+    assert is_keras3_file(_write(tmp_path / "3.keras", "3.15.1", {}))
+    assert is_keras3_file(_write(tmp_path / "4.keras", "4.0", {}))
+    assert not is_keras3_file(_write(tmp_path / "2.keras", "2.21.0", {}))
+    assert not is_keras3_file(_write(tmp_path / "none.keras", "", {}))
+
+
+def test_hdf5_files_are_told_apart_too(tmp_path):
+    for name, version in (("3.h5", "3.15.1"), ("2.h5", "2.21.0")):
+        with h5py.File(tmp_path / name, "w") as file:
+            file.attrs["keras_version"] = version
+            file.attrs["model_config"] = json.dumps({"class_name": "Functional"})
+    assert is_keras3_file(tmp_path / "3.h5")
+    assert not is_keras3_file(tmp_path / "2.h5")
+    with h5py.File(tmp_path / "weights.h5", "w") as file:
+        file.attrs["keras_version"] = "3.15.1"
+    assert read_model_file(tmp_path / "weights.h5") is None
+
+
+def test_what_is_no_keras_file_is_none(tmp_path):
+    (tmp_path / "text.keras").write_text("text")
+    with zipfile.ZipFile(tmp_path / "other.keras", "w") as archive:
+        archive.writestr("readme", "text")
+    for path in ("text.keras", "other.keras", "missing.keras", "."):
+        assert read_model_file(tmp_path / path) is None
+        assert not is_keras3_file(tmp_path / path)
+
+
+def test_a_model_is_one_whatever_its_name_says(tmp_path):
+    assert open_model_file(_write(tmp_path / "model.tflite", "3.15.1", {})).is_keras3
+
+
+def test_all_parts_are_found_in_nested_models(tmp_path):
+    dense = {"class_name": "Dense", "module": "keras.layers", "config": {"name": "dense"}}
+    own = {"class_name": "Own", "module": "shop", "config": {"name": "own"}}
+    inner = {"class_name": "Functional", "config": {"name": "inner", "layers": [dense, own]}}
+    model = {"class_name": "Sequential", "config": {"name": "outer", "layers": [inner]}}
+    found = read_model_file(_write(tmp_path / "model.keras", "3.0", model))
+    assert [part.name for part in parts(found.config)] == ["outer", "inner", "dense", "own"]
+    assert [part.module for part in parts(found.config)] == ["", "", "keras.layers", "shop"]
+
+
+def test_neither_keras_nor_tensorflow_is_loaded_to_read_a_file(tmp_path):
+    path = _write(tmp_path / "3.keras", "3.15.1", {})
+    program = (
+        "import sys\nfrom sat_tf.loading.model_file import is_keras3_file\n"
+        "assert is_keras3_file(sys.argv[1])\n"
+        "assert not {'keras', 'tf_keras', 'tensorflow'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True)

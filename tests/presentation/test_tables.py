@@ -5,10 +5,13 @@ import pathlib
 import re
 import sys
 
+import jinja2
 import numpy as np
 import pytest
 import rich.console
+import rich.table
 from markupsafe import Markup
+from rich.text import Text
 
 import sat_tf
 from sat_tf.presentation.tables import (
@@ -19,8 +22,10 @@ from sat_tf.presentation.tables import (
     Table,
     digits,
     percent,
+    render,
     write_table,
 )
+from sat_tf.presentation.terminal import make_console
 
 COLUMNS = [
     Column("layer", lambda row: row["name"], wrap="never"),
@@ -262,3 +267,75 @@ def test_all_tables_of_the_package_fit_a_terminal():
         if re.search(r"rich\.table\.Table\(|from rich\.table import", source.read_text("utf-8"))
     ]
     assert built == []  # only of FittingTable
+
+
+# -- on a terminal ---------------------------------------------------------------------------------
+
+
+def test_control_characters_are_text_wherever_they_stand():
+    table = rich.table.Table("name\x07")
+    table.add_row("layer\x1b[2J")
+    table.add_row(Text("of a file\x1b]0;owned\x07", style="red"))
+    stream = io.StringIO()
+    console = make_console(file=stream, width=80, color_system=None)
+    console.print(table)
+    console.print("a label\x1b[31m", {"key": "\x9b2J"}, highlight=False, markup=False)
+    said = stream.getvalue()
+    assert not set(said) & set("\x07\x1b\x9b")
+    assert r"layer\x1b[2J" in said
+    assert r"of a file\x1b]0;owned" in said
+    assert r"a label\x1b[31m" in said
+
+
+def test_colours_of_our_own_stay():
+    stream = io.StringIO()
+    make_console(file=stream, force_terminal=True, color_system="standard").print("x", style="red")
+    assert stream.getvalue() == "\x1b[31mx\x1b[0m\n"
+
+
+def test_no_name_of_a_table_forges_a_line():
+    table = Table(columns=[Column("name", lambda row: row)], rows=["a\nerror: forged"])
+    text = io.StringIO()
+    make_console(file=text, width=80).print(table.to_rich())
+    said = text.getvalue()
+    assert r"a\nerror: forged" in said
+
+
+# -- on a page -------------------------------------------------------------------------------------
+
+PACKAGE = pathlib.Path(sat_tf.__file__).parent
+TEMPLATES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.html"))
+
+SCRIPTED = {"planning/zoom.html"}  # all that runs on a page
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_load_nothing_and_switch_no_escaping_off(name):
+    text = (PACKAGE / name).read_text(encoding="utf-8")
+    assert not re.search(r"<link|url\(|@import|https?:", text)
+    assert ("<script" in text) == (name in SCRIPTED)
+    assert not re.search(r"\|\s*safe|autoescape", text)
+    # The only images are those that are inside the page.
+    sources = {"{{ example.picture }}"}
+    assert set(re.findall(r'src="([^"]*)"', text)) <= sources
+
+
+def test_every_page_is_based_on_the_same_one():
+    texts = {name: (PACKAGE / name).read_text(encoding="utf-8") for name in TEMPLATES}
+    pages = {name for name, text in texts.items() if "{% block body %}" in text}
+    assert len(pages) >= 5
+    for name in pages - {"presentation/page.html"}:
+        assert texts[name].startswith('{% extends "presentation/page.html" %}')
+
+
+def test_what_a_template_needs_and_is_not_given_is_an_error():
+    with pytest.raises(jinja2.UndefinedError, match="label"):
+        render("presentation/table.html", columns=[], rows=[], zip=zip)
+
+
+def test_control_characters_of_values_are_text():
+    name = "layer\u202egnp.exe\x1b[2J"
+    page = render("presentation/notebook.html", headline=name, tables={}, notes=[])
+    assert r"layer\u202egnp.exe\x1b[2J" in page
+    table = Table(columns=[Column("", lambda row: Marked(row, "name"))], rows=[name])
+    assert r"<b>layer\u202egnp.exe\x1b[2J</b>" in table.to_html("")

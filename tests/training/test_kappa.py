@@ -1,11 +1,18 @@
+"""Constants of the rules of training, measured on models."""
+
 import numpy as np
 import pytest
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.analysis.labelled_images import LabelledImages, labelled_images
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models
-from sat_tf.training.audit.kappa import kappa_0
+from sat_tf.training.audit.kappa import Flow, GradientProbe, gradient_flow_constants, kappa_0
+from tests.analysis import reference
+from tests.training.small import small_float_model, small_images, small_quantized_model
+
+# -- κ₀ --------------------------------------------------------------------------------------------
 
 layers = keras.layers
 
@@ -126,3 +133,221 @@ def test_a_quantized_classifier_counts_with_its_effective_weights():
     assert kappa_0(constant) == pytest.approx(expected, rel=1e-5)
     assert kappa_0(clamped) > kappa_0(constant)
     assert kappa_0(kept) == pytest.approx(plain, rel=0.02)  # 8 bits keep the function
+
+
+# -- κ₁ and κ₂ -------------------------------------------------------------------------------------
+
+DATA = small_images()
+IMAGES, LABELS = DATA.train_images[:24], DATA.train_labels[:24]
+
+
+def gradient_flow(model, images, labels):
+    return GradientProbe(model, labelled_images((images, labels), most=len(images)))()
+
+
+def flow(**changes):
+    usual = {"fan_in": 4, "fan_out": 8, "weight_variance": 0.5, "gradient_variance": 3.0}
+    return Flow(**{**usual, **changes})
+
+
+# κ₁ = k² n V G / (n̂' V' G'), κ₂ = k⁴ G / (n̂' V' G'), worked out by hand.
+@pytest.mark.parametrize(
+    ("layer", "following", "expected"),
+    [
+        (flow(), [(flow(), 1)], (4 * 0.5 / (8 * 0.5), 1 / (8 * 0.5))),
+        (flow(), [(flow(), 9)], (9 * 0.5, 81 * 0.25)),
+        (flow(fan_in=40), [(flow(), 1)], (5.0, 0.25)),
+        (flow(), [(flow(), 1), (flow(), 1)], (0.25, 0.125)),
+        (flow(), [(flow(fan_out=2), 4), (flow(weight_variance=1.0), 1)], (0.5 / 2.0625, None)),
+    ],
+)
+def test_the_constants_solve_the_law(layer, following, expected):
+    kappa_1, kappa_2 = gradient_flow_constants(layer, following)
+    first, second = expected
+    if second is None:  # 6 / (3 (1/4 · 2 · 0.5 + 8 · 1)), 3 / (3 (1/16 · 2 · 0.5 + 8))
+        first, second = 2 / 8.25, 1 / 8.0625
+    assert (kappa_1, kappa_2) == pytest.approx((first, second))
+
+
+def test_no_gradient_behind_gives_no_finite_constant():
+    constants = gradient_flow_constants(flow(), [(flow(gradient_variance=0.0), 1)])
+    assert not np.isfinite(constants).any()
+
+
+def dense_model(normalized, softmax=False):
+    keras.utils.set_random_seed(3)
+    image = keras.Input((12,))
+    x = image
+    for index, units in enumerate((10, 8)):
+        x = layers.Dense(units, use_bias=False, name=f"dense_{index}")(x)
+        if normalized:
+            x = layers.BatchNormalization(center=False, name=f"norm_{index}")(x)
+            x.node.layer.gamma.assign(np.linspace(0.5, 2.0, units))
+        x = layers.ReLU()(x)
+    activation = "softmax" if softmax else None
+    x = layers.Dense(5, use_bias=False, activation=activation, name="logits")(x)
+    return keras.Model(image, x)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_variances_and_constants_are_those_of_the_reference(normalized):
+    model = dense_model(normalized)
+    generator = np.random.RandomState(0)
+    x, y = generator.normal(size=(16, 12)).astype(np.float32), np.arange(16) % 5
+    found = gradient_flow(model, x, y)
+    names = ("dense_0", "dense_1", "logits")
+    kernels = [model.get_layer(name).kernel.numpy().astype(np.float64) for name in names]
+    gammas = [np.linspace(0.5, 2.0, units) if normalized else None for units in (10, 8)]
+    gradients, loss = reference.dense_network(x, y, kernels, gammas, epsilon=1e-3)
+    # Float32 against float64, through three layers.
+    assert found.loss == pytest.approx(loss, rel=1e-5)
+    for layer, kernel, gradient in zip(found.layers, kernels, gradients, strict=True):
+        assert (layer.call.fan_in, layer.call.fan_out) == kernel.shape
+        assert layer.weight_variance == pytest.approx(kernel.var(), rel=1e-5)
+        assert layer.gradient_variance == pytest.approx(gradient.var(), rel=1e-4)
+    expected = reference.kappas(kernels, gradients)
+    for layer, (kappa_1, kappa_2) in zip(found.layers, expected, strict=False):
+        assert (layer.kappa_1, layer.kappa_2) == pytest.approx((kappa_1, kappa_2), rel=2e-4)
+    assert (found.layers[-1].kappa_1, found.layers[-1].kappa_2) == (None, None)
+    assert found.layers[-1].unknown == "no linear layer follows"
+
+
+def as_numbers(found):
+    return [found.loss] + [layer.gradient_variance for layer in found.layers]
+
+
+@pytest.mark.parametrize("make", [small_float_model, small_quantized_model])
+def test_measuring_changes_nothing(make):
+    model = make()
+    weights = [np.copy(weight) for weight in model.get_weights()]
+    attributes = [set(vars(layer)) for layer in model._flatten_layers()]
+    logits = model(IMAGES.astype(np.float32)).numpy()
+    first, second = gradient_flow(model, IMAGES, LABELS), gradient_flow(model, IMAGES, LABELS)
+    assert as_numbers(first) == as_numbers(second)
+    assert all(map(np.array_equal, weights, model.get_weights()))
+    assert [set(vars(layer)) for layer in model._flatten_layers()] == attributes
+    assert np.array_equal(logits, model(IMAGES.astype(np.float32)).numpy())
+    assert model.get_layer(index=-1).trainable
+
+
+@pytest.mark.parametrize("make", [small_float_model, small_quantized_model])
+def test_a_compiled_probe_says_the_same_and_follows_the_variables(make):
+    model = keras.models.clone_model(make())
+    model.set_weights(make().get_weights())
+    sample = LabelledImages(IMAGES, LABELS)
+    probe = GradientProbe(model, sample, compiled=True)
+    # The order of sums differs in a graph.
+    assert as_numbers(probe()) == pytest.approx(
+        as_numbers(gradient_flow(model, IMAGES, LABELS)), rel=1e-3
+    )
+    before = probe().layers[-1].weight_variance
+    kernel = next(w for w in model.trainable_weights if "classifier/kernel" in w.name)
+    kernel.assign(kernel * 0.1)
+    assert probe().layers[-1].weight_variance != before
+
+
+def test_softmax_and_logits_one_hot_and_numbers_are_the_same():
+    generator = np.random.RandomState(0)
+    x, y = generator.normal(size=(16, 12)).astype(np.float32), np.arange(16) % 5
+    expected = as_numbers(gradient_flow(dense_model(True), x, y))
+    assert as_numbers(gradient_flow(dense_model(True, softmax=True), x, y)) == expected
+    assert as_numbers(gradient_flow(dense_model(True), x, np.eye(5)[y])) == expected
+    separate = dense_model(True)
+    separate = keras.Model(separate.input, layers.Softmax()(separate.output))
+    assert as_numbers(gradient_flow(separate, x, y)) == expected
+
+
+def test_the_constants_do_not_depend_on_the_size_of_normalized_weights():
+    # Sums that are divided by their deviation may have any size, which κ₁ takes out.
+    generator = np.random.RandomState(0)
+    x, y = generator.normal(size=(64, 12)).astype(np.float32), np.arange(64) % 5
+    model = dense_model(True)
+    before = gradient_flow(model, x, y).layers
+    kernel = model.get_layer("dense_0").kernel
+    kernel.assign(kernel * 8.0)
+    after = gradient_flow(model, x, y).layers
+    assert after[0].gradient_variance == pytest.approx(before[0].gradient_variance / 64, rel=0.02)
+    # Not exactly: the normalization's ε is smaller beside larger deviations.
+    assert after[0].kappa_1 == pytest.approx(before[0].kappa_1, rel=0.02)
+
+
+def test_a_nested_model_says_what_the_flat_one_does():
+    flat = small_float_model()
+    inner = keras.models.clone_model(flat)
+    inner.set_weights(flat.get_weights())
+    image = keras.Input(flat.input_shape[1:])
+    nested = keras.Model(image, inner(image))
+    expected, found = (gradient_flow(model, IMAGES, LABELS) for model in (flat, nested))
+    assert [layer.call.name for layer in found.layers] == [
+        f"small/{layer.call.name}" for layer in expected.layers
+    ]
+    # Same operations in the same order.
+    assert as_numbers(found) == pytest.approx(as_numbers(expected), rel=1e-5)
+    for constant in ("kappa_1", "kappa_2"):
+        assert [getattr(layer, constant) for layer in found.layers[:-1]] == pytest.approx(
+            [getattr(layer, constant) for layer in expected.layers[:-1]], rel=1e-5
+        )
+
+
+def test_a_layer_that_is_called_twice_has_no_constant():
+    image = keras.Input((8, 8, 3))
+    twice = layers.Conv2D(3, 3, padding="same", name="twice")
+    x = layers.GlobalAveragePooling2D()(twice(layers.ReLU()(twice(image))))
+    model = keras.Model(image, layers.Dense(3)(x))
+    row = gradient_flow(model, IMAGES, LABELS).layers[0]
+    assert row.gradient_variance > 0
+    assert (row.kappa_1, row.kappa_2) == (None, None)
+    assert row.unknown == "the layer is called more than once"
+
+
+def test_what_is_inside_a_layer_of_ones_own_has_gradients_and_no_constant():
+    class Block(layers.Layer):
+        def __init__(self):
+            super().__init__(name="block")
+            self.conv = layers.Conv2D(4, 3, name="inner")
+
+        def call(self, inputs):
+            return self.conv(inputs)
+
+    image = keras.Input((8, 8, 3))
+    x = layers.Conv2D(3, 3, padding="same", name="outer")(image)
+    x = layers.Dense(3)(layers.GlobalAveragePooling2D()(Block()(x)))
+    outer, inner, _ = gradient_flow(keras.Model(image, x), IMAGES, LABELS).layers
+    assert inner.call.name == "block/inner"
+    assert inner.gradient_variance > 0
+    assert inner.unknown == "it is inside block, whose calls cannot be followed"
+    assert outer.unknown == "it is followed by layers that are not known: block"
+
+
+def test_a_separable_convolution_is_two_layers():
+    keras.utils.set_random_seed(0)
+    image = keras.Input((8, 8, 3))
+    x = layers.SeparableConv2D(6, 3, name="both", use_bias=False)(image)
+    x = layers.BatchNormalization()(x)
+    model = keras.Model(image, layers.Dense(3, name="end")(layers.GlobalAveragePooling2D()(x)))
+    found = [layer.call for layer in gradient_flow(model, IMAGES, LABELS).layers]
+    assert [(call.name, call.following, call.normalization) for call in found] == [
+        ("both/depthwise", (("both/pointwise", 1),), "BatchNormalization"),
+        ("both/pointwise", (("end", 36),), "BatchNormalization"),
+        ("end", (), None),
+    ]
+    assert (found[0].reads_image, found[1].reads_image) == (True, False)
+
+
+def test_effective_weights_are_the_quantized_ones():
+    model = sat_tf.quantize_model(small_float_model(), BitPolicy.paper(2))
+    found = {layer.call.name: layer for layer in gradient_flow(model, IMAGES, LABELS).layers}
+    kernel = model.get_layer("quant_pointwise").effective_kernel().numpy()
+    assert len(np.unique(kernel)) <= 4
+    assert found["pointwise"].weight_variance == pytest.approx(kernel.var(), rel=1e-5)
+
+
+def test_frozen_normalization_keeps_its_own_statistics():
+    model = keras.models.clone_model(small_float_model())
+    expected = gradient_flow(model, IMAGES, LABELS).loss
+    model.trainable = False
+    frozen = gradient_flow(model, IMAGES, LABELS).loss
+    assert frozen != expected
+    logits = model(IMAGES.astype(np.float32), training=False)
+    loss = keras.losses.sparse_categorical_crossentropy(LABELS, logits, from_logits=True)
+    assert frozen == pytest.approx(float(np.mean(loss)), rel=1e-5)

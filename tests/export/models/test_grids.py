@@ -27,7 +27,7 @@ from tests.export.zoo import (
     normalization,
 )
 from tests.methods import METHODS
-from tests.training.models.small import build_small
+from tests.training.small_networks import build_small
 
 L = keras.layers
 _PRESETS = {"mobile": BitPolicy.mobile, "paper": BitPolicy.paper}

@@ -14,7 +14,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.models import MODELS
 from tests.export import zoo
 from tests.export.layer_models import MODELS as LAYER_MODELS
-from tests.training.models.small import build_small
+from tests.training.small_networks import build_small
 
 L = keras.layers
 _COMPILED_FOR = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")

@@ -1,5 +1,3 @@
-import csv
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -285,17 +283,11 @@ def audit():
     return sat_tf.audit(model, (IMAGES, LABELS))
 
 
-def test_tables_of_a_terminal_and_a_notebook_show_every_layer_and_finding(audit):
+def test_tables_show_every_layer_and_finding(audit):
     assert repr(audit).startswith(f"<Audit: {audit.model}: broken; ")
-    assert "\n" not in repr(audit)
-    assert str(audit) == audit.table()
-    html = audit._repr_html_()
-    for row in (*audit.layers, *audit.activations):
-        assert row.name in audit.table()
-        assert f"<td>{row.name}</td>" in html
-    for _, finding in audit.findings():
-        assert finding.rule in audit.table()
-        assert finding.rule in html
+    text = audit.table()
+    assert all(row.name in text for row in (*audit.layers, *audit.activations))
+    assert all(finding.rule in text for _, finding in audit.findings())
 
 
 def test_rows_have_the_same_keys_and_plain_values(audit):
@@ -307,26 +299,6 @@ def test_rows_have_the_same_keys_and_plain_values(audit):
     )
 
 
-def test_the_data_frame_holds_the_rows(audit):
-    frame, rows = audit.to_frame(), audit.to_rows()
-    assert list(frame.columns) == list(rows[0])
-    for column in frame.columns:
-        for ours, row in zip(frame[column], rows, strict=True):
-            missing = ours is None or ours != ours
-            assert missing if row[column] is None else ours == row[column]
-    assert frame["effective_variance"].dtype == "float64"
-
-
-def test_the_csv_holds_the_rows(audit, tmp_path):
-    audit.write_csv(tmp_path / "audit.csv")
-    with (tmp_path / "audit.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["name"] for row in rows] == [row["name"] for row in audit.to_rows()]
-    assert float(rows[0]["gradient_variance"]) == pytest.approx(
-        audit.layers[0].gradient_variance, rel=1e-5
-    )
-
-
 def test_the_page_is_whole_and_loads_nothing(audit, tmp_path):
     audit.write_page(tmp_path / "audit.html")
     page = (tmp_path / "audit.html").read_text(encoding="utf-8")
@@ -335,12 +307,3 @@ def test_the_page_is_whole_and_loads_nothing(audit, tmp_path):
     assert "http" not in page
     for row in audit.layers:
         assert row.name in page
-
-
-def test_names_are_no_markup_on_the_page(tmp_path):
-    image = keras.Input((8, 8, 3))
-    x = L.Dense(3, name="a")(L.Flatten()(image))
-    model = keras.Model(image, x, name="b")
-    model._name = "<b>"
-    sat_tf.audit(model, (IMAGES, LABELS)).write_page(tmp_path / "audit.html")
-    assert "<b>" not in (tmp_path / "audit.html").read_text(encoding="utf-8")

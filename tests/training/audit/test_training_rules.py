@@ -9,7 +9,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.audit.training_rules import TrainingRules
-from tests.training.loop.test_recording import events
+from tests.training.loop.test_stage import events
 from tests.training.small import small_float_model, small_images
 
 DATA = small_images()

@@ -1,13 +1,30 @@
+import io
+import pathlib
 import typing
 
 import pytest
+from PIL import Image
 from pydantic import ValidationError
+from rich.console import Console
 
+from sat_tf.commands.train import folder_config
 from sat_tf.export.lowering.packing import PACKINGS
 from sat_tf.messages import RunError
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.config import Config, config_text, parse_config
+from sat_tf.training.config import (
+    DEMO,
+    FOLDER,
+    SHIPPED,
+    SIZES,
+    Config,
+    FolderChoice,
+    config_text,
+    parse_config,
+    read_config,
+)
 from sat_tf.training.config_sections import RecipesConfig, StageConfig
+from sat_tf.training.data import DATA_SETS
+from sat_tf.yaml_text import load_yaml
 
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 
@@ -156,3 +173,177 @@ def test_recipes_can_be_cut_down_to_those_of_some_stages():
     assert (of_float.distillation, of_float.oscillation, of_float.weight_average) == (None,) * 3
     assert of_float.label_smoothing.stages == ["float"]
     assert recipes.in_stages(["float", "quantized"]) == recipes
+
+
+# -- its file --------------------------------------------------------------------------------------
+
+# Files in configs/paper are no configurations but rows made of them.
+CONFIGS = sorted(path for path in SHIPPED.glob("*/*.yaml") if path.parent.name != "paper")
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_is_valid_and_named_after_its_file(path):
+    changes = [] if "tfds" in DATA_SETS else ["data={name: digits}"]
+    assert read_config(path, changes).name == f"{path.parent.name}_{path.stem}"
+
+
+def test_the_configs_of_the_repository_are_those_of_the_package():
+    repository = pathlib.Path(__file__).parents[3] / "configs"
+    assert SHIPPED.resolve() == repository
+
+
+def test_a_shipped_config_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "configs/digits/mobilenet_v2_w4a4.yaml"
+    assert read_config(name) == read_config(DEMO)
+    (tmp_path / "configs" / "digits").mkdir(parents=True)
+    (tmp_path / name).write_text(SMALLEST)
+    assert read_config(name).name == "small"  # one's own goes first
+
+
+@pytest.mark.parametrize("text", ["4e-5", "4.0e-5", "4E-5", "0.00004", "+4e-5"])
+def test_a_number_with_an_exponent_needs_no_point(text):
+    config = parse_config(SMALLEST, [f"stages.float.weight_decay={text}"])
+    assert config.stages.float.weight_decay == 4e-5
+
+
+def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones():
+    config = parse_config(
+        SMALLEST,
+        ["seed=1", "stages.float.epochs=7", "seed=2", "model.options.rectifier_max=null"],
+    )
+    assert (config.seed, config.stages.float.epochs) == (2, 7)
+    assert config.model.options == {"rectifier_max": None}
+    assert parse_config(SMALLEST, ["seed=1"], seed=3).seed == 3
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "9" * 100_000,
+        "-0x" + "f" * 5_000,
+        "0b" + "1" * 100_000,
+        "0" + "7" * 100_000,
+        "1" + ":59" * 30_000,
+        "!!int " + "9" * 5_000,
+        str(2**63),
+        str(-(2**63) - 1),
+        "0x8000_0000_0000_0000",
+    ],
+    ids=["decimal", "hexadecimal", "binary", "octal", "sexagesimal", "tagged", "+", "-", "one bit"],
+)
+@pytest.mark.parametrize("key", ["seed", "policy.weight_bits", "policy.overrides.a.weight_bits"])
+def test_integers_of_more_than_64_bits_are_refused(number, key):
+    with pytest.raises(RunError, match=r"an integer .*, expected one of 64 bits at most"):
+        parse_config(SMALLEST, [f"{key}={number}"])
+    with pytest.raises(RunError, match=r"not valid YAML; line 1, column 7: received an integer"):
+        parse_config(f"seed: {number}")
+    with pytest.raises(RunError, match=r"an integer .*, expected one of 64 bits at most"):
+        parse_config(f"{{? {number} : value}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (str(2**63 - 1), 2**63 - 1),
+        (str(-(2**63)), -(2**63)),
+        ("0x7fff_ffff_ffff_ffff", 2**63 - 1),
+        ("-0b" + "1" * 63, -(2**63) + 1),
+        ("0" * 100 + "7", 7),
+        ("1:30", 90),
+    ],
+)
+def test_integers_of_64_bits_are_read(text, value):
+    assert load_yaml(text) == value
+
+
+@pytest.mark.parametrize("name", ["1e5", "5E-8", "0x1f", "1_000", "yes", "null"])
+def test_words_that_look_like_values_read_back_as_words(name):
+    config = parse_config(SMALLEST).model_copy(update={"name": name})
+    assert parse_config(config_text(config)) == config
+
+
+def test_aliases_and_merge_keys_of_an_honest_size_are_read():
+    text = "usual: &usual {epochs: 3, momentum: 0.9}\nlong: {<<: *usual, epochs: 30}\nb: *usual"
+    found = load_yaml(text)
+    assert found["long"] == {"epochs": 30, "momentum": 0.9}
+    assert found["b"] == found["usual"]
+
+
+# -- of a folder of pictures -----------------------------------------------------------------------
+
+
+def choice(num_train, side=300):
+    size = next(size for size in SIZES if num_train < size.below)
+    return FolderChoice("photos", "/photos", num_train, side, size)
+
+
+def pictures(root, count, side=70):
+    for name in ("cat", "dog"):
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (side, side + 10)).save(root / name / f"{number}.png")
+    return root
+
+
+def test_the_shipped_configuration_is_the_one_that_is_chosen_for_hundreds():
+    config = read_config(FOLDER)
+    changed = read_config(FOLDER, choice(500).overrides())
+    assert changed.model_copy(update={"name": "folder"}) == config
+
+
+@pytest.mark.parametrize(
+    ("num_train", "side", "image_size", "batch_size"),
+    [
+        (500, 300, 64, 16),
+        (5_000, 300, 96, 32),
+        (50_000, 300, 128, 64),
+        (1_000_000, 300, 224, 256),
+        (5_000, 70, 64, 32),  # no larger than the pictures
+        (5_000, 2, 32, 32),
+        (5_000, None, 96, 32),
+        (40, 300, 64, 8),  # four batches at least
+        (3, 300, 64, 2),
+    ],
+)
+def test_sizes_follow_from_the_set(num_train, side, image_size, batch_size):
+    config = read_config(FOLDER, choice(num_train, side).overrides())
+    assert config.data.options["image_size"] == image_size
+    assert config.stages.float.batch_size == batch_size
+    assert config.stages.quantized.batch_size == batch_size
+    assert config.stages.quantized.epochs == config.stages.float.epochs // 2
+    assert config.model.options["stem_stride"] == (2 if image_size >= 64 else 1)
+
+
+def test_a_folder_is_all_that_is_needed(tmp_path, monkeypatch):
+    root = pictures(tmp_path / "my 'photos'", 10)
+    monkeypatch.chdir(tmp_path)
+    console = Console(file=io.StringIO(), width=300)
+    config = folder_config("my 'photos'", console, overrides=["stages.float.epochs=9"], seed=3)
+    assert config.name == "my_photos_"
+    assert config.data.options == {"data_dir": str(root), "image_size": 64}
+    assert (config.stages.float.epochs, config.seed) == (9, 3)
+    assert console.file.getvalue() == (
+        "Chosen for 16 pictures to train on: mobilenet_v2 of width 0.35, 64x64 pixels, batches of "
+        "4, 60 + 30 epochs; --set changes each.\n"
+    )
+
+
+@pytest.mark.parametrize(("epochs", "warmups"), [(9, (0.9, 1)), (1, (0.1, 1)), (10, (2, 1))])
+def test_stages_that_are_made_short_warm_up_for_less(tmp_path, epochs, warmups):
+    root = pictures(tmp_path / "photos", 5)
+    settings = [f"stages.float.epochs={epochs}"]
+    config = folder_config(str(root), Console(file=io.StringIO()), overrides=settings)
+    found = config.stages.float.warmup_epochs, config.stages.quantized.warmup_epochs
+    assert found == pytest.approx(warmups)
+    longer = [*settings, "stages.float.warmup_epochs=0.5"]
+    config = folder_config(str(root), Console(file=io.StringIO()), overrides=longer)
+    assert config.stages.float.warmup_epochs == 0.5
+
+
+def test_a_file_decides_everything_else(tmp_path):
+    root = pictures(tmp_path / "photos", 5)
+    console = Console(file=io.StringIO())
+    config = folder_config(str(root), console, str(FOLDER))
+    expected = read_config(FOLDER, [f"data.options.data_dir={root}"])
+    assert (config, console.file.getvalue()) == (expected, "")

@@ -1,21 +1,39 @@
+"""What a run starts from: models, the range of their images, settings of all workers."""
+
+import io
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from rich.console import Console
 
 import sat_tf
 from sat_tf.messages import RunError
+from sat_tf.output_folder import FLOAT_MODEL, QUANTIZED_MODEL
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.input_range import PIXELS, range_of
 from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource
+from sat_tf.training.loop import runner
 from sat_tf.training.loop import start as module
+from sat_tf.training.loop.runner import train
 from sat_tf.training.loop.start import (
+    FedSource,
+    check_range,
+    expect_same_on_all_workers,
+    fed_source,
     float_model,
     float_start,
+    is_ordinary,
     quantized_start,
     trained_float_model,
 )
-from tests.training.small import small_float_model, small_images
+from sat_tf.training.run_folder import RunFolder
+from tests.training import processes
+from tests.training.small import model_of_small_range, small_float_model, small_images
+
+# -- models to start from --------------------------------------------------------------------------
 
 CONFIG = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 SOURCE = ArraySource(small_images())
@@ -139,3 +157,198 @@ def test_a_policy_that_does_not_fit_is_an_error_of_the_run():
                 config(nothing),
                 float_start(config(f"training.start={start}"), small_float_model()),
             )
+
+
+# -- what they are fed -----------------------------------------------------------------------------
+
+RANGES = """
+name: ranges
+data: {name: digits}
+model: {name: mobilenet_v1}
+policy: {weight_bits: 8, activation_bits: 8}
+stages:
+  float: {steps: 2, batch_size: 32, warmup_epochs: 0}
+  quantized: {base_learning_rate: 1.0e-5}
+calibration: {num_images: 64}
+export: {verify_images: 16}
+training: {start: vanilla}
+distribution: none
+"""
+OF_RANGES = ArraySource(small_images(test=128))
+
+
+@pytest.mark.parametrize("value", [(0, 1), (-1, 1), "torch", "caffe"], ids=str)
+def test_a_source_gives_what_the_range_makes_of_its_pixels(value):
+    found = range_of(value)
+    fed = FedSource(OF_RANGES, found)
+    assert (fed.pixels, OF_RANGES.pixels) == (OF_RANGES, OF_RANGES)
+    for give in (
+        lambda source: next(iter(source.held_out_batches(batch_size=32)))[0].numpy(),
+        lambda source: next(iter(source.training_batches(batch_size=32, seed=1)))[0].numpy(),
+        lambda source: source.training_sample(9, seed=1),
+        lambda source: source.held_out_sample(9)[0],
+    ):
+        values, expected = give(fed), found.fed(give(OF_RANGES))
+        assert values.dtype == np.float32
+        assert np.array_equal(values, expected)
+    assert fed_source(OF_RANGES, PIXELS) is OF_RANGES
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    model_of_small_range().save(folder / "float.keras")
+    model_of_small_range(inside=True).save(folder / "rescaled.keras")
+    return folder
+
+
+def _train(folder, console, *overrides):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "load_source", lambda *_, **__: OF_RANGES)
+        return runner.train(parse_config(RANGES, overrides), RunFolder(folder), console)
+
+
+def test_a_run_refuses_pixels_for_a_model_of_0_to_1_before_anything_is_written(files, tmp_path):
+    folder, model = tmp_path / "run", f"training.float_model={files}/float.keras"
+    with pytest.raises(RunError) as error:
+        _train(folder, Console(file=io.StringIO()), model)
+    said = str(error.value)
+    assert "is fed input_range=(0, 255), expected the range that it was trained with" in said
+    assert "top-1 on 128 labelled images is 33.6 % with (0, 255), 100.0 % with (0, 1)" in said
+    assert said.endswith("; set policy.input_range=[0, 1].")
+    assert not folder.exists()
+
+
+@pytest.mark.thorough
+def test_a_run_with_the_range_of_its_model_is_fed_it_from_start_to_file(files, tmp_path):
+    console = Console(file=io.StringIO(), width=200)
+    model = f"training.float_model={files}/float.keras"
+    results = _train(tmp_path / "run", console, model, "policy.input_range=[0, 1]")
+    assert results.float_top1 == 1.0
+    assert results.quantized_top1 == 1.0
+    assert results.tflite_top1 == 1.0
+    assert results.codes_differing == 0
+    assert "input_range" not in console.file.getvalue()
+
+
+def _checked(files, name, given, *overrides):
+    config = parse_config(RANGES, [f"training.float_model={files}/{name}.keras", *overrides])
+    console = Console(file=io.StringIO(), width=2000)
+    model, fed = float_model(config, OF_RANGES)
+    assert fed == range_of(given)
+    check_range(config, model, OF_RANGES, fed, console)
+    return console.file.getvalue()
+
+
+def test_a_range_that_the_policy_states_is_kept_with_a_note(files):
+    said = _checked(files, "float", (0, 255), "policy.input_range=[0, 255]")
+    assert said.startswith("Note: ")
+    assert "seems to be (0, 1)" in said
+
+
+def test_a_teacher_that_is_fed_what_it_was_not_trained_with_is_refused(files):
+    def check(name, given):
+        config = parse_config(RANGES, [f"recipes.distillation={{teacher: {files}/{name}.keras}}"])
+        check_range(config, None, OF_RANGES, range_of(given), Console(quiet=True))
+
+    with pytest.raises(RunError, match="a Rescaling or a Normalization layer in front") as error:
+        check("float", (0, 255))
+    assert "or set policy.input_range=[0, 1] for both" in str(error.value)
+    check("float", (0, 1))
+    check("rescaled", (0, 255))
+
+
+def test_a_model_that_rescales_inside_is_fed_pixels(files):
+    assert _checked(files, "rescaled", (0, 255)) == ""
+
+
+# -- workers ---------------------------------------------------------------------------------------
+
+
+def told(monkeypatch, *of_workers):
+    """The words of workers with these settings, each of which has to say the same."""
+    configs = [
+        parse_config("{name: small, data: {name: digits}, model: {name: mobilenet_v2}}", settings)
+        for settings in of_workers
+    ]
+    sent = []
+    for passes in (False, True):  # all are sent before one is read
+        said = set()
+        for config in configs:
+            monkeypatch.setattr(
+                module,
+                "from_all_workers",
+                lambda strategy, text, passes=passes: (
+                    sent if passes else sent.append(text) or [text]
+                ),
+            )
+            try:
+                expect_same_on_all_workers(tf.distribute.get_strategy(), config, SOURCE)
+            except RunError as error:
+                said.add(str(error))
+    return said
+
+
+def test_workers_with_the_same_settings_start(monkeypatch):
+    assert not told(monkeypatch, ["seed=3"], ["seed=3"])
+    here, there = (
+        f"data={{name: folder, options: {{data_dir: {name}, image_size: 8}}}}" for name in "ab"
+    )
+    assert not told(monkeypatch, [here], [there])
+
+
+def test_all_workers_name_the_settings_that_differ(monkeypatch):
+    rate = "stages.float.base_learning_rate=0.1"
+    (text,) = told(monkeypatch, ["seed=3"], ["seed=4", rate, "stages.quantized=null"])
+    assert text.startswith("workers of one run that are not to do the same: 3 problems")
+    assert "seed: 3 in worker 0, 4 in worker 1" in text
+    assert "stages.float.base_learning_rate: 0.05 in worker 0, 0.1 in worker 1" in text
+    assert text.endswith("Start the same command with the same settings on all of them.")
+
+
+@pytest.mark.slow
+def test_two_processes_with_other_seeds_refuse_to_start(tmp_path):
+    words = ("train", "--out", str(tmp_path / "run"))
+    own = [("--set", f"seed={index}") for index in range(2)]
+    for said, status in processes.sat_tf_together(*words, own=own):
+        assert status == 2, said
+        assert "it waits for localhost" in said
+        assert "seed: 0 in worker 0, 1 in worker 1" in said
+    assert not (tmp_path / "run").exists()
+
+
+# -- a run from an ordinary model ------------------------------------------------------------------
+
+VANILLA = """
+name: vanilla
+data: {name: digits, options: {image_size: 16}}
+model: {name: mobilenet_v1, options: {width_multiplier: 0.125, stem_stride: 1}}
+stages:
+  float: {steps: 2, batch_size: 64, warmup_epochs: 0}
+calibration: {num_images: 64, final_statistics: true}
+export: {verify_images: 8}
+distribution: none
+"""
+
+
+@pytest.mark.slow
+def test_a_run_starts_from_an_ordinary_model_and_another_one_from_its_file(tmp_path):
+    def run(name, *overrides):
+        folder = RunFolder(tmp_path / name)
+        results = train(parse_config(VANILLA, overrides), folder, Console(file=io.StringIO()))
+        return folder, results
+
+    first, results = run("first", "training.start=vanilla")
+    model = keras.models.load_model(first.file(FLOAT_MODEL), compile=False)
+    assert is_ordinary(model)
+    assert results.parameters == model.count_params()
+    assert results.codes_differing == 0
+    given = f"training.float_model={first.file(FLOAT_MODEL)}"
+    as_before = ("training.keep=last", "stages.quantized.base_learning_rate=0.05")
+    again, from_file = run("again", given, *as_before)
+    assert from_file.float_top1 == results.float_top1
+    one, other = (
+        keras.models.load_model(folder.file(QUANTIZED_MODEL), compile=False).get_weights()
+        for folder in (first, again)
+    )
+    assert all(np.array_equal(*pair) for pair in zip(one, other, strict=True))

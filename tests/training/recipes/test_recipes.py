@@ -3,17 +3,32 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+import sat_tf
 from sat_tf.messages import RunError
 from sat_tf.output_folder import FLOAT_MODEL
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.reconstruction.fit import soft_divergence
+from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource
+from sat_tf.training.learner import Learner, cross_entropy, training_copy
 from sat_tf.training.loop.stage import held_out_metrics, train_stage
+from sat_tf.training.recipes import (
+    ProgressiveBits,
+    WeightAverage,
+    distilled,
+    smoothed_cross_entropy,
+)
 from sat_tf.training.run_folder import OSCILLATIONS, EpochMetrics
 from sat_tf.training.trained_models import read_teacher
 from tests.training.loop import test_stage
+from tests.training.recipes.trained import fitted, on_each_number_of_replicas, units_of
 from tests.training.small import small_float_model, small_images, small_quantized_model
 from tests.training.stopped import stop_behind
+
+# -- in a stage ------------------------------------------------------------------------------------
 
 CONFIG = """
 name: small
@@ -120,3 +135,258 @@ def test_a_teacher_that_is_missing_is_an_error_before_any_training():
     with pytest.raises(RunError, match=r"^recipes.distillation.teacher='nowhere\.keras': no"):
         read_teacher(config, source)
     read_teacher(parse_config(CONFIG, ["recipes.distillation={}"]), source)
+
+
+# -- the teacher, and smoothed labels --------------------------------------------------------------
+
+TEACHER, STUDENT = (
+    np.random.RandomState(seed).normal(0, 3, (5, 4)).astype(np.float32) for seed in (0, 1)
+)
+LABELS = np.array([0, 3, 1, 2, 2], np.int32)
+
+
+def _softmax(logits, temperature):
+    powers = np.exp(logits.astype(np.float64) / temperature)
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_the_divergence_and_its_gradient_are_those_of_the_formula(temperature):
+    p, q = _softmax(TEACHER, temperature), _softmax(STUDENT, temperature)
+    teacher, student = tf.constant(TEACHER), tf.constant(STUDENT)
+    with tf.GradientTape() as tape:
+        tape.watch([teacher, student])
+        divergence = soft_divergence(teacher, student, temperature)
+    expected = temperature**2 * (p * (np.log(p) - np.log(q))).sum(axis=1)
+    np.testing.assert_allclose(divergence, expected, rtol=1e-4)
+    of_teacher, of_student = tape.gradient(divergence, [teacher, student])
+    assert of_teacher is None
+    np.testing.assert_allclose(of_student, temperature * (q - p), atol=1e-5)
+
+
+def test_a_student_like_its_teacher_has_no_divergence():
+    same = soft_divergence(tf.constant(TEACHER), tf.constant(TEACHER), 4.0)
+    np.testing.assert_allclose(same, 0.0, atol=1e-6)
+
+
+def test_the_weight_divides_the_loss_between_labels_and_teacher():
+    teacher = small_float_model()
+    images = tf.random.uniform((4, 8, 8, 3), 0, 255, seed=0)
+    labels, logits = tf.constant([0, 1, 2, 0]), tf.random.normal((4, 3), seed=0)
+    hard = cross_entropy(images, labels, logits)
+    soft = soft_divergence(teacher(images, training=False), logits, 2.0)
+    for weight in (0.0, 0.3, 1.0):
+        loss = distilled(cross_entropy, teacher, temperature=2.0, weight=weight)
+        expected = (1 - weight) * hard + weight * soft
+        np.testing.assert_allclose(loss(images, labels, logits), expected, rtol=1e-5)
+
+
+def test_the_teacher_reads_images_as_they_come_from_the_data():
+    teacher = small_float_model()
+    pixels = np.random.RandomState(0).randint(0, 256, (4, 8, 8, 3)).astype(np.uint8)
+    loss = distilled(cross_entropy, teacher, temperature=1.0, weight=1.0)
+    target = teacher(tf.constant(pixels, tf.float32), training=False)
+    same = loss(tf.constant(pixels), tf.constant([0] * 4), target)
+    np.testing.assert_allclose(same, 0.0, atol=1e-6)
+
+
+@pytest.mark.thorough
+@on_each_number_of_replicas
+def test_the_teacher_stays_as_it_is_and_out_of_checkpoints(replicas):
+    of_teacher, start = small_float_model(), small_quantized_model()
+    with replicas.scope():
+        teacher = training_copy(of_teacher)
+        model = training_copy(start, synchronized=True)
+        loss = distilled(cross_entropy, teacher, temperature=2.0, weight=0.5)
+    before = teacher.get_weights()
+    learner, losses = fitted(model, None, replicas, steps=2, loss=loss)
+    assert np.isfinite(losses).all()
+    assert all(np.array_equal(*pair) for pair in zip(before, teacher.get_weights(), strict=True))
+    tracked = {id(variable) for variable in learner.variables}
+    assert not tracked & {id(variable) for variable in teacher.variables}
+
+
+def test_the_target_leaves_every_class_its_share():
+    logits = STUDENT.astype(np.float64)
+    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    target = 0.8 * np.eye(4)[LABELS] + 0.2 / 4
+    found = smoothed_cross_entropy(0.2)(None, tf.constant(LABELS), tf.constant(STUDENT))
+    np.testing.assert_allclose(found, -(target * log_p).sum(axis=1), rtol=1e-6)
+
+
+def test_an_amount_of_0_is_the_usual_loss():
+    found = smoothed_cross_entropy(0.0)(None, tf.constant(LABELS), tf.constant(STUDENT))
+    assert np.array_equal(found, cross_entropy(None, tf.constant(LABELS), tf.constant(STUDENT)))
+
+
+def test_images_without_a_label_have_a_finite_loss():
+    found = smoothed_cross_entropy(0.1)(None, tf.constant([-1] * 5), tf.constant(STUDENT))
+    assert np.isfinite(found).all()
+
+
+# -- the average of weights ------------------------------------------------------------------------
+
+DECAY = 0.5
+
+
+def _average(model):
+    return WeightAverage(model, decay=DECAY)
+
+
+@pytest.mark.thorough
+@on_each_number_of_replicas
+def test_the_average_is_that_of_the_formula_and_can_take_the_place_of_the_weights(replicas):
+    start = small_quantized_model()
+    with replicas.scope():
+        model = training_copy(start, synchronized=True)
+    expected = [weight.astype(np.float64) for weight in model.get_weights()]
+    steps = 0
+
+    def follow(average):
+        nonlocal expected, steps
+        steps += 1
+        decay = min(DECAY, (1 + steps) / (10 + steps))
+        expected = [
+            decay * old + (1 - decay) * new
+            for old, new in zip(expected, model.get_weights(), strict=True)
+        ]
+
+    learner, _ = fitted(model, _average, replicas, steps=8, after=follow)
+    average = learner.after_step[0]
+    assert len(average.averages) == len(expected)  # clipping levels and statistics too
+    weights, averages = model.get_weights(), [value.numpy() for value in average.averages]
+    for found, wanted in zip(averages, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    average.swap()
+    assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), averages, strict=True))
+    average.swap()
+    assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), weights, strict=True))
+    average.keep()
+    assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), averages, strict=True))
+
+
+@pytest.mark.thorough
+def test_held_out_images_are_measured_with_the_average():
+    model = training_copy(small_quantized_model())
+    learner, _ = fitted(model, _average, tf.distribute.get_strategy(), steps=3)
+    average, images = learner.after_step[0], small_images()
+    pairs = tf.data.Dataset.from_tensor_slices((images.test_images, images.test_labels)).batch(11)
+    found = learner.evaluate(pairs, verbose=0, callbacks=[average.measured()])
+    weights = model.get_weights()
+    average.keep()
+    averaged = Learner(model, batch_size=11)
+    averaged.compile()
+    assert found == averaged.evaluate(pairs, verbose=0)
+    assert not all(np.array_equal(*pair) for pair in zip(weights, model.get_weights(), strict=True))
+
+
+@pytest.mark.thorough
+def test_it_is_part_of_checkpoints_once(tmp_path):
+    def made(steps):
+        model = training_copy(small_quantized_model())
+        return fitted(model, _average, tf.distribute.get_strategy(), steps=steps)[0]
+
+    learner, again = made(4), made(0)
+    path = tf.train.Checkpoint(learner=learner).save(str(tmp_path / "step"))
+    tf.train.Checkpoint(learner=again).restore(path).assert_existing_objects_matched()
+    assert int(again.after_step[0].steps) == 4
+    for one, other in zip(
+        learner.after_step[0].averages, again.after_step[0].averages, strict=True
+    ):
+        assert np.array_equal(one, other)
+    saved = [name for name, _ in tf.train.list_variables(path) if "OPTIMIZER_SLOT" not in name]
+    assert len([name for name in saved if "after_step" in name]) == len(learner.student.weights) + 1
+
+
+# -- bits that go down -----------------------------------------------------------------------------
+
+LAYERS = ("stem", "depthwise", "pointwise", "classifier")
+
+
+def _model(bits=2):
+    model = sat_tf.quantize_model(small_float_model(), BitPolicy.mobile(bits))
+    return sat_tf.calibrate(model, small_images().train_images)
+
+
+def _progressive(model):
+    return ProgressiveBits(model, bits=[8, 6, 4], shares=[0.2, 0.2, 0.4], total_steps=10)
+
+
+def _images():
+    return tf.constant(small_images().test_images, tf.float32)
+
+
+def test_each_floor_lasts_for_its_share_of_the_steps():
+    recipe, floors = _progressive(training_copy(_model())), []
+    for _ in range(12):
+        floors.append(int(recipe.floor))
+        recipe()
+    assert floors == [8, 8, 6, 6, 4, 4, 4, 4, 0, 0, 0, 0]
+
+
+# At 8 bits that model has fewer quantizers: streams of 8 bits are as fine as its activations.
+@pytest.mark.thorough
+@pytest.mark.parametrize("floor", [7, 4, 0])
+def test_a_model_with_a_floor_is_the_model_of_so_many_bits(floor):
+    model = training_copy(_model())
+    recipe = _progressive(model)
+    recipe.floor.assign(floor)
+    other = sat_tf.requantize(_model(), BitPolicy.mobile(floor or 2))
+    # The same levels as with fixed bits, and the same sums.
+    assert np.array_equal(model(_images()), other(_images()))
+
+
+@pytest.mark.thorough
+def test_weights_with_a_floor_of_8_bits_are_on_the_grid_of_8_bits():
+    model = training_copy(_model())
+    assert int(_progressive(model).floor) == 8
+    other = sat_tf.requantize(_model(), BitPolicy.mobile(8))
+    for name in LAYERS:
+        one, twin = (of.get_layer(f"quant_{name}").effective_kernel() for of in (model, other))
+        assert np.array_equal(one, twin)
+
+
+@pytest.mark.thorough
+@on_each_number_of_replicas
+def test_it_ends_with_the_codes_of_the_policy(replicas):
+    start = _model()
+    with replicas.scope():
+        model = training_copy(start, synchronized=True)
+    floors = []
+    learner, losses = fitted(
+        model,
+        _progressive,
+        replicas,
+        steps=10,
+        after=lambda recipe: floors.append(int(recipe.floor.numpy())),
+    )
+    assert floors == [8, 6, 6, 4, 4, 4, 4, 0, 0, 0]
+    assert np.isfinite(losses).all()
+    trained = training_copy(learner.student)
+    eight_bits = sat_tf.requantize(trained, BitPolicy.mobile(8))
+    target = sat_tf.requantize(eight_bits, BitPolicy.mobile(2))
+    for name in LAYERS:
+        assert np.array_equal(units_of(trained, name), units_of(target, name))
+    for layer in trained.layers:
+        if isinstance(layer, QuantizedLayer) and layer.quantize_config.weights is not None:
+            twin = target.get_layer(layer.name)
+            assert np.array_equal(layer.effective_kernel(), twin.effective_kernel())
+
+
+@pytest.mark.thorough
+def test_a_run_that_is_restored_goes_on_at_the_same_bits(tmp_path):
+    one_device = tf.distribute.get_strategy()
+    learner, _ = fitted(training_copy(_model()), _progressive, one_device, steps=5)
+    path = tf.train.Checkpoint(learner=learner).save(str(tmp_path / "step"))
+    again, _ = fitted(training_copy(_model()), _progressive, one_device, steps=0)
+    tf.train.Checkpoint(learner=again).restore(path).assert_existing_objects_matched()
+    assert int(again.after_step[0].floor) == int(learner.after_step[0].floor) == 4
+    assert int(again.after_step[0].steps) == 5
+    assert np.array_equal(again.student(_images()), learner.student(_images()))
+
+
+@pytest.mark.thorough
+def test_copies_have_no_floor():
+    model = training_copy(_model())
+    _progressive(model)
+    assert np.array_equal(training_copy(model)(_images()), _model()(_images()))

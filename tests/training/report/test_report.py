@@ -1,4 +1,5 @@
-"""The page that ends a run, read as text; `test_report_in_browser` opens it."""
+import functools
+import math
 
 import pytest
 from rich.console import Console
@@ -8,14 +9,14 @@ from sat_tf.commands.verification_table import conclude
 from sat_tf.messages import RunError
 from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.report import report
+from sat_tf.report import curves, report
 from sat_tf.report.layers import LayerRow
 from sat_tf.report.report import headline_of, write_layers
 from sat_tf.report.results import Results
 from sat_tf.training import run_folder
 from sat_tf.training.config import config_text, parse_config
 from sat_tf.training.loop.outcome import _weights, write_report
-from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.run_folder import EPOCHS, EpochMetrics, RunFolder
 from tests.export.certificate.test_certificate_page import outline
 from tests.training.report_folder import HOSTILE, fill
 
@@ -272,3 +273,52 @@ def test_the_weights_are_named_with_the_reason_where_the_policy_names_none():
     assert _weights(BitPolicy(weight_bits=2, weight_quantizer="lsq")) == "lsq"
     from_scratch = BitPolicy(weight_bits=2, latent_start="as_is")
     assert _weights(from_scratch) == "dorefa: the policy names none"
+
+
+# -- learning curves -------------------------------------------------------------------------------
+
+learning_curves = functools.partial(curves.learning_curves, metrics=EPOCHS)
+
+
+def epoch(stage="float", number=1, **changes):
+    fields = {"epoch": number, "step": 2 * number, "learning_rate": 0.1, "loss": 0.44}
+    more = {"train_top1": 0.9, "held_out_loss": 0.05, "held_out_top1": 0.8, "seconds": 1.0}
+    return EpochMetrics(stage=stage, **{**fields, **more, "data_loss": 0.03, **changes})
+
+
+def lines(chart):
+    return {line.label: line for line in chart.lines}
+
+
+def ys(line):
+    return [y for _, y in line.points]
+
+
+def test_the_loss_of_the_images_and_the_one_with_weight_decay_are_separate_curves():
+    loss = lines(learning_curves([epoch(), epoch(number=2)])[0])
+    assert ys(loss["training"]) == [0.03, 0.03]
+    assert not loss["training"].dashed
+    assert ys(loss["training, with weight decay"]) == [0.44, 0.44]
+    assert loss["training, with weight decay"].dashed
+    assert ys(loss["held out"]) == [0.05, 0.05]
+
+
+def test_a_run_without_the_loss_of_the_images_still_says_what_its_loss_is():
+    rows = [epoch(data_loss=None, held_out_loss=None)]
+    assert set(lines(learning_curves(rows)[0])) == {"training, with weight decay"}
+
+
+def test_no_line_joins_two_stages():
+    rows = [epoch(stage, number) for stage in ("float", "quantized") for number in (1, 2)]
+    found = learning_curves(rows)
+    assert [chart.title for chart in found] == ["Loss", "Accuracy (%)", "Learning rate"]
+    for chart in found:
+        for line in chart.lines:
+            assert [math.isnan(y) for y in ys(line)] == [False, False, True, False, False]
+
+
+def test_the_mean_clipping_level_has_a_curve_in_the_stage_that_has_levels():
+    rows = [epoch(), *(epoch("quantized", number, clipping_level=3.0) for number in (1, 2))]
+    (chart,) = (chart for chart in learning_curves(rows) if chart.title == "Clipping level")
+    (line,) = chart.lines
+    assert line.points == [(4.0, 3.0), (6.0, 3.0)]

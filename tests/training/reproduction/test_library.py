@@ -1,14 +1,25 @@
+import concurrent.futures
+import io
+import multiprocessing
+import pathlib
+
 import pytest
 from pydantic import ValidationError
+from rich.console import Console
 
 from sat_tf.training.config import SHIPPED
-from sat_tf.training.paper_rows import (
-    Data,
-    Row,
-    data_sets,
-    entries,
-    find,
+from sat_tf.training.paper_rows import Row, data_sets, entries, find
+from sat_tf.training.reproduction import (
+    add_outcomes,
+    markdown,
+    outcome_of,
+    read_outcomes,
+    show,
+    summary,
 )
+from tests.training.reproduction.fake import outcome
+
+# -- rows of the paper -----------------------------------------------------------------------------
 
 # How many trainings each table and figure has. Table 1: four bit widths and float, by PACT and by
 # SAT, for two networks. Table 2: three widths and float, SAT alone. Table 3: three widths both
@@ -124,12 +135,6 @@ def test_a_pattern_finds_rows_once_and_in_order():
 ROW = {"base": "mobilenet_v1", "method": "SAT"}
 
 
-def test_a_row_is_quantized_and_prints_nothing_unless_it_says_so():
-    row = Row.model_validate(ROW)
-    assert (row.measures, row.set) == ("quantized", {})
-    assert (row.printed.top1, row.printed.top5, row.printed.kappa_0) == (None, None, None)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -144,8 +149,151 @@ def test_what_a_row_does_not_know_is_refused(wrong):
         Row.model_validate({**ROW, **wrong})
 
 
-def test_a_data_set_says_whether_it_needs_a_folder():
-    data = Data.model_validate({"about": "digits", "data": {"name": "digits"}})
-    assert data.data_dir == "none"
-    with pytest.raises(ValidationError):
-        Data.model_validate({"about": "digits", "data": {"name": "digits"}, "data_dir": True})
+# -- outcomes --------------------------------------------------------------------------------------
+
+
+def test_outcomes_read_back_as_they_were(tmp_path):
+    file = tmp_path / "results" / "paper.csv"
+    some = [
+        outcome(),
+        outcome(seed=1, top5=None, tflite_top1=None, codes_differing=None, commit=None),
+        outcome(seed=2, changes="stages.float.steps=3; policy.overrides={a: {weight_bits: 8}}"),
+    ]
+    add_outcomes(file, some)
+    assert read_outcomes(file) == some
+
+
+def test_the_same_row_data_seed_and_changes_take_the_place_of_the_former(tmp_path):
+    file = tmp_path / "paper.csv"
+    others = [outcome(seed=1), outcome(data="digits"), outcome(row="a"), outcome(changes="b=1")]
+    add_outcomes(file, [outcome(top1=60.0), *others])
+    add_outcomes(file, [outcome(top1=70.0)])
+    assert read_outcomes(file) == [outcome(top1=70.0), *others]
+
+
+def test_files_that_do_not_say_how_many_images_a_file_was_measured_on_are_read(tmp_path):
+    file = tmp_path / "paper.csv"
+    add_outcomes(file, [outcome(seed=1)])
+    lines = [line.split(",") for line in file.read_text().splitlines()]
+    place = lines[0].index("tflite_images")
+    file.write_text("".join(",".join(x[:place] + x[place + 1 :]) + "\n" for x in lines))
+    assert read_outcomes(file) == [outcome(seed=1, tflite_images=None)]
+    add_outcomes(file, [outcome(seed=2)])
+    assert read_outcomes(file) == [outcome(seed=1, tflite_images=None), outcome(seed=2)]
+
+
+def test_an_outcome_has_the_quantized_model_and_shares_in_percent():
+    results = {
+        "tflite_top1": 0.625,
+        "tflite_images": 64,
+        "codes_differing": 0,
+        "held_out_images": 80,
+        "seconds": 12.345,
+    }
+    found = outcome_of(
+        "row",
+        "glyphs",
+        ["a=1", "b=2"],
+        "run",
+        results=results,
+        stages={"float": {"top1": 0.9, "top5": 1.0}, "quantized": {"top1": 0.61249, "top5": 0.7}},
+        environment={"seed": 4, "commit": "c", "started": "now"},
+    )
+    assert (found.top1, found.top5, found.tflite_top1) == (61.249, 70.0, 62.5)
+    assert (found.images, found.tflite_images) == (80, 64)
+    assert (found.changes, found.seed, found.seconds, found.date) == ("a=1; b=2", 4, 12.3, "now")
+
+
+def test_of_a_run_without_a_quantized_stage_it_has_the_float_model():
+    results = {"held_out_images": 1, "seconds": 1}
+    results |= dict.fromkeys(("tflite_top1", "tflite_images", "codes_differing"))
+    found = outcome_of(
+        "row",
+        "glyphs",
+        [],
+        "run",
+        results=results,
+        stages={"float": {"top1": 0.9}},
+        environment={"seed": 0, "commit": None, "started": "now"},
+    )
+    assert (found.top1, found.top5, found.tflite_top1) == (90.0, None, None)
+
+
+def _add(path, seed):
+    add_outcomes(path, [outcome(seed=seed)])
+
+
+def test_processes_that_add_at_the_same_time_lose_nothing(tmp_path):
+    file = tmp_path / "paper.csv"
+    context = multiprocessing.get_context("fork")
+    with concurrent.futures.ProcessPoolExecutor(4, mp_context=context) as pool:
+        list(pool.map(_add, [file] * 40, range(40)))
+    assert sorted(found.seed for found in read_outcomes(file)) == list(range(40))
+
+
+# -- tables of outcomes ----------------------------------------------------------------------------
+
+IN_TABLE_1 = "table1/mobilenet_v2/4bits"
+
+
+def _rows(*patterns):
+    rows, problems = find(patterns)
+    assert not problems
+    return rows
+
+
+def test_one_seed_is_a_number_and_several_are_mean_and_deviation():
+    one = [outcome(top1=70.0)]
+    assert summary(IN_TABLE_1, "glyphs", one) == "70.0"
+    # Deviations from 71 of -1, 0, 1: the sample's variance is 2 / 2.
+    three = [outcome(seed=seed, top1=70.0 + seed) for seed in range(3)]
+    assert summary(IN_TABLE_1, "glyphs", three) == "71.0 ± 1.0 (3)"
+
+
+def test_runs_of_other_rows_data_or_settings_do_not_count():
+    others = [outcome(row="table1/mobilenet_v2/5bits"), outcome(changes="stages.float.steps=2")]
+    assert summary(IN_TABLE_1, "glyphs", others) == ""
+    assert summary(IN_TABLE_1, "digits", [outcome()]) == ""
+
+
+def test_the_papers_figure_stands_beside_ours_and_what_was_not_run_is_blank():
+    outcomes = [outcome(top1=70.0), outcome(row="table4/mobilenet_v1/4bits/pact", data="digits")]
+    assert markdown(_rows("table1/mobilenet_v2/[45]bits"), outcomes) == (
+        "| row | method | paper, top-1 / top-5 | glyphs, top-1 |\n"
+        "| --- | --- | ---: | ---: |\n"
+        "| `table1/mobilenet_v2/4bits` | SAT | 71.1 / 90.0 | 70.0 |\n"
+        "| `table1/mobilenet_v2/5bits` | SAT | 72.0 / 90.4 |  |\n"
+    )
+
+
+def test_rows_that_are_not_in_the_paper_have_no_column_for_it():
+    text = markdown(_rows("glyphs/float/clamp"), [outcome(row="glyphs/float/clamp", top1=69.5)])
+    assert text.splitlines()[0] == "| row | method | glyphs, top-1 |"
+    assert text.splitlines()[2] == "| `glyphs/float/clamp` | clamp | 69.5 |"
+
+
+def test_the_terminal_shows_a_table_for_each_of_the_paper_and_whole_names():
+    console = Console(file=io.StringIO(), width=120)
+    tables = list(show(_rows("table_s*"), [outcome(row="table_s1/resnet18/clamp", top1=12.0)]))
+    for table in tables:
+        console.print(table)
+    text = console.file.getvalue()
+    assert len(tables) == 2
+    assert "supplement, Table 1: logit variance" in text
+    assert "κ₀ 0.5" in text
+    assert "12.0" in text
+    assert "table_s2/mobilenet_v1/6bits/first_last_8bits" in text
+    narrow = Console(file=io.StringIO(), width=80)
+    narrow.print(*tables)
+    assert "…" not in narrow.file.getvalue()
+
+
+RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks" / "results" / "paper.csv"
+
+
+def test_recorded_outcomes_have_a_commit_and_no_code_that_differs():
+    outcomes = read_outcomes(RESULTS)
+    assert outcomes
+    for one in outcomes:
+        assert one.commit
+        assert not one.codes_differing

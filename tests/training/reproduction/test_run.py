@@ -1,14 +1,249 @@
+import json
+import subprocess
+import sys
+
 import pytest
 from rich.console import Console
 
 from sat_tf import output_folder
 from sat_tf.messages import RunError
 from sat_tf.training import run_folder
+from sat_tf.training.config import config_text, parse_config
+from sat_tf.training.data import DATA_SETS
 from sat_tf.training.loop import runner
-from sat_tf.training.paper_rows import entries
+from sat_tf.training.paper_rows import (
+    base_text,
+    data_sets,
+    digest,
+    entries,
+    float_part,
+    other_start,
+    resolve,
+)
 from sat_tf.training.reproduction import plan, read_outcomes, run
 from sat_tf.training.run_folder import RunFolder
 from tests.training.reproduction.fake import FakeRunner
+
+# -- configurations --------------------------------------------------------------------------------
+
+DATA = [name for name, data in data_sets().items() if data.data["name"] in DATA_SETS]
+LONG = pytest.mark.thorough
+
+
+def _resolve(row, **options):
+    return resolve(entries()[row], **{"data": "glyphs", **options})
+
+
+def _policy(row, **options):
+    return _resolve(row, **options).policy
+
+
+@pytest.mark.filterwarnings("ignore:weight_grid=")  # rows of grids that train badly
+@pytest.mark.parametrize(
+    ("row", "data"),
+    [
+        # The fast tests take the data sets in turn.
+        pytest.param(row, data, marks=() if (place - turn) % len(DATA) == 0 else LONG)
+        for place, row in enumerate(entries())
+        for turn, data in enumerate(DATA)
+    ],
+)
+def test_every_row_is_a_configuration_that_reads_back_as_itself(row, data):
+    data_dir = None if data_sets()[data].data_dir == "none" else "images"
+    config = _resolve(row, data=data, data_dir=data_dir)
+    assert parse_config(config_text(config)) == config
+    assert config.data.options.get("data_dir") == data_dir
+    measures = entries()[row].row.measures
+    assert (config.stages.quantized is None) == (measures == "float")
+    start = float_part(config)
+    assert parse_config(config_text(start)) == start
+
+
+@pytest.mark.parametrize(
+    ("network", "batch_size", "peak"),
+    [
+        ("mobilenet_v1", 2048, 0.4),
+        ("mobilenet_v2", 2048, 0.4),
+        ("preresnet50", 1024, 0.2),
+        ("resnet18", 1024, 0.2),
+        ("resnet50", 1024, 0.2),
+    ],
+)
+def test_the_recipe_is_the_papers(network, batch_size, peak):
+    # The images are not the point here.
+    config = parse_config(base_text(network), ["data={name: digits}"])
+    for stage in (config.stages.float, config.stages.quantized):
+        assert (stage.epochs, stage.steps, stage.warmup_epochs) == (150, None, 5)
+        assert stage.batch_size == batch_size
+        assert stage.first_learning_rate == 0.05
+        assert stage.peak_learning_rate == pytest.approx(peak)
+        assert (stage.momentum, stage.nesterov, stage.weight_decay) == (0.9, True, 4e-5)
+    assert config.calibration.num_images == 0
+    policy = config.policy
+    assert (policy.stream_bits, policy.latent_start) == (None, "as_is")
+    assert (policy.initial_clipping_level, policy.initial_classifier_clipping_level) == (8, 10)
+    # Rectifiers with a maximum of their own would cap the start of clipping levels.
+    mobile = config.model.name.startswith("mobilenet")
+    assert config.model.options == ({"rectifier_max": None} if mobile else {})
+
+
+def test_methods_differ_in_rescale_and_gradient():
+    found = {
+        method: _policy(f"table4/mobilenet_v1/4bits/{method}")
+        for method in ("pact", "pact_sat", "pact_cg", "pact_sat_cg")
+    }
+    assert {name: (p.rescale, p.clipping_gradient) for name, p in found.items()} == {
+        "pact": ("none", "pact"),
+        "pact_sat": ("constant", "pact"),
+        "pact_cg": ("none", "calibrated"),
+        "pact_sat_cg": ("constant", "calibrated"),
+    }
+
+
+def test_bits_are_those_of_the_row():
+    both = _policy("table1/mobilenet_v1/5bits")
+    assert (both.weight_bits, both.activation_bits, both.first_last_weight_bits) == (5, 5, 8)
+    weights = _policy("table3/preresnet50/3bits_weights")
+    assert (weights.weight_bits, weights.activation_bits) == (3, None)
+    uniform = _policy("table_s2/mobilenet_v1/6bits/uniform")
+    assert (uniform.weight_bits, uniform.first_last_weight_bits) == (6, None)
+
+
+def test_rescaling_the_classifier_alone_leaves_the_other_layers_as_they_are():
+    policy = _policy("figure_s5/preresnet50/classifier")
+    assert policy.at("classifier").rescale == "constant"
+    assert policy.at("block_1_expand_conv").rescale == "none"
+    assert policy.at("block_1_expand_conv").first_last_weight_bits == 8
+    start = float_part(_resolve("figure_s5/preresnet50/classifier")).policy
+    assert (start.at("classifier").rescale, start.at("stem_conv").rescale) == ("constant", "none")
+
+
+def test_ordinary_float_models_are_not_clamped():
+    assert _resolve("figure2b/mobilenet_v2/vanilla").training.start == "vanilla"
+    assert _resolve("figure2b/mobilenet_v2/clamp").training.start == "clamped"
+    assert _resolve("figure2b/mobilenet_v2/clamp").policy.rescale == "none"
+
+
+@pytest.mark.parametrize(("row", "level"), [("2bits", 2.5), ("4bits", 8.0)])
+def test_in_miniature_clipping_levels_start_lower_at_few_bits(row, level):
+    config = _resolve(f"glyphs/{row}/pact_sat_cg")
+    policy = config.policy
+    assert policy.initial_clipping_level == policy.initial_classifier_clipping_level == level
+    assert config.calibration.num_images == 0
+    calibrated = _resolve(f"glyphs/{row}_calibrated/pact_sat_cg").calibration
+    assert (calibrated.num_images, calibrated.clipping_levels) == (512, True)
+
+
+def test_in_miniature_mobilenet_v2_is_the_small_one_and_is_trained_for_1400_steps():
+    config = _resolve("glyphs/4bits/pact")
+    assert config.model.name == "mobilenet_v2_small"
+    assert config.model.options == {
+        "head": "pool_first",
+        "rectified_inputs": True,
+        "rectifier_max": None,
+    }
+    for stage, steps in ((config.stages.float, 1000), (config.stages.quantized, 400)):
+        assert (stage.total_steps(1000), stage.batch_size) == (steps, 64)
+        assert stage.peak_learning_rate == pytest.approx(0.3)
+        assert stage.warmup_epochs * 1000 == 25
+        assert stage.weight_decay == 4e-5
+    assert config.data.options == {}
+    assert config.data.shift_pixels == 0
+
+
+def test_rows_that_ask_for_the_same_training_have_the_same_name():
+    same = (
+        "table1/mobilenet_v1/4bits",
+        "table4/mobilenet_v1/4bits/pact_sat_cg",
+        "table_s2/mobilenet_v1/4bits/first_last_8bits",
+    )
+    assert len({_resolve(row).name for row in same}) == 1
+    assert _resolve(same[0], seed=1).name != _resolve(same[0]).name
+    assert _resolve(same[0], changes=["stages.float.momentum=0.8"]).name != _resolve(same[0]).name
+
+
+def test_names_say_what_was_trained():
+    assert _resolve("glyphs/4bits/pact", seed=3).name.startswith(
+        "mobilenet_v2_small_glyphs_w4a4_seed3_"
+    )
+    assert "_w2afloat_" in _resolve("table2/mobilenet_v1/2bits").name
+    assert "_float_none_" in _resolve("glyphs/float/clamp").name
+    assert "_vanilla_" in _resolve("glyphs/float/vanilla").name
+
+
+def test_the_name_of_a_run_is_that_of_a_folder_whatever_the_data_is_called():
+    config = _resolve("glyphs/4bits/pact")
+    data = config.data.model_copy(update={"options": {"builder": "imagenet_resized/64x64:0.1.0"}})
+    name = float_part(config.model_copy(update={"data": data})).name
+    assert name.startswith("mobilenet_v2_small_imagenet_resized-64x64-0.1.0_float_none_seed0_")
+
+
+def test_settings_without_an_influence_on_the_outcome_are_not_in_the_digest():
+    config = _resolve("glyphs/4bits/pact")
+    for change in ("distribution=none", "name=other"):
+        assert digest(_resolve("glyphs/4bits/pact", changes=[change])) == digest(config)
+    for change in ("training.float_model=a.keras", "policy.weight_bits=3", "seed=9"):
+        assert digest(_resolve("glyphs/4bits/pact", changes=[change])) != digest(config)
+
+
+def test_runs_share_the_float_model_of_their_rescale_alone():
+    def start(row):
+        return float_part(_resolve(row)).name
+
+    for bits in ("4bits", "2bits", "4bits_calibrated"):
+        assert start(f"glyphs/{bits}/pact_sat") == start("glyphs/2bits/pact_sat_cg")
+        assert start(f"glyphs/{bits}/pact") == start(f"glyphs/{bits}/pact_cg")
+        assert start(f"glyphs/{bits}/pact_cg") == _resolve("glyphs/float/clamp").name
+    assert start("glyphs/4bits/pact_sat") == _resolve("glyphs/float/clamp_constant").name
+    assert start("glyphs/4bits/pact") != start("glyphs/4bits/pact_sat")
+    assert start("table3/preresnet50/2bits_weights") == _resolve("table3/preresnet50/float").name
+
+
+def test_a_row_can_start_from_the_float_model_of_another_method():
+    for bits in ("4bits", "2bits"):
+        entry = entries()[f"glyphs_common_start/{bits}/pact_from_sat"]
+        start = other_start(entry)
+        assert start == _resolve("glyphs/float/clamp_constant")
+        config = resolve(entry)
+        assert config.policy == _policy(f"glyphs/{bits}/pact")
+        assert config.training.float_model == f"{start.name}/float.keras"
+        assert config.name != _resolve(f"glyphs/{bits}/pact").name
+
+
+def test_a_file_that_is_asked_for_takes_the_place_of_the_start_of_a_row():
+    entry = entries()["glyphs_common_start/4bits/pact_from_sat"]
+    changes = ["training.float_model=mine.keras"]
+    assert other_start(entry, changes=changes) is None
+    assert resolve(entry, changes=changes).training.float_model == "mine.keras"
+    assert other_start(entries()["glyphs/4bits/pact"]) is None
+
+
+def test_a_float_model_depends_on_its_own_recipe_and_not_on_the_quantized_one():
+    def start(*changes):
+        return float_part(_resolve("glyphs/4bits/pact", changes=changes)).name
+
+    assert start("stages.quantized.momentum=0.5", "policy.weight_grid=dorefa") == start()
+    assert start("stages.quantized=null") == start()
+    assert start("stages.float.momentum=0.5") != start()
+    assert start("calibration={num_images: 64, final_statistics: true}") != start()
+
+
+@pytest.mark.thorough
+def test_resolving_loads_no_tensorflow_and_gives_the_same_digest_in_every_process():
+    code = (
+        "import sys, json\n"
+        "from sat_tf.training.paper_rows import entries\n"
+        "from sat_tf.training.reproduction.resolve import resolve\n"
+        "name = resolve(entries()['glyphs/4bits/pact']).name\n"
+        "print(json.dumps([name, 'tensorflow' in sys.modules]))"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert json.loads(output) == [_resolve("glyphs/4bits/pact").name, False]
+
+
+# -- runs ------------------------------------------------------------------------------------------
 
 # Two steps a stage, on the 71 digits that a large share of held-out ones leaves.
 TWO_STEPS = (

@@ -1,11 +1,25 @@
+import math
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.qat.layout import inner_layer
+from sat_tf.top_k import top_hits
 from sat_tf.training.data.source import NO_LABEL
-from sat_tf.training.learner import Learner, training_copy
-from tests.training.small import small_images, small_quantized_model
+from sat_tf.training.learner import (
+    Learner,
+    RandomGenerators,
+    Top1,
+    Top5,
+    TopK,
+    accuracy_metrics,
+    training_copy,
+)
+from tests.training.small import small_float_model, small_images, small_quantized_model
+
+# -- a step ----------------------------------------------------------------------------------------
 
 IMAGES = small_images()
 
@@ -85,3 +99,270 @@ def test_a_compiled_step_does_what_an_ordinary_one_does():
 
     # The compiler adds in another order, in float32, and a code may flip in between.
     np.testing.assert_allclose(losses(True), losses(False), rtol=1e-3)
+
+
+# -- the model that is trained ---------------------------------------------------------------------
+
+DECAYING = ("stem", "pointwise", "classifier")
+
+
+def inner(model):
+    return {inner_layer(layer).name: inner_layer(layer) for layer in model.layers}
+
+
+@pytest.mark.parametrize("make", [small_float_model, small_quantized_model])
+def test_conv_and_dense_kernels_alone_decay_by_half_of_it_times_their_squares(make):
+    model = training_copy(make(), weight_decay=0.3)
+    model(small_images().train_images[:2].astype(np.float32), training=True)
+    kernels = [inner(model)[name].kernel.numpy().astype(np.float64) for name in DECAYING]
+    expected = 0.15 * sum(np.sum(np.square(kernel)) for kernel in kernels)
+    assert len(model.losses) == len(DECAYING)
+    with tf.GradientTape() as tape:
+        decay = tf.add_n(model.losses)
+    assert float(decay) == pytest.approx(expected, rel=1e-6)
+    gradients = tape.gradient(decay, model.trainable_variables)
+    decaying = {id(inner(model)[name].kernel) for name in DECAYING}
+    for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+        if id(variable) in decaying:
+            np.testing.assert_allclose(gradient, 0.3 * variable.numpy(), rtol=1e-6)
+        else:
+            assert gradient is None, variable.name
+    others = [v.name for v in model.trainable_variables if id(v) not in decaying]
+    kinds = {"depthwise_kernel", "gamma", "beta", "bias"}
+    kinds |= {"clipping_level"} if make is small_quantized_model else set()
+    for kind in kinds:
+        assert any(kind in name for name in others)
+
+
+def test_separable_convolutions_decay_in_their_pointwise_part_alone():
+    images = keras.Input((8, 8, 3))
+    model = keras.Model(images, keras.layers.SeparableConv2D(4, 3, name="separable")(images))
+    decaying = training_copy(model, weight_decay=0.2)
+    kernel = decaying.get_layer("separable").pointwise_kernel.numpy()
+    assert len(decaying.losses) == 1
+    assert float(decaying.losses[0]) == pytest.approx(0.1 * np.sum(np.square(kernel)), rel=1e-6)
+
+
+def test_the_copy_computes_the_same_and_the_original_is_left_alone():
+    model = small_quantized_model()
+    copy = training_copy(model, weight_decay=0.1)
+    images = small_images().test_images.astype(np.float32)
+    np.testing.assert_array_equal(copy(images, training=False), model(images, training=False))
+    assert not model.losses
+    copy.get_layer("quant_stem").layer.kernel.assign_add(
+        tf.ones_like(copy.get_layer("quant_stem").layer.kernel)
+    )
+    assert not np.array_equal(
+        copy.get_layer("quant_stem").layer.kernel, model.get_layer("quant_stem").layer.kernel
+    )
+
+
+def test_another_decay_replaces_the_one_before():
+    model = training_copy(small_quantized_model(), weight_decay=0.1)
+    assert not training_copy(model).losses
+    doubled = training_copy(model, weight_decay=0.2)
+    assert float(tf.add_n(doubled.losses)) == pytest.approx(2 * float(tf.add_n(model.losses)))
+
+
+def test_the_decay_is_saved_and_loaded_with_the_model(tmp_path):
+    model = training_copy(small_quantized_model(), weight_decay=0.1)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert float(tf.add_n(loaded.losses)) == pytest.approx(float(tf.add_n(model.losses)))
+
+
+# -- top-1 and top-5 -------------------------------------------------------------------------------
+
+LOGITS = np.float32([[3, 1, 2], [0, 0.5, 0.2], [1, 2, 3], [9, 8, 7]])
+
+
+@pytest.mark.parametrize("labels", [np.array([0, 1, 2, 2]), np.array([[0], [1], [2], [2]])])
+def test_top1_is_the_share_of_labels_with_the_largest_logit(labels):
+    metric = Top1()
+    metric.update_state(labels, LOGITS)
+    assert float(metric.result()) == 0.75
+
+
+def test_top1_counts_over_batches_and_starts_over_after_a_reset():
+    metric = Top1()
+    metric.update_state([0, 1], LOGITS[:2])
+    metric.update_state([0], LOGITS[3:])
+    metric.update_state([0], LOGITS[2:3])
+    assert float(metric.result()) == 0.75
+    metric.reset_state()
+    assert float(metric.result()) == 0.0
+    metric.update_state([2], LOGITS[2:3])
+    assert float(metric.result()) == 1.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_logit_that_is_not_finite_makes_top1_nan(bad):
+    logits = LOGITS.copy()
+    logits[1, 2] = bad
+    metric = Top1()
+    metric.update_state([0, 1, 2, 0], logits)
+    assert math.isnan(float(metric.result()))
+    metric.update_state([0, 1, 2, 0], LOGITS)
+    assert math.isnan(float(metric.result()))
+
+
+def test_top1_works_with_half_precision_logits_and_metrics_are_serializable():
+    metric = keras.metrics.deserialize(keras.metrics.serialize(Top1(name="first")))
+    metric.update_state(tf.constant([0, 1, 2, 2]), tf.constant(LOGITS, tf.float16))
+    assert metric.name == "first"
+    assert float(metric.result()) == 0.75
+    metric = keras.metrics.deserialize(keras.metrics.serialize(TopK(3, name="third")))
+    assert (metric.k, metric.name) == (3, "third")
+
+
+def test_top5_agrees_with_sorting_the_logits():
+    generator = np.random.RandomState(0)
+    logits = generator.randint(0, 6, (400, 9)).astype(np.float32)  # with many ties
+    labels = generator.randint(0, 9, 400)
+    order = np.argsort(-logits, axis=1, kind="stable")
+    for metric in (Top1(), TopK(2), Top5()):
+        metric.update_state(labels, logits)
+        expected = np.mean((order[:, : metric.k] == labels[:, None]).any(axis=1))
+        assert float(metric.result()) == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize(("classes", "names"), [(5, ["top1"]), (6, ["top1", "top5"])])
+def test_top5_is_measured_of_more_than_five_classes(classes, names):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(classes)])
+    assert [metric.name for metric in accuracy_metrics(model)] == names
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_with_five_classes_or_fewer_every_label_is_among_the_top_five(classes):
+    metric = Top5()
+    metric.update_state(np.arange(classes), np.zeros((classes, classes), np.float32))
+    assert float(metric.result()) == 1.0
+    metric.update_state([0], np.full((1, classes), np.nan, np.float32))
+    assert math.isnan(float(metric.result()))
+
+
+@pytest.mark.parametrize("make", [Top1, Top5])
+def test_images_without_a_label_do_not_count_whatever_their_logits(make):
+    logits = np.eye(8, dtype=np.float32)
+    logits[2] = np.nan
+    metric = make()
+    metric.update_state([0, 1, NO_LABEL, NO_LABEL], logits[:4])
+    assert float(metric.result()) == 1.0
+    metric.update_state([NO_LABEL], logits[:1])
+    assert metric.images == 2
+    assert float(metric.result()) == 1.0
+
+
+@pytest.mark.parametrize("make", [Top1, Top5])
+def test_a_label_that_is_no_class_is_never_right(make):
+    metric = make()
+    metric.update_state([3, 7], np.zeros((2, 3), np.float32))
+    assert float(metric.result()) == 0.0
+
+
+# -- what is drawn ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _generators_that_can_be_set():
+    keras.backend.experimental.enable_tf_random_generator()
+    yield
+    keras.backend.experimental.disable_tf_random_generator()
+
+
+def dropping_model():
+    """A linear model behind Dropout, which another model holds."""
+    shape = IMAGES.train_images.shape[1:]
+    inner = keras.Sequential([keras.layers.Flatten(input_shape=shape), keras.layers.Dropout(0.5)])
+    images = keras.Input(shape)
+    outputs = keras.layers.Dense(10)(inner(images))
+    return keras.Model(images, outputs)
+
+
+def test_what_is_drawn_depends_on_the_seed_and_the_step_alone():
+    keras.utils.set_random_seed(5)
+    model = dropping_model()
+    generators = RandomGenerators(model)
+    ones = tf.ones((1, *IMAGES.train_images.shape[1:]))
+
+    def drawn(step):
+        generators.start_step(tf.constant(step, tf.int64))
+        return model.layers[1](ones, training=True).numpy()
+
+    first, second = drawn(1), drawn(2)
+    assert np.any(first != second)
+    np.testing.assert_array_equal(drawn(1), first)
+    keras.utils.set_random_seed(5)
+    model = dropping_model()
+    generators = RandomGenerators(model)
+    np.testing.assert_array_equal(drawn(2), second)
+
+
+def dropping_learner(strategy):
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        learner = Learner(dropping_model(), batch_size=5)
+        learner.compile(optimizer=keras.optimizers.SGD(1e-5, momentum=0.9))
+        learner.optimizer.build(learner.student.trainable_variables)
+    return learner
+
+
+@pytest.mark.thorough
+def test_replicas_with_unequal_shares_draw_the_same_again_after_a_resume(replicas, tmp_path):
+    def batches(_):
+        # Three images of each batch of five go to one replica, and two to the other.
+        pixels = tf.data.Dataset.from_tensor_slices((IMAGES.train_images, IMAGES.train_labels))
+        return pixels.batch(3).enumerate().map(_every_second_shorter)
+
+    def losses(learner, first, count):
+        shares = iter(replicas.distribute_datasets_from_function(batches))
+        for _ in range(first):
+            next(shares)
+        step = learner.make_train_function()
+        return [float(step(shares)["batch_loss"]) for _ in range(count)]
+
+    learner = dropping_learner(replicas)
+    losses(learner, 0, 2)
+    saved = tf.train.Checkpoint(model=learner).write(str(tmp_path / "saved"))
+    rest = losses(learner, 2, 2)
+    other = dropping_learner(replicas)
+    tf.train.Checkpoint(model=other).read(saved).assert_existing_objects_matched()
+    assert losses(other, 2, 2) == rest
+
+
+def _every_second_shorter(index, batch):
+    pixels, labels = batch
+    count = 3 - tf.cast(index % 2, tf.int32)
+    return pixels[:count], labels[:count]
+
+
+# -- counted alike in a file and in training -------------------------------------------------------
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(("k", "hits"), [(1, 1), (2, 2), (3, 3)])
+def test_a_label_among_the_k_largest_is_a_hit(k, hits):
+    outputs = np.array([[3, 2, 1], [3, 2, 1], [3, 2, 1]], np.int8)
+    assert top_hits(outputs, np.array([0, 1, 2]), k) == hits
+
+
+def test_equal_outputs_are_in_the_order_of_their_classes():
+    outputs = np.full((2, 4), -128, np.int8)
+    assert top_hits(outputs, np.array([0, 3]), 1) == 1
+    assert top_hits(outputs, np.array([0, 3]), 4) == 2
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_a_file_and_a_model_in_training_are_counted_alike(k):
+    rng = np.random.default_rng(0)
+    outputs, labels = rng.integers(-3, 3, (200, 7)).astype(np.float32), rng.integers(0, 7, 200)
+    metric = TopK(k)
+    metric.update_state(labels, outputs)
+    assert float(metric.result()) == pytest.approx(top_hits(outputs, labels, k) / 200)
+
+
+def test_an_output_that_is_not_finite_is_never_right():
+    outputs = np.array([[NAN, 1.0], [0.0, NAN], [np.inf, 0.0], [0.0, -np.inf], [0.0, 1.0]])
+    for label in (0, 1):
+        assert top_hits(outputs, np.full(5, label), 2) == 1

@@ -1,0 +1,207 @@
+import numpy as np
+import pytest
+
+from benchmarks.paper import gradients, kappa, variances
+from benchmarks.paper.figure import as_table, depths
+from benchmarks.paper.figures import FIGURES
+from benchmarks.paper.variances import clamping_ratio, gaussian, quantization_ratios
+from sat_tf.core.grid import GRIDS
+from sat_tf.presentation import charts
+from sat_tf.training import models
+from tests import reference
+from tests.benchmarks.test_kappa import classifier_alone, training_table
+
+# -- the gradient of a level -----------------------------------------------------------------------
+
+
+def test_values_of_the_sigmoid_worked_by_hand():
+    at = {round(x, 6): pair for x, *pair in gradients.sigmoid().to_numpy()}
+    assert at[0.0] == [0.5, 0.25]
+    # 1 / (1 + 1/e) and its product with what is left.
+    assert at[1.0] == pytest.approx([0.731059, 0.196612], abs=1e-6)
+    assert at[-1.0] == pytest.approx([0.268941, 0.196612], abs=1e-6)
+
+
+def test_the_derivative_is_the_slope():
+    table = gradients.sigmoid()
+    slope = np.gradient(table["sigmoid"], table["x"])[1:-1]
+    # Central differences over 0.05 are off by 0.05² / 6 of the third derivative, which is ≤ 1/8.
+    np.testing.assert_allclose(table["derivative"][1:-1], slope, atol=1e-4)
+    (found,) = gradients.compare_sigmoid(table)
+    assert found.holds
+
+
+def test_gradients_of_a_level_worked_by_hand():
+    # 2 bits, α = 3: codes 0 to 3. 0.4 -> 0, 0.6 -> 1, 2.9 -> 3, and what is clipped.
+    x = np.array([-1.0, 0.4, 0.6, 2.9, 3.5])
+    expected = [0.0, -0.4 / 3, 0.4 / 3, 0.1 / 3, 1.0]
+    found = gradients.level_gradients(x, 3.0, 2, "calibrated")
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    found = gradients.level_gradients(x, 3.0, 2, "pact")
+    np.testing.assert_array_equal(found, [0.0, 0.0, 0.0, 0.0, 1.0])
+
+
+@pytest.mark.parametrize("gradient", ["calibrated", "pact"])
+@pytest.mark.parametrize(("bits", "level"), [(2, 1.0), (4, 1.0), (5, 2.75)])
+def test_gradients_of_a_level_are_those_of_float64(bits, level, gradient):
+    x = level * (np.arange(-20, 150) + 0.37) / 100.0
+    found = gradients.level_gradients(x, level, bits, gradient)
+    one = np.ones(1)
+    expected = [
+        reference.activation_gradients(x[[place]], level, bits, one, gradient)[1]
+        for place in range(x.size)
+    ]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_what_the_paper_says_of_the_gradient_shows():
+    table = gradients.level_gradient()
+    assert list(table["bits"].unique()) == [2, 3, 4]
+    assert all(found.holds for found in gradients.compare_level_gradient(table))
+
+
+# -- variances of weights --------------------------------------------------------------------------
+
+
+def _only(table, **wanted):
+    (row,) = table[(table[list(wanted)] == list(wanted.values())).all(axis=1)].to_dict("records")
+    return row
+
+
+def test_a_ratio_of_clamping_worked_by_hand():
+    # The largest becomes 1: of W = ±0.5 and 0, mean squares are 2/3 and 0.25 · 2/3.
+    assert clamping_ratio(np.array([0.5, -0.5, 0.0], np.float32)) == pytest.approx(4.0)
+    # tanh(1) / tanh(2) = 0.79003; (1 + 0.62415) / (4 + 1).
+    ratio = clamping_ratio(np.array([2.0, -1.0], np.float32))
+    assert ratio == pytest.approx((1.0 + (0.761594 / 0.964028) ** 2) / 5.0, rel=1e-5)
+
+
+def test_ratios_of_clamping_are_those_of_float64():
+    table = variances.clamp_variance(3, neurons=(16, 37, 64), samples=5)
+    for size in (16, 37, 64):
+        ratios = []
+        for sample in range(5):
+            weights = gaussian((size, size), 1.0 / size, 3, size, sample).astype(np.float64)
+            ratios.append(np.mean(reference.clamp(weights) ** 2) / np.mean(weights**2))
+        row = _only(table, neurons=size)
+        # The product computes in float32: sums of a few thousand squares.
+        assert row["ratio_mean"] == pytest.approx(np.mean(ratios), rel=1e-5)
+        assert row["ratio_std"] == pytest.approx(np.std(ratios, ddof=1), rel=1e-4)
+        assert row["ratio_min"] == pytest.approx(np.min(ratios), rel=1e-5)
+        assert row["ratio_max"] == pytest.approx(np.max(ratios), rel=1e-5)
+
+
+def test_weights_have_the_variance_asked_for_and_follow_the_seed():
+    weights = gaussian((500, 500), 1.0 / 500, 0, 1)
+    # Standard error of a variance: sqrt(2 / 250 000) = 0.3 %.
+    assert np.var(weights, dtype=np.float64) == pytest.approx(1.0 / 500, rel=0.012)
+    np.testing.assert_array_equal(weights, gaussian((500, 500), 1.0 / 500, 0, 1))
+    assert not np.array_equal(weights, gaussian((500, 500), 1.0 / 500, 0, 2))
+
+
+def test_the_ratio_grows_with_the_layer_and_reaches_tens():
+    table = variances.clamp_variance(0, neurons=(16, 128, 1000), samples=4)
+    mean = table["ratio_mean"]
+    assert mean[0] < mean[1] < mean[2]
+    about_tens, at_1000 = variances.compare_clamp_variance(table)
+    assert about_tens.holds
+    assert at_1000.paper.startswith("50 ")
+    # The largest of a million normal numbers is 4.9 ± 0.25 in magnitude: 1000 / 4.9² = 42.
+    assert 32.0 < mean[2] < 50.0
+
+
+def test_a_ratio_of_quantization_worked_by_hand():
+    # Ŵ = ±1 and ±0.25 / 1, nearly: at 1 bit Q = ±1, mean squares 1 and (1 + 0.25²) / 2.
+    latent = np.arctanh(np.array([0.5, -0.5, 0.125, -0.125])).astype(np.float32)
+    expected = np.sqrt(1.0 / ((1.0 + 0.0625) / 2.0))
+    assert quantization_ratios(latent, 1, "dorefa") == pytest.approx((expected, expected))
+    # With floor both ±0.25 and -1 go down at 2 bits: Q = 0.5, -1, 0, -0.5.
+    values = np.array([0.5, -1.0, 0.0, -0.5])
+    clamped = np.array([1.0, -1.0, 0.25, -0.25])
+    deviation, rms = quantization_ratios(latent, 2, "modified")
+    assert deviation == pytest.approx(values.std() / clamped.std())
+    assert rms == pytest.approx(np.sqrt(np.mean(values**2) / np.mean(clamped**2)))
+
+
+@pytest.mark.thorough
+def test_ratios_of_quantization_are_those_of_float64():
+    table = variances.quantized_deviation(5, channels=(24,), samples=3)
+    assert len(table) == sum(9 - row.fewest_bits for row in GRIDS.values())
+    draws = [gaussian((24, 24), 1.0 / 24, 5, 24, sample) for sample in range(3)]
+    for grid, found in GRIDS.items():
+        for bits in range(found.fewest_bits, 9):
+            ratios, squares = [], []
+            for latent in draws:
+                quantized = reference.quantize_weights(latent, bits, grid)
+                clamped = reference.clamp(latent)
+                ratios.append(quantized.std() / clamped.std())
+                squares.append(np.sqrt(np.mean(quantized**2) / np.mean(clamped**2)))
+            row = _only(table, grid=grid, channels=24, bits=bits)
+            # A weight near a tie may go the other way in float32: one of 576 by one step, which is
+            # 1 part in 576 · 2^b of the mean square, times the 5 by which Ŵ is below 1.
+            tolerance = 5.0 / (576 * 2**bits)
+            assert row["std_ratio"] == pytest.approx(np.mean(ratios), rel=tolerance)
+            assert row["rms_ratio"] == pytest.approx(np.mean(squares), rel=tolerance)
+
+
+@pytest.mark.thorough
+def test_what_the_paper_says_of_bits_shows_and_of_channels_does_not():
+    # As in the paper, layers of 16 to a few hundred channels.
+    table = variances.quantized_deviation(0, channels=(16, 256), samples=2)
+    np.testing.assert_allclose(table["std_ratio"][table["bits"] == 8], 1.0, atol=5e-3)
+    found = variances.compare_quantized_deviation(table)
+    assert {one.about: one.holds for one in found} == {
+        "more than 3 bits": True,
+        "1 or 2 bits": True,
+        "different channel numbers": False,
+    }
+
+
+# -- all figures -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """The numbers of each figure, of few samples."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            models, "build", lambda name, **_: classifier_alone(kappa.PRINTED[name].features)
+        )
+        return {
+            "figure2a": variances.clamp_variance(0, neurons=(16, 1000), samples=3),
+            "figure_s1": gradients.sigmoid(),
+            "table_s1": kappa.kappa_table(0, samples=2),
+            "figure_s2": training_table(),
+            "figure_s3": variances.quantized_deviation(0, channels=(8, 16), samples=2),
+            "equation13": gradients.level_gradient(),
+        }
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_two_files_the_same_each_time_whose_letters_can_be_read(name, tables, tmp_path):
+    figure = FIGURES[name]
+    written = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        figure.write(folder / name, tables[name])
+        written.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert written[0] == written[1]
+    assert sorted(written[0]) == [f"{name}.csv", f"{name}.png"]
+    assert as_table(figure.title, figure.compare(tables[name])).row_count > 0
+    with charts.styled():
+        picture = figure.draw(tables[name])
+    # At half the size, 5.5 points: the least that is read on a screen.
+    for axes in picture.axes:
+        texts = [*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label]
+        texts += [*axes.get_xticklabels(), *axes.get_yticklabels()]
+        texts += axes.get_legend().get_texts() if axes.get_legend() else []
+        assert min(text.get_fontsize() for text in texts) >= 11
+
+
+def test_depths_go_from_dark_to_light_and_never_to_white():
+    colours, depth = depths(20)
+    shares = (0.2126, 0.7152, 0.0722)  # of red, green and blue in how bright a colour is
+    bright = [np.dot(shares, colours(depth(number))[:3]) for number in range(1, 21)]
+    assert bright == sorted(bright)
+    assert bright[-1] < 0.7

@@ -1,0 +1,266 @@
+"""`sat-tf verify`: files, certificates and kits."""
+
+import json
+import pathlib
+import re
+import subprocess
+import tomllib
+import venv
+from importlib import metadata
+
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+from PIL import Image
+
+import sat_tf
+from sat_tf.commands import main
+from sat_tf.commands.train import load_config
+from sat_tf.commands.verify import Target, choose_target
+from sat_tf.export.certificate.certificate import read_certificate
+from tests.commands.light import told_without_tensorflow
+from tests.export.conftest import small, small_file, small_images  # noqa: F401
+from tests.export.device.kits import certificate_in, checked
+from tests.loading import hostile
+
+# -- what is verified ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def named_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.tflite", "model.keras", "run/quantized.keras", "run/model.tflite"):
+        pathlib.Path(name).parent.mkdir(exist_ok=True)
+        pathlib.Path(name).touch()
+    pathlib.Path("run/config.yaml").touch()
+
+
+@pytest.mark.usefixtures("named_files")
+@pytest.mark.parametrize(
+    ("words", "tflite", "model"),
+    [
+        (["model.tflite"], "model.tflite", None),
+        (["model.keras", "model.tflite"], "model.tflite", "model.keras"),
+        (["run"], "run/model.tflite", "run/quantized.keras"),
+        (["run", "model.tflite"], "model.tflite", "run/quantized.keras"),
+    ],
+)
+def test_arguments_name_a_file_and_its_model(words, tflite, model):
+    found = choose_target(*words)
+    assert found.tflite == pathlib.Path(tflite)
+    assert found.model == (pathlib.Path(model) if model else None)
+    assert (found.folder is not None) == (words[0] == "run")
+
+
+def test_a_target_without_a_model_is_a_file_alone():
+    assert Target(pathlib.Path("x")).model is None
+
+
+# -- --target, from the plan over the file to what is checked of it --------------------------------
+
+
+def test_a_file_for_an_npu_is_planned_written_and_checked(files, tmp_path, said):
+    target = ["--target", "ethos-u55"]
+    assert main.main(["explain", str(files / "float.h5"), *target]) == 0
+    planned = said()
+    path = tmp_path / "model.tflite"
+    assert main.main(["export", str(files / "quantized.keras"), "--out", str(path), *target]) == 0
+    written = said()
+    words = ["verify", str(path), "--images", str(files / "images.npy"), "--num_images", "2"]
+    assert main.main([*words, "--runtime", "xnnpack", "--target", "edgetpu"]) == 0
+    checked = said()
+    assert "operators run on Arm Ethos-U55." in planned
+    assert "operators run on Arm Ethos-U55." in written
+    assert "Google's Edge TPU" in checked
+    assert "The file is for Arm Ethos-U55, which was not here" in checked
+    certificate = read_certificate(path.with_name("certificate.json"))
+    (left,) = certificate.elsewhere.values()
+    assert all(line in checked.replace("\n", " ") for line in left[:1])
+    page = path.with_name("certificate.html").read_text(encoding="utf-8")
+    assert certificate.target == "ethos-u55"
+    assert ("Edge TPU leaves" in page) is bool(left)
+
+
+def test_a_certificate_names_what_a_target_leaves_to_the_cpu(files, tmp_path, said):
+    path = tmp_path / "model.tflite"
+    assert main.main(["export", str(files / "quantized.keras"), "--out", str(path)]) == 0
+    words = ["verify", str(path), "--images", str(files / "images.npy"), "--num_images", "2"]
+    assert main.main([*words, "--runtime", "xnnpack", "--target", "ethos-u55"]) == 0
+    certificate = read_certificate(path.with_name("certificate.json"))
+    (left,) = [line for line in certificate.elsewhere["ethos-u55"] if "DEQUANTIZE" in line]
+    assert said().count(left) == 1
+    notes = [note.words for note in certificate.statements]
+    count = len(certificate.elsewhere["ethos-u55"])
+    of = f"{count} of {sum(certificate.operators.values())}"
+    assert f"Arm Ethos-U55 leaves {of} operators to the CPU." in notes
+    assert left in notes
+
+
+@pytest.mark.parametrize(("given", "expected"), [([], "litert"), (["edgetpu"], "edgetpu")])
+def test_a_run_has_its_target_in_the_policy(given, expected):
+    config = load_config(None, [f"policy.target={name}" for name in given])
+    assert config.policy.processor.name == expected
+    assert config.packing == ("none" if given else "auto")
+
+
+# -- kits and their certificates -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a file, and twenty images for it."""
+    found = tmp_path_factory.mktemp("devices")
+    images = np.random.default_rng(0).integers(0, 256, (20, 6, 6, 3)).astype(np.uint8)
+    model = sat_tf.quantize_model(hostile.small(), sat_tf.BitPolicy.mobile(4))
+    sat_tf.export_tflite(sat_tf.calibrate(model, images), found / "model.tflite")
+    np.save(found / "images.npy", images)
+    return found
+
+
+def test_a_kit_goes_out_and_its_certificate_comes_back(folder, tmp_path):
+    words = ("verify", "model.tflite", "--images", "images.npy")
+    said = told_without_tensorflow(
+        *(*words, "--kit", str(tmp_path / "kit.zip"), "--out", str(tmp_path / "proof")),
+        status=0,
+        cwd=folder,
+    )
+    assert "16 images" in said
+    assert "On the device: python kit.zip" in said
+    assert checked(tmp_path / "kit.zip", tmp_path).returncode == 0
+    certificate = str(certificate_in(tmp_path))
+    said = told_without_tensorflow(*words, "--certificate", certificate, status=0, cwd=folder)
+    assert "nothing differs there; the codes that its kit expected are those of the" in said
+    said = told_without_tensorflow(*words[:2], "--certificate", certificate, status=0, cwd=folder)
+    assert "is not checked without its images: name them with --images" in said
+    values = json.loads((tmp_path / "proof" / "certificate.json").read_text())
+    assert values["num_images"] == 20
+
+
+def test_certificates_are_checked_on_the_files_that_they_were_made_with(folder, tmp_path, capsys):
+    photos, proof = tmp_path / "photos", tmp_path / "proof"
+    photos.mkdir()
+    for number, pixels in enumerate(np.load(folder / "images.npy")):
+        Image.fromarray(pixels).save(photos / f"{number:02}.png")
+    (photos / "04.png").write_bytes(b"no picture")  # of the first ten, one cannot be read
+
+    def verify(*words):
+        status = main.main(
+            ["verify", str(folder / "model.tflite"), "--images", str(photos), *words]
+        )
+        printed = capsys.readouterr()
+        return status, " ".join((printed.out + printed.err).split())
+
+    few = ("--num_images", "10")
+    assert verify(*few, "--out", str(proof), "--kit", str(tmp_path / "kit.zip"))[0] == 0
+    assert checked(tmp_path / "kit.zip", tmp_path).returncode == 0
+    certificates = [str(proof / "certificate.json"), str(certificate_in(tmp_path))]
+    files = json.loads(pathlib.Path(certificates[0]).read_text())["images_from"]["files"]
+    taken = [f"{number:02}.png" for number in (0, 2, 6, 8, 11, 13, 15, 17, 19)]
+    assert list(files) == taken
+    (photos / "03.png").write_bytes(b"no picture either")
+    (photos / "new.png").write_bytes((photos / "00.png").read_bytes())
+    for certificate in certificates:
+        status, said = verify("--certificate", certificate)
+        assert status == 0, said
+        assert "holds; the codes" in said or "are those of the simulation here" in said
+    (photos / "06.png").unlink()
+    (photos / "08.png").write_bytes((photos / "00.png").read_bytes())
+    for certificate in certificates:
+        status, said = verify("--certificate", certificate)
+        assert status == 2
+        assert "1 of 9 pictures are not there: 06.png" in said
+        assert "1 of 9 pictures have changed: 08.png" in said
+
+
+# -- where nothing but what the documentation says is installed ------------------------------------
+
+_PACKAGE = pathlib.Path(sat_tf.__file__).parent
+_PAGE = _PACKAGE.parent / "docs" / "guides" / "verify.md"
+
+
+def _documented():
+    """The packages that the page installs beside sat-tf without its requirements."""
+    lines = re.findall(r"^pip install (.+)$", _PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    others, alone = lines  # the other way round, pip complains of all that is left out
+    assert alone == "--no-deps sat-tf"
+    return [Requirement(word.strip("'")) for word in others.split()]
+
+
+def _with_their_own(requirements):
+    """The distributions that pip installs for requirements."""
+    found, left = {}, [(one, "") for one in requirements]
+    while left:
+        one, extra = left.pop()
+        if one.name in found or (one.marker and not one.marker.evaluate({"extra": extra})):
+            continue
+        found[one.name] = metadata.distribution(one.name)
+        assert found[one.name].version in one.specifier
+        left += [(Requirement(words), "") for words in found[one.name].requires or []]
+    return list(found.values())
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """The Python of an environment that has the documented packages alone."""
+    folder = tmp_path_factory.mktemp("alone")
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    parts = {
+        dist.locate_file(file.parts[0]).absolute()
+        for dist in _with_their_own(_documented())
+        for file in dist.files
+        if file.parts[0] not in ("..", "__pycache__")
+    }
+    for part in {_PACKAGE, *parts}:
+        (site / part.name).symlink_to(part)
+    return folder / "bin" / "python"
+
+
+def _run(python, folder, *words):
+    return subprocess.run(
+        [python, "-P", *words],
+        cwd=folder,
+        env={"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.thorough
+def test_a_file_is_verified_with_what_the_documentation_installs(
+    python,
+    small_file,  # noqa: F811
+    tmp_path,
+):
+    absent = ("tensorflow", "tf_keras", "keras")
+    asked = f"import importlib.util as u; print(*map(u.find_spec, {absent}))"
+    assert _run(python, tmp_path, "-c", asked).stdout.split() == ["None"] * len(absent)
+    (tmp_path / "photos").mkdir()
+    draw = np.random.default_rng(0)
+    for number in range(3):
+        pixels = draw.integers(0, 256, (40, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
+    words = ("-m", "sat_tf", "verify", str(small_file), "--images", "photos", "--out", "proof")
+    done = _run(python, tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    certificate = read_certificate(tmp_path / "proof" / "certificate.json")
+    assert certificate.is_exact
+    assert certificate.codes_compared > 0
+    assert (tmp_path / "proof" / "certificate.html").is_file()
+    marks = json.loads((tmp_path / "proof" / "overlay.json").read_text(encoding="utf-8"))["results"]
+    assert marks.keys() == {tensor.name for tensor in certificate.runtimes["xnnpack"].tensors}
+    assert all(" codes differ; " in mark["value"] for mark in marks.values())
+    again = (*words[:-4], "--certificate", "proof/certificate.json", "--images", "photos")
+    done = _run(python, tmp_path, *again)
+    assert done.returncode == 0, done.stderr
+
+
+def test_they_are_requirements_of_the_package_and_bring_no_tensorflow():
+    settings = tomllib.loads((_PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    ranges = {}
+    for one in map(Requirement, settings["project"]["dependencies"]):
+        ranges.setdefault(one.name, one.specifier)
+    for one in _documented():
+        assert set(one.specifier) <= set(ranges[one.name])
+    assert "tensorflow" not in {dist.name for dist in _with_their_own(_documented())}

@@ -1,0 +1,301 @@
+"""The words of commands, and what is said of them."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import pytest
+import rich.console
+from rich.table import Table
+
+from sat_tf.commands import main, options
+from sat_tf.commands import main as module
+from sat_tf.commands.main import COMMANDS
+from sat_tf.commands.parser import SHELLS
+from sat_tf.commands.train import unless_stopped
+from sat_tf.export.lowering import packing
+from sat_tf.messages import RunError
+from sat_tf.output_folder import OutputFolder
+from tests.commands.light import run_alone, told_without_tensorflow
+
+# -- commands and options that are not there, and packages that are missing ------------------------
+
+
+def test_every_unknown_option_is_named_before_what_is_missing():
+    said = " ".join(told_without_tensorflow("quantize", "--lr", "1", "--wat", status=2).split())
+    assert "Did you mean --learning_rate? --wat: no option of sat-tf quantize." in said
+    assert "required" not in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_typo_prints_the_usage_of_its_command(command):
+    said = told_without_tensorflow(command, "--hlep", status=2)
+    assert said.startswith(f"usage: sat-tf {command} ")
+
+
+def test_words_behind_two_dashes_and_negative_numbers_are_no_options(tmp_path):
+    words = ["explain", "--input_range", "-1,1", "--", "--model"]
+    said = told_without_tensorflow(*words, status=2, cwd=tmp_path)
+    assert "--model: received no file, expected a Keras model" in " ".join(said.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("words", [["--help"], ["--lr"]])
+def test_without_pydantic_a_command_says_what_to_install(command, words):
+    told = run_alone(command, *words, without=["pydantic"])
+    said = " ".join(told.err.split())
+    assert said.startswith("error: pydantic is not installed in this Python")
+    assert "pip install 'pydantic" in said
+    assert (told.status, told.out, "Traceback" in told.err) == (2, "", False)
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    """A folder with files of the names that words below have; what is in them is not read."""
+    folder = tmp_path_factory.mktemp("there")
+    (folder / "photos").mkdir()
+    (folder / "run").mkdir()
+    config = "name: it\ndata: {name: digits}\nmodel: {name: mobilenet_v2}\n"
+    (folder / "run" / "config.yaml").write_text(config)
+    for name in ("model.keras", "run/quantized.keras", "run/model.tflite"):
+        (folder / name).write_text("")
+    return folder
+
+
+# What takes each command that needs TensorFlow as far as it goes without.
+REACHING = {
+    "quantize": "model.keras --images photos",
+    "explain": "model.keras",
+    "verify": "run",
+    "train": "",
+    "export": "model.keras",
+    "audit": "model.keras",
+    "sensitivity": "model.keras --images photos",
+    "allocate": "model.keras --images photos --budget bytes=3",
+    "paper": "run table4/mobilenet_v1/4bits/pact --data glyphs",
+}
+
+
+@pytest.mark.parametrize("command", REACHING)
+def test_without_tensorflow_a_command_says_what_to_install(command, there):
+    told = run_alone(command, *REACHING[command].split(), cwd=there, without=["tensorflow"])
+    said = " ".join(told.err.split())
+    assert "error: tensorflow is not installed in this Python" in said
+    assert (told.status, "Traceback" in told.err) == (2, False)
+
+
+def test_without_tensorflow_and_wrapt_keras_alone_is_no_hindrance():
+    code = """
+import runpy, sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("tensorflow", "tf_keras", "wrapt"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+sys.argv = ["sat-tf", "--help"]
+runpy.run_module("sat_tf", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "quantize" in done.stdout
+
+
+@pytest.mark.parametrize("missing", ["tensorflow", "pydantic"])
+def test_without_either_the_commands_are_listed_and_typos_answered(missing):
+    packages = ["tensorflow", "tf_keras", "keras", missing]
+    told = run_alone("--help", without=packages)
+    assert (told.status, told.err) == (0, "")
+    assert [told.out.index(f"\n    {name} ") for name in COMMANDS] == sorted(
+        told.out.index(f"\n    {name} ") for name in COMMANDS
+    )
+    assert "Did you mean quantize?" in run_alone("quantise", without=packages).err
+
+
+# -- folders, and what is printed ------------------------------------------------------------------
+
+
+def test_a_folder_is_created_with_its_parents(tmp_path):
+    with OutputFolder(tmp_path / "a" / "b").opened() as folder:
+        assert folder == tmp_path / "a" / "b"
+        (folder / "index.html").write_text("")
+    assert (tmp_path / "a" / "b" / "index.html").is_file()
+
+
+def test_a_new_folder_that_stays_empty_is_removed(tmp_path):
+    (tmp_path / "old").mkdir()
+    for name in ("old", "new", "new/in/new"):
+        with pytest.raises(KeyboardInterrupt), OutputFolder(tmp_path / name).opened():
+            raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == ["old"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    def refused(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    with pytest.raises(RunError, match="Permission denied; expected a folder that can be created"):
+        OutputFolder(tmp_path).opened().__enter__()
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "said"),
+    [
+        ([], "", "Stopped as asked; no run had begun."),
+        (
+            ["config.yaml"],
+            "epoch 3 of the float stage is saved",
+            "{}: epoch 3 of the float stage is saved.",
+        ),
+        (["config.yaml"], "", "and the same command resumes: what was under way begins again."),
+        (
+            ["config.yaml", "reconstruction.npz"],
+            "",
+            "begins again, but for the finished blocks of the reconstruction.",
+        ),
+    ],
+)
+def test_ctrl_c_fails_and_says_what_is_saved_and_what_begins_again(
+    files, words, said, tmp_path, capsys
+):
+    def stopped():
+        raise KeyboardInterrupt(*[words] if words else [])
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text("name: run")
+    console = rich.console.Console()
+    assert main.report_errors(lambda: unless_stopped(stopped, folder, console)) == 130
+    assert said.format(folder) in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_storages_that_can_be_asked_for_are_those_of_files():
+    assert tuple(packing.PACKINGS) == options.PACKS
+
+
+# -- what is printed -------------------------------------------------------------------------------
+
+
+LONG = "a name of many letters " * 12
+
+
+def test_rows_stay_on_one_line_in_a_pipe_also_where_the_shell_exports_its_width(
+    capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    table = Table("name", "kind")
+    table.add_row(LONG.strip(), "Conv2D")
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(command=lambda _, console: console.print(table))
+    monkeypatch.setattr(module, "command_parser", lambda name: parser)
+    assert module.main(["explain"]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "letters" in line)
+    assert LONG.strip() in row
+    assert "Conv2D" in row
+
+
+def test_numbers_of_thousands_of_digits_are_refused_in_words():
+    with pytest.raises(argparse.ArgumentTypeError, match="expected an integer"):
+        options.seed("9" * 5000)
+
+
+# -- completion, as a shell asks for it ------------------------------------------------------------
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    path = tmp_path_factory.mktemp("shell") / "sat-tf.bash"
+    text = told_without_tensorflow("--completion", "bash", status=0)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def completed(script, tmp_path):
+    """Returns what a real bash completes the last of some words to."""
+
+    def complete(*words):
+        # Bash takes the sign of --option=value for a word.
+        asked = " ".join(f"'{word}'" for word in ("sat-tf", *words))
+        lines = f"""source {script}
+            COMP_WORDS=({asked}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+            _sat_tf; printf '%s\\n' "${{COMPREPLY[@]}}"; complete -p sat-tf"""
+        told = subprocess.run(
+            ["bash", "--norc", "-u", "-c", lines],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert told.stderr == ""
+        *found, registered = told.stdout.splitlines()
+        assert registered == "complete -F _sat_tf sat-tf"
+        return [word for word in found if word]
+
+    return complete
+
+
+def test_the_first_word_is_a_command(completed):
+    assert completed("qu") == ["quantize"]
+    assert set(main.COMMANDS) <= set(completed(""))
+    assert completed("--comp") == ["--completion"]
+    assert completed("--completion", "") == list(SHELLS)
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_all_options_of_a_command_are_completed(command, completed):
+    options = set(main.command_parser(command).options)
+    assert options <= set(completed(command, "--"))
+
+
+def test_options_are_completed_anywhere(completed):
+    assert completed("quantize", "model.keras", "--im") == ["--images"]
+    assert completed("paper", "--m") == completed("paper", "run", "--m")
+    assert completed("paper", "sh") == ["show"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["quantize", "--unsupported", ""], ["error", "float"]),
+        (["quantize", "--target", "ethos-u8"], ["ethos-u85"]),
+        (["quantize", "--target", "="], "litert"),
+        (["quantize", "--output_type", "=", "in"], ["int8"]),
+        (["sensitivity", "--metric", ""], ["top1", "distance", "divergence"]),
+        (["quantize", "--bits", ""], []),
+    ],
+)
+def test_values_of_options_are_completed(words, expected, completed):
+    found = completed(*words)
+    assert expected in found if isinstance(expected, str) else found == expected
+
+
+@pytest.mark.parametrize("words", [["quantize"], ["quantize", "m.keras", "--images"], ["evaluate"]])
+def test_names_of_files_are_completed(words, completed, tmp_path):
+    for name in ("my photos", "model.keras", "other"):
+        (tmp_path / name).touch()
+    assert sorted(completed(*words, "m")) == ["model.keras", "my photos"]
+    assert completed(*words, "ot") == ["other"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_scripts_of_the_same_words(shell, tmp_path):
+    text = told_without_tensorflow("--completion", shell, status=0)
+    for name in main.COMMANDS:
+        for option in main.command_parser(name).options:
+            assert option in text or f"-l {option[2:]}" in text
+    if shutil.which(shell):
+        path = tmp_path / "script"
+        path.write_text(text, encoding="utf-8")
+        subprocess.run([shell, "-n", path], check=True)
+
+
+def test_a_shell_that_is_not_known_is_refused_with_those_that_are():
+    said = told_without_tensorflow("--completion", "tcsh", status=2)
+    assert "invalid choice: 'tcsh' (choose from 'bash', 'zsh', 'fish')" in " ".join(said.split())

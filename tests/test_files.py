@@ -1,0 +1,226 @@
+"""Files appear whole or not at all, and are read within bounds."""
+
+import errno
+import io
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+import zipfile
+
+import pytest
+
+from sat_tf.files import (
+    check_writable,
+    expect_honest,
+    opened_archive,
+    read_member,
+    read_text,
+    temporary_folder,
+    written_whole,
+)
+
+# -- written whole ---------------------------------------------------------------------------------
+
+
+def test_a_file_appears_when_the_block_ends_well(tmp_path):
+    with written_whole(tmp_path / "a.json") as temporary:
+        assert temporary.suffix == ".json"
+        temporary.write_text("new")
+        assert not (tmp_path / "a.json").exists()
+    assert (tmp_path / "a.json").read_text() == "new"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def _write(path, error=None):
+    with written_whole(path) as temporary:
+        temporary.write_text("new" if error is None else "half")
+        if error is not None:
+            raise error
+
+
+def _refused(number):
+    return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "words"),
+    [
+        (RuntimeError(), RuntimeError, ""),
+        (_refused(errno.ENOSPC), ValueError, "a.json: cannot be written (No space left on device)"),
+    ],
+)
+def test_an_older_file_stays_when_the_block_or_the_disk_fails(error, expected, words, tmp_path):
+    (tmp_path / "a.json").write_text("old")
+    with pytest.raises(expected, match=re.escape(words)):
+        _write(tmp_path / "a.json", error)
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_disk_that_refuses_in_the_end_leaves_the_older_file(tmp_path, monkeypatch):
+    (tmp_path / "a.json").write_text("old")
+
+    def refuse(handle):
+        raise _refused(errno.EIO)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(ValueError, match=r"\(Input/output error\)"):
+        _write(tmp_path / "a.json")
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+WRITER = """
+import pathlib, sys, time
+from sat_tf.files import temporary_folder, written_whole
+folder = temporary_folder()
+with written_whole(pathlib.Path(sys.argv[1], "b.json")) as temporary:
+    temporary.write_text("half")
+    print(temporary.name, folder.name, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot tell which processes have ended")
+def test_what_killed_writers_left_is_removed_and_nothing_of_a_living_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, tmp_path], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    (left, left_folder), (kept, kept_folder) = (one.stdout.readline().split() for one in writers)
+    elsewhere = [tmp_path / left.replace(left[8:16], machine) for machine in ("0" * 8, "1" * 8)]
+    for path in elsewhere:
+        path.write_text("of another machine")
+    os.utime(elsewhere[1], (0, 0))
+    (tmp_path / ".sat_tf-notes").write_text("of the user")
+    writers[0].kill()  # it is waited for below: what the system still lists has ended, too
+    try:
+        until_gone = time.monotonic() + 30
+        while (tmp_path / left).exists() and time.monotonic() < until_gone:
+            with written_whole(tmp_path / "a.json") as temporary:
+                temporary.write_text("new")
+        expected = {"a.json", ".sat_tf-notes", kept, os.path.basename(kept_folder)}
+        expected.add(elsewhere[0].name)
+        assert set(os.listdir(tmp_path)) == expected
+        assert not os.path.exists(left_folder)
+    finally:
+        for one in writers:
+            one.kill()
+            one.communicate()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="asks Linux")
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    synced = []
+
+    def recorded(handle):
+        what = os.readlink(f"/proc/self/fd/{handle}")
+        synced.append((os.path.isdir(what), (tmp_path / "a.json").exists()))
+        real(handle)
+
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", recorded)
+    with written_whole(tmp_path / "a.json") as temporary:
+        temporary.write_text("new")
+    # The file, not named yet; then the folder, with its name.
+    assert synced == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize("length", [240, 250])
+def test_any_name_that_the_file_system_takes_will_do(tmp_path, length):
+    _write(tmp_path / ("a" * length))
+    assert os.listdir(tmp_path) == ["a" * length]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
+def test_a_folder_that_is_not_writable_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ValueError, match=r"which is not writable"):
+        check_writable(tmp_path / "a.json")
+
+
+def test_a_temporary_folder_that_stays_hides_no_error(tmp_path, monkeypatch):
+    def refused(*place, **options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "rmdir", refused)
+    with pytest.raises(OSError, match="of the block"), temporary_folder():
+        raise OSError("of the block")
+    with temporary_folder():
+        pass
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+# -- members of archives ---------------------------------------------------------------------------
+
+LABELS = b"cat\ndog\n" * 400
+
+
+def archive(content=LABELS, method=zipfile.ZIP_STORED):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", method) as written:
+        written.writestr("labels.txt", content)
+    return stream.getvalue()
+
+
+def changed(content, offset, packed):
+    """The same archive with a field of both headers of its member changed.
+
+    `offset` is that of the central header; of the local one it is two bytes less.
+    """
+    found = bytearray(content)
+    for signature, shift in ((b"PK\1\2", 0), (b"PK\3\4", -2)):
+        place = found.index(signature) + offset + shift
+        found[place : place + len(packed)] = packed
+    return bytes(found)
+
+
+def read(content, most=2**20):
+    with opened_archive(io.BytesIO(content)) as opened:
+        expect_honest(opened)
+        return read_member(opened, "labels.txt", most)
+
+
+def test_members_are_read_as_they_were_written():
+    for method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        assert read(archive(method=method)) == LABELS
+    with opened_archive(io.BytesIO(archive())) as opened:
+        assert read_member(opened, "other.txt", 1) is None
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_a_member_that_hides_its_size_is_not_unpacked(method):
+    lying = changed(archive(b"\0" * 2**24, method), 24, struct.pack("<I", 8))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"labels.txt"):
+            read(lying)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_folders_may_be_members_too():
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as written:
+        for name in ("a/", "a/b", "../c"):
+            written.writestr(name, b"")
+    with opened_archive(stream) as opened:
+        expect_honest(opened)
+
+
+# -- read within bounds ----------------------------------------------------------------------------
+
+
+def test_a_text_is_read_without_its_mark_and_with_plain_line_breaks(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\n")
+    assert read_text(tmp_path / "a.txt") == "one\ntwo\n"

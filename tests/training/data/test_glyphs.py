@@ -1,0 +1,349 @@
+import collections
+import types
+import unicodedata
+
+import numpy as np
+import PIL
+import pytest
+
+from sat_tf.training.data import glyphs
+from sat_tf.training.data.glyphs import (
+    BASELINE,
+    CELL_SIZE,
+    FACES,
+    RANGES,
+    SMALLEST_DISTANCE,
+    TEST_FACES,
+    TRAIN_FACES,
+    Range,
+    Typeface,
+    candidate_characters,
+    distinct_characters,
+    draw_amounts,
+    load_glyphs,
+    pictures,
+    place,
+    shared_characters,
+)
+
+# -- typefaces -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def faces():
+    return [Typeface(name) for name in FACES]
+
+
+def test_eight_faces_train_and_four_others_test():
+    assert (len(TRAIN_FACES), len(TEST_FACES)) == (8, 4)
+    assert not set(TRAIN_FACES) & set(TEST_FACES)
+
+
+def test_every_family_and_every_style_is_in_both_parts():
+    def families_and_styles(names):
+        pairs = [name.replace("Italic", "Oblique").partition("-")[::2] for name in names]
+        return collections.Counter(word or "Regular" for pair in pairs for word in pair)
+
+    assert set(families_and_styles(TRAIN_FACES)) == set(families_and_styles(TEST_FACES))
+    styles = families_and_styles(TEST_FACES)
+    assert all(styles[style] == 1 for style in ("Regular", "Bold", "Oblique", "BoldOblique"))
+
+
+def test_all_faces_stand_on_one_baseline(faces):
+    for face in faces:
+        for letter in "HE":
+            assert face.draw(ord(letter)).box[3] == BASELINE, (face.name, letter)
+        assert face.draw(ord("p")).box[3] > BASELINE
+        # What differs by its height alone stays different.
+        assert face.draw(ord("^")).box[3] < BASELINE - 10
+
+
+def test_ink_is_centred_between_left_and_right(faces):
+    for face in faces:
+        left, _, right, _ = face.draw(ord("L")).box
+        # An odd number of free columns cannot be halved.
+        assert abs(left - (CELL_SIZE - right)) <= 1
+
+
+def test_the_box_is_the_ink(faces):
+    for face in faces:
+        ink, (left, top, right, bottom) = face.draw(ord("Ω"))
+        assert ink.shape == (CELL_SIZE, CELL_SIZE)
+        assert ink.dtype == np.uint8
+        rows, columns = np.nonzero(ink)
+        assert (rows.min(), rows.max() + 1) == (top, bottom)
+        assert (columns.min(), columns.max() + 1) == (left, right)
+
+
+def test_a_face_that_matplotlib_lacks_is_named():
+    with pytest.raises(FileNotFoundError, match="expected the face DejaVuSansSerif that ships"):
+        Typeface("DejaVuSansSerif")
+
+
+# -- characters ------------------------------------------------------------------------------------
+
+
+def test_the_twelve_faces_share_2383_characters(faces):
+    assert len(shared_characters(faces)) == 2383
+
+
+def test_candidates_are_2146_letters_numbers_and_symbols(faces):
+    candidates = list(candidate_characters(faces))
+    # FreeType's hinting moves an edge by a pixel from version to version: one character in a
+    # hundred may change sides.
+    assert len(candidates) == pytest.approx(2146, rel=0.01)
+    assert {unicodedata.category(chr(code_point))[0] for code_point in candidates} == set("LNS")
+    assert candidates == sorted(candidates)
+
+
+@pytest.mark.thorough
+def test_look_alikes_keep_the_first_character_only(faces):
+    # All candidates up to the Cyrillic capitals.
+    kept = {chr(code_point) for code_point in distinct_characters(faces, limit=620)}
+    assert {"A", "Ω", "Ж"} <= kept
+    greek_alpha, cyrillic_a = "\N{GREEK CAPITAL LETTER ALPHA}", "\N{CYRILLIC CAPITAL LETTER A}"
+    assert not {greek_alpha, cyrillic_a} & kept
+
+
+@pytest.mark.thorough
+def test_kept_characters_are_further_apart_than_the_smallest_distance(faces):
+    kept = distinct_characters(faces, limit=60)
+    vectors = []
+    for code_point in kept:
+        cells = np.stack([face.draw(code_point).ink for face in faces]).astype(np.float64)
+        coarse = cells.reshape(len(faces), 16, 3, 16, 3).sum(axis=(2, 4)).ravel()
+        vectors.append(coarse / np.sqrt((coarse**2).sum()))
+    distances = np.linalg.norm(np.array(vectors)[:, None] - np.array(vectors), axis=-1)
+    others = ~np.eye(len(kept), dtype=bool)
+    assert distances[others].min() >= SMALLEST_DISTANCE
+
+
+@pytest.mark.slow
+def test_1383_characters_look_different(faces):
+    distinct = distinct_characters(faces)
+    # As for the candidates: the version of FreeType decides on the closest pairs.
+    assert len(distinct) == pytest.approx(1383, rel=0.01)
+    assert distinct[999] == pytest.approx(0x21F0, abs=0x40)
+
+
+# -- pictures --------------------------------------------------------------------------------------
+
+STILL = {name: Range(0.0, 0.0, span.number) for name, span in RANGES.items()} | {
+    "ink": Range(1.0, 1.0, 3)
+}
+
+
+@pytest.fixture(scope="module")
+def face():
+    return Typeface("DejaVuSerif-Bold")
+
+
+def _randoms(count):
+    return [np.random.RandomState(number) for number in range(count)]
+
+
+def _set_ranges(monkeypatch, **ranges):
+    monkeypatch.setattr(glyphs, "RANGES", types.MappingProxyType(STILL | ranges))
+
+
+def test_without_distortion_a_picture_is_the_drawing_at_half_size(face, monkeypatch):
+    _set_ranges(monkeypatch)
+    drawing = face.draw(ord("R"))
+    (picture,) = pictures([drawing], _randoms(1))
+    halved = drawing.ink.reshape(24, 2, 24, 2).astype(np.float64).mean(axis=(1, 3))
+    # Pillow rounds the mean of four pixels to an integer.
+    assert abs(picture - halved[:, :, None]).max() <= 0.5
+
+
+def test_a_positive_shift_moves_right_and_down(face, monkeypatch):
+    _set_ranges(monkeypatch)
+    (still,) = pictures([face.draw(ord("x"))], _randoms(1))
+    _set_ranges(monkeypatch, shift=Range(1.0, 1.0, 2))
+    (moved,) = pictures([face.draw(ord("x"))], _randoms(1))
+    np.testing.assert_array_equal(moved, np.roll(still, (1, 1), axis=(0, 1)))
+
+
+def test_scaling_up_adds_ink_in_proportion(face, monkeypatch):
+    _set_ranges(monkeypatch)
+    (still,) = pictures([face.draw(ord("x"))], _randoms(1))
+    _set_ranges(monkeypatch, log_scale=Range(0.1, 0.1))
+    (larger,) = pictures([face.draw(ord("x"))], _randoms(1))
+    # Interpolation and rounding of 24x24 pixels shift the sum by less than a hundredth.
+    assert larger.sum() / still.sum() == pytest.approx(np.exp(0.2), rel=0.01)
+
+
+@pytest.mark.parametrize("character", "xÅЩp№⅕Ǟ")
+def test_no_picture_cuts_a_character_off(character, face):
+    box = np.array(face.draw(ord(character)).box)
+    amounts = draw_amounts(_randoms(500))
+    matrices, shifts = place(np.tile(box, (500, 1)), amounts)
+    left, top, right, bottom = box - CELL_SIZE / 2
+    for corner in ((left, top), (right, top), (left, bottom), (right, bottom)):
+        moved = matrices @ np.array(corner) + shifts
+        assert abs(moved).max() < CELL_SIZE / 2
+
+
+def test_amounts_fill_their_ranges_and_never_leave_them():
+    amounts = draw_amounts(_randoms(1000))
+    assert amounts.keys() == RANGES.keys()
+    for name, span in RANGES.items():
+        values = amounts[name]
+        assert values.shape == (1000, span.number)
+        assert span.low <= values.min()
+        assert values.max() <= span.high
+        # A thousand even draws miss the outer hundredth at an end once in 20 000 times.
+        assert values.max() - values.min() > 0.98 * (span.high - span.low)
+
+
+def test_ink_is_lighter_than_its_ground_in_every_picture(face):
+    drawing = face.draw(ord("W"))
+    drawn = pictures([drawing] * 200, _randoms(200)).astype(np.float64).mean(axis=-1)
+    # The brightest and the darkest ninth of the pixels, so that noise averages out.
+    ordered = np.sort(drawn.reshape(200, -1), axis=1)
+    assert (ordered[:, -64:].mean(axis=1) - ordered[:, :64].mean(axis=1)).min() > 50
+
+
+def test_a_picture_does_not_depend_on_its_neighbours(face):
+    drawings = [face.draw(ord(letter)) for letter in "abcde"]
+    together = pictures(drawings, _randoms(5))
+    for number, drawing in enumerate(drawings):
+        (alone,) = pictures([drawing], [np.random.RandomState(number)])
+        np.testing.assert_array_equal(alone, together[number])
+
+
+# -- the set ---------------------------------------------------------------------------------------
+
+SMALL = {"num_classes": 12, "train_per_class": 10, "test_per_class": 5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def small(folder):
+    return load_glyphs(**SMALL, cache_dir=folder)
+
+
+def _of_class(images, label, per_class):
+    return images[label * per_class : (label + 1) * per_class]
+
+
+def _refuse(*arguments, **options):
+    raise AssertionError("drawn again")
+
+
+def test_glyphs_are_small_colour_pictures_in_the_order_of_their_classes(small):
+    assert small.name == "glyphs"
+    assert small.num_classes == 12
+    assert small.train_images.shape == (120, 24, 24, 3)
+    assert small.test_images.shape == (60, 24, 24, 3)
+    np.testing.assert_array_equal(small.train_labels, np.repeat(np.arange(12), 10))
+    np.testing.assert_array_equal(small.test_labels, np.repeat(np.arange(12), 5))
+
+
+def test_no_two_pictures_are_equal(small):
+    images = np.concatenate([small.train_images, small.test_images])
+    assert len({image.tobytes() for image in images}) == len(images)
+
+
+def test_a_set_drawn_twice_is_the_same(small, tmp_path):
+    again = load_glyphs(**SMALL, cache_dir=tmp_path)
+    np.testing.assert_array_equal(again.train_images, small.train_images)
+    np.testing.assert_array_equal(again.test_images, small.test_images)
+
+
+def test_fewer_classes_are_the_first_of_more(small, folder):
+    fewer = load_glyphs(**SMALL | {"num_classes": 4}, cache_dir=folder)
+    np.testing.assert_array_equal(fewer.train_images, small.train_images[:40])
+    np.testing.assert_array_equal(fewer.test_images, small.test_images[:20])
+
+
+def test_fewer_pictures_are_the_first_of_more(small, folder):
+    fewer = load_glyphs(num_classes=12, train_per_class=3, test_per_class=1, cache_dir=folder)
+    for label in range(12):
+        np.testing.assert_array_equal(
+            _of_class(fewer.train_images, label, 3), _of_class(small.train_images, label, 10)[:3]
+        )
+        np.testing.assert_array_equal(
+            _of_class(fewer.test_images, label, 1), _of_class(small.test_images, label, 5)[:1]
+        )
+
+
+def test_another_seed_changes_every_picture(small, folder):
+    other = load_glyphs(**SMALL, seed=1, cache_dir=folder)
+    for ours, theirs in (
+        (small.train_images, other.train_images),
+        (small.test_images, other.test_images),
+    ):
+        assert (ours != theirs).any(axis=(1, 2, 3)).all()
+
+
+def test_held_out_pictures_can_be_told_by_their_likeness_to_training_pictures(folder):
+    digits_and_letters = load_glyphs(num_classes=30, cache_dir=folder)
+    centres = np.stack(
+        [
+            _normalized(_of_class(digits_and_letters.train_images, label, 64)).mean(axis=0)
+            for label in range(30)
+        ]
+    )
+    products = _normalized(digits_and_letters.test_images) @ centres.T
+    accuracy = (products.argmax(axis=1) == digits_and_letters.test_labels).mean()
+    # Chance is 1/30; the nearest mean knows nothing of shifts or slants, and is right on most
+    # pictures only if they can be read and their labels are right.
+    assert accuracy > 0.6
+
+
+def _normalized(images):
+    grey = images.astype(np.float64).mean(axis=-1).reshape(len(images), -1)
+    grey -= grey.mean(axis=1, keepdims=True)
+    return grey / np.linalg.norm(grey, axis=1, keepdims=True)
+
+
+def test_a_second_load_does_not_draw(small, folder, monkeypatch):
+    monkeypatch.setattr(glyphs, "distinct_characters", _refuse)
+    again = load_glyphs(**SMALL, cache_dir=folder)
+    np.testing.assert_array_equal(again.train_images, small.train_images)
+    np.testing.assert_array_equal(again.test_labels, small.test_labels)
+
+
+@pytest.mark.thorough
+def test_everything_that_changes_a_picture_changes_the_cache_file(tmp_path, monkeypatch):
+    tiny = {"num_classes": 2, "train_per_class": 2, "test_per_class": 2, "seed": 0}
+
+    def files():
+        return len(list(tmp_path.iterdir()))
+
+    load_glyphs(**tiny, cache_dir=tmp_path)
+    assert files() == 1
+    for expected, argument in enumerate(tiny, start=2):
+        load_glyphs(**tiny | {argument: 3}, cache_dir=tmp_path)
+        assert files() == expected
+    monkeypatch.setattr(PIL, "__version__", "0.0")
+    load_glyphs(**tiny, cache_dir=tmp_path)
+    assert files() == 6
+
+
+def test_progress_shows_a_bar_for_either_part(tmp_path, capsys):
+    options = {"num_classes": 2, "train_per_class": 1, "test_per_class": 1}
+    load_glyphs(**options, cache_dir=tmp_path / "silent")
+    assert capsys.readouterr().out == ""
+    load_glyphs(**options, cache_dir=tmp_path / "shown", progress=True)
+    shown = capsys.readouterr().out
+    assert "Drawing train pictures" in shown
+    assert "Drawing test pictures" in shown
+
+
+def test_more_classes_than_there_are_characters_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(glyphs, "distinct_characters", lambda faces, *, limit: [65, 66][:limit])
+    with pytest.raises(ValueError, match="num_classes=3: expected at most 2, the number"):
+        load_glyphs(num_classes=3, cache_dir=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_full_set_has_72_000_pictures_of_1000_classes(tmp_path):
+    full = load_glyphs(cache_dir=tmp_path)
+    assert full.num_classes == 1000
+    assert full.train_images.shape == (64_000, 24, 24, 3)
+    assert full.test_images.shape == (8_000, 24, 24, 3)

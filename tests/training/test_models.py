@@ -1,0 +1,534 @@
+"""Networks: facts of every family, and what each is published with."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.graph.layer_kinds import role_of
+from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.network import Network
+from sat_tf.qat.placement import place
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
+from sat_tf.training import models
+from sat_tf.training.models import resnet
+from sat_tf.training.models.blocks import make_divisible
+from sat_tf.training.models.resnet import plan_blocks
+from tests.training.small_networks import build_small, count_multiply_adds, layers_of, small_model
+
+# -- all families ----------------------------------------------------------------------------------
+
+FAMILIES = tuple(models.MODELS)
+
+
+# Parameters and multiply-adds as torchvision publishes them beside its checkpoints, which are of
+# the same architectures. MobileNets have tables of their own in their tests.
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "parameters", "billions"),
+    [
+        ("resnet18", 11_689_512, 1.814),
+        ("resnet50", 25_557_032, 4.089),
+        # ResNet-50 has two parameters for each of 26,560 normalized channels: 64 behind the stem,
+        # 6·(3·64 + 4·128 + 6·256 + 3·512) in its blocks, 256 + 512 + 1024 + 2048 in shortcuts.
+        # Normalization in front leaves 22,720 of them: what enters each block, 64 + 2·256 +
+        # 256 + 3·512 + 512 + 5·1024 + 1024 + 2·2048; two inner ones a block, 2·(3·64 + 4·128 +
+        # 6·256 + 3·512); and 2048 in front of the pool. 25,557,032 - 2·3,840 = 25,549,352.
+        ("preresnet50", 25_549_352, 4.089),
+        ("vgg16", 138_357_544, 15.47),
+        ("vgg16_bn", 138_365_992, 15.47),
+    ],
+)
+def test_sizes_are_the_published_ones(name, parameters, billions):
+    model = models.build(name)
+    assert sum(math.prod(v.shape) for v in model.trainable_weights) == parameters
+    # The tables print so many decimals.
+    decimals = len(str(billions).split(".")[1])
+    assert round(count_multiply_adds(model) / 10**9, decimals) == billions
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_same_seed_gives_the_same_weights(name):
+    again = build_small(name)
+    for first, second in zip(small_model(name).get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FAMILIES)
+def test_another_seed_gives_other_kernels_everywhere(name):
+    other = build_small(name, seed=1)
+    for first, second in zip(small_model(name).weights, other.weights, strict=True):
+        if "kernel" in first.name:
+            assert not np.array_equal(first.numpy(), second.numpy()), first.name
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layers_of_one_shape_do_not_share_their_weights(name):
+    kernels = [v.numpy() for v in small_model(name).weights if "kernel" in v.name]
+    seen = {kernel.tobytes() for kernel in kernels}
+    assert len(seen) == len(kernels)
+
+
+def test_models_without_a_seed_differ():
+    first, second = (
+        build_small("mobilenet_v1", 8, seed=None).get_layer("stem_conv").kernel.numpy()
+        for _ in range(2)
+    )
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_any_batch_of_images_becomes_logits(name):
+    model = small_model(name)
+    assert model.name == name
+    assert model.input_shape == (None, 32, 32, 3)
+    assert model.output_shape == (None, 10)
+    images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    logits = model(images.astype(np.float32)).numpy()
+    assert logits.shape == (3, 10)
+    assert np.isfinite(logits).all()
+    # Logits, not probabilities: nothing behind the dense layer, which has no activation.
+    assert model.layers[-1].name == "classifier"
+    assert keras.activations.serialize(model.layers[-1].activation) == "linear"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rectifier_max", [1.5, None])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rectifier_max_reaches_every_rectifier(name, rectifier_max):
+    model = build_small(name, 8, rectifier_max=rectifier_max)
+    found = [layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)]
+    assert found
+    assert all(layer.max_value == rectifier_max for layer in found)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rectifiers_are_published_with_6_in_mobilenets_and_without_a_maximum_elsewhere(name):
+    expected = 6.0 if name.startswith("mobilenet") else None
+    found = [layer for layer in small_model(name).layers if isinstance(layer, keras.layers.ReLU)]
+    assert all(layer.max_value == expected for layer in found)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith("vgg")])
+def test_only_the_classifier_of_a_normalized_network_has_a_bias(name):
+    layers = small_model(name).layers
+    with_bias = [layer.name for layer in layers if getattr(layer, "use_bias", False)]
+    assert with_bias == ["classifier"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layer_names_are_unique_and_the_same_in_every_build(name):
+    names = [layer.name for layer in small_model(name).layers]
+    assert len(set(names)) == len(names)
+    assert names == [layer.name for layer in build_small(name, 8).layers]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FAMILIES)
+def test_dropout_stands_in_front_of_dense_layers_only_if_asked_for(name):
+    model = build_small(name, 8, dropout=0.25)
+    dropouts = [layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)]
+    assert [layer.rate for layer in dropouts] == [0.25] * len(dropouts)
+    readers = [node.outbound_layer for layer in dropouts for node in layer.outbound_nodes]
+    dense = [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)]
+    # Every dense layer but the first of VGG reads pooled or hidden features.
+    assert readers == (dense[1:] if name.startswith("vgg") else dense)
+    assert not any(isinstance(layer, keras.layers.Dropout) for layer in small_model(name).layers)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_image_of_one_pixel_is_accepted(name):
+    model = build_small(name, image_size=1, width_multiplier=0.01)
+    assert model(np.zeros((1, 1, 1, 3), np.float32)).shape == (1, 10)
+
+
+# -- MobileNets ------------------------------------------------------------------------------------
+
+MOBILENETS = ("mobilenet_v1", "mobilenet_v2")
+MILLION = 10**6
+
+
+@functools.cache
+def _mobilenet(name, width_multiplier):
+    return models.build(name, width_multiplier=width_multiplier)
+
+
+@functools.cache
+def _small_mobilenet(name, stem_stride=1):
+    return models.build(
+        name, image_size=32, num_classes=10, width_multiplier=0.25, stem_stride=stem_stride, seed=0
+    )
+
+
+def _count(variables):
+    return sum(math.prod(variable.shape) for variable in variables)
+
+
+@pytest.mark.parametrize(
+    ("name", "trainable"), [("mobilenet_v1", 4_231_976), ("mobilenet_v2", 3_504_872)]
+)
+def test_trainable_parameters_are_the_published_ones(name, trainable):
+    assert _count(_mobilenet(name, 1.0).trainable_weights) == trainable
+
+
+# MobileNet-V1: table 6 of arXiv:1704.04861. MobileNet-V2: the table of pretrained checkpoints that
+# its authors published with the code; its parameters leave batch normalization out.
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "width_multiplier", "multiply_adds", "parameters"),
+    [
+        ("mobilenet_v1", 1.0, 569, 4.2),
+        ("mobilenet_v1", 0.75, 325, 2.6),
+        ("mobilenet_v1", 0.5, 149, 1.3),
+        ("mobilenet_v2", 1.4, 582, 6.06),
+        ("mobilenet_v2", 1.0, 300, 3.47),
+        ("mobilenet_v2", 0.75, 209, 2.61),
+        ("mobilenet_v2", 0.5, 97, 1.95),
+    ],
+)
+def test_sizes_at_every_width_are_the_published_ones(
+    name, width_multiplier, multiply_adds, parameters
+):
+    model = _mobilenet(name, width_multiplier)
+    # The tables print whole millions, some rounded (568.7 as 569), some cut off (300.8 as 300).
+    assert abs(count_multiply_adds(model) / MILLION - multiply_adds) < 1
+    without_bn = _count(v for v in model.trainable_weights if "_bn/" not in v.name)
+    # The table prints so many decimals.
+    decimals = 2 if name == "mobilenet_v2" else 1
+    assert round(without_bn / MILLION, decimals) == parameters
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", MOBILENETS)
+def test_stem_stride_1_doubles_every_feature_map(name):
+    strided = _small_mobilenet(name, stem_stride=2)
+    dense = _small_mobilenet(name, stem_stride=1)
+    compared = 0
+    for layer in strided.layers:
+        if isinstance(layer, (keras.layers.Conv2D, keras.layers.DepthwiseConv2D)):
+            _, height, width, channels = layer.output_shape
+            assert dense.get_layer(layer.name).output_shape == (
+                None,
+                2 * height,
+                2 * width,
+                channels,
+            )
+            compared += 1
+    assert compared > 20
+
+
+@pytest.mark.parametrize("name", MOBILENETS)
+def test_initial_kernels_have_the_variance_of_their_fan_out(name):
+    model = _mobilenet(name, 1.0)
+    for layer, variance in (
+        ("stem_conv", 2 / (3 * 3 * 32)),
+        # A depthwise kernel's fan-out: each input channel reaches 3x3 outputs of its own.
+        ("block_1_depthwise", 2 / (3 * 3)),
+        ("classifier", 1 / 1000),
+    ):
+        kernel = model.get_layer(layer).weights[0].numpy()
+        # The standard error of a normal sample's variance is sqrt(2/n) of it; five of them.
+        tolerance = 5 * math.sqrt(2 / kernel.size)
+        assert kernel.var() == pytest.approx(variance, rel=tolerance), layer
+
+
+@pytest.mark.parametrize("name", MOBILENETS)
+def test_every_rectifier_follows_a_batch_normalization_behind_a_convolution(name):
+    model = _small_mobilenet(name)
+    rectifiers = [layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)]
+    assert rectifiers
+    for rectifier in rectifiers:
+        normalization = rectifier.inbound_nodes[0].inbound_layers
+        convolution = normalization.inbound_nodes[0].inbound_layers
+        assert isinstance(normalization, keras.layers.BatchNormalization), rectifier.name
+        assert isinstance(convolution, (keras.layers.Conv2D, keras.layers.DepthwiseConv2D))
+
+
+def test_layer_names_say_where_a_layer_stands():
+    v1 = {layer.name for layer in _small_mobilenet("mobilenet_v1").layers}
+    v2 = {layer.name for layer in _small_mobilenet("mobilenet_v2").layers}
+    common = {"image", "stem_conv", "stem_bn", "stem_relu", "pool", "classifier"}
+    assert common | {"block_13_depthwise_relu", "block_13_pointwise_conv"} <= v1
+    assert common | {"block_3_expand_conv", "block_3_depthwise", "block_3_project_bn"} <= v2
+    assert {"block_3_add", "head_conv", "head_bn", "head_relu"} <= v2
+    # The first block does not expand, and no linear bottleneck is rectified.
+    assert not {"block_1_expand_conv", "block_3_project_relu"} & v2
+
+
+def test_inverted_residuals_add_where_shapes_allow():
+    model = _mobilenet("mobilenet_v2", 1.0)
+    adds = [layer.name for layer in model.layers if isinstance(layer, keras.layers.Add)]
+    # Every repetition of a stage: 1 + 2 + 3 + 2 + 2.
+    assert adds == [f"block_{number}_add" for number in (3, 5, 6, 8, 9, 10, 12, 13, 15, 16)]
+
+
+@pytest.mark.parametrize(
+    ("channels", "rounded"),
+    [
+        (1, 8),
+        (8, 8),
+        (11.2, 16),  # 8 would lose more than a tenth.
+        (12, 16),
+        (11.9, 16),
+        (24 * 0.35, 8),
+        (67, 64),
+        (68, 72),
+        (1280 * 1.4, 1792),
+    ],
+)
+def test_channels_become_multiples_of_8(channels, rounded):
+    assert make_divisible(channels) == rounded
+
+
+# -- MobileNet-V2 of small images ------------------------------------------------------------------
+
+HEADS = ("gap", "pool_first")
+
+
+def _build(**options):
+    return models.mobilenet_v2_small(**{"num_classes": 10, "seed": 0, **options})
+
+
+def _linear_layers(model):
+    return [layer for layer in model.layers if role_of(layer) is Role.LINEAR]
+
+
+def _source(layer):
+    """The layer that made what enters this one, past layers that only move values."""
+    source = layer.inbound_nodes[0].inbound_layers
+    while role_of(source) is Role.MOVEMENT:
+        source = source.inbound_nodes[0].inbound_layers
+    return source
+
+
+# Weights of the stem and the five blocks, counted by hand as 9·in·out, 9·channels or in·out:
+# 432; 144 + 256; 1024 + 576 + 1536; 2304 + 864 + 2304; 2304 + 864 + 3840; 6400 + 1440 + 6400;
+# 20480 in the last convolution, and two normalization parameters for each of 1,520 channels; the
+# classifier 512·1000 + 1000.
+@pytest.mark.parametrize("head", HEADS)
+def test_a_thousand_classes_take_0_57_million_parameters(head):
+    model = models.mobilenet_v2_small(head=head)
+    assert sum(math.prod(v.shape) for v in model.trainable_weights) == 567_208
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("image_size", [24, 25, 1])
+def test_feature_maps_halve_three_times(head, image_size):
+    model = _build(image_size=image_size, head=head)
+    sizes = [model.get_layer(f"block_{n}_project_conv").output_shape[1:3] for n in (1, 3, 5)]
+    assert sizes == [(-(-image_size // stride),) * 2 for stride in (2, 4, 8)]
+
+
+def test_the_head_pools_behind_or_in_front_of_the_last_convolution():
+    assert _build(head="gap").get_layer("head_conv").output_shape == (None, 3, 3, 512)
+    assert _build(head="pool_first").get_layer("head_conv").output_shape == (None, 1, 1, 512)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_rectified_inputs_leave_no_linear_layer_but_the_stem_without_a_rectifier(head):
+    stem, *others = _linear_layers(_build(head=head, rectified_inputs=True))
+    assert stem.name == "stem_conv"
+    assert {type(_source(layer)) for layer in others} == {keras.layers.ReLU}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_without_them_rectifiers_stand_only_behind_normalizations(head):
+    model = _build(head=head)
+    rectifiers = [layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)]
+    assert {type(_source(layer)) for layer in rectifiers} == {keras.layers.BatchNormalization}
+    names = [layer.name for layer in rectifiers]
+    expected = ["stem_relu", "block_1_depthwise_relu"]
+    for number in range(2, 6):
+        expected += [f"block_{number}_expand_relu", f"block_{number}_depthwise_relu"]
+    assert names == [*expected, "head_relu"]
+
+
+def test_residual_sums_take_what_is_not_rectified():
+    model = _build(rectified_inputs=True)
+    for name, shortcut in (("block_3_add", "block_2_project_bn"), ("block_5_add", "block_4_")):
+        sources = model.get_layer(name).inbound_nodes[0].inbound_layers
+        assert sources[0].name.startswith(shortcut)
+        assert not any(isinstance(source, keras.layers.ReLU) for source in sources)
+
+
+@pytest.mark.thorough
+def test_heads_and_rectifiers_do_not_change_the_initial_weights():
+    reference = _build()
+    for head in HEADS:
+        for rectified in (False, True):
+            model = _build(head=head, rectified_inputs=rectified)
+            for one, other in zip(model.get_weights(), reference.get_weights(), strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, 1000**-0.5), (0.01, 0.01)])
+def test_classifier_stddev_is_that_of_the_initial_weights(given, expected):
+    model = models.mobilenet_v2_small(classifier_stddev=given, seed=0)
+    kernel = model.get_layer("classifier").kernel.numpy()
+    # The standard error of a normal sample's deviation is 1/sqrt(2n) of it; five of them.
+    assert kernel.std() == pytest.approx(expected, rel=5 / math.sqrt(2 * kernel.size))
+    assert abs(kernel.mean()) < 5 * expected / math.sqrt(kernel.size)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("rectified", [False, True])
+def test_in_the_papers_setting_every_linear_layer_reads_codes(head, rectified):
+    model = _build(head=head, rectified_inputs=rectified, rectifier_max=None)
+    network = Network(model)
+    placement = place(network, {node.name: None for node in network}, BitPolicy.paper(4))
+    inserted = {
+        reader: insertion.config.output
+        for insertion in placement.insertions
+        for reader in insertion.readers
+    }
+    stem, *others = _linear_layers(model)
+    assert isinstance(inserted[stem.name], ImageQuantizer)
+    for layer in others:
+        quantizer = inserted.get(layer.name) or placement.configs[_source(layer).name].output
+        # The linear bottlenecks can be negative where nothing rectifies them.
+        kinds = PactQuantizer if rectified else (PactQuantizer, StreamQuantizer)
+        assert isinstance(quantizer, kinds), layer.name
+        assert quantizer.num_bits == 4
+
+
+@pytest.mark.thorough
+def test_clipping_levels_start_where_the_policy_says_if_rectifiers_have_no_maximum():
+    policy = BitPolicy.paper(2, initial_clipping_level=2.5, initial_classifier_clipping_level=2.5)
+    model = _build(head="pool_first", rectified_inputs=True, rectifier_max=None)
+    quantized = sat_tf.quantize_model(model, policy)
+    levels = [w for w in quantized.trainable_weights if "clipping_level" in w.name]
+    assert len(levels) == len(_linear_layers(model)) - 1
+    assert {float(level.numpy()) for level in levels} == {2.5}
+
+
+# -- ResNets ---------------------------------------------------------------------------------------
+
+RESNETS = ("resnet18", "resnet50", "preresnet50")
+SMALL_IMAGES = {"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False}
+
+
+@functools.cache
+def _resnet(name):
+    return models.build(name)
+
+
+def _makers(layer):
+    """The layers whose outputs a layer reads."""
+    makers = layer.inbound_nodes[0].inbound_layers
+    return makers if isinstance(makers, list) else [makers]
+
+
+def _readers(layer):
+    return [node.outbound_layer for node in layer.outbound_nodes]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("name", "channels"),
+    [
+        ("resnet18", (64, 128, 256, 512)),
+        ("resnet50", (256, 512, 1024, 2048)),
+        ("preresnet50", (256, 512, 1024, 2048)),
+    ],
+)
+def test_stages_have_the_published_shapes(name, channels):
+    model = _resnet(name)
+    assert model.get_layer("stem_conv").output_shape == (None, 112, 112, 64)
+    assert model.get_layer("stem_pool").output_shape == (None, 56, 56, 64)
+    shapes = [layer.output_shape[1:] for layer in layers_of(model, keras.layers.Add)]
+    repeats = (2, 2, 2, 2) if name == "resnet18" else (3, 4, 6, 3)
+    sizes = (56, 28, 14, 7)
+    assert shapes == [
+        (size, size, width)
+        for size, width, repeat in zip(sizes, channels, repeats, strict=True)
+        for _ in range(repeat)
+    ]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_resnets_rectify_their_sums_and_normalize_behind_every_convolution(name):
+    model = small_model(name)
+    for convolution in layers_of(model, keras.layers.Conv2D):
+        (reader,) = _readers(convolution)
+        assert isinstance(reader, keras.layers.BatchNormalization)
+    for add in layers_of(model, keras.layers.Add):
+        assert [type(reader) for reader in _readers(add)] == [keras.layers.ReLU]
+
+
+def test_preresnets_leave_their_sums_alone_and_rectify_in_front_of_every_convolution():
+    model = small_model("preresnet50")
+    for convolution in layers_of(model, keras.layers.Conv2D)[1:]:
+        (rectifier,) = _makers(convolution)
+        (normalization,) = _makers(rectifier)
+        assert isinstance(rectifier, keras.layers.ReLU), convolution.name
+        assert isinstance(normalization, keras.layers.BatchNormalization)
+    assert not layers_of(model, keras.layers.ReLU)[-1].name.startswith("block")
+    for add in layers_of(model, keras.layers.Add):
+        assert keras.layers.ReLU not in {type(reader) for reader in _readers(add)}
+    assert [layer.name for layer in _readers(model.get_layer("stem_pool"))] == ["block_1_pre_bn"]
+
+
+def test_both_branches_of_a_projection_read_one_rectified_normalization():
+    model = small_model("preresnet50")
+    readers = _readers(model.get_layer("block_1_pre_relu"))
+    assert {layer.name for layer in readers} == {"block_1_reduce_conv", "block_1_shortcut_conv"}
+    assert [layer.name for layer in _makers(model.get_layer("block_1_add"))] == [
+        "block_1_shortcut_conv",
+        "block_1_expand_conv",
+    ]
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_the_stem_of_small_images_keeps_rows_and_columns(name):
+    model = build_small(name, 16, stage_blocks=(1,), **SMALL_IMAGES)
+    assert model.get_layer("stem_conv").kernel_size == (3, 3)
+    assert layers_of(model, keras.layers.Add)[-1].output_shape[1:3] == (16, 16)
+    assert not layers_of(model, keras.layers.MaxPooling2D)
+
+
+@pytest.mark.thorough
+def test_three_narrow_stages_are_resnet_20():
+    blocks = list(plan_blocks((3, 3, 3), 0.25))
+    assert [block.channels for block in blocks] == [16] * 3 + [32] * 3 + [64] * 3
+    assert [block.stride for block in blocks] == [1, 1, 1, 2, 1, 1, 2, 1, 1]
+    model = resnet.resnet18(
+        32, 10, width_multiplier=0.25, stage_blocks=(3, 3, 3), seed=0, **SMALL_IMAGES
+    )
+    # 19 convolutions of He et al.'s ResNet-20 and one dense layer; two projections on top, where
+    # the paper pads shortcuts with zeros.
+    assert len(layers_of(model, keras.layers.Conv2D)) == 19 + 2
+    assert model.get_layer("pool").input_shape == (None, 8, 8, 64)
+
+
+# -- VGG -------------------------------------------------------------------------------------------
+
+
+def test_only_convolutions_are_normalized_and_only_where_asked_for():
+    plain, normalized = small_model("vgg16"), small_model("vgg16_bn")
+    assert not layers_of(plain, keras.layers.BatchNormalization)
+    assert len(layers_of(normalized, keras.layers.BatchNormalization)) == 13
+    # 13 convolutions and 2 hidden dense layers.
+    for model in (plain, normalized):
+        assert len(layers_of(model, keras.layers.ReLU)) == 15
+
+
+def test_hidden_dense_layers_are_as_wide_as_asked_for():
+    model = build_small("vgg16", hidden_units=24)
+    units = [layer.units for layer in layers_of(model, keras.layers.Dense)]
+    assert units == [24, 24, 10]
+
+
+def test_pools_keep_the_last_row_of_odd_sizes():
+    model = build_small("vgg16", 24)
+    pools = layers_of(model, keras.layers.MaxPooling2D)
+    assert [pool.output_shape[1] for pool in pools] == [12, 6, 3, 2, 1]
