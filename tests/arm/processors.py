@@ -30,11 +30,8 @@ class Processor:
     """A kind of Arm processor, which LiteRT has kernels of its own for.
 
     Attributes:
-        name: of its folder.
-        title: in words.
         qemu: what qemu calls it.
-        part: its number in /proc/cpuinfo.
-        features: its features there.
+        part: its number in /proc/cpuinfo, as its features are those there.
     """
 
     name: str
@@ -87,10 +84,6 @@ def lay_out(folder: pathlib.Path, processor: Processor) -> pathlib.Path:
     """Makes the folder that qemu takes for the root of a processor; returns it.
 
     It shares all but /proc/cpuinfo with the others: qemu looks into this folder first.
-
-    Args:
-        folder: with the Arm system in its folder `root`.
-        processor: the kind.
     """
     own = folder / "processors" / processor.name
     own.mkdir(parents=True)
@@ -116,18 +109,7 @@ def run_python(
 ) -> str:
     """Runs Python on an emulated processor, and returns what it prints.
 
-    Args:
-        emulator: qemu.
-        folder: of the Arm system, with `processors` and `site`.
-        processor: which of them.
-        *arguments: of Python.
-        seconds: how long it may take.
-        working: its working directory.
-        settings: environment variables beside its own.
-
-    Raises:
-        ValueError: qemu does not start, or Python ends by a signal, with a status that is neither
-            0 nor 1, or not in time.
+    It is to end in time and with 0 or 1. `settings` are variables beside its own.
     """
     own = folder / "processors" / processor.name
     python = next(iter(sorted((own / "usr" / "bin").glob("python3.*"))), own / "usr/bin/python3")
@@ -167,20 +149,7 @@ def check_on_arm(
     system: Any,
     processors: Sequence[Processor] = PROCESSORS,
 ) -> list[DeviceCheck]:
-    """Runs a file on emulated Arm processors, and compares every code.
-
-    Args:
-        subject: the file and its graph.
-        images: as the file takes them.
-        system: an `ArmSystem`.
-        processors: which.
-
-    Returns:
-        A check for each processor.
-
-    Raises:
-        ValueError: the emulator ends early or says nothing that makes sense.
-    """
+    """Runs a file on emulated Arm processors, and compares every code: a check for each."""
     work = sum(operation.multiply_adds(subject.graph) for operation in subject.graph.operations)
     seconds = _SECONDS_TO_START + len(images) * work / _MULTIPLY_ADDS_PER_SECOND
     found = []

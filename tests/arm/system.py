@@ -48,14 +48,7 @@ _RECORD = "root.json"
 
 @dataclasses.dataclass(frozen=True)
 class ArmSystem:
-    """An Arm system that has been made.
-
-    Attributes:
-        folder: with all of it.
-        emulator: qemu.
-        litert: version of ai-edge-litert in it.
-        python: version of Python in it.
-    """
+    """An Arm system that has been made, with the versions of LiteRT and Python in it."""
 
     folder: pathlib.Path
     emulator: pathlib.Path
@@ -74,11 +67,7 @@ def system_folder() -> pathlib.Path:
 
 
 def find_system() -> ArmSystem:
-    """Finds the Arm system in the cache, and the emulator for it.
-
-    Raises:
-        ValueError: there is none, it is damaged, or it has another LiteRT than this Python.
-    """
+    """Finds the Arm system of this Python's LiteRT in the cache, and the emulator for it."""
     folder, litert = system_folder(), metadata.version("ai-edge-litert")
     try:
         values = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
@@ -102,9 +91,6 @@ def make_system() -> ArmSystem:
     """Makes the Arm system, in place of an older one; it is there whole, or not at all.
 
     Debian's packages come from the sources that this machine has, the wheels from those of pip.
-
-    Raises:
-        ValueError: this is not Debian, or a download, or what was made, fails.
     """
     missing = [name for name in ("apt-get", "dpkg-deb", "dpkg") if not shutil.which(name)]
     if platform.system() != "Linux" or missing:

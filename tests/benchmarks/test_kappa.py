@@ -6,10 +6,9 @@ import tf_keras as keras
 from benchmarks.paper import kappa
 from benchmarks.paper.kappa import PRINTED
 from benchmarks.paper.variances import gaussian
-from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.training import models
-from sat_tf.training.audit.kappa import GradientProbe, kappa_0
 from sat_tf.training.data.source import ImageSet
+from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.models.resnet import resnet18
 from tests import reference
 
@@ -78,15 +77,6 @@ def test_kappa_0_is_about_the_variance_of_the_logits():
     assert logits.var() == pytest.approx(kappa_0(model), rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v2_small", "resnet18"])
-def test_classifiers_start_with_the_variance_of_the_paper(name):
-    width = {"width_multiplier": 0.25} if name == "resnet18" else {}
-    model = models.build(name, image_size=24, num_classes=1000, seed=0, **width)
-    kernel = model.get_layer("classifier").kernel.numpy().astype(np.float64)
-    # Standard error of a variance over 128 000 weights: 0.4 %.
-    assert kernel.var() == pytest.approx(1.0 / 1000, rel=0.016)
-
-
 @pytest.mark.slow
 def test_the_sizes_are_those_of_the_models():
     table = kappa.kappa_table(0, samples=2)
@@ -94,43 +84,6 @@ def test_the_sizes_are_those_of_the_models():
         row = table[table["model"] == name].iloc[0]
         assert (row["n_L"], row["n_hat_L"]) == (printed.features, printed.classes)
         assert row["k_pool"] == printed.pool
-
-
-def differentiated(images, labels, first, second, normalized):
-    """∂L/∂W of two dense layers with a rectifier between, in float64, by the chain rule."""
-    x = images.reshape(len(images), -1).astype(np.float64)
-    z = x @ first
-    deviation = np.sqrt(z.var(axis=0) + EPSILON) if normalized else 1.0
-    y = (z - z.mean(axis=0)) / deviation if normalized else z
-    rectified = np.maximum(y, 0.0)
-    logits = rectified @ second
-    shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    d_logits = (shares - np.eye(second.shape[1])[labels]) / len(images)
-    d_y = (d_logits @ second.T) * (y > 0)
-    d_z = d_y
-    if normalized:
-        d_z = (d_y - d_y.mean(axis=0) - y * (d_y * y).mean(axis=0)) / deviation
-    return x.T @ d_z, rectified.T @ d_logits
-
-
-@pytest.mark.parametrize("normalized", [True, False])
-def test_kappa_1_of_a_network_differentiated_by_hand(normalized):
-    rng = np.random.default_rng(2)
-    images, labels = rng.normal(size=(16, 1, 1, 6)).astype(np.float32), rng.integers(0, 3, 16)
-    image = keras.Input((1, 1, 6))
-    features = layers.Dense(5, use_bias=False, name="first")(layers.Flatten()(image))
-    if normalized:
-        features = layers.BatchNormalization(epsilon=EPSILON)(features)
-    outputs = layers.Dense(3, use_bias=False, name="second")(layers.ReLU()(features))
-    model = keras.Model(image, outputs)
-    first, second = (model.get_layer(n).kernel.numpy().astype(float) for n in ("first", "second"))
-    gradients = differentiated(images, labels, first, second, normalized)
-    ratio = gradients[0].var() / gradients[1].var()
-    found = GradientProbe(model, LabelledImages(images, labels))().layers[0]
-    # Eq. 3: κ₁ = n₁ VAR[W₁] / (n̂₂ VAR[W₂]) times the ratio; Eq. 4: κ₂ = 1 / (n̂₂ VAR[W₂]) times it.
-    # Gradients are computed in float32.
-    assert found.kappa_1 == pytest.approx(6 * first.var() / (3 * second.var()) * ratio, rel=1e-4)
-    assert found.kappa_2 == pytest.approx(ratio / (3 * second.var()), rel=1e-4)
 
 
 @pytest.mark.thorough

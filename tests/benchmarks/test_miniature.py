@@ -183,28 +183,6 @@ def test_everything_is_trained_once_recorded_and_shown(fake, tmp_path):
     assert "| 2 bits | PACT+SAT+CG | 55.0 |" in (tmp_path / "miniature.md").read_text()
 
 
-def test_what_was_stopped_goes_on_where_it_was(monkeypatch, tmp_path):
-    runs = FakeRunner()
-
-    def stop_at_the_fourth(*arguments, **keywords):
-        if len(runs.configs) == 3:
-            raise KeyboardInterrupt
-        return runs.train(*arguments, **keywords)
-
-    monkeypatch.setattr(runner, "train", stop_at_the_fourth)
-    with pytest.raises(KeyboardInterrupt):
-        _run(tmp_path)
-    # The page has been written after each row.
-    assert "52.0" in (tmp_path / "miniature.md").read_text()
-    first = [config.name for config in runs.configs]
-    monkeypatch.setattr(runner, "train", runs.train)
-    _run(tmp_path)
-    assert [config.name for config in runs.configs][:3] == first
-    assert len({config.name for config in runs.configs}) == len(runs.configs) == 6
-    _run(tmp_path)
-    assert len(runs.configs) == 6
-
-
 def test_a_training_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):
     runs = FakeRunner()
 

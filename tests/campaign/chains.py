@@ -203,7 +203,7 @@ def _read(path: pathlib.Path) -> Any:
         return _without_times(json.loads(content))
     if path.suffix == ".yaml":
         return yaml.safe_load(content)
-    if path.suffix in (".keras", ".zip"):
+    if path.suffix in (".keras", ".zip", ".npz"):
         return _in_archive(content)
     if path.suffix == ".tflite":
         if content[4:8] != b"TFL3":

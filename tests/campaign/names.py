@@ -37,41 +37,21 @@ from tests.export.damage import changed
 
 FORGED = "error: forged"
 NAMES = (
+    # For pages.
     f'=1+1<script>document.title="hostile"</script>\x1b[2J\u202e\n{FORGED}',
-    '<script>document.title="hostile"</script>',
-    '"><img src=x onerror=alert(1)><hostile>',
-    "'--><svg onload=alert(1)><hostile></title></style>",
-    "<!--<hostile>",
-    "&lt;hostile&gt;<hostile>",
-    "javascript:alert(1)",
-    "\x1b[2J\x1b[31mred",
-    "\x1b]0;hostile\x07",
-    "\x9b2J\x84",
-    "\x1b[1A\x1b[2K",
-    f"a\n{FORGED}",
-    f"a\r{FORGED}",
-    f"a\u2028{FORGED}\u2029",
-    "=cmd|' /C calc'!A0",
-    '=HYPERLINK("http://hostile","x")',
-    "+1+1",
-    "-2+3+cmd|' /C calc'!A0",
-    "@SUM(1,2)",
-    "\t=1+1",
-    "\r=1+1",
-    "../../outside",
-    "..",
-    "../outside.html",
-    "~/outside",
-    "\u202egnp.exe\u2066",
-    "\u200f\u200ehidden",
-    "[bold red]markup[/][link=http://hostile]x[/link]",
-    "{{ 7 * 7 }}{% include 'x' %}",
-    "%s%n%(name)s{0}",
-    "x" * 240,
-    "a,b;c\"d'e",
-    "a|b`c`*d*",
-    " ",
-    "con",
+    *('<script>document.title="hostile"</script>', '"><img src=x onerror=alert(1)><hostile>'),
+    *("'--><svg onload=alert(1)><hostile></title></style>", "<!--<hostile>"),
+    *("&lt;hostile&gt;<hostile>", "javascript:alert(1)", "{{ 7 * 7 }}{% include 'x' %}"),
+    # For terminals and lines.
+    *("\x1b[2J\x1b[31mred", "\x1b]0;hostile\x07", "\x9b2J\x84", "\x1b[1A\x1b[2K"),
+    *(f"a\n{FORGED}", f"a\r{FORGED}", f"a\u2028{FORGED}\u2029", "\u202egnp.exe\u2066"),
+    *("\u200f\u200ehidden", "[bold red]markup[/][link=http://hostile]x[/link]"),
+    # For tables.
+    *("=cmd|' /C calc'!A0", '=HYPERLINK("http://hostile","x")', "+1+1", "-2+3+cmd|' /C calc'!A0"),
+    *("@SUM(1,2)", "\t=1+1", "\r=1+1", "a,b;c\"d'e", "a|b`c`*d*"),
+    # For paths and formats.
+    *("../../outside", "..", "../outside.html", "~/outside", "%s%n%(name)s{0}", "x" * 240),
+    *(" ", "con"),
 )
 
 

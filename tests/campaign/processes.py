@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-SERVERS = ("light", "tensorflow")
 # Beyond what the server has mapped, and of a file that is written.
 _MORE_MEMORY_BYTES, _LARGEST_FILE_BYTES = 3 * 2**30, 2**27
 # A process that computes for so long is ended, and one that waits, perhaps for a busy machine.
@@ -42,8 +41,6 @@ class Ended:
         seconds: that it took of the processor, with the processes that it has started.
         grown_bytes: memory at its peak beyond that of the server.
         is_late: whether it was ended as it took too long.
-        out: its standard output.
-        err: its standard error.
     """
 
     status: int
@@ -57,8 +54,8 @@ class Ended:
 class Server:
     """A process that has imported the command line, and forks for each call.
 
-    Args:
-        name: "light", or "tensorflow" for one that has imported TensorFlow as well.
+    It is called "light", or "tensorflow" where it has imported TensorFlow as well, or "commands"
+    where it has imported nothing else.
     """
 
     def __init__(self, name: str) -> None:
@@ -83,22 +80,17 @@ class Server:
         forks: bool = True,
         most_seconds: int = _MOST_SECONDS,
     ) -> Ended:
-        """Calls a function in a fork.
+        """Calls a function in a fork; what that has started and left running is ended too.
 
         Args:
             function: its module and name, as in "sat_tf.commands.main:main"; it returns the exit
-                status, or None for 0.
-            *arguments: of it, which JSON takes.
+                status, or None for 0. JSON takes its arguments.
             cwd: working directory. What is printed goes into files beside it, and temporary files
                 into the folder `tmp` there.
-            seconds: after which the process is ended.
             kill: a signal to send to the process, and after how many seconds.
             most_seconds: of the processor, after which the system ends it.
             forks: whether trials of files in runtimes are forks, too. In a process of several
                 threads these wait forever where another thread holds a lock.
-
-        Returns:
-            How it ended. What it has started and left running is ended too.
         """
         asked = {"function": function, "arguments": arguments, "cwd": str(cwd)}
         asked |= {"seconds": seconds, "kill": kill, "forks": forks, "most_seconds": most_seconds}
@@ -138,6 +130,8 @@ def _warm(name: str) -> None:
 
     for command in main.COMMANDS:
         main.command_parser(command)
+    if name == "commands":
+        return
     # Modules that the first call of a command would import, none of which starts a thread.
     modules = [
         *("ai_edge_litert.interpreter", "sat_tf.export", "rich.table", "jinja2", "PIL.Image"),

@@ -68,8 +68,7 @@ L = keras.layers
 def model_of_small_range(*, inside=False):
     """Sums min(max(8 x - 3, 0), 6) over the rows of each class, x being the brightness.
 
-    Args:
-        inside: a Rescaling makes x of pixels.
+    A Rescaling inside makes x of pixels.
     """
     image = keras.Input((IMAGE_SIZE, IMAGE_SIZE, 3), name="image")
     tensor = L.Rescaling(1 / 255, name="rescale")(image) if inside else image
@@ -89,9 +88,6 @@ def model_of_one_range(found: InputRange):
     A peak of width w, (max(x - b + w, 0) - 2 max(x - b, 0) + max(x - b - w, 0)) / w, is 1 where the
     mean x of a row is the brightness b, and 0 from b ± w on. In another usual range no row of the
     pictures is near b, or few are.
-
-    Args:
-        found: where it is right.
     """
     dark, bright = (
         float(np.mean(found.fed(np.full((1, 1, 1, 3), pixel, np.uint8)))) for pixel in (64, 163)

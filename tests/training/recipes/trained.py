@@ -22,14 +22,7 @@ def fitted(
 ):
     """Trains a model, made in the strategy's scope, for some steps; returns learner and losses.
 
-    Args:
-        model: to be trained.
-        recipe: from the model to a callable for after the steps; None for no recipe.
-        strategy: to train under.
-        steps: how many.
-        after: called with the recipe after every step.
-        learning_rate: of SGD with momentum.
-        loss: of an image.
+    `recipe` makes of the model what is called after the steps, and `after` is called with it then.
     """
     images = small_images()
     with strategy.scope():

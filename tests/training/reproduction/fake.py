@@ -32,12 +32,8 @@ def outcome(**fields):
 class FakeRunner:
     """Stands for `sat_tf.training.loop.runner.train`: writes the files of a finished run.
 
-    Args:
-        codes_differing: of each file, as the results have it.
-        lost: what the file has of the float model's top-1 no more, as a share.
-
-    Attributes:
-        configs: of the runs it was asked for, in order.
+    Its `configs` are of the runs that it was asked for; `lost` is the share of the float model's
+    top-1 that the file has no more.
     """
 
     def __init__(self, codes_differing=0, lost=0.0):

@@ -1,4 +1,4 @@
-"""The report as a browser shows it: nothing overflows, nothing is loaded, all can be read."""
+"""Pages as a browser shows them: nothing overflows, nothing is loaded, all can be read."""
 
 import html
 import json
@@ -9,7 +9,10 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from sat_tf import output_folder
+import sat_tf
+from sat_tf import BitPolicy, output_folder
+from sat_tf.planning.plan import plan_page
+from sat_tf.training.models.mobilenet import mobilenet_v2
 from sat_tf.training.loop.outcome import write_report
 from sat_tf.training.run_folder import RunFolder
 from tests.training.report_folder import HOSTILE, fill
@@ -17,10 +20,13 @@ from tests.training.report_folder import HOSTILE, fill
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 
-pytestmark = pytest.mark.skipif(
-    BROWSER is None,
-    reason=f"no browser to open the report in: none of {', '.join(NAMES)} is installed",
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        BROWSER is None,
+        reason=f"no browser to open pages in: none of {', '.join(NAMES)} is installed",
+    ),
+]
 
 QUIET = [
     "--headless",
@@ -70,61 +76,71 @@ def browse(tmp_path, page, *options):
     return done.stdout
 
 
-@pytest.fixture(scope="module", params=["block_{}_relu", HOSTILE], ids=["usual", "hostile"])
-def layer(request):
+def _report(folder, layer="block_{}_relu"):
+    write_report(fill(RunFolder(folder), layer=layer))
+    return (folder / output_folder.REPORT).read_text(encoding="utf-8")
+
+
+def _plan(folder):
+    model = mobilenet_v2(image_size=64, num_classes=10)
+    return plan_page(sat_tf.explain(model, BitPolicy.mobile(4)))
+
+
+PAGES = {"report": _report, "hostile": lambda folder: _report(folder, HOSTILE), "plan": _plan}
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def page(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def measured(layer, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    write_report(fill(RunFolder(folder), layer=layer))
-    text = (folder / output_folder.REPORT).read_text(encoding="utf-8")
+def measured(page, tmp_path_factory):
+    """What is seen of a page in each of the widths."""
+    folder = tmp_path_factory.mktemp("page")
+    text = html.escape(PAGES[page](folder))
     frames = "".join(
-        f'<iframe width="{width}" height="900" srcdoc="{html.escape(text)}"></iframe>'
-        for width in WIDTHS
+        f'<iframe width="{width}" height="900" srcdoc="{text}"></iframe>' for width in WIDTHS
     )
-    page = folder / "frames.html"
-    page.write_text(FRAMES % frames, encoding="utf-8")
-    shown = browse(folder, page, "--dump-dom", "--virtual-time-budget=5000")
+    (folder / "frames.html").write_text(FRAMES % frames, encoding="utf-8")
+    shown = browse(folder, folder / "frames.html", "--dump-dom", "--virtual-time-budget=5000")
     found = shown.split('<pre id="found">')[1].split("</pre>")[0]
     return json.loads(html.unescape(found))
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("width", [str(width) for width in WIDTHS])
-def test_the_page_never_scrolls_sideways(measured, width):
-    assert measured[width]["overflow"] <= 0
-
-
-def test_tables_scroll_by_themselves_on_a_phone_and_fit_into_900_pixels(measured, layer):
-    assert measured["360"]["scrolling"] >= 1
-    assert measured["900"]["scrolling"] == 0 or layer == HOSTILE
-
-
-@pytest.mark.parametrize("width", [str(width) for width in WIDTHS])
-def test_charts_are_large_enough_and_nothing_sticks_out_of_them(measured, width):
-    charts = measured[width]["charts"]
-    assert len(charts) == 4
-    assert all(wide >= 300 and high >= 150 for wide, high in charts)
-    assert measured[width]["outside"] == 0
-
-
-def test_nothing_is_loaded_and_nothing_runs(measured):
+def test_no_page_scrolls_sideways_or_loads_anything(measured):
     for found in measured.values():
-        assert (found["loaded"], found["scripts"]) == (0, 0)
+        assert found["overflow"] <= 0
+        assert found["loaded"] == 0
+
+
+def test_tables_scroll_by_themselves_on_a_phone_and_fit_wider_windows(measured, page):
+    assert measured["1280"]["scrolling"] == 0 or page == "hostile"
+    if page != "plan":
+        assert measured["360"]["scrolling"] >= 1
+        assert measured["900"]["scrolling"] == 0 or page == "hostile"
+
+
+def test_charts_are_large_enough_and_nothing_sticks_out_of_them(measured, page):
+    for found in measured.values():
+        assert len(found["charts"]) == (0 if page == "plan" else 4)
+        assert all(wide >= 300 and high >= 150 for wide, high in found["charts"])
+        assert found["outside"] == 0
+
+
+def test_a_report_has_its_headings_and_nothing_of_it_runs(measured, page):
+    for found in measured.values() if page != "plan" else ():
+        assert found["scripts"] == 0
         assert found["title"] == "Run demo"
         assert found["headings"][:2] == ["Run demo", "Accuracy"]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("options", "dark"), [((), False), ((DARK,), True)])
-def test_it_follows_the_light_and_the_dark(tmp_path, options, dark):
-    folder = fill(RunFolder(tmp_path))
-    write_report(folder)
+def test_a_report_follows_the_light_and_the_dark(tmp_path, options, dark):
+    _report(tmp_path)
     picture = tmp_path / "page.png"
     options = (*options, "--window-size=900,1200", f"--screenshot={picture}")
-    browse(tmp_path, folder.file(output_folder.REPORT), *options)
+    browse(tmp_path, tmp_path / output_folder.REPORT, *options)
     pixels = matplotlib.image.imread(picture)[..., :3]
     assert pixels.shape[:2] == (1200, 900)
     # The paper covers most of it, and words and curves stand out from it.
@@ -132,10 +148,8 @@ def test_it_follows_the_light_and_the_dark(tmp_path, options, dark):
     assert pixels.max() - pixels.min() > 0.7
 
 
-@pytest.mark.thorough
-def test_it_can_be_printed(tmp_path):
-    folder = fill(RunFolder(tmp_path))
-    write_report(folder)
+def test_a_report_can_be_printed(tmp_path):
+    _report(tmp_path)
     printed = tmp_path / "page.pdf"
-    browse(tmp_path, folder.file(output_folder.REPORT), f"--print-to-pdf={printed}")
+    browse(tmp_path, tmp_path / output_folder.REPORT, f"--print-to-pdf={printed}")
     assert printed.read_bytes().startswith(b"%PDF")
