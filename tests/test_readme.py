@@ -7,7 +7,7 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.evaluate import run_tflite
+from sat_tf.export.litert.runtime import Runtime
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -57,7 +57,8 @@ def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path
     sat_tf.export_tflite(names["q"], "codes.tflite", output_type="int8")
     exec(in_litert.replace("model.tflite", "codes.tflite"), names)
     exec(real_of_codes, names)
-    (expected,) = run_tflite("codes.tflite", names["pixels"])
+    runtime = Runtime(pathlib.Path("codes.tflite").read_bytes(), keep_tensors=False)
+    (expected,) = runtime.run(names["pixels"])
     np.testing.assert_array_equal(names["real"], [expected])
 
     # Both ways to quantize give the same model.
