@@ -22,7 +22,7 @@ import sat_tf.callbacks
 import sat_tf.export
 from docs import command_help
 from sat_tf.commands.main import COMMANDS, command_parser
-from sat_tf.export.evaluate import run_tflite
+from sat_tf.export.litert.runtime import Runtime
 from sat_tf.training import data, models
 from sat_tf.training.config import Config, parse_config
 
@@ -297,7 +297,8 @@ def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path
     sat_tf.export_tflite(names["q"], "codes.tflite", output_type="int8")
     exec(in_litert.replace("model.tflite", "codes.tflite"), names)
     exec(real_of_codes, names)
-    (expected,) = run_tflite("codes.tflite", names["pixels"])
+    runtime = Runtime(pathlib.Path("codes.tflite").read_bytes(), keep_tensors=False)
+    (expected,) = runtime.run(names["pixels"])
     np.testing.assert_array_equal(names["real"], [expected])
 
     # Both ways to quantize give the same model.

@@ -115,31 +115,6 @@ def evaluate_simulator(
     return _evaluate(name, SimulatorTask(graph), images, labels, top, processes, progress)
 
 
-def run_tflite(
-    path: str | os.PathLike[str],
-    images: np.ndarray,
-    *,
-    processes: int | None = None,
-    progress: bool = True,
-) -> np.ndarray:
-    """The outputs of a TFLite file in LiteRT with XNNPACK, in processes of one thread each."""
-    path = existing_file(path)
-    images = np.asarray(images)
-    if not len(images):
-        raise ValueError("images: received none, expected at least one.")
-    check("evaluation", processes=(processes, _Processes))
-    count = min(processes or _cores(), len(images))
-
-    def pieces(interface: Interface) -> Iterator[Batch]:
-        if problems := _image_problems(images, interface):
-            raise ProblemsError("outputs", problems)
-        yield from _pieces(images, np.arange(len(images)), count)
-
-    task = TfliteTask(path.read_bytes(), "xnnpack")
-    run = _outputs(str(path), task, pieces, count, len(images), progress)
-    return np.concatenate([outputs for outputs, _ in run])
-
-
 def file_interface(path: str | os.PathLike[str]) -> Interface:
     """The input and the output of a file."""
     path = existing_file(path)
@@ -204,17 +179,6 @@ def _pieces(images: np.ndarray, labels: np.ndarray, workers: int) -> Iterator[Ba
         yield images[start : start + size], labels[start : start + size]
 
 
-def _image_problems(images: np.ndarray, interface: Interface) -> list[str]:
-    """Why a task does not take these images."""
-    if (images.dtype, images.shape[1:]) == (interface.input_type, interface.input_shape):
-        return []
-    sizes = ", ".join(map(str, interface.input_shape))
-    return [
-        f"images: received {images.dtype} {images.shape}, expected {interface.input_type} "
-        f"(n, {sizes}) as the file takes them; resize or cast them."
-    ]
-
-
 def _evaluate(
     name: str,
     task: Task,
@@ -239,7 +203,13 @@ def _evaluate(
             )
         for images, labels in source:
             problems = label_problems(labels, images.shape[:1], interface.num_outputs)
-            problems += _image_problems(images, interface)
+            if (images.dtype, images.shape[1:]) != (interface.input_type, interface.input_shape):
+                sizes = ", ".join(map(str, interface.input_shape))
+                problems.append(
+                    f"images: received {images.dtype} {images.shape}, expected "
+                    f"{interface.input_type} (n, {sizes}) as the file takes them; resize or cast "
+                    "them."
+                )
             if problems:
                 raise ProblemsError("evaluation", problems)
             yield images, labels

@@ -13,7 +13,7 @@ import sat_tf
 from sat_tf.export.certificate.proof import verify_file
 from sat_tf.export.device.kit import write_kit
 from sat_tf.export.device.report import read_device_check
-from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, run_tflite
+from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite
 from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.litert.runtime import RUNTIMES, Runtime
 from sat_tf.export.lowering.packing import FileSettings
@@ -265,7 +265,7 @@ def test_accuracy_and_outputs_are_those_of_the_float_file(tmp_path, kind):
     expected = evaluate_tflite(paths["float32"], PIXELS, labels, **settings)
     for measured in (evaluate_tflite, evaluate_simulator):
         assert measured(paths[kind], PIXELS, labels, **settings).top == expected.top
-    outputs = [run_tflite(path, PIXELS, processes=1, progress=False) for path in paths.values()]
+    outputs = [Runtime(path.read_bytes(), keep_tensors=False).run(PIXELS) for path in paths.values()]
     np.testing.assert_array_equal(*outputs)
     assert outputs[1].dtype == np.float32
     found = verify_file(paths[kind], PIXELS, labels, progress=False)

@@ -20,7 +20,6 @@ from sat_tf.export.evaluate import (
     evaluate_simulator,
     evaluate_tflite,
     file_interface,
-    run_tflite,
 )
 from sat_tf.export.litert import processes
 from sat_tf.export.litert.runtime import Runtime
@@ -296,13 +295,6 @@ def test_a_graph_is_simulated_as_its_file(small_file, small_images, labels, expe
     graph = read_graph(small_file.read_bytes(), "file")
     found = evaluate_simulator(graph, small_images, labels, top=[1], progress=False)
     assert found.top == {1: expected[1]}
-
-
-@pytest.mark.parametrize("processes", [1, 3])
-def test_outputs_are_in_the_order_of_the_images(small_file, small_images, processes):
-    expected = Runtime(small_file.read_bytes(), keep_tensors=False).run(small_images)
-    found = run_tflite(small_file, small_images, processes=processes, progress=False)
-    np.testing.assert_array_equal(found, expected)
 
 
 def test_a_file_says_what_it_takes(small_file):

@@ -267,10 +267,7 @@ class TrainedCounter:
         return self._told_apart.get(reader.output)
 
     def add(
-        self,
-        images: Pixels,
-        simulated: dict[str, np.ndarray],
-        given: Mapping[str, np.ndarray],
+        self, images: Pixels, simulated: dict[str, np.ndarray], given: Mapping[str, np.ndarray]
     ) -> None:
         """Runs and counts a batch."""
         codes, output = self._trained.run(images)

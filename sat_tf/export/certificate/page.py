@@ -213,9 +213,7 @@ def _tensors(certificate: Certificate) -> Table[TensorCodes]:
         Column("shape", lambda tensor: tensor.shape, _shape),
         Column("bits", lambda tensor: tensor.bits),
         Column(
-            "codes used",
-            lambda tensor: f"{tensor.codes_used} of {len(tensor.counts)}",
-            number=True,
+            "codes used", lambda tensor: f"{tensor.codes_used} of {len(tensor.counts)}", number=True
         ),
         Column("", used),
         Column("weights used", lambda tensor: len(tensor.weights) or None, number=True),

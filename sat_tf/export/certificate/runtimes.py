@@ -318,8 +318,7 @@ class Hold:
 
 
 _BEHIND_FLOAT = Portability(
-    Basis.BEHIND_FLOAT,
-    "it depends on float values, in which processors differ in the last bits",
+    Basis.BEHIND_FLOAT, "it depends on float values, in which processors differ in the last bits"
 )
 
 

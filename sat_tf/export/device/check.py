@@ -92,9 +92,7 @@ def load(content: bytes, wanted: str, *, keep_tensors: bool) -> tuple[Any, str]:
         os.dup2(log.fileno(), 2)  # LiteRT itself writes there which delegate it has made
         try:
             interpreter = Interpreter(
-                model_content=content,
-                num_threads=1,
-                experimental_preserve_all_tensors=keep_tensors,
+                model_content=content, num_threads=1, experimental_preserve_all_tensors=keep_tensors
             )
             interpreter.allocate_tensors()
         except (RuntimeError, ValueError, TypeError) as error:

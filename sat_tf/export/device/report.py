@@ -180,9 +180,7 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
 
 
 def read_device_check(
-    path: str | os.PathLike[str],
-    certificate_path: str | os.PathLike[str],
-    images: Any = None,
+    path: str | os.PathLike[str], certificate_path: str | os.PathLike[str], images: Any = None
 ) -> tuple[DeviceCheck, bool]:
     """Reads the certificate that a proof kit has written, and holds it against the file.
 

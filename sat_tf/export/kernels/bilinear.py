@@ -57,10 +57,7 @@ class Interpolation(NamedTuple):
 
 
 def _in_float32(
-    grid: Grid,
-    *,
-    move: Callable[[np.ndarray, np.float32, np.float32], np.ndarray],
-    bits: int = 11,
+    grid: Grid, *, move: Callable[[np.ndarray, np.float32, np.float32], np.ndarray], bits: int = 11
 ) -> Places:
     """XNNPACK's places: float32 positions, weights rounded half to even to 11 bits."""
     made = np.arange(grid.after, dtype=np.float32)

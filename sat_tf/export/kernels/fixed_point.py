@@ -169,11 +169,6 @@ def rounded_away(values: np.ndarray) -> np.ndarray:
     return np.asarray(whole + np.where(np.abs(values - whole) >= 0.5, np.sign(values), 0.0))
 
 
-def multiplier_in_float64(first: np.float32, second: np.float32, output: np.float32) -> float:
-    """Output codes of a product of two codes of 1, as TFLite Micro alone computes it."""
-    return float(first) * float(second) / float(output)
-
-
 def mean(
     sums: np.ndarray, count: int, scales: tuple[np.float32, np.float32], zeros: tuple[int, int]
 ) -> np.ndarray:

@@ -157,8 +157,9 @@ MICRO = dataclasses.replace(
     linear=lambda work, sums, scales: _products(
         sums, _multipliers(work, scales), fixed_point.rounded_twice_away
     ),
+    # It alone computes the multiplier of a product in float64.
     product=lambda products, scales, output: fixed_point.rounded_twice_away(
-        products, fixed_point.fixed_point(fixed_point.multiplier_in_float64(*scales, output))
+        products, fixed_point.fixed_point(float(scales[0]) * float(scales[1]) / float(output))
     ),
     logistic=functions.logistic_in_fixed_point,
     tanh=functions.tanh_in_fixed_point,
@@ -241,8 +242,8 @@ X86 = dataclasses.replace(
     product=lambda products, scales, output: xnnpack.requantized(
         products, xnnpack.product_multiplier(*scales, output)
     ),
-    mean=lambda sums, count, scales, zeros, _: xnnpack.mean_rounded_twice(
-        sums, xnnpack.mean_multiplier(*scales, count), count, zeros
+    mean=lambda sums, count, scales, zeros, _: xnnpack.mean(
+        sums, xnnpack.mean_multiplier(*scales, count), count, zeros, xnnpack.multiply_add
     ),
     # One float32 product with the inverse scale, round half to even.
     quantized=lambda real, scale: np.asarray(np.rint(real * (np.float32(1.0) / scale))),
@@ -271,8 +272,8 @@ ARM = dataclasses.replace(
     ARM_UNFUSED,
     name="xnnpack_arm",
     title="XNNPACK on Arm",
-    mean=lambda sums, count, scales, zeros, _: xnnpack.mean_fused(
-        sums, xnnpack.mean_multiplier(*scales, count), count, zeros
+    mean=lambda sums, count, scales, zeros, _: xnnpack.mean(
+        sums, xnnpack.mean_multiplier(*scales, count), count, zeros, xnnpack.fused_multiply_add
     ),
     interpolation=bilinear.OF_XNNPACK_FUSED,
     tabulated=functions.rounded_moved_fused,

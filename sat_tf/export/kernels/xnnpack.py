@@ -5,6 +5,8 @@ of two tensors have one on x86, WebAssembly and RISC-V, and another one on Arm. 
 in its source code, which compilers for processors with a fused multiply-add turn into another.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from sat_tf.export.kernels.fixed_point import fixed_point, rounded_once
@@ -106,24 +108,21 @@ def mean_multiplier(scale: np.float32, output_scale: np.float32, count: int) -> 
     return np.float32(np.float32(scale / output_scale) * (np.float32(1.0) / np.float32(count)))
 
 
-def mean_rounded_twice(
-    sums: np.ndarray, multiplier: np.float32, count: int, zero_points: tuple[int, int]
+def mean(
+    sums: np.ndarray,
+    multiplier: np.float32,
+    count: int,
+    zero_points: tuple[int, int],
+    add: Callable[[np.ndarray, np.float32, np.float32], np.ndarray],
 ) -> np.ndarray:
-    """Stored integers of a mean, as its source code says: a float32 product, then a float32 sum."""
-    # The zero points as one float32 offset of the product.
-    before, behind = zero_points
-    offset = np.float32(behind) - np.float32(np.float32(count * before) * multiplier)
-    return np.asarray(np.rint(multiply_add(sums, multiplier, np.float32(offset))))
+    """Stored integers of a mean: a product and a sum, of the zero points before, rounded by `add`.
 
-
-def mean_fused(
-    sums: np.ndarray, multiplier: np.float32, count: int, zero_points: tuple[int, int]
-) -> np.ndarray:
-    """The same where compilers fuse products with sums, in the offset too: each rounded once."""
+    Its source code has the two of `multiply_add`; compilers that fuse them make
+    `fused_multiply_add` of both.
+    """
     before, behind = zero_points
-    zeros = np.array([-count * before], np.float32)
-    (offset,) = fused_multiply_add(zeros, multiplier, np.float32(behind))
-    return np.asarray(np.rint(fused_multiply_add(sums, multiplier, offset)))
+    (offset,) = add(np.array([-count * before], np.float32), multiplier, np.float32(behind))
+    return np.asarray(np.rint(add(sums, multiplier, offset)))
 
 
 def sums_near_halves(

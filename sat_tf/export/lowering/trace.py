@@ -7,24 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.export.lowering import layers
-from sat_tf.export.lowering.layers import (
-    KernelOutline,
-    affine,
-    codes_of,
-    in_float32,
-    integer_kernel,
-    linear_operation,
-    moved,
-    observed_range,
-)
 from sat_tf.export.lowering.scales import untie_means
-from sat_tf.export.operations.builder import (
-    Affine,
-    Draft,
-    GraphBuilder,
-    OperationDraft,
-    Rectified,
-)
+from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, OperationDraft, Rectified
 from sat_tf.export.operations.float_layer import (
     ComputedFunction,
     FloatCall,
@@ -71,10 +55,7 @@ def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
 
 
 def trace(
-    network: Network,
-    *,
-    float_head: bool = False,
-    kernels: Mapping[str, KernelOutline],
+    network: Network, *, float_head: bool = False, kernels: Mapping[str, layers.KernelOutline]
 ) -> Graph:
     """Reads a quantized model, in which `find_problems` finds none, as a graph of operations.
 
@@ -97,10 +78,7 @@ _PAIRS: dict[Combination | None, Pointwise] = {
 
 class _Tracer:
     def __init__(
-        self,
-        network: Network,
-        float_head: str | None,
-        kernels: Mapping[str, KernelOutline],
+        self, network: Network, float_head: str | None, kernels: Mapping[str, layers.KernelOutline]
     ) -> None:
         self.network, self.float_head, self.kernels = network, float_head, kernels
         self.builder = GraphBuilder([call_name(node) for node in network])
@@ -214,15 +192,11 @@ class _Tracer:
         """An input of real values, or its preprocessing in float."""
         type_of_input = node.layer.quantize_config.output.input_type
         name, shape = call_name(node), _shape(node)
-        codes = range_codes(*(observed_range(node.layer) or (0.0, 0.0)))
+        codes = range_codes(*(layers.observed_range(node.layer) or (0.0, 0.0)))
         nodes = input_nodes(self.network)
         image = next(image for image, quantizing in nodes.items() if quantizing is node)
         self.images[image] = Image(
-            image,
-            _shape(self.network[image]),
-            codes.scale,
-            codes.zero_point,
-            type=type_of_input,
+            image, _shape(self.network[image]), codes.scale, codes.zero_point, type=type_of_input
         )
         if type_of_input == "int8":
             return existing(self.builder.add(ShiftImage((image,), name), shape, codes))
@@ -259,7 +233,7 @@ class _Tracer:
             else:
                 reads.append(self.builder.dequantized(self._tensor(name)))
                 sources[reads[-1]] = None
-        layer = in_float32(node, [_shape(self.network[name]) for name in node.inputs])
+        layer = layers.in_float32(node, [_shape(self.network[name]) for name in node.inputs])
         call = FloatCall(call_name(node), node, layer, tuple(reads))
         draft = FloatLayer(tuple(sources), "", (*calls.values(), call))
         if node.type not in _MADE_IN_FLOAT32:
@@ -269,10 +243,10 @@ class _Tracer:
     def _linear(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
         source = self._tensor(node.inputs[0])
-        codes, scales = self.kernels.get(node.name) or integer_kernel(node.layer)
+        codes, scales = self.kernels.get(node.name) or layers.integer_kernel(node.layer)
         bias = np.zeros(scales.size) if layer.bias is None else layer.bias.numpy()
         shape = self.builder.tensors[source].shape
-        kind, codes, window = linear_operation(layer, codes, shape)
+        kind, codes, window = layers.linear_operation(layer, codes, shape)
         return Linear.of_codes(source, kind, codes, scales, bias.astype(np.float64), window)
 
     def _pointwise(self, node: Node, behind: Affine) -> Draft:
@@ -332,7 +306,7 @@ class _Tracer:
 
         def call(read: str) -> FloatCall:
             shape = self.builder.shape(read)
-            return FloatCall(call_name(node), node, in_float32(node, [shape]), (read,))
+            return FloatCall(call_name(node), node, layers.in_float32(node, [shape]), (read,))
 
         older = ComputedFunction((source,), function if each else None, call)
         native = layers.native_of(node)
@@ -411,7 +385,7 @@ class _Tracer:
             # A sum that no quantizer of its own follows is a float stream, and stays one.
             return existing(self._tensor(node.inputs[0])) if draft.keeps_stream else draft
         source = self._tensor(node.inputs[0])
-        return existing(moved(layer, self.builder, source, _shape(node)))
+        return existing(layers.moved(layer, self.builder, source, _shape(node)))
 
     # -- where it becomes a tensor -------------------------------------------------------------
 
@@ -433,7 +407,7 @@ class _Tracer:
             stays_float = draft.stays_float and node.name not in self.network.outputs
             if stays_float and self.builder.codes(draft.inputs[0]) is None:
                 return draft
-            layer, observed = inner_layer(node.layer), observed_range(node.layer)
+            layer, observed = inner_layer(node.layer), layers.observed_range(node.layer)
             if observed is None:
                 observed = draft.worst_range(self._codes)
                 self.warnings.append(
@@ -451,7 +425,7 @@ class _Tracer:
             return draft
         elif isinstance(quantizer, ActivationQuantizer):
             unit_free = layers.is_unit_free(self.network, node)
-            codes = codes_of(quantizer, node.layer.output_variables, unit_free=unit_free)
+            codes = layers.codes_of(quantizer, node.layer.output_variables, unit_free=unit_free)
         else:
             return draft
         return existing(self.builder.materialize(draft, codes, name, _shape(node)))
@@ -489,7 +463,7 @@ class _Tracer:
 
     _DRAFTS: Mapping[Role, Callable[["_Tracer", Node], Draft]] = {
         Role.LINEAR: _linear,
-        Role.NORM: lambda self, node: self._pointwise(node, affine(inner_layer(node.layer))),
+        Role.NORM: lambda self, node: self._pointwise(node, layers.affine(inner_layer(node.layer))),
         Role.AFFINE: _preprocessing,
         Role.SCALING: _scaling,
         Role.SUM: _combination,

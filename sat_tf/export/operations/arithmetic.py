@@ -51,10 +51,7 @@ class Computed(Moved):
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
         inputs, arrays = cls.read_in_order(operator)
-        fuses = hasattr(operator.stored.options, "fusedActivationFunction")
-        is_rectifier = operator.name in {kind.value for kind in Activation}
-        activation = Activation(operator.name) if is_rectifier else Activation.NONE
-        codes = operator.fused_codes() if fuses else operator.codes(activation)
+        codes = operator.fused_codes()
         grids = [
             operator.source_codes(index) if array is None else codes_of(operator.tensor(index))
             for index, array in enumerate(arrays)
@@ -94,18 +91,17 @@ class RowProduct(Linear):
         return dataclasses.replace(made[0], keeps_dimensions=keeps), made[1]
 
 
-def rectifier(low: float, high: float | None) -> Rule:
-    """The rule of a rectifier that is an operator of its own: another grid, and two ends."""
+def rectifier(activation: Activation) -> Rule:
+    """The rule of a rectifier that is an operator of its own: another grid, whose ends it clips."""
 
     def rule(call: Call) -> np.ndarray:
         (source,), output = call.grids, call.output
-        if call.kernels is MICRO and high is not None:
+        if call.kernels is MICRO and activation is not Activation.RELU:
             # It clips the codes of the input, and does not bring them to another grid.
-            return np.clip(call.stored[0], source.code_of(low), source.code_of(high))
+            ends = source.clipped(activation)
+            return np.clip(call.stored[0], ends.lowest, ends.highest)
         ratio = fixed_point.fixed_point(float(np.float32(source.scale / output.scale)))
-        end = 127 if high is None else output.code_of(high)
-        ends = dataclasses.replace(output, lowest=output.code_of(low), highest=end)
-        return stored_codes(fixed_point.rounded_twice_away(call.codes(), ratio), ends)
+        return stored_codes(fixed_point.rounded_twice_away(call.codes(), ratio), output)
 
     return rule
 
@@ -224,10 +220,7 @@ def squared_difference(call: Call) -> np.ndarray:
 
 # Each with the names of its options that count.
 RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {
-    "RELU": (rectifier(0.0, None), ()),
-    "RELU6": (rectifier(0.0, 6.0), ()),
-    "RELU_N1_TO_1": (rectifier(-1.0, 1.0), ()),
-    "RELU_0_TO_1": (rectifier(0.0, 1.0), ()),
+    **{kind.value: (rectifier(kind), ()) for kind in Activation if kind is not Activation.NONE},
     "BATCH_MATMUL": (batch_product, ("adjX", "adjY")),
     "EXP": (tabulated(np.exp), ()),
     "LOG": (tabulated(np.log), ()),

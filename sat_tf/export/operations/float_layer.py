@@ -78,8 +78,7 @@ class FloatLayer(OperationDraft):
 
     def signature(self, graph: Tensors) -> list[tuple[tuple[int, ...], str]]:
         """Shape, without the batch dimension, and type of each tensor that it reads."""
-        images = [name for name in self.inputs if name not in graph.tensors]
-        kept = {name: (graph.image(name).shape, graph.image(name).type) for name in images}
+        kept = {image.name: (image.shape, image.type) for image in graph.images}
         return [kept.get(name) or (graph.tensors[name].shape, "float32") for name in self.inputs]
 
     def portability(self, graph: Tensors) -> Portability:
@@ -110,7 +109,7 @@ class FloatLayer(OperationDraft):
         """The operators that TensorFlow's converter makes of the layers."""
         from sat_tf.export.litert.converter import float_operators
 
-        content = float_operators(self.function(), self.layers, self.signature(writer))
+        content = float_operators(self.function(), self.layers, self.signature(writer.graph))
         inputs = [writer.indices[name] for name in self.inputs]
         output = writer.indices[self.output]
         result = splice(content, writer.model, writer.subgraph, inputs, output, writer.unused)
@@ -210,7 +209,7 @@ class NotSimulated(Operation):
         )
 
     def write(self, writer: Writer) -> None:
-        self.simulate(writer)
+        self.simulate(writer.graph)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:

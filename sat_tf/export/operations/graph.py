@@ -58,10 +58,6 @@ class Graph:
         """The same graph, simulated as other kernels compute it."""
         return dataclasses.replace(self, kernels=kernels)
 
-    def image(self, name: str) -> Image:
-        """The input of this name."""
-        return next(image for image in self.images if image.name == name)
-
     def ends_process(self, kernels: KernelSet) -> str | None:
         """Why kernels may end the process that runs the graph; None where they do not."""
         found = (operation.ends_process(self, kernels) for operation in self.operations)
@@ -227,10 +223,7 @@ def simulate(
 
 
 def simulate_on(
-    graph: Graph,
-    images: Pixels,
-    known: Mapping[str, np.ndarray],
-    changing: Collection[str],
+    graph: Graph, images: Pixels, known: Mapping[str, np.ndarray], changing: Collection[str]
 ) -> dict[str, np.ndarray]:
     """`simulate` for the kernels of the graph, where all tensors are `known` for others.
 

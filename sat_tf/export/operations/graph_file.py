@@ -82,7 +82,7 @@ def reader_of(operator: OperatorView) -> type[Operation] | None:
 
 def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
     """The file of a deployed graph; `resizable` says that the batch size, 1, is free."""
-    writer = Writer(graph.images, graph.tensors, resizable=resizable)
+    writer = Writer(graph, resizable=resizable)
     for operation in graph.operations:
         writer.begin(operation.output)
         operation.write(writer)

@@ -350,14 +350,14 @@ class Linear(Operation, Draft):
             weights = writer.float_constant_of(f"{self.output}/real_kernel", kernel.shape)
             writer.operator(_DEQUANTIZE, [stored], weights)
         else:
-            source, output = (writer.codes(name) for name in (self.inputs[0], self.output))
+            source, output = (writer.graph.codes(name) for name in (self.inputs[0], self.output))
             bias_scales = (source.scale * scales).astype(np.float32)
             bias = writer.constant(f"{self.output}/bias", self.bias.astype(np.int32), bias_scales)
             options |= fused_activation(output)
         reads: list[int | str] = [*self.inputs, weights, bias]
         if self.kind is LinearKind.TRANSPOSED:
             # The operator reads the shape of its output first, and its input third.
-            shape = np.array([1, *writer.tensors[self.output].shape], np.int32)
+            shape = np.array([1, *writer.graph.tensors[self.output].shape], np.int32)
             size = writer.constant(f"{self.output}/shape", shape)
             reads = [size, weights, self.inputs[0], bias]
             if options.get("fusedActivationFunction"):
@@ -370,7 +370,7 @@ class Linear(Operation, Draft):
         if self.pixelwise:
             options["keepNumDims"] = True
         if self.kind is LinearKind.DEPTHWISE:
-            inputs = writer.tensors[self.inputs[0]].shape[-1]
+            inputs = writer.graph.tensors[self.inputs[0]].shape[-1]
             options["depthMultiplier"] = kernel.shape[-1] // inputs
         writer.operator(operator, reads, self.output, **options)
 
@@ -421,7 +421,7 @@ class Linear(Operation, Draft):
             rows, columns = (found - size for found, size in zip(made, usual, strict=True))
             window = dataclasses.replace(window, more=(rows, columns))
         elif not (pixelwise or kind is LinearKind.FULLY_CONNECTED):
-            window = operator.window(dilation=operator.dilation())
+            window = operator.window(dilates=True)
         if has_bias and not real and not operator.has_units_of(scales):
             raise NotUnderstoodError("the scales of its bias are not input scale · weight scale")
         operation = cls(

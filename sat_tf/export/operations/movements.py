@@ -11,7 +11,7 @@ from sat_tf.export.kernels.bilinear import Grid
 from sat_tf.export.operations.operation import SELECTED, Made, Operation
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Tensors
+from sat_tf.export.tflite.tensors import Activation, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
 
 # Values of int32 constants, and builtin options by their names.
@@ -91,7 +91,7 @@ class Moved(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        if getattr(operator.stored.options, "fusedActivationFunction", 0):
+        if operator.activation != Activation.NONE.value:
             raise NotUnderstoodError("it fuses an activation, which its kernels do not take")
         codes, (inputs, arrays) = operator.selected_codes(), cls.read_in_order(operator)
         options = {name: operator.option(name) for name in MOVES[operator.name].options}
@@ -372,6 +372,6 @@ class Reshape(Operation):
 
 def write_reshape(writer: Writer, source: int | str, output: str) -> None:
     """Adds the operator that makes `output` of a tensor, by name or by index."""
-    shape = np.array([-1, *writer.tensors[output].shape], np.int32)
+    shape = np.array([-1, *writer.graph.tensors[output].shape], np.int32)
     constant = writer.constant(f"{output}/shape", shape)
     writer.operator(_RESHAPE, [source, constant], output, newShape=list(shape))

@@ -264,8 +264,8 @@ class Lookup(Operation):
 
     def write(self, writer: Writer) -> None:
         """Integers can be places in a table once they are int32."""
-        name, shape = self.output, writer.tensors[self.output].shape
-        codes = writer.codes(name)
+        name, shape = self.output, writer.graph.tensors[self.output].shape
+        codes = writer.graph.codes(name)
         table = writer.constant(f"{name}/table", self.table, codes.scale, codes.zero_point)
         first = writer.constant(f"{name}/first", np.array(_FIRST, np.int32))
         number, place = (writer.between(f"{name}/{part}", shape) for part in ("number", "place"))
@@ -366,7 +366,7 @@ class Softmax(Operation):
         return dataclasses.replace(self, inputs=inputs), PROBABILITIES
 
     def write(self, writer: Writer) -> None:
-        operator = self.operator if self.is_float(writer) else _OF_CODES
+        operator = self.operator if self.is_float(writer.graph) else _OF_CODES
         writer.operator(operator, self.inputs, self.output, beta=1.0)
 
     @classmethod

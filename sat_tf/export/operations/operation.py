@@ -8,7 +8,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from sat_tf.export.kernels.kernel_sets import X86, XNNPACK_SETS, Engine, KernelSet
+from sat_tf.export.kernels.kernel_sets import X86, XNNPACK_SETS, KernelSet
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensor, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
@@ -149,11 +149,6 @@ class Operation(abc.ABC):
     def keeps_grid(self) -> bool:
         """Whether its codes are those of its inputs, so that all are on one grid."""
         return self.selects
-
-    @property
-    def engine(self) -> Engine:
-        """The kernels of LiteRT that compute it."""
-        return Engine.XNNPACK
 
     @property
     def takes_one_image(self) -> bool:

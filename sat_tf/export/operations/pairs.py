@@ -71,7 +71,7 @@ class Pair(OfTwo, OperationDraft):
         return functools.reduce(functools.partial(_range, self.kind), ranges)
 
     def write(self, writer: Writer) -> None:
-        fused = fused_activation(writer.tensors[self.output].codes)
+        fused = fused_activation(writer.graph.tensors[self.output].codes)
         options = {} if self.kind.selects else fused
         writer.operator(self.kind.operator, self.inputs, self.output, **options)
 

@@ -209,7 +209,7 @@ class WithConstant(OfTwo):
     def write(self, writer: Writer) -> None:
         grid = (self.grid.scale, self.grid.zero_point) if self.grid else ()
         constant = writer.constant(f"{self.output}/constant", self.constant, *grid)
-        codes = writer.tensors[self.output].codes
+        codes = writer.graph.tensors[self.output].codes
         options = {} if codes is None or self.kind.selects else fused_activation(codes)
         inputs = self.ordered(writer.indices[self.inputs[0]], constant)
         writer.operator(self.kind.operator, inputs, self.output, **options)

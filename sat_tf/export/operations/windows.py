@@ -85,11 +85,7 @@ def taps(
     for row in range(size[0]):
         for column in range(size[1]):
             slices = (
-                slice(
-                    start * dilation,
-                    start * dilation + (output - 1) * stride + 1,
-                    stride,
-                )
+                slice(start * dilation, start * dilation + (output - 1) * stride + 1, stride)
                 for start, dilation, output, stride in zip(
                     (row, column), window.dilation, outputs, window.strides, strict=True
                 )

@@ -5,31 +5,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sat_tf.export.targets.constraints import (
-    Constraint,
-    gathers_by_batch,
-    grown_by_strides,
-    images_of_three_axes,
-    largest_sum_of_weights,
-    no_fused_activation,
-    no_packed_products,
-    of_types,
-    one_dilation,
-    one_of_a_batch,
-    one_scale,
-    pooled_windows,
-    quantized,
-    reduced_axes,
-    same_grids,
-    scales_by,
-    scales_to_at_most,
-    slices_by_one,
-    small_strides,
-    strided_slice,
-    strides,
-    values_at_most,
-    weights_of,
-)
+from sat_tf.export.targets import constraints
+from sat_tf.export.targets.constraints import Constraint
 from sat_tf.export.tflite.contents import Contents, StoredOperator
 from sat_tf.messages import first_ones
 from sat_tf.presentation.tables import Column, Marked, Table
@@ -226,10 +203,10 @@ _FIXES = {
 _STORE_BYTES = "export with pack='none'"
 _ETHOS_SUM = 8_323_072
 
-_BYTES = of_types("INT8", "UINT8", fix=QUANTIZED)
-_BYTE_WEIGHTS = weights_of("INT8", "UINT8", fix=_STORE_BYTES)
-_ETHOS_WEIGHTS = (_BYTE_WEIGHTS, largest_sum_of_weights(_ETHOS_SUM))
-_SMALL_TYPES = of_types("INT8", "UINT8", "INT16", fix=QUANTIZED)
+_BYTES = constraints.of_types("INT8", "UINT8", fix=QUANTIZED)
+_BYTE_WEIGHTS = constraints.weights_of("INT8", "UINT8", fix=_STORE_BYTES)
+_ETHOS_WEIGHTS = (_BYTE_WEIGHTS, constraints.largest_sum_of_weights(_ETHOS_SUM))
+_SMALL_TYPES = constraints.of_types("INT8", "UINT8", "INT16", fix=QUANTIZED)
 
 # Functions of one value.
 _FUNCTIONS = ("HARD_SWISH", "LEAKY_RELU", "LOGISTIC", "PRELU", "TANH", "EXP", "LOG", "ABS", "RSQRT")
@@ -240,33 +217,41 @@ _SHAPES = ("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
 _PADS = ("PAD", "PADV2", "MIRROR_PAD")
 
 _U55: Mapping[str, tuple[Constraint, ...]] = {
-    "CONV_2D": (*_ETHOS_WEIGHTS, strides(3, more_where_valid=True)),
-    "DEPTHWISE_CONV_2D": (*_ETHOS_WEIGHTS, strides(3, more_where_valid=False)),
+    "CONV_2D": (*_ETHOS_WEIGHTS, constraints.strides(3, more_where_valid=True)),
+    "DEPTHWISE_CONV_2D": (*_ETHOS_WEIGHTS, constraints.strides(3, more_where_valid=False)),
     "FULLY_CONNECTED": _ETHOS_WEIGHTS,
-    "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, small_strides, grown_by_strides),
+    "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, constraints.small_strides, constraints.grown_by_strides),
     "AVERAGE_POOL_2D": (
         _SMALL_TYPES,
-        strides(3, more_where_valid=True),
-        pooled_windows(largest_padded=8),
+        constraints.strides(3, more_where_valid=True),
+        constraints.pooled_windows(largest_padded=8),
     ),
     "MAX_POOL_2D": (
         _SMALL_TYPES,
-        strides(3, more_where_valid=True),
-        pooled_windows(largest_padded=None),
+        constraints.strides(3, more_where_valid=True),
+        constraints.pooled_windows(largest_padded=None),
     ),
-    "MEAN": (_SMALL_TYPES, one_of_a_batch, reduced_axes(largest=4096)),
-    "RESIZE_BILINEAR": (_SMALL_TYPES, one_of_a_batch, scales_by(2, 4, 8, half_pixels=(2,))),
-    "RESIZE_NEAREST_NEIGHBOR": (_SMALL_TYPES, one_of_a_batch, scales_by(2, 4, 8)),
-    "STRIDED_SLICE": (_SMALL_TYPES, strided_slice),
-    "MAXIMUM": (_SMALL_TYPES, same_grids),
-    "MINIMUM": (_SMALL_TYPES, same_grids),
+    "MEAN": (_SMALL_TYPES, constraints.one_of_a_batch, constraints.reduced_axes(largest=4096)),
+    "RESIZE_BILINEAR": (
+        _SMALL_TYPES,
+        constraints.one_of_a_batch,
+        constraints.scales_by(2, 4, 8, half_pixels=(2,)),
+    ),
+    "RESIZE_NEAREST_NEIGHBOR": (
+        _SMALL_TYPES,
+        constraints.one_of_a_batch,
+        constraints.scales_by(2, 4, 8),
+    ),
+    "STRIDED_SLICE": (_SMALL_TYPES, constraints.strided_slice),
+    "MAXIMUM": (_SMALL_TYPES, constraints.same_grids),
+    "MINIMUM": (_SMALL_TYPES, constraints.same_grids),
     **dict.fromkeys((*_FUNCTIONS, *_CLIPS, *_MOVES, *_PADS), (_SMALL_TYPES,)),
     **dict.fromkeys(_OF_BYTES, (_BYTES,)),
     **dict.fromkeys(("ADD", "SUB", "MUL", "TRANSPOSE", *_SHAPES), ()),
     **dict.fromkeys(("QUANTIZE", "SOFTMAX", "SQUARED_DIFFERENCE"), (_SMALL_TYPES,)),
     **dict.fromkeys(("ARG_MAX", "BATCH_MATMUL", "SUM"), ()),
     **{
-        name: (_SMALL_TYPES, strides(3, more_where_valid=False))
+        name: (_SMALL_TYPES, constraints.strides(3, more_where_valid=False))
         for name in ("REDUCE_MAX", "REDUCE_MIN")
     },
 }
@@ -274,17 +259,17 @@ _POWERS_OF_TWO = tuple(2**power for power in range(11))
 _U85: Mapping[str, tuple[Constraint, ...]] = {
     **_U55,
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), _ETHOS_WEIGHTS),
-    "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, grown_by_strides),
-    "AVERAGE_POOL_2D": (pooled_windows(largest_padded=8),),
-    "MAX_POOL_2D": (pooled_windows(largest_padded=None),),
-    "RESIZE_BILINEAR": (scales_by(*_POWERS_OF_TWO),),
-    "RESIZE_NEAREST_NEIGHBOR": (scales_to_at_most(1024),),
+    "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, constraints.grown_by_strides),
+    "AVERAGE_POOL_2D": (constraints.pooled_windows(largest_padded=8),),
+    "MAX_POOL_2D": (constraints.pooled_windows(largest_padded=None),),
+    "RESIZE_BILINEAR": (constraints.scales_by(*_POWERS_OF_TWO),),
+    "RESIZE_NEAREST_NEIGHBOR": (constraints.scales_to_at_most(1024),),
     "REDUCE_MAX": (),
     "REDUCE_MIN": (),
     "CAST": (),
-    "GATHER": (gathers_by_batch,),
+    "GATHER": (constraints.gathers_by_batch,),
 }
-_ETHOS_TYPES = of_types("INT8", "UINT8", "INT16", "INT32", fix=INTEGER_OUTPUTS)
+_ETHOS_TYPES = constraints.of_types("INT8", "UINT8", "INT16", "INT32", fix=INTEGER_OUTPUTS)
 
 _EDGE_TPU_OTHERS = (
     *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "RSQRT", "SUM"),
@@ -294,16 +279,16 @@ _EDGE_TPU_OTHERS = (
     *_SHAPES,
 )
 _EDGE_TPU: Mapping[str, tuple[Constraint, ...]] = {
-    "CONV_2D": (_BYTE_WEIGHTS, one_dilation),
-    "DEPTHWISE_CONV_2D": (_BYTE_WEIGHTS, one_dilation),
-    "FULLY_CONNECTED": (_BYTE_WEIGHTS, one_scale),
+    "CONV_2D": (_BYTE_WEIGHTS, constraints.one_dilation),
+    "DEPTHWISE_CONV_2D": (_BYTE_WEIGHTS, constraints.one_dilation),
+    "FULLY_CONNECTED": (_BYTE_WEIGHTS, constraints.one_scale),
     "TRANSPOSE_CONV": (_BYTE_WEIGHTS,),
-    "AVERAGE_POOL_2D": (no_fused_activation,),
-    "MAX_POOL_2D": (no_fused_activation,),
-    "CONCATENATION": (no_fused_activation,),
-    "MEAN": (reduced_axes(largest=2**31),),
-    "SOFTMAX": (values_at_most(16_000),),
-    "STRIDED_SLICE": (slices_by_one,),
+    "AVERAGE_POOL_2D": (constraints.no_fused_activation,),
+    "MAX_POOL_2D": (constraints.no_fused_activation,),
+    "CONCATENATION": (constraints.no_fused_activation,),
+    "MEAN": (constraints.reduced_axes(largest=2**31),),
+    "SOFTMAX": (constraints.values_at_most(16_000),),
+    "STRIDED_SLICE": (constraints.slices_by_one,),
     **dict.fromkeys(_EDGE_TPU_OTHERS, ()),
 }
 
@@ -342,7 +327,7 @@ _MICRO_OTHERS = (
 )
 _MICRO: Mapping[str, tuple[Constraint, ...]] = {
     **dict.fromkeys(_MICRO_OTHERS, ()),
-    "FULLY_CONNECTED": (no_packed_products,),
+    "FULLY_CONNECTED": (constraints.no_packed_products,),
 }
 
 # The operators that a processor computes, each with its own constraints, and those of all. Those
@@ -352,8 +337,8 @@ _OPERATORS: Mapping[str, tuple[Mapping[str, Sequence[Constraint]] | None, Sequen
     "ethos-u55": (_U55, (_ETHOS_TYPES,)),
     "ethos-u65": (_U55, (_ETHOS_TYPES,)),
     "ethos-u85": (_U85, (_ETHOS_TYPES,)),
-    "edgetpu": (_EDGE_TPU, (_BYTES, images_of_three_axes)),
-    "android-npu": (_ANDROID, (_BYTES, quantized(fix=QUANTIZED))),
+    "edgetpu": (_EDGE_TPU, (_BYTES, constraints.images_of_three_axes)),
+    "android-npu": (_ANDROID, (_BYTES, constraints.quantized(fix=QUANTIZED))),
 }
 
 

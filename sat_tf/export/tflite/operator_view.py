@@ -11,6 +11,7 @@ from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator, St
 from sat_tf.export.tflite.tensors import Activation, Codes, Tensor, Window
 
 _ACTIVATIONS = names_of(tfl.ActivationFunctionType)
+_KNOWN_ACTIVATIONS = {kind.value for kind in Activation}
 _PADDINGS = names_of(tfl.Padding)
 # The relative error up to which the scale of a bias is that of the sum, in files of other tools:
 # 3e-6 was seen of TFMOT.
@@ -108,10 +109,9 @@ class OperatorView:
         """The tensor it makes."""
         return self.stored.outputs[0]
 
-    def option(self, name: str, names: dict[int, str] | None = None) -> Any:
-        """One of its builtin options, by its name where it has one."""
-        value = getattr(self.stored.options, name)
-        return value if names is None else names[value]
+    def option(self, name: str) -> Any:
+        """One of its builtin options."""
+        return getattr(self.stored.options, name)
 
     def expect(self, *, otherwise: str, **options: Any) -> None:
         """Raises unless options that a graph cannot hold have the only value it supports."""
@@ -162,31 +162,33 @@ class OperatorView:
         highest = max(source.highest for source in sources)
         return dataclasses.replace(codes, lowest=lowest, highest=highest)
 
+    @property
+    def activation(self) -> str:
+        """The name of the activation that is fused into it, or that it is itself; "NONE"."""
+        if self.name in _KNOWN_ACTIVATIONS:
+            return self.name
+        return _ACTIVATIONS[getattr(self.stored.options, "fusedActivationFunction", 0)]
+
     def fused_codes(self) -> Codes | None:
-        """How the output is stored, clipped by a fused activation where the operator has one."""
-        if self.stored.options is None:
-            return self.codes()
-        kind = self.option("fusedActivationFunction", _ACTIVATIONS)
-        known = {one.value for one in Activation}
-        known -= set() if self.progress.is_foreign else {Activation.SIX.value}
-        if kind not in known:
+        """How the output is stored, clipped by its activation where it has one."""
+        kind = self.activation
+        is_ours = kind != Activation.SIX.value or self.progress.is_foreign
+        if kind not in _KNOWN_ACTIVATIONS or not is_ours:
             raise NotUnderstoodError(f"its fused activation is {kind}")
         codes = self.codes(Activation(kind))
         if codes is None and kind != Activation.NONE.value:
             raise NotUnderstoodError(f"it is float, and its fused activation is {kind}")
         return codes
 
-    def window(self, *, dilation: tuple[int, int] = (1, 1)) -> Window:
+    def window(self, *, dilates: bool = False) -> Window:
         """The places of its kernel."""
-        return Window(
-            strides=(self.option("strideH"), self.option("strideW")),
-            padding=self.option("padding", _PADDINGS),
-            dilation=dilation,
+        window = Window(
+            (self.option("strideH"), self.option("strideW")), _PADDINGS[self.option("padding")]
         )
-
-    def dilation(self) -> tuple[int, int]:
-        """The dilation of its kernel."""
-        return self.option("dilationHFactor"), self.option("dilationWFactor")
+        if not dilates:
+            return window
+        dilation = self.option("dilationHFactor"), self.option("dilationWFactor")
+        return dataclasses.replace(window, dilation=dilation)
 
     def kernel(self) -> StoredTensor:
         """The kernel of a linear operator, or the integers that it is made of."""
@@ -233,14 +235,4 @@ def codes_of(tensor: StoredTensor, activation: Activation = Activation.NONE) -> 
         )
     if not (np.isfinite(scale[0]) and scale[0] > 0):
         raise NotUnderstoodError(f"its tensor has the scale {scale[0]}, expected one above 0")
-    zero_point = int(point[0])
-    if activation is Activation.RELU:
-        return Codes(scale[0], zero_point, lowest=zero_point)
-    if activation is Activation.UNIT:
-        one = int(np.rint(1.0 / float(scale[0])))
-        low, high = max(zero_point - one, -128), min(zero_point + one, 127)
-        return Codes(scale[0], zero_point, lowest=low, highest=high)
-    if activation is Activation.SIX:
-        codes = Codes(scale[0], zero_point, lowest=zero_point)
-        return dataclasses.replace(codes, highest=codes.code_of(6.0))
-    return Codes(scale[0], zero_point)
+    return Codes(scale[0], int(point[0])).clipped(activation)

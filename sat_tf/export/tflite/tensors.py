@@ -20,6 +20,21 @@ class Activation(enum.Enum):
     RELU = "RELU"
     UNIT = "RELU_N1_TO_1"
     SIX = "RELU6"  # of other tools' files
+    ZERO_TO_ONE = "RELU_0_TO_1"  # an operator of its own only
+
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """The smallest and the largest value that it leaves; None where there is none."""
+        return _ENDS[self]
+
+
+_ENDS: Mapping[Activation, tuple[float | None, float | None]] = {
+    Activation.NONE: (None, None),
+    Activation.RELU: (0.0, None),
+    Activation.UNIT: (-1.0, 1.0),
+    Activation.SIX: (0.0, 6.0),
+    Activation.ZERO_TO_ONE: (0.0, 1.0),
+}
 
 
 # A code is so much more as uint8 than as int8.
@@ -51,6 +66,14 @@ class Codes:
     def code_of(self, value: float) -> int:
         """The stored integer nearest to a value in the units of the file, within int8."""
         return int(np.clip(self.zero_point + np.rint(value / float(self.scale)), -128, 127))
+
+    def clipped(self, activation: Activation) -> "Codes":
+        """The same grid between the ends of an activation."""
+        low, high = activation.ends
+        lowest = self.lowest if low is None else self.code_of(low)
+        return dataclasses.replace(
+            self, lowest=lowest, highest=self.highest if high is None else self.code_of(high)
+        )
 
     def rectified(self) -> "Codes":
         """The same grid without what is below real 0."""
@@ -250,8 +273,9 @@ class Tensors(Protocol):
     def codes(self, name: str) -> Codes:
         """How tensor `name`, which is not float, is stored."""
 
-    def image(self, name: str) -> Image:
-        """The input of this name."""
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The inputs."""
 
 
 # -- batches of images -----------------------------------------------------------------------------

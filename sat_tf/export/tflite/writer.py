@@ -7,16 +7,7 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.export.kernels.kernel_sets import X86, KernelSet
-from sat_tf.export.tflite.tensors import (
-    Activation,
-    Codes,
-    Image,
-    Storage,
-    Tensor,
-    Window,
-    free_name,
-)
+from sat_tf.export.tflite.tensors import Activation, Codes, Storage, Tensors, Window, free_name
 from sat_tf.quantizers.input_range import KEPT_TYPES
 from sat_tf.version import __version__
 
@@ -57,11 +48,8 @@ class Writer:
     come behind. Errors of missing tensors are defects of the graph.
     """
 
-    def __init__(
-        self, images: Sequence[Image], tensors: Mapping[str, Tensor], *, resizable: bool = False
-    ) -> None:
-        self.images, self.tensors, self.resizable = images, tensors, resizable
-        self.kernels: KernelSet = X86
+    def __init__(self, graph: Tensors, *, resizable: bool = False) -> None:
+        self.graph, self.resizable = graph, resizable
         self.subgraph = _table(tfl.SubGraphT, name="main", tensors=[], operators=[])
         self.model = _table(
             tfl.ModelT,
@@ -73,30 +61,18 @@ class Writer:
         )
         self.indices: dict[str, int] = {}
         self._kernel_buffers: dict[bytes, int] = {}
-        self._names = {*(image.name for image in images), *tensors}
-        for image in images:
+        self._names = {*(image.name for image in graph.images), *graph.tensors}
+        for image in graph.images:
             codes = None
             if image.scale is not None and image.type != "float32":
                 codes = Codes(image.scale, image.zero_point)
             self._activation(image.name, image.shape, np.dtype(image.type), codes)
 
-    # -- what it knows of the graph, see `Tensors` ------------------------------------------------
-
-    def codes(self, name: str) -> Codes:
-        """How tensor `name`, which is not float, is stored."""
-        if (codes := self.tensors[name].codes) is None:
-            raise TypeError(f"{name}: received a float tensor, expected codes.")
-        return codes
-
-    def image(self, name: str) -> Image:
-        """The input of this name."""
-        return next(image for image in self.images if image.name == name)
-
     # -- tensors ---------------------------------------------------------------------------------
 
     def begin(self, name: str) -> None:
         """Adds the tensor that the next operation makes."""
-        tensor = self.tensors[name]
+        tensor = self.graph.tensors[name]
         dtype = np.dtype(np.float32) if tensor.codes is None else tensor.codes.dtype
         self._activation(tensor.name, tensor.shape, dtype, tensor.codes)
 
@@ -162,7 +138,7 @@ class Writer:
         keys: tuple[Sequence[str], Sequence[str]] = ((), ()),
     ) -> bytes:
         """The file; without keys, its signature calls tensors by their names."""
-        images = [image.name for image in self.images]
+        images = [image.name for image in self.graph.images]
         self.subgraph.inputs = [self.indices[name] for name in images]
         self.subgraph.outputs = [self.indices[name] for name in outputs]
         self.model.metadata = [

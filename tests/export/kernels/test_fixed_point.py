@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sat_tf.export.kernels import fixed_point, xnnpack
+from sat_tf.export.kernels import fixed_point, kernel_sets, xnnpack
 from sat_tf.export.kernels.fixed_point import Multipliers
 from sat_tf.export.kernels.xnnpack import fused_multiply_add
 from sat_tf.export.operations.operation import stored_codes
@@ -120,7 +120,8 @@ def test_means_are_those_of_whole_numbers(total, count, scales, zeros):
 def test_a_product_of_two_tensors_has_its_multiplier_in_float32_but_in_micro():
     scales = np.float32(0.1), np.float32(0.3), np.float32(0.7)
     exact = float(scales[0]) * float(scales[1]) / float(scales[2])
-    assert fixed_point.multiplier_in_float64(*scales) == exact
+    of_micro = kernel_sets.MICRO.product(np.array([1 << 20]), scales[:2], scales[2]).item()
+    assert of_micro == round(exact * (1 << 20))
     assert xnnpack.product_multiplier(*scales) == float(scales[0] * scales[1] / scales[2])
     assert xnnpack.product_multiplier(*scales) != exact
 
@@ -247,8 +248,12 @@ def test_means_are_those_of_whole_numbers_with_and_without_fusing(total, count, 
     multiplier = xnnpack.mean_multiplier(source, output, count)
     given_values = np.array([total]), multiplier, count, zeros
     expected = (total, count, scales, zeros)
-    assert xnnpack.mean_rounded_twice(*given_values).item() == reference.mean_on_x86(*expected)
-    assert xnnpack.mean_fused(*given_values).item() == reference.mean_on_arm(*expected)
+    assert xnnpack.mean(*given_values, xnnpack.multiply_add).item() == reference.mean_on_x86(
+        *expected
+    )
+    assert xnnpack.mean(*given_values, xnnpack.fused_multiply_add).item() == reference.mean_on_arm(
+        *expected
+    )
 
 
 @settings(deadline=None, derandomize=True, max_examples=100)
@@ -263,8 +268,10 @@ def test_rules_disagree_on_no_mean_but_those_near_halves(side, ratio, scale, zer
     count, ends = side * side, (lowest, 127)
     multiplier = xnnpack.mean_multiplier(np.float32(scale), np.float32(scale / ratio), count)
     sums = np.arange(-128 * count, 127 * count + 1)
-    rules = xnnpack.mean_rounded_twice, xnnpack.mean_fused
-    once, fused = (np.clip(rule(sums, multiplier, count, zeros), *ends) for rule in rules)
+    rules = xnnpack.multiply_add, xnnpack.fused_multiply_add
+    once, fused = (
+        np.clip(xnnpack.mean(sums, multiplier, count, zeros, rule), *ends) for rule in rules
+    )
     near = xnnpack.sums_near_halves(multiplier, count, zeros, ends)
     assert set(sums[once != fused]) <= set(near)
     assert set(near) <= set(sums)

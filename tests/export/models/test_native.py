@@ -6,9 +6,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.evaluate import run_tflite
 from sat_tf.export.export import file_content, file_graph
-from sat_tf.export.litert.runtime import RUNTIMES
+from sat_tf.export.litert.runtime import RUNTIMES, Runtime
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph_file import read_graph
@@ -455,7 +454,7 @@ def test_probabilities_are_asked_for_behind_a_softmax_inside(tmp_path):
     path = tmp_path / "model.tflite"
     report = sat_tf.export_tflite(_of_unit_images(_gated_by_softmax("layer")), path, softmax=True)
     assert report.operators["SOFTMAX"] == 2
-    probabilities = run_tflite(path, PIXELS[:2])
+    probabilities = Runtime(path.read_bytes(), keep_tensors=False).run(PIXELS[:2])
     np.testing.assert_allclose(np.sum(probabilities, axis=-1), 1.0, atol=5 / 256)
 
 
