@@ -43,7 +43,7 @@ def _functions(bits: int) -> dict[str, Callable]:
     import tensorflow as tf
 
     from sat_tf.core import asymmetric as offset
-    from sat_tf.core import dorefa, pact, rescale
+    from sat_tf.core import dorefa, pact
 
     return {
         "relu": lambda x, level: tf.nn.relu(x),
@@ -52,7 +52,7 @@ def _functions(bits: int) -> dict[str, Callable]:
         "quantize_offset": lambda x, level: offset.quantize_offset(x, level, bits, lowest=-0.28),
         "clamp_weights": lambda x, level: dorefa.clamp_weights(x),
         "quantize_weights": lambda x, level: dorefa.quantize_weights(x, bits),
-        "rescale_weights": lambda x, level: x * rescale.rescale_factor(x, fan_out=64),
+        "rescale_weights": lambda x, level: x * dorefa.rescale_factor(x, fan_out=64),
     }
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, find_clipping_gradient, passed_back, strength_of
+from sat_tf.core.grid import SMALLEST_RANGE, ends_of_skew, scale_and_zero, scale_and_zero_point
 from sat_tf.core.pact import round_to_narrow
-from sat_tf.core.ranges import SMALLEST_RANGE, ends_of_skew, scale_and_zero, scale_and_zero_point
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 
 
@@ -121,7 +121,7 @@ def quantize_skewed(
 ) -> Tensor:
     """Clips and quantizes a tensor that can be negative to a range that need not be symmetric.
 
-    The ends l and h of the range are those of `ranges.ends_of_skew`: the larger one is the clipping
+    The ends l and h of the range are those of `grid.ends_of_skew`: the larger one is the clipping
     level α, of whichever sign, and the skew κ says how much smaller the other one is. With κ = 0
     the value is that of `pact.quantize_stream`, on the narrow grid; else there are a = 2^b - 1
     intervals, the scale s = (h - l) / a, and z = round(-l / s) codes below zero, so that 0 is one

@@ -20,8 +20,13 @@ from typing import Any
 
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
-from sat_tf.core.grid import FEWEST_SIGNED_BITS, check_bits
-from sat_tf.core.ranges import SMALLEST_SIZE, axes_within, count_below_zero
+from sat_tf.core.grid import (
+    FEWEST_SIGNED_BITS,
+    SMALLEST_SIZE,
+    axes_within,
+    check_bits,
+    count_below_zero,
+)
 from sat_tf.core.tensors import (
     Namespace,
     Tensor,

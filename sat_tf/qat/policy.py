@@ -10,9 +10,9 @@ from pydantic import BaseModel, Field, ValidationError, create_model, model_vali
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
+from sat_tf.core.dorefa import RESCALINGS
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid import is_bits
-from sat_tf.core.rescale import METHODS
 from sat_tf.presentation.tables import Column, Displayed, Marked, Table
 from sat_tf.qat.policy_fields import (
     DEFAULT_QUANTIZERS,
@@ -163,7 +163,7 @@ class BitPolicy(Displayed):
     ] = None
     weight_range: Literal["layer", "channel"] = "channel"
     detach_max: bool = True
-    rescale: Annotated[str, one_of(METHODS)] = "stddev"
+    rescale: Annotated[str, one_of(RESCALINGS)] = "stddev"
     clipping_gradient: Annotated[str, one_of(CLIPPING_GRADIENTS)] = "calibrated"
     clipping_level_rate: Rate = 1.0
     initial_clipping_level: Level = None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.core.ranges import observed_ends
+from sat_tf.core.grid import observed_ends
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.network import Network, Node
@@ -21,7 +21,7 @@ from sat_tf.messages import first_ones, warn
 from sat_tf.qat.layout import call_name, inner_layer, name_in_front_of_insertions
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, ActivationQuantizer, Quantizer
-from sat_tf.quantizers.settings import COUNT, ENDS
+from sat_tf.quantizers.values import COUNT, ENDS
 
 _CODES_OF_FILE = 256
 # So many units in the last place a level may move until float32 has the ends of its scale.

@@ -21,8 +21,7 @@ from sat_tf.graph.layers.normalization import is_adapted, is_plain_factor, slope
 from sat_tf.graph.network import Network, Node
 from sat_tf.quantizers.input_range import ImageGrid
 from sat_tf.quantizers.protocol import ActivationQuantizer
-from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
-from sat_tf.quantizers.values import SampledValues
+from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, SampledValues
 
 
 class PixelRanges:

@@ -17,11 +17,10 @@ from typing import IO
 import numpy as np
 
 from sat_tf.core import grid as grids
-from sat_tf.core.ranges import scale_and_zero
+from sat_tf.core.grid import scale_and_zero
 from sat_tf.core.tensors import Tensor
 from sat_tf.quantizers.protocol import ActivationQuantizer
-from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
-from sat_tf.quantizers.values import Function, SampledValues, itself
+from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, Function, SampledValues, itself
 
 # The power p of the error by bit width.
 _POWERS = {8: 4}

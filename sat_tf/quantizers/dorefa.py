@@ -6,15 +6,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sat_tf.core import dorefa, rescale
+from sat_tf.core import dorefa
 from sat_tf.core.gradients import describe_surrogate
-from sat_tf.core.grid import LARGEST_INT8
-from sat_tf.core.ranges import axes_within, range_shape
+from sat_tf.core.grid import LARGEST_INT8, axes_within, range_shape
 from sat_tf.core.tensors import Tensor, namespace
-from sat_tf.quantizers.protocol import Predecessor, VariableSpec, bits_of
+from sat_tf.quantizers.protocol import Predecessor, VariableSpec, WithSurrogate, bits_of
 from sat_tf.quantizers.scaled import WeightsOnGrid
-from sat_tf.quantizers.settings import GAIN, WithSurrogate, known_sizes
-from sat_tf.quantizers.values import IntegerWeights, Variables
+from sat_tf.quantizers.values import GAIN, IntegerWeights, Variables, known_sizes
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
@@ -22,7 +20,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
     """Latent weights to effective weights: clamp, quantize, rescale (Eq. 5 to 10).
 
     Forward: Ξ = gain · c · Q, with Q from `dorefa.quantize_weights` (Ŵ where `num_bits` is None)
-    and c from `rescale.rescale_factor`; c = 1 where `rescale` is None, for layers with
+    and c from `dorefa.rescale_factor`; c = 1 where `rescale` is None, for layers with
     BatchNormalization right behind them. Backward: as documented there; gain and c are constants.
     The gain is the fixed, positive variable `rescale_gain`, which gives a pretrained layer's
     weights the size back that the clamp takes from them; 1 is the paper.
@@ -80,7 +78,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
 
     def factor(self, values: Tensor, latent: Tensor) -> Tensor:
         """The rescaling constant c of these clamped or quantized weights; 1 without rescaling."""
-        return rescale.rescale_factor(
+        return dorefa.rescale_factor(
             values, self.fan_out, self.rescale or "none", latent=latent, range_axes=self.range_axes
         )
 

@@ -20,8 +20,7 @@ from sat_tf.quantizers.seen_values import (
     misfit,
     pixel_doubt,
 )
-from sat_tf.quantizers.settings import COUNT
-from sat_tf.quantizers.values import Variables
+from sat_tf.quantizers.values import COUNT, Variables
 
 _MOMENTUM = 0.99
 _CHECKED_BY = "checked_by"

@@ -1,19 +1,148 @@
-"""Weights whose scale is the mean magnitude of each channel: those of N2UQ."""
+"""Weights on a grid whose size is the mean magnitude of each channel: those of N2UQ.
+
+Liu et al., "Nonuniform-to-Uniform Quantization", CVPR 2022, section 3.3 and their released code.
+"""
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
-from sat_tf.core import l1
-from sat_tf.core.grid import Bits, grid_units
-from sat_tf.core.tensors import Tensor
+from sat_tf.core import grid as grids
+from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
+from sat_tf.core.grid import SMALLEST_SIZE, Bits, axes_within, grid_units
+from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 from sat_tf.quantizers.scaled import ScaledWithSurrogate, WeightsOnGrid
-from sat_tf.quantizers.settings import true_or_false
-from sat_tf.quantizers.values import Variables
+from sat_tf.quantizers.values import Variables, true_or_false
+
+
+def weight_size(
+    kernel: Tensor, num_bits: grids.Bits, *, range_axes: tuple[int, ...] = ()
+) -> Tensor:
+    """The size c = (2^b - 1) / 2^(b-1) · mean|w| of each range of weights; carries no gradient.
+
+    Of uniformly distributed weights it is nearly the largest, 2 mean|w|; at 1 bit it is mean|w|,
+    which makes the quantized weights those of XNOR-Net (Rastegari et al. 2016). A range of zeros
+    has the size of its layer, and where all are zeros 1. NaN and infinite weights are left out.
+
+    What is returned is float32, of the rank of the kernel with length 1 along the other axes.
+
+    >>> import numpy as np
+    >>> weight_size(np.float32([[0.5, -2.0], [1.5, 0.0]]), 2, range_axes=(1,)).numpy()
+    array([[1.5, 1.5]], dtype=float32)
+    """
+    n = namespace(kernel)
+    intervals = in_float32(n, grids.levels(num_bits))
+    factor = 2.0 * intervals / (intervals + 1.0)
+    rank = len(kernel.shape)
+    own = axes_within(rank, range_axes)
+    of_range, of_layer = (_mean_magnitude(n, kernel, axes) for axes in (own, range(rank)))
+    of_layer = n.where(of_layer >= SMALLEST_SIZE, of_layer, 1.0)
+    return n.stop_gradient(n.where(of_range >= SMALLEST_SIZE, of_range, of_layer) * factor)
+
+
+def quantize_weights(
+    kernel: Tensor,
+    num_bits: grids.Bits,
+    grid: str = "auto",
+    *,
+    range_axes: tuple[int, ...] = (),
+    over_size: bool = True,
+    surrogate: str = STRAIGHT_THROUGH,
+    strength: float | None = None,
+) -> Tensor:
+    """Clips and quantizes latent weights (N2UQ).
+
+    Forward, with c of `weight_size` and Q of a grid (DoReFa's: Q = 2 round(a (x + 1) / 2) / a - 1):
+               q = c · Q(clip(w / c, -1, 1)).
+    Backward:  dq/dw = 1 / c, also where it is clipped, as the authors' code has it: the gradient is
+               that of w / c; or 1 without `over_size`.
+
+    Computed in float32, returned in the type of `kernel`. A NaN weight stays NaN. With another
+    surrogate its factor comes on top.
+
+    >>> quantize_weights([[-3.0, -0.5, 0.5, 0.0]], 2).numpy().tolist()
+    [[-1.5, -0.5, 0.5, 0.5]]
+    """
+    strength_of(surrogate, strength)
+    grids.levels(num_bits, grid)
+    return computed_in_float32(
+        _forward,
+        _backward,
+        [kernel],
+        num_bits=num_bits,
+        grid=grid,
+        range_axes=tuple(range_axes),
+        over_size=over_size,
+        surrogate=surrogate,
+        strength=strength,
+    )
+
+
+def weight_codes(
+    kernel: Tensor, num_bits: grids.Bits, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
+) -> tuple[Tensor, Tensor]:
+    """The codes of `quantize_weights`, int32, and the float64 scales of the ranges.
+
+    A NaN weight, for which there is no code, is an error.
+    """
+    n = namespace(kernel)
+    latent = in_float32(n, kernel)
+    size = weight_size(latent, num_bits, range_axes=range_axes)
+    units = grids.grid_units(latent, size, num_bits, grid)
+    units = n.check_numerics(units, "l1: NaN has no integer code")
+    per_unit = grids.codes_per_unit(num_bits, grid)
+    codes = (units - grids.middle(num_bits, grid)) * per_unit  # halves and their doubles are exact
+    span = n.in_widest(grids.divisor(num_bits, grid) * per_unit)
+    return n.cast(codes, "int32"), n.in_widest(size) * (2.0 / span)
+
+
+def _forward(
+    n: Namespace,
+    latent: Tensor,
+    *,
+    num_bits: grids.Bits,
+    grid: str,
+    range_axes: tuple[int, ...],
+    **settings: Any,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    size = weight_size(latent, num_bits, range_axes=range_axes)
+    half = in_float32(n, grids.divisor(num_bits, grid)) / 2.0
+    centred = grids.grid_units(latent, size, num_bits, grid) - grids.middle(num_bits, grid)
+    return centred * (1.0 / half) * size, (size, centred, half)
+
+
+def _backward(
+    n: Namespace,
+    upstream: Tensor,
+    value: Tensor,
+    latent: Tensor,
+    size: Tensor,
+    centred: Tensor,
+    half: Tensor,
+    *,
+    over_size: bool,
+    surrogate: str,
+    strength: float | None,
+    **settings: Any,
+) -> tuple[Tensor]:
+    if surrogate != STRAIGHT_THROUGH:
+        position = n.maximum(n.minimum(latent / size, 1.0), -1.0) * half
+        upstream = passed_back(upstream, position - centred, 2.0 * half, surrogate, strength)
+    return (upstream / size if over_size else upstream,)
+
+
+def _mean_magnitude(n: Namespace, kernel: Tensor, axes: Iterable[int]) -> Tensor:
+    finite, over = n.isfinite(kernel), {"axis": tuple(axes), "keepdims": True}
+    total = n.sum(n.where(finite, n.abs(kernel), 0.0), **over)
+    return total / n.maximum(n.sum(n.cast(finite, "float32"), **over), 1.0)
+
+
+# -- the quantizer -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
-    """Weights on a grid whose size is 2 mean|w| or less: `l1.quantize_weights` (Liu et al. 2022).
+    """Weights on a grid whose size is 2 mean|w| or less: `quantize_weights` (Liu et al. 2022).
 
     It has no variables: the size follows the latent weights.
     """
@@ -31,7 +160,7 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
         true_or_false("over_size", self.over_size)
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
-        return l1.quantize_weights(
+        return quantize_weights(
             latent,
             num_bits,
             self.grid,
@@ -41,8 +170,8 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
         )
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        return l1.weight_codes(latent, self.bits, self.grid, range_axes=self.range_axes)
+        return weight_codes(latent, self.bits, self.grid, range_axes=self.range_axes)
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        size = l1.weight_size(latent, self.bits, range_axes=self.range_axes)
+        size = weight_size(latent, self.bits, range_axes=self.range_axes)
         return grid_units(latent, size, self.bits, self.grid)

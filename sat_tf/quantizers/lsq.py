@@ -9,9 +9,8 @@ import numpy as np
 
 from sat_tf.core import grid, lsq
 from sat_tf.core.gradients import scaled_gradient
-from sat_tf.core.grid import FEWEST_SIGNED_BITS
+from sat_tf.core.grid import FEWEST_SIGNED_BITS, scale_and_zero
 from sat_tf.core.lsq import lsq_code_ends
-from sat_tf.core.ranges import scale_and_zero
 from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.pact import BelowZero, UpToItsLevel
@@ -24,13 +23,15 @@ from sat_tf.quantizers.protocol import (
     bits_of,
 )
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
-from sat_tf.quantizers.settings import (
+from sat_tf.quantizers.values import (
     SMALLEST_CLIPPING_LEVEL,
+    CodeRange,
+    SampledValues,
+    Variables,
     known_sizes,
     true_or_false,
     usual_deviation,
 )
-from sat_tf.quantizers.values import CodeRange, SampledValues, Variables
 
 # The variable of weights, s · sqrt(highest code), and that of LSQ+, by how much the lower end has
 # moved.

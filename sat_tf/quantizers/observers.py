@@ -10,11 +10,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from sat_tf.core.asymmetric import quantize_observed
-from sat_tf.core.ranges import SMALLEST_RANGE, scale_and_zero_point
+from sat_tf.core.grid import SMALLEST_RANGE, scale_and_zero_point
 from sat_tf.core.tensors import Tensor, in_float32, namespace
 from sat_tf.quantizers.protocol import Quantizer, VariableSpec
-from sat_tf.quantizers.settings import COUNT, ENDS
-from sat_tf.quantizers.values import CodeRange, Variables
+from sat_tf.quantizers.values import COUNT, ENDS, CodeRange, Variables
 
 # The share of the largest values that tells how a distribution ends, and how many times as many
 # values its end is extrapolated to.

@@ -8,7 +8,7 @@ import numpy as np
 
 from sat_tf.core import asymmetric, grid, pact
 from sat_tf.core.gradients import scaled_gradient
-from sat_tf.core.ranges import ends_of_skew, scale_and_zero
+from sat_tf.core.grid import ends_of_skew, scale_and_zero
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.quantizers.best_levels import (
     best_clipping_level,
@@ -21,14 +21,16 @@ from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
     VariableSpec,
+    WithSurrogate,
     bits_of,
 )
-from sat_tf.quantizers.settings import (
+from sat_tf.quantizers.values import (
     SKEW,
     SMALLEST_CLIPPING_LEVEL,
-    WithSurrogate,
+    CodeRange,
+    SampledValues,
+    Variables,
 )
-from sat_tf.quantizers.values import CodeRange, SampledValues, Variables
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)

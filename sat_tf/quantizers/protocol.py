@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from sat_tf.core.asymmetric import Reach
+from sat_tf.core.gradients import STRAIGHT_THROUGH, strength_of
 from sat_tf.core.grid import AUTOMATIC, LARGEST_INT8, is_bits
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.messages import did_you_mean
@@ -196,6 +197,36 @@ class Quantizer(abc.ABC):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"{type(self).__name__}({settings})"
+
+
+_SURROGATE = ("surrogate", "surrogate_strength")
+
+
+@dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+class WithSurrogate(Quantizer):
+    """A quantizer with a choice of what rounding passes back."""
+
+    surrogate: str = STRAIGHT_THROUGH  # A row of `gradients.SURROGATES`.
+    surrogate_strength: float | None = None  # See there; None is the usual one.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        strength_of(self.surrogate, self.surrogate_strength)
+
+    @property
+    def passed_back(self) -> dict[str, Any]:
+        """The arguments that functions of `core` take for it."""
+        return {"surrogate": self.surrogate, "strength": self.surrogate_strength}
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor, without the choice where it is the usual one.
+
+        Versions from before there was a choice read such models.
+        """
+        config = super().get_config()
+        if self.surrogate != STRAIGHT_THROUGH:
+            return config
+        return {name: value for name, value in config.items() if name not in _SURROGATE}
 
 
 # -- weights -------------------------------------------------------------------------------------

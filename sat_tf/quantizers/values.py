@@ -1,18 +1,30 @@
-"""The variables, samples, codes and scales that quantizers are given and answer with."""
+"""The variables, samples, codes and scales that quantizers are given and answer with; options."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from sat_tf.core.grid import LARGEST_INT8
+from sat_tf.core.grid import LARGEST_INT8, axes_within
 from sat_tf.core.tensors import Tensor, namespace
 
 # The variables of a quantizer by name.
 Variables = Mapping[str, Any]
 # A function of many values at once, float32, each for itself.
 Function = Callable[[np.ndarray], np.ndarray]
+# Names of variables. A skew says how much less far than its clipping level a range reaches on the
+# other side of 0, as a share of it.
+SKEW = "skew"
+# The gain of a rescaling gives a pretrained layer its size back.
+GAIN = "rescale_gain"
+# Observers have a range, and the number of batches; 0 means never observed.
+ENDS = ("lowest", "highest")
+COUNT = "observations"
+
+# No clipping level is lower.
+SMALLEST_CLIPPING_LEVEL = 1e-3
 
 
 def itself(values: np.ndarray) -> np.ndarray:
@@ -94,3 +106,30 @@ def off_halves(values: Tensor, found: CodeRange, count: int | None) -> Tensor:
     quarter = scale / (4.0 * count)
     is_positive = values / scale + zero_point > 0.0
     return values + n.stop_gradient(n.where(is_positive, quarter, -quarter))
+
+
+def usual_deviation(kernel_shape: Sequence[int]) -> float:
+    """The deviation of a kernel of the usual size: sqrt(2 / n) with n inputs of each output.
+
+    >>> usual_deviation((1, 1, 8, 32))
+    0.5
+    """
+    inner = math.prod(kernel_shape[axis] for axis in axes_within(len(kernel_shape), (-1,)))
+    return math.sqrt(2.0 / inner)
+
+
+def known_sizes(kernel_shape: Sequence[int | None]) -> tuple[int, ...]:
+    """The shape of a kernel, all of which has to be known."""
+    sizes = tuple(size for size in kernel_shape if size is not None)
+    if len(sizes) < len(kernel_shape):
+        raise ValueError(
+            f"received a kernel of shape {tuple(kernel_shape)}, expected known sizes; build the "
+            "layer for an input whose channels are known."
+        )
+    return sizes
+
+
+def true_or_false(name: str, value: Any) -> None:
+    """Raises ValueError unless an option is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: expected True or False.")

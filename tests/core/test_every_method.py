@@ -6,9 +6,10 @@ import weakref
 import numpy as np
 import pytest
 
-from sat_tf.core import asymmetric, dorefa, l1, lsq
+from sat_tf.core import asymmetric, dorefa, lsq
 from sat_tf.core.gradients import scaled_gradient, straight_through
 from sat_tf.core.tensors import is_tensor, namespace, sum_as
+from sat_tf.quantizers import l1
 from sat_tf.quantizers.methods import kmeans, lq_nets, qil
 from tests.core.execution import BACKEND, MODES, NO_CODE, array, draw, tensor, value_and_gradients
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sat_tf.core import l1
 from sat_tf.core.grid import GRIDS
+from sat_tf.quantizers import l1
 from tests import reference
 from tests.core.execution import LONG_MODES, MODES, array, draw, tensor, value_and_gradients
 

@@ -12,10 +12,11 @@ import tf_keras as keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sat_tf.core import asymmetric, dorefa, l1, lsq, on_keras, on_tensorflow, pact
+from sat_tf.core import asymmetric, dorefa, lsq, on_keras, on_tensorflow, pact
 from sat_tf.core.gradients import CLIPPING_GRADIENTS, scaled_gradient, straight_through
 from sat_tf.core.grid import GRIDS
 from sat_tf.core.on_tensorflow import with_gradient
+from sat_tf.quantizers import l1
 from sat_tf.quantizers.methods import qil
 from tests import reference
 from tests.core.execution import value_and_gradients

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sat_tf.core import asymmetric, dorefa, l1, lsq, pact
+from sat_tf.core import asymmetric, dorefa, lsq, pact
 from sat_tf.core.gradients import SURROGATES, passed_back
+from sat_tf.quantizers import l1
 from tests import reference
 from tests.core.execution import LONG_MODES, array, value_and_gradients
 

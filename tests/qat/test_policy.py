@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sat_tf
+from sat_tf.core.dorefa import RESCALINGS
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid import AUTOMATIC, GRIDS, find_grid
-from sat_tf.core.rescale import METHODS
 from sat_tf.qat import policy_fields
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy
@@ -118,7 +118,7 @@ def test_numbers_of_numpy_become_plain_ones():
 
 def test_names_are_those_of_the_core():
     assert {*AUTOMATIC, *GRIDS} == set(policy_fields.GRID_NAMES)
-    for method in METHODS:
+    for method in RESCALINGS:
         BitPolicy(rescale=method)
     for gradient in CLIPPING_GRADIENTS:
         BitPolicy(clipping_gradient=gradient)
@@ -140,7 +140,7 @@ _BITS = st.one_of(st.none(), st.integers(1, 8))
     weight_bits=_BITS,
     activation_bits=_BITS,
     stream_bits=st.one_of(st.none(), st.integers(2, 8)),
-    rescale=st.sampled_from(METHODS),
+    rescale=st.sampled_from(RESCALINGS),
     level=st.floats(1e-3, 100),
     override_bits=_BITS,
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.core import lsq, pact, rescale
+from sat_tf.core import dorefa, lsq, pact
 from sat_tf.core.asymmetric import POSITIVE, SIGNED_UNIT, UNIT, UNKNOWN, Reach
 from sat_tf.core.lsq import lsq_code_ends
 from sat_tf.quantizers.lsq import (
@@ -131,7 +131,7 @@ def test_sats_rescaling_is_that_of_eq_10_and_a_pretrained_layer_keeps_its_size(n
     quantizer.begin(kernel, variables)
     values = plain(kernel, True, variables)
     made = quantizer(kernel, True, variables)
-    factor = rescale.rescale_factor(values, 8)
+    factor = dorefa.rescale_factor(values, 8)
     np.testing.assert_allclose(made, values * factor, rtol=1e-6)
     assert quantizer.rescale_constant(kernel, variables) == pytest.approx(float(factor))
     assert float(tf.reduce_mean(made**2)) == pytest.approx(1 / 8, rel=1e-4)

@@ -9,11 +9,11 @@ from sat_tf.keras3.quantized_layer import QuantizedLayer
 from sat_tf.qat.configs import make_variables
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.methods.channel_bits import ChannelBitsQuantizer
-from sat_tf.quantizers.methods.levels import LevelsOfWeights
 from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
 from sat_tf.quantizers.pact import OffsetQuantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, WeightQuantizer
+from sat_tf.quantizers.scaled import LevelsOfWeights
 from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
 from tests.quantizers.rows import others, rows
 

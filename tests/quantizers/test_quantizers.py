@@ -33,8 +33,8 @@ from sat_tf.quantizers.pact import (
     StreamQuantizer,
     UnitQuantizer,
 )
-from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
+from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL
 from tests import reference
 from tests.conftest import mirrored
 from tests.quantizers.held import built

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sat_tf.core.ranges import scale_and_zero_point
+from sat_tf.core.grid import scale_and_zero_point
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.messages import name_of
 from sat_tf.quantizers.input_range import InputRange

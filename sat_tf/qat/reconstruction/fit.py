@@ -16,7 +16,7 @@ from sat_tf.qat.images import Rows
 from sat_tf.qat.reconstruction.blocks import Span, computed
 from sat_tf.qat.reconstruction.checkpoint import Checkpoint, FitState
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, weight_quantizer
-from sat_tf.quantizers.settings import SKEW
+from sat_tf.quantizers.values import SKEW
 from sat_tf.top_k import classes_of
 
 _BATCH_SIZE = 32

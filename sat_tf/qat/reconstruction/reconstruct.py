@@ -30,7 +30,7 @@ from sat_tf.qat.reconstruction.checkpoint import Checkpoint, as_checkpoint, key_
 from sat_tf.qat.reconstruction.fit import Aim, FitSchedule, Part, trained
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import InputRange
-from sat_tf.quantizers.settings import COUNT
+from sat_tf.quantizers.values import COUNT
 from sat_tf.validation import Count, Positive, find_problems
 
 # A block is fitted in so many steps.

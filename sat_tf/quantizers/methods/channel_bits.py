@@ -11,15 +11,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sat_tf.core import l1
-from sat_tf.core.grid import Bits, Grid, find_grid, is_bits
-from sat_tf.core.ranges import axes_within, range_shape
+from sat_tf.core.grid import Bits, Grid, axes_within, find_grid, is_bits, range_shape
 from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
-from sat_tf.quantizers.methods.levels import LevelsOfWeights
+from sat_tf.quantizers import l1
 from sat_tf.quantizers.protocol import WeightRequest
-from sat_tf.quantizers.scaled import ScaledWithSurrogate
-from sat_tf.quantizers.settings import true_or_false
-from sat_tf.quantizers.values import Variables
+from sat_tf.quantizers.scaled import LevelsOfWeights, ScaledWithSurrogate
+from sat_tf.quantizers.values import Variables, true_or_false
 
 # Rounding of float64 may have moved a comparison by this share of the sum of all errors.
 _ROUNDING = 1e-12

@@ -11,13 +11,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sat_tf.core.grid import LARGEST_INT8, check_bits, round_half_up
-from sat_tf.core.ranges import SMALLEST_SIZE
+from sat_tf.core.grid import LARGEST_INT8, SMALLEST_SIZE, check_bits, round_half_up
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 from sat_tf.messages import did_you_mean
-from sat_tf.quantizers.methods.levels import LevelsOfWeights
-from sat_tf.quantizers.settings import true_or_false
-from sat_tf.quantizers.values import Variables
+from sat_tf.quantizers.scaled import LevelsOfWeights
+from sat_tf.quantizers.values import Variables, true_or_false
 
 
 def quantize_weights(

@@ -15,10 +15,16 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from sat_tf.core.gradients import straight_through
-from sat_tf.core.grid import LARGEST_INT8, check_bits, round_half_up
-from sat_tf.core.ranges import SMALLEST_SIZE, axes_within, range_shape
+from sat_tf.core.grid import (
+    LARGEST_INT8,
+    SMALLEST_SIZE,
+    axes_within,
+    check_bits,
+    range_shape,
+    round_half_up,
+)
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
-from sat_tf.quantizers.methods.levels import LevelsOfWeights
+from sat_tf.quantizers.scaled import LevelsOfWeights
 from sat_tf.quantizers.values import Variables
 from sat_tf.validation import is_number
 

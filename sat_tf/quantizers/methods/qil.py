@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
-from sat_tf.core.grid import FEWEST_SIGNED_BITS, Bits, check_bits
-from sat_tf.core.ranges import axes_within
+from sat_tf.core.grid import FEWEST_SIGNED_BITS, Bits, axes_within, check_bits
 from sat_tf.core.tensors import (
     Namespace,
     Tensor,
@@ -29,8 +28,7 @@ from sat_tf.core.tensors import (
 )
 from sat_tf.quantizers.protocol import Predecessor, VariableSpec
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
-from sat_tf.quantizers.settings import known_sizes, usual_deviation
-from sat_tf.quantizers.values import Variables
+from sat_tf.quantizers.values import Variables, known_sizes, usual_deviation
 from sat_tf.validation import is_number
 
 
