@@ -9,7 +9,6 @@ L = keras.layers
 
 @pytest.fixture(scope="session")
 def digits():
-    """Scanned digits, 16x16."""
     return load_digits(16)
 
 
