@@ -19,6 +19,14 @@ def data():
     return draw.integers(0, 256, (64, 8, 8, 3)).astype(np.float32), draw.integers(0, 3, 64)
 
 
+@pytest.fixture(params=["mixed_bfloat16", "mixed_float16"])
+def precision(request):
+    """A lower precision, in which models are built while a test runs."""
+    keras.mixed_precision.set_global_policy(request.param)
+    yield request.param
+    keras.mixed_precision.set_global_policy("float32")
+
+
 @pytest.fixture(scope="session")
 def digits_model(digits):
     """A float model with all kinds of layers, trained for a few seconds: 97 % correct."""

@@ -11,7 +11,6 @@ import sat_tf
 from sat_tf.export.certificate import inputs, runtimes
 from sat_tf.export.certificate.certificate import FEWEST_IMAGES, Certificate, read_certificate
 from sat_tf.export.certificate.comparison import CodesRecorder
-from sat_tf.export.certificate.runtimes import Hold, holds_of, verdict_of
 from sat_tf.export.certificate.inputs import GIVEN
 from sat_tf.export.certificate.outputs import (
     FEWEST_VALUES,
@@ -21,6 +20,7 @@ from sat_tf.export.certificate.outputs import (
 )
 from sat_tf.export.certificate.page import certificate_page
 from sat_tf.export.certificate.proof import prove, read_subject, verify_file
+from sat_tf.export.certificate.runtimes import Hold, holds_of, verdict_of
 from sat_tf.export.kernels import kernel_sets
 from sat_tf.export.litert.processes import Machine
 from sat_tf.export.operations import linear

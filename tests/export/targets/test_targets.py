@@ -8,8 +8,7 @@ import sat_tf
 from sat_tf.export.certificate.certificate import read_certificate
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.targets import constraints
-from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.targets.table import ACTIVATIONS, INTEGER_OUTPUTS, QUANTIZED, Elsewhere
+from sat_tf.export.targets.table import ACTIVATIONS, INTEGER_OUTPUTS, QUANTIZED, TARGETS, Elsewhere
 from sat_tf.export.tflite.contents import Contents, StoredOperator, StoredTensor, read_contents
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.targets import PROCESSORS
