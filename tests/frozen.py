@@ -49,7 +49,7 @@ from sat_tf import BitPolicy
 from tests.export import zoo
 from tests.export.layer_models import MODELS as LAYER_MODELS
 from tests.export.layer_models import detector, unet
-from tests.export.models import test_blocks
+from tests.export.models import test_grids
 from tests.keras3 import models as keras3_models
 from tests.training.small_networks import OPTIONS, build_small
 
@@ -162,7 +162,7 @@ def _exported() -> Iterator[tuple[str, _Exported]]:
     policy = BitPolicy.mobile(4)
     others = {f"layers {name}": kind.build for name, kind in LAYER_MODELS.items()}
     others |= {
-        f"block {block.__name__}": lambda block=block: _block(block) for block in test_blocks.BLOCKS
+        f"block {block.__name__}": lambda block=block: _block(block) for block in test_grids.BLOCKS
     }
     others |= {"task unet": unet, "task detector": detector}
     for name, build in others.items():

@@ -203,7 +203,7 @@ def test_both_models_load_with_nothing_but_the_package(tiny_run):
 @pytest.mark.thorough
 def test_export_prints_how_weights_are_stored_where_they_are_packed(tmp_path, capsys):
     policy = BitPolicy.mobile(4, weight_grid="narrow")
-    quantized = Specimen(zoo.bottleneck, "", policy).quantized()
+    quantized = Specimen(zoo.bottleneck, policy).quantized()
     quantized.save(tmp_path / "quantized.keras")
     asked = ["export", str(tmp_path / "quantized.keras")]
     assert main.main(asked) == 0

@@ -43,6 +43,15 @@ def draw(shape: Sequence[int] = (3, 3, 4, 5), seed: int = 0, deviation: float = 
     return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
 
 
+def uneven(
+    shape: Sequence[int] = (3, 3, 4, 5), seed: int = 0, deviations: Any = None
+) -> np.ndarray:
+    """Weights with far ones, whose channels have deviations of their own."""
+    generator = np.random.default_rng(seed)
+    deviations = generator.uniform(0.05, 1.0, shape[-1]) if deviations is None else deviations
+    return (generator.standard_t(4, shape) * deviations).astype(np.float32)
+
+
 def large_draw(seed: int) -> list[np.ndarray]:
     """Weights, activations and an upstream gradient of 65,536 values."""
     generator = np.random.default_rng(seed)

@@ -1,15 +1,16 @@
+import functools
+
 import numpy as np
 import pytest
 
 from sat_tf.core import asymmetric, pact
 from tests import reference
-from tests.core.execution import MODES, array, tensor, value_and_gradients
+from tests.core.execution import MODES, array, draw, tensor, value_and_gradients
 
 RANGES = [(-0.2785, 0.0), (-1.0, 0.0), (0.0, 0.1), (-0.375, 0.2), (0.0, 0.0)]
 
 
-def _values(count=4000, seed=0):
-    return np.random.default_rng(seed).normal(0.0, 2.0, count).astype(np.float32)
+_values = functools.partial(draw, 4000, deviation=2.0)
 
 
 def _run(x, level, bits, upstream=None, mode="eager", gradient="calibrated", **settings):

@@ -1,3 +1,4 @@
+import functools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.core.execution import (
     MODES,
     array,
     differentiated,
+    draw,
     large_draw,
     tensor,
     value_and_gradients,
@@ -20,6 +22,7 @@ from tests.core.execution import (
 
 ROWS = [(name, b) for name, row in GRIDS.items() for b in range(row.fewest_bits, 9)]
 FEW_ROWS = [("dorefa", 1), ("dorefa", 2), ("dorefa", 7), ("narrow", 8), ("rounded", 4)]
+_kernel = functools.partial(draw, deviation=0.5)
 # Half a unit in the last place of 1 in float32.
 EPSILON = 2.0**-24
 # In float32 tanh, the division and the product with at most 128 are each off by a few units in the
@@ -29,10 +32,6 @@ TIE = 256 * 4 * EPSILON
 KERNELS = hnp.arrays(
     np.float32, st.tuples(st.integers(1, 3), st.integers(1, 5)), elements=st.floats(-4, 4, width=32)
 )
-
-
-def _kernel(shape=(3, 3, 4, 5), seed=0, deviation=0.5):
-    return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
 
 
 def _latent(clamped):

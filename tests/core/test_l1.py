@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sat_tf.core.grid import GRIDS
 from sat_tf.quantizers import l1
 from tests import reference
-from tests.core.execution import LONG_MODES, MODES, array, draw, tensor, value_and_gradients
+from tests.core.execution import LONG_MODES, MODES, array, draw, tensor, uneven, value_and_gradients
 
 ROWS = [(bits, grid) for grid in GRIDS for bits in range(GRIDS[grid].fewest_bits, 9)]
 
@@ -85,22 +85,13 @@ def test_a_channel_of_zeros_has_the_size_of_its_layer_and_a_layer_of_zeros_has_1
     assert np.isfinite(gradient).all()
 
 
-# -- channels with bits of their own ---------------------------------------------------------------
-
-
-def _uneven(shape=(3, 3, 4, 5), seed=0):
-    draw = np.random.default_rng(seed)
-    deviations = draw.uniform(0.05, 1.0, shape[-1])
-    return (draw.standard_t(4, shape) * deviations).astype(np.float32)
-
-
 OF_CHANNELS = np.array([1, 2, 4, 7, 8])
 
 
 @pytest.mark.parametrize("mode", LONG_MODES)
 @pytest.mark.parametrize("grid", ["auto", "dorefa"])
 def test_each_channel_is_quantized_as_if_all_had_its_bits(grid, mode):
-    kernel, upstream = _uneven(), _uneven(seed=1)
+    kernel, upstream = uneven(), uneven(seed=1)
     bits = tensor(OF_CHANNELS.reshape(1, 1, 1, 5))
     for choice in (
         {},

@@ -160,9 +160,6 @@ def test_the_best_magnitude_is_no_worse_than_the_usual_one_and_that_of_the_large
     assert error(best) <= 1.01 * min(error(usual), error(largest))
 
 
-# -- activations ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(6, 5, 4, 3), (9, 2, 2), (3,)])
 @pytest.mark.parametrize("highest", [1, 3, 4, 7, 15, 127, 255])
 def test_the_factor_counts_the_features_of_one_sample_or_of_the_batch(highest, shape):

@@ -57,8 +57,6 @@ def _ancestors(op):
     return found
 
 
-# -- gradients of our own ------------------------------------------------------------------------
-
 # Each with a gradient of its own.
 FUNCTIONS = {
     "activation": lambda x: pact.quantize_activation(x, 2.0, 3),
@@ -161,9 +159,6 @@ def test_a_saved_model_computes_and_says_that_it_has_no_gradients(tmp_path):
     np.testing.assert_array_equal(y, [0.0, 0.0, 1.0, 3.0])
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"load it with keras\.models\.load"):
         tape.gradient(y, loaded.level)
-
-
-# -- kernels and plain forms ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "bits"), WEIGHTS)
@@ -334,9 +329,6 @@ def test_the_factor_of_images_of_any_size_is_counted_when_they_come():
         assert float(factor(np.zeros([2, size, size, 3], np.float32))) == pytest.approx(
             wanted, rel=1e-6
         )
-
-
-# -- the backward pass in few passes -------------------------------------------------------------
 
 
 def _computed(function, arguments, mode):

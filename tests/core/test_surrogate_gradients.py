@@ -11,7 +11,7 @@ from sat_tf.core import asymmetric, dorefa, lsq, pact
 from sat_tf.core.gradients import SURROGATES, passed_back
 from sat_tf.quantizers import l1
 from tests import reference
-from tests.core.execution import LONG_MODES, array, value_and_gradients
+from tests.core.execution import LONG_MODES, array, draw, value_and_gradients
 
 # u - round(u), the upstream gradient, and what is passed back on 3 intervals with δ = 0.3:
 # 1 + 0.3 sign(g) e / 3 = 1 ± e / 10.
@@ -69,10 +69,6 @@ def test_a_dsq_of_many_steps_is_nearly_straight_through():
     assert 0.8 < found.min() < found.max() < 1.2
 
 
-def _values(shape, seed, size=1.0):
-    return np.random.default_rng(seed).normal(0.0, size, shape).astype(np.float32)
-
-
 CHOICES = [("ste", None), ("ewgs", None), ("ewgs", 0.5), ("dsq", None), ("dsq", 0.05)]
 
 
@@ -106,9 +102,9 @@ def test_activations_and_streams_pass_back_what_the_surrogate_does(
             -level,
             2**bits - 2,
         )
-    x = _values(3000, 0, 2.0)
+    x = draw(3000, 0, 2.0)
     x = np.append(x[_clear(position(x, level, bits))], [0.0, level, -1.0, -level, 9.0, -9.0])
-    x, upstream = x.astype(np.float32), _values(x.shape, 1)
+    x, upstream = x.astype(np.float32), draw(x.shape, 1, 1.0)
     for gradient in ("calibrated", "pact"):
         value, by_x, by_level = value_and_gradients(
             lambda x, level, gradient=gradient: quantize(
@@ -129,8 +125,8 @@ def test_activations_and_streams_pass_back_what_the_surrogate_does(
 @pytest.mark.parametrize(("name", "strength"), CHOICES)
 @pytest.mark.parametrize("grid", ["dorefa", "narrow", "rounded"])
 def test_dorefa_weights_pass_back_what_the_surrogate_does_through_the_clamp(grid, name, strength):
-    latent = _values((3, 3, 4, 5), 2, 0.5)
-    upstream = _values(latent.shape, 3)
+    latent = draw((3, 3, 4, 5), 2, 0.5)
+    upstream = draw(latent.shape, 3, 1.0)
     _, found = value_and_gradients(
         lambda w: dorefa.quantize_weights(
             w, 4, grid, range_axes=(3,), surrogate=name, strength=strength
@@ -147,7 +143,7 @@ def test_dorefa_weights_pass_back_what_the_surrogate_does_through_the_clamp(grid
 
 
 def test_the_offset_quantizer_passes_it_back_too():
-    x, upstream = _values(2000, 4, 2.0), _values(2000, 5)
+    x, upstream = draw(2000, 4, 2.0), draw(2000, 5, 1.0)
     for name, strength in CHOICES:
         _, by_x, _ = value_and_gradients(
             lambda x, level, name=name, strength=strength: asymmetric.quantize_offset(
@@ -177,7 +173,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_every_function_rounds_the_same_with_any_of_them_and_refuses_others(function):
-    x = _values((64, 4), 6)
+    x = draw((64, 4), 6, 1.0)
     plain = function(x)
     for name in SURROGATES:
         np.testing.assert_array_equal(function(x, surrogate=name), plain)
@@ -188,7 +184,7 @@ def test_every_function_rounds_the_same_with_any_of_them_and_refuses_others(func
 @pytest.mark.parametrize("name", SURROGATES)
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_nan_stays_in_its_own_element(function, name):
-    values = _values((16, 4), 7)
+    values = draw((16, 4), 7, 1.0)
     values[3, 1] = np.nan
     made, gradient = value_and_gradients(lambda x: function(x, surrogate=name), [values])
     broken = np.isnan(values)

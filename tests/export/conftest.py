@@ -23,20 +23,17 @@ def _random_statistics(model: keras.Model, rng: np.random.Generator) -> None:
 
 @pytest.fixture
 def path(tmp_path) -> pathlib.Path:
-    """The file that a test writes."""
     return tmp_path / "model.tflite"
 
 
 @pytest.fixture(scope="package")
 def images() -> np.ndarray:
-    """Sixty-four uint8 images of 32x32 pixels."""
     rng = np.random.default_rng(7)
     return rng.integers(0, 256, (64, 32, 32, 3)).astype(np.uint8)
 
 
 @pytest.fixture(scope="package")
 def float_model() -> keras.Model:
-    """A narrow MobileNet-V2."""
     keras.utils.set_random_seed(3)
     model = build("mobilenet_v2", image_size=32, num_classes=10, width_multiplier=0.1)
     _random_statistics(model, np.random.default_rng(3))
@@ -64,7 +61,6 @@ def small() -> keras.Model:
 
 @pytest.fixture(scope="package")
 def small_file(small, tmp_path_factory) -> pathlib.Path:
-    """Its file."""
     path = tmp_path_factory.mktemp("small") / "model.tflite"
     sat_tf.export_tflite(small, path)
     return path
@@ -72,5 +68,4 @@ def small_file(small, tmp_path_factory) -> pathlib.Path:
 
 @pytest.fixture(scope="package")
 def small_images(small) -> np.ndarray:
-    """Thirty-two images for it."""
     return zoo.images_for(small)

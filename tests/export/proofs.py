@@ -36,12 +36,12 @@ def calibrated(
 
 
 def proved(
-    quantized: keras.Model, path: pathlib.Path, images: Any = None, **settings: Any
+    quantized: keras.Model, path: pathlib.Path, images: Any = None, file: Any = None, **options: Any
 ) -> tuple[ExportReport, Certificate]:
-    """The report and the certificate of the file of a model, no code of which differs."""
-    report = sat_tf.export_tflite(quantized, path)
+    """The report, with settings of the file, and the certificate: no code of it differs."""
+    report = sat_tf.export_tflite(quantized, path, **(file or {}))
     images = images_for(quantized, 16) if images is None else images
-    found = sat_tf.verify_tflite(quantized, path, images, progress=False, **settings)
+    found = sat_tf.verify_tflite(quantized, path, images, progress=False, **options)
     assert found.codes_differing == 0
     return report, found
 

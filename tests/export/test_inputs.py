@@ -343,9 +343,6 @@ def test_real_numbers_for_layers_left_float_stay_as_they_are(first, tmp_path):
     assert "int8 codes" in sat_tf.explain(model, stated).inputs[0]
 
 
-# -- between layers left float -------------------------------------------------------------------
-
-
 def _of_waves(behind):
     keras.utils.set_random_seed(3)
     wave = keras.Input((128,), name="wave")

@@ -28,7 +28,6 @@ from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import simulate
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.top_k import top_hits
-from tests.export.damage import changed
 from tests.export.proofs import keras_tensors, stored
 from tests.export.zoo import images_for
 
@@ -206,19 +205,6 @@ def test_random_images_are_drawn_again(small_file, tmp_path):
     path = tmp_path / "certificate.json"
     verify_file(small_file, images, certificate_path=path, images_from=ImagesFrom("noise", 42))
     assert recheck(small_file, read_certificate(path)).differences == []
-
-
-def test_other_images_and_another_file_are_named_at_once(alone, small_file, small_images, tmp_path):
-    recorded, _ = alone
-    other = tmp_path / "other.tflite"
-
-    def another_name(model, graph):
-        model.description = b"another"
-
-    other.write_bytes(changed(small_file.read_bytes(), another_name))
-    expected = r"2 problems(.|\n)*that the certificate was made of(.|\n)*images with the hash"
-    with pytest.raises(ValueError, match=expected):
-        recheck(other, recorded, small_images[::-1])
 
 
 def test_codes_that_are_not_those_of_the_certificate_are_named(

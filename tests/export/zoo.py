@@ -4,7 +4,6 @@ Weights are random and nothing is trained, but normalizations are as hard as tra
 negative, zero, next to zero and huge, some channels are dead, some biases are large.
 """
 
-import collections
 import dataclasses
 import functools
 import warnings
@@ -38,21 +37,13 @@ def depthwise(size=3, **settings) -> keras.layers.Layer:
     return layers.DepthwiseConv2D(size, **{"padding": "same", "use_bias": False, **settings})
 
 
-def counted(operators: str) -> dict[str, int]:
-    """The operators of a text such as "2 CONV_2D, 1 MEAN"."""
-    return {name: int(count) for count, name in map(str.split, operators.split(", "))}
-
-
 @dataclasses.dataclass(frozen=True)
 class Specimen:
     """A model of the zoo.
 
     Attributes:
         build: makes the float model.
-        operators: of the file whose weights all have 8 bits, such as "2 CONV_2D, 1 MEAN"; one
-            QUANTIZE for the image and one DEQUANTIZE go without saying.
         policy: how it is quantized.
-        float_operators: kinds of the operators that read or make float tensors, in order.
         float_head: exported with a float head.
         calibrated: whether clipping levels, statistics and ranges come from images.
         annotated: the model is annotated by hand.
@@ -60,13 +51,11 @@ class Specimen:
         combines_many: whether a sum or a product is of more than two tensors.
         differing: share of a tensor's codes that may differ from Keras, as biases are integers.
         largest: by how many codes they may differ.
-        packed: how many convolutions are matrix products in the file, with weights of 4 bits.
+        functions: the layers that are computed in float32.
     """
 
     build: Callable[[], keras.Model]
-    operators: str = ""
     policy: BitPolicy = dataclasses.field(default_factory=lambda: BitPolicy.mobile(4))
-    float_operators: str = "DEQUANTIZE"
     float_head: bool = False
     calibrated: bool = True
     annotated: bool = False
@@ -74,15 +63,7 @@ class Specimen:
     differing: float = 0.02
     combines_many: bool = False
     largest: int = 1
-    packed: int = 0
-
-    @property
-    def file_operators(self) -> dict[str, int]:
-        """All operators of the file."""
-        counts = collections.Counter({"QUANTIZE": 1, "DEQUANTIZE": 1, **counted(self.operators)})
-        counts["CONV_2D"] -= self.packed
-        counts["FULLY_CONNECTED"] += self.packed
-        return {name: count for name, count in counts.items() if count}
+    functions: tuple[str, ...] = ()
 
     def quantized(self) -> keras.Model:
         """The model as it is exported."""
@@ -166,9 +147,6 @@ def forget_variances(model: keras.Model) -> None:
             layer.moving_variance.assign(variance)
 
 
-# -- models ------------------------------------------------------------------------------------
-
-
 def chain(shape: tuple[int, ...], *rest: keras.layers.Layer) -> keras.Model:
     return keras.Sequential([layers.Input(shape), *rest])
 
@@ -199,30 +177,10 @@ def windows(
     return build
 
 
-def depthwise_windows() -> keras.Model:
-    return chain(
-        (15, 12, 4),
-        *block(depthwise(5), depthwise(3, strides=2, padding="valid"), depthwise(3, strides=2)),
-        *head(),
-    )
-
-
 def dilated_depthwise() -> keras.Model:
     return chain(
         (14, 15, 3),
         *block(depthwise((5, 3), dilation_rate=2), depthwise(3, dilation_rate=3, padding="valid")),
-        layers.Flatten(),
-        Dense(3),
-    )
-
-
-def uneven_windows() -> keras.Model:
-    return chain(
-        (18, 19, 3),
-        *block(convolution(8, (1, 5), strides=(2, 1))),
-        layers.MaxPooling2D((3, 2), (1, 2), "same"),
-        *block(convolution(7, (4, 2), dilation_rate=(1, 3))),
-        layers.AveragePooling2D((1, 3), (2, 1)),
         layers.Flatten(),
         Dense(3),
     )
@@ -259,18 +217,6 @@ def flat_pixels() -> keras.Model:
     return chain((20,), Dense(12, activation="relu"), Dense(5))
 
 
-def flat_pixels_normalized() -> keras.Model:
-    return chain((20,), normalization(), *block(Dense(12), Dense(9)), Dense(5), normalization())
-
-
-def flattened() -> keras.Model:
-    return chain((6, 7, 1), layers.Flatten(), Dense(12, activation="relu"), Dense(5))
-
-
-def dense_on_pixels() -> keras.Model:
-    return chain((6, 5, 3), *block(Dense(8)), Dense(7, activation="relu"), *head())
-
-
 def dense_on_a_sequence() -> keras.Model:
     return chain(
         (6, 5, 3),
@@ -281,50 +227,6 @@ def dense_on_a_sequence() -> keras.Model:
         normalization(),
         layers.Reshape((5, 6, 6)),
         ReLU(),
-        *head(),
-    )
-
-
-def rectified_convolutions() -> keras.Model:
-    return chain(
-        (8, 8, 3),
-        layers.Conv2D(6, 3, activation="relu"),
-        layers.DepthwiseConv2D(3, activation="relu"),
-        layers.Conv2D(6, 1, activation=keras.activations.relu),
-        layers.Flatten(),
-        Dense(3),
-    )
-
-
-def normalizations_alone() -> keras.Model:
-    """Normalizations behind the image, a rectifier, each other and a pooling."""
-    return chain(
-        (8, 8, 6),
-        normalization(),
-        layers.Conv2D(8, 3, activation="relu"),
-        normalization(),
-        normalization(scale=False),
-        ReLU(),
-        convolution(8),
-        normalization(center=False, epsilon=1e-5),
-        layers.MaxPooling2D(),
-        ReLU(),
-        normalization(scale=False, center=False),
-        layers.Flatten(),
-        Dense(3, use_bias=False),
-    )
-
-
-def relu6() -> keras.Model:
-    return chain(
-        (8, 8, 3),
-        convolution(8),
-        normalization(),
-        ReLU(6.0),
-        convolution(8),
-        normalization(),
-        ReLU(max_value=1.0),
-        layers.Activation("relu6"),
         *head(),
     )
 
@@ -382,52 +284,6 @@ def two_readers() -> keras.Model:
     coarse, fine = convolution(5, name="coarse")(x), convolution(5, name="fine")(x)
     x = layers.Add()([normalization()(coarse), normalization()(fine)])
     return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(ReLU()(x))))
-
-
-def max_pooling() -> keras.Model:
-    return chain(
-        (15, 17, 3),
-        layers.MaxPooling2D(2),
-        *block(convolution(8)),
-        layers.MaxPooling2D(3, 2, "same"),
-        convolution(8, 1),
-        normalization(),
-        layers.MaxPooling2D(2, 1),
-        convolution(6, 1),
-        *head(),
-    )
-
-
-def average_pooling() -> keras.Model:
-    return chain(
-        (9, 12, 3),
-        layers.AveragePooling2D(2),
-        *block(convolution(8)),
-        layers.AveragePooling2D((2, 3), (1, 2)),
-        convolution(8, 1),
-        normalization(),
-        layers.AveragePooling2D((3, 1), 1),
-        layers.AveragePooling2D(1, 2, "same"),
-        convolution(6, 1),
-        layers.Flatten(),
-        Dense(3),
-    )
-
-
-def padded_average_pooling() -> keras.Model:
-    """Windows that reach beyond the image, of coarse codes, of fine ones and of signed ones."""
-    return chain(
-        (9, 12, 3),
-        layers.AveragePooling2D(3, 2, "same"),
-        *block(convolution(8)),
-        layers.AveragePooling2D(3, 1, "same"),
-        *block(convolution(8, 1)),
-        convolution(8, 1),
-        normalization(),
-        layers.AveragePooling2D((2, 3), 2, "same"),
-        layers.Flatten(),
-        Dense(3),
-    )
 
 
 def average_of_a_float_sum() -> keras.Model:
@@ -495,22 +351,6 @@ def pooled_stem() -> keras.Model:
     return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(x)))
 
 
-def several_dense() -> keras.Model:
-    """An end like that of VGG: dense layers with biases, rectifiers and dropout."""
-    return chain(
-        (8, 8, 3),
-        layers.Conv2D(6, 3, padding="same", activation="relu"),
-        layers.Conv2D(6, 3, padding="same", activation="relu"),
-        layers.MaxPooling2D(),
-        layers.Flatten(),
-        Dense(16, activation="relu"),
-        layers.Dropout(0.5),
-        Dense(16, activation="relu"),
-        layers.Dropout(0.5),
-        Dense(5),
-    )
-
-
 def signed_mean(*rest: keras.layers.Layer) -> Callable[[], keras.Model]:
     """Averages that can be negative, and nothing but a rectifier or a dense layer behind."""
     return lambda: chain(
@@ -534,48 +374,12 @@ def average_of_a_convolution() -> keras.Model:
     return keras.Model(image, layers.Add()([layers.Add()([flat, mean]), total]))
 
 
-def pooled_features_convolved() -> keras.Model:
-    return chain(
-        (8, 8, 3),
-        *block(convolution(8)),
-        layers.GlobalAveragePooling2D(keepdims=True),
-        layers.Dropout(0.1),
-        layers.Conv2D(5, 1),
-        layers.Reshape((5,)),
-        layers.Softmax(),
-    )
-
-
-def zero_padding() -> keras.Model:
-    """Padding as keras.applications has it, and a stream that is padded."""
-    return chain(
-        (9, 8, 4),
-        layers.ZeroPadding2D(((0, 1), (0, 1))),
-        convolution(8, strides=2, padding="valid"),
-        normalization(),
-        ReLU(6.0),
-        layers.ZeroPadding2D(1),
-        depthwise(strides=2, padding="valid"),
-        normalization(),
-        layers.ZeroPadding2D(((1, 0), (0, 2))),
-        *block(convolution(8)),
-        *head(),
-    )
-
-
 def classifier(end: Callable[[], list[keras.layers.Layer]]) -> Callable[[], keras.Model]:
     return lambda: chain((8, 8, 3), *block(convolution(8)), *end())
 
 
 def pooled_softmax() -> list[keras.layers.Layer]:
     return [layers.GlobalAveragePooling2D(), Dense(4, activation="softmax")]
-
-
-def softmax_of_pixels() -> keras.Model:
-    """A softmax over the channels, whose result is moved."""
-    return chain(
-        (6, 7, 3), *block(convolution(8)), layers.Conv2D(4, 1), layers.Softmax(), layers.Flatten()
-    )
 
 
 def output_sum() -> keras.Model:
@@ -608,29 +412,15 @@ def names_that_meet() -> keras.Model:
     return keras.Model(image, Dense(4, activation="softmax", name="y")(x))
 
 
-# -- the zoo -----------------------------------------------------------------------------------
-
-
-_TWO_DENSE = "2 FULLY_CONNECTED"
-_CLASSIFIER = "1 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED"
-_SEPARABLE = "2 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED"
-_BOTTLENECK = "3 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED"
-# 1x1 convolutions whose codes fit into 4 bits are matrix products.
-_SEPARABLE_PACKED = "1 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 2 FULLY_CONNECTED"
-_BOTTLENECK_PACKED = "1 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 3 FULLY_CONNECTED"
-_WINDOWS = "2 CONV_2D, 2 MEAN, 1 ADD, 1 FULLY_CONNECTED"
 # Streams are summed at 8 bits, and read so. Where they are requantized, a depthwise convolution
 # gives them fewer bits before each linear layer; that of a vector stands between two reshapes.
 _REQUANTIZED = BitPolicy.mobile(4, requantize_streams=True)
-_RESIDUAL = "4 CONV_2D, 2 ADD, 1 MEAN, 1 FULLY_CONNECTED"
-_RESIDUAL_REQUANTIZED = f"{_RESIDUAL}, 2 DEPTHWISE_CONV_2D, 2 RESHAPE"
-_PREACTIVATION = "5 CONV_2D, 3 DEPTHWISE_CONV_2D, 2 ADD, 1 MEAN, 1 FULLY_CONNECTED"
 
 
 def _windows() -> dict[str, Specimen]:
     shapes = {1: (12, 13, 1), 2: (11, 16, 3), 3: (15, 10, 4)}
     return {
-        f"kernel_{size}_stride_{stride}": Specimen(windows(shape, size, stride), _WINDOWS)
+        f"kernel_{size}_stride_{stride}": Specimen(windows(shape, size, stride))
         for size in (1, 3, 5, 7)
         for stride, shape in shapes.items()
     }
@@ -651,7 +441,6 @@ def _grids() -> dict[str, Specimen]:
             )
         zoo[f"{grid}_{bits}_bits"] = Specimen(
             lambda: chain((6, 7, 3), *block(convolution(8), depthwise()), *head()),
-            "1 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED, 1 DEPTHWISE_CONV_2D",
             policy,
         )
     return zoo
@@ -661,221 +450,205 @@ ZOO: dict[str, Specimen] = {
     **_windows(),
     **_grids(),
     # Windows.
-    "dilated": Specimen(windows((16, 15, 3), 3, 1, dilation=3), _WINDOWS),
-    "depthwise": Specimen(depthwise_windows, "3 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED"),
-    "dilated_depthwise": Specimen(
-        dilated_depthwise, "2 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED"
+    "dilated": Specimen(windows((16, 15, 3), 3, 1, dilation=3)),
+    "depthwise": Specimen(
+        lambda: chain(
+            (15, 12, 4),
+            *block(depthwise(5), depthwise(3, strides=2, padding="valid"), depthwise(3, strides=2)),
+            *head(),
+        ),
     ),
+    "dilated_depthwise": Specimen(dilated_depthwise),
     "uneven_windows": Specimen(
-        uneven_windows,
-        "2 CONV_2D, 1 MAX_POOL_2D, 1 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED",
+        lambda: chain(
+            (18, 19, 3),
+            *block(convolution(8, (1, 5), strides=(2, 1))),
+            layers.MaxPooling2D((3, 2), (1, 2), "same"),
+            *block(convolution(7, (4, 2), dilation_rate=(1, 3))),
+            layers.AveragePooling2D((1, 3), (2, 1)),
+            layers.Flatten(),
+            Dense(3),
+        ),
     ),
-    "depth_multiplier": Specimen(
-        depth_multiplier, "1 CONV_2D, 2 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED", packed=1
-    ),
-    "depth_multiplier_of_one_channel": Specimen(
-        depth_multiplier_of_one_channel, "1 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED"
-    ),
+    "depth_multiplier": Specimen(depth_multiplier),
+    "depth_multiplier_of_one_channel": Specimen(depth_multiplier_of_one_channel),
     # Dense layers.
-    "flat_pixels": Specimen(flat_pixels, _TWO_DENSE),
+    "flat_pixels": Specimen(flat_pixels),
     "flat_pixels_normalized": Specimen(
-        flat_pixels_normalized, "1 DEPTHWISE_CONV_2D, 2 RESHAPE, 3 FULLY_CONNECTED"
+        lambda: chain(
+            (20,), normalization(), *block(Dense(12), Dense(9)), Dense(5), normalization()
+        ),
     ),
-    "flattened": Specimen(flattened, "2 FULLY_CONNECTED, 1 RESHAPE"),
-    "dense_on_pixels": Specimen(dense_on_pixels, "2 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED", packed=1),
+    "flattened": Specimen(
+        lambda: chain((6, 7, 1), layers.Flatten(), Dense(12, activation="relu"), Dense(5)),
+    ),
+    "dense_on_pixels": Specimen(
+        lambda: chain((6, 5, 3), *block(Dense(8)), Dense(7, activation="relu"), *head()),
+    ),
     "dense_on_a_sequence": Specimen(
         dense_on_a_sequence,
-        "3 CONV_2D, 6 RESHAPE, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED",
         # A coarse channel's scale is moved to give its constant: far from that, codes are others.
         largest=6,
-        packed=2,
     ),
     # Normalizations and rectifiers.
     "rectified_convolutions": Specimen(
-        rectified_convolutions,
-        "2 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED",
-        packed=1,
+        lambda: chain(
+            (8, 8, 3),
+            layers.Conv2D(6, 3, activation="relu"),
+            layers.DepthwiseConv2D(3, activation="relu"),
+            layers.Conv2D(6, 1, activation=keras.activations.relu),
+            layers.Flatten(),
+            Dense(3),
+        ),
     ),
     "normalizations_alone": Specimen(
-        normalizations_alone,
-        "2 CONV_2D, 5 DEPTHWISE_CONV_2D, 1 MAX_POOL_2D, 1 RESHAPE, 1 FULLY_CONNECTED",
+        # Normalizations behind the image, a rectifier, each other and a pooling.
+        lambda: chain(
+            (8, 8, 6),
+            normalization(),
+            layers.Conv2D(8, 3, activation="relu"),
+            normalization(),
+            normalization(scale=False),
+            ReLU(),
+            convolution(8),
+            normalization(center=False, epsilon=1e-5),
+            layers.MaxPooling2D(),
+            ReLU(),
+            normalization(scale=False, center=False),
+            layers.Flatten(),
+            Dense(3, use_bias=False),
+        ),
     ),
-    "relu6": Specimen(relu6, "2 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED"),
+    "relu6": Specimen(
+        lambda: chain(
+            (8, 8, 3),
+            convolution(8),
+            normalization(),
+            ReLU(6.0),
+            convolution(8),
+            normalization(),
+            ReLU(max_value=1.0),
+            layers.Activation("relu6"),
+            *head(),
+        ),
+    ),
     "no_variance": Specimen(
         # The statistics say that these channels are dead, which they are not: their scales are
         # moved to give their constants, and all other sums may be off by half of the codes.
         bottleneck,
-        _BOTTLENECK,
         _REQUANTIZED,
         change=forget_variances,
         largest=128,
-        packed=2,
     ),
     # Bits.
-    "activations_of_8_bits": Specimen(
-        separable, _SEPARABLE_PACKED, BitPolicy.mobile(2, activation_bits=8)
-    ),
-    "activations_of_1_bit": Specimen(separable, _SEPARABLE, BitPolicy.mobile(5, activation_bits=1)),
-    "bottleneck": Specimen(bottleneck, _BOTTLENECK, packed=2),
-    "bottleneck_of_3_bits": Specimen(
-        bottleneck, _BOTTLENECK_PACKED, BitPolicy.mobile(3, stream_bits=3)
-    ),
+    "activations_of_8_bits": Specimen(separable, BitPolicy.mobile(2, activation_bits=8)),
+    "activations_of_1_bit": Specimen(separable, BitPolicy.mobile(5, activation_bits=1)),
+    "bottleneck": Specimen(bottleneck),
+    "bottleneck_of_3_bits": Specimen(bottleneck, BitPolicy.mobile(3, stream_bits=3)),
     "bottleneck_of_2_bits": Specimen(
-        bottleneck, _BOTTLENECK_PACKED, BitPolicy.mobile(2, requantize_streams=True), differing=0.1
+        bottleneck, BitPolicy.mobile(2, requantize_streams=True), differing=0.1
     ),
     "channels_of_their_own_range": Specimen(
-        bottleneck,
-        _BOTTLENECK_PACKED,
-        BitPolicy.mobile(3, weight_range="channel", rescale="stddev"),
+        bottleneck, BitPolicy.mobile(3, weight_range="channel", rescale="stddev")
     ),
-    "pixels_to_one": Specimen(
-        bottleneck, _BOTTLENECK, BitPolicy.mobile(4, input_max=1.0), packed=2
-    ),
-    "tiny_clipping_levels": Specimen(
-        bottleneck, _BOTTLENECK, change=set_clipping_levels(1e-3), packed=2
-    ),
-    "huge_clipping_levels": Specimen(
-        bottleneck, _BOTTLENECK, change=set_clipping_levels(1e6), packed=2
-    ),
-    "never_calibrated": Specimen(bottleneck, _BOTTLENECK, _REQUANTIZED, calibrated=False, packed=2),
+    "pixels_to_one": Specimen(bottleneck, BitPolicy.mobile(4, input_max=1.0)),
+    "tiny_clipping_levels": Specimen(bottleneck, change=set_clipping_levels(1e-3)),
+    "huge_clipping_levels": Specimen(bottleneck, change=set_clipping_levels(1e6)),
+    "never_calibrated": Specimen(bottleneck, _REQUANTIZED, calibrated=False),
     # Sums.
-    "residual": Specimen(residual(rectified=False), _RESIDUAL, differing=0.1, packed=1),
-    "residual_rectified": Specimen(residual(rectified=True), _RESIDUAL, differing=0.1, packed=1),
+    "residual": Specimen(residual(rectified=False), differing=0.1),
+    "residual_rectified": Specimen(residual(rectified=True), differing=0.1),
     "residual_of_unequal_levels": Specimen(
         residual(rectified=False),
-        _RESIDUAL_REQUANTIZED,
         _REQUANTIZED,
         change=scale_clipping_level("wide", 1e-2),
-        packed=1,
         differing=0.15,  # a bias in units of weights of 4 bits, on steps a hundredth of usual
     ),
     "residual_with_a_branch_next_to_nothing": Specimen(
         residual(rectified=False),
-        # One gives the branch the step of the sum.
-        "4 CONV_2D, 2 ADD, 1 MEAN, 1 FULLY_CONNECTED, 3 DEPTHWISE_CONV_2D, 2 RESHAPE",
         _REQUANTIZED,
         change=scale_clipping_level("wide", 1e-4),
         largest=2,
-        packed=1,
     ),
-    "sum_with_image": Specimen(
-        sum_with_image(rectified=False),
-        "2 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED, 1 ADD",
-        _REQUANTIZED,
-    ),
-    "sum_with_image_rectified": Specimen(
-        sum_with_image(rectified=True), "2 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED, 1 ADD"
-    ),
-    "sums_of_other_shapes": Specimen(
-        sums_of_other_shapes,
-        "1 CONV_2D, 4 ADD, 3 MEAN, 2 DEPTHWISE_CONV_2D, 4 RESHAPE, 2 FULLY_CONNECTED",
-        _REQUANTIZED,
-        differing=0.1,
-    ),
-    "preactivation": Specimen(preactivation, _PREACTIVATION),
-    "preactivation_of_1_bit": Specimen(preactivation, _PREACTIVATION, BitPolicy.mobile(1)),
+    "sum_with_image": Specimen(sum_with_image(rectified=False), _REQUANTIZED),
+    "sum_with_image_rectified": Specimen(sum_with_image(rectified=True)),
+    "sums_of_other_shapes": Specimen(sums_of_other_shapes, _REQUANTIZED, differing=0.1),
+    "preactivation": Specimen(preactivation),
+    "preactivation_of_1_bit": Specimen(preactivation, BitPolicy.mobile(1)),
     "two_readers": Specimen(
         two_readers,
-        "3 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 ADD, 1 MEAN, 1 FULLY_CONNECTED",
         BitPolicy.mobile(
             4, overrides={"coarse": {"activation_bits": 2}, "fine": {"activation_bits": 5}}
         ),
     ),
     # Float streams.
-    "residual_float_streams": Specimen(
-        residual(rectified=False),
-        "3 CONV_2D, 2 ADD, 1 MEAN, 4 DEQUANTIZE, 2 MAXIMUM, 2 MINIMUM, 3 QUANTIZE, "
-        "2 FULLY_CONNECTED",
-        BitPolicy.paper(3),
-        float_operators="DEQUANTIZE DEQUANTIZE ADD MAXIMUM MINIMUM QUANTIZE DEQUANTIZE ADD MEAN "
-        "MAXIMUM MINIMUM QUANTIZE DEQUANTIZE",
-    ),
+    "residual_float_streams": Specimen(residual(rectified=False), BitPolicy.paper(3)),
     "residual_rectified_float_streams": Specimen(
         # Rectified sums are observed, and then integers.
         residual(rectified=True),
-        "4 CONV_2D, 2 ADD, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED",
         BitPolicy.paper(5),
     ),
-    "preactivation_float_streams": Specimen(
-        preactivation,
-        "5 CONV_2D, 1 DEPTHWISE_CONV_2D, 4 ADD, 2 MUL, 1 MAXIMUM, 1 MEAN, "
-        "4 DEQUANTIZE, 3 QUANTIZE, 1 FULLY_CONNECTED",
-        BitPolicy.paper(4),
-        float_operators="DEQUANTIZE DEQUANTIZE ADD MUL ADD MAXIMUM QUANTIZE DEQUANTIZE ADD MUL "
-        "ADD QUANTIZE DEQUANTIZE",
-    ),
-    "signed_mean_float_streams": Specimen(
-        signed_mean(),
-        "1 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED",
-        BitPolicy.paper(4),
-    ),
-    "rectified_mean_float_streams": Specimen(
-        signed_mean(ReLU()),
-        "1 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED",
-        BitPolicy.paper(4),
-    ),
-    "average_float_streams": Specimen(
-        average_of_a_convolution,
-        "2 CONV_2D, 4 DEPTHWISE_CONV_2D, 3 ADD, 3 FULLY_CONNECTED, 5 RESHAPE, "
-        "6 DEQUANTIZE, 1 MAXIMUM, 1 MINIMUM, 3 QUANTIZE",
-        BitPolicy.paper(4),
-        float_operators="DEQUANTIZE DEQUANTIZE ADD RESHAPE MAXIMUM MINIMUM QUANTIZE DEQUANTIZE "
-        "DEQUANTIZE ADD DEQUANTIZE ADD QUANTIZE DEQUANTIZE",
-    ),
+    "preactivation_float_streams": Specimen(preactivation, BitPolicy.paper(4)),
+    "signed_mean_float_streams": Specimen(signed_mean(), BitPolicy.paper(4)),
+    "rectified_mean_float_streams": Specimen(signed_mean(ReLU()), BitPolicy.paper(4)),
+    "average_float_streams": Specimen(average_of_a_convolution, BitPolicy.paper(4)),
     "sums_of_many": Specimen(
         sums_of_many,
-        "7 ADD, 7 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED",
         differing=0.5,  # partial sums are rounded to 8 bits too
         largest=2,
         combines_many=True,
     ),
-    "pooled_stem": Specimen(
-        pooled_stem,
-        "2 PAD, 7 CONV_2D, 1 MAX_POOL_2D, 3 DEPTHWISE_CONV_2D, 2 ADD, 1 MEAN, 1 FULLY_CONNECTED",
-        packed=4,
-    ),
+    "pooled_stem": Specimen(pooled_stem),
     # Concatenations.
-    "inception": Specimen(
-        inception,
-        "9 CONV_2D, 8 DEPTHWISE_CONV_2D, 4 CONCATENATION, 1 ADD, 1 MAX_POOL_2D, "
-        "1 MEAN, 5 RESHAPE, 2 FULLY_CONNECTED",
-        _REQUANTIZED,
-        packed=2,
-    ),
-    "inception_float_streams": Specimen(
-        inception,
-        "9 CONV_2D, 3 DEPTHWISE_CONV_2D, 4 CONCATENATION, 1 ADD, 1 MAX_POOL_2D, "
-        "1 MEAN, 1 RESHAPE, 6 DEQUANTIZE, 4 MAXIMUM, 2 MINIMUM, 5 QUANTIZE, "
-        "2 FULLY_CONNECTED",
-        BitPolicy.paper(4),
-        float_operators="DEQUANTIZE DEQUANTIZE ADD MAXIMUM QUANTIZE MAXIMUM QUANTIZE DEQUANTIZE "
-        "DEQUANTIZE CONCATENATION RESHAPE MAXIMUM MINIMUM QUANTIZE MEAN "
-        "DEQUANTIZE CONCATENATION MAXIMUM MINIMUM QUANTIZE DEQUANTIZE",
-    ),
-    "densely_connected": Specimen(
-        densely_connected,
-        "5 CONV_2D, 7 DEPTHWISE_CONV_2D, 3 CONCATENATION, 1 MEAN, 1 FULLY_CONNECTED",
-        packed=1,
-    ),
-    "output_concatenated": Specimen(
-        output_concatenated, "2 CONV_2D, 2 DEPTHWISE_CONV_2D, 1 CONCATENATION"
-    ),
+    "inception": Specimen(inception, _REQUANTIZED),
+    "inception_float_streams": Specimen(inception, BitPolicy.paper(4)),
+    "densely_connected": Specimen(densely_connected),
+    "output_concatenated": Specimen(output_concatenated),
     # Data movement.
     "max_pooling": Specimen(
-        max_pooling,
-        "3 CONV_2D, 3 MAX_POOL_2D, 1 MEAN, 1 DEPTHWISE_CONV_2D, 2 RESHAPE, 1 FULLY_CONNECTED",
+        lambda: chain(
+            (15, 17, 3),
+            layers.MaxPooling2D(2),
+            *block(convolution(8)),
+            layers.MaxPooling2D(3, 2, "same"),
+            convolution(8, 1),
+            normalization(),
+            layers.MaxPooling2D(2, 1),
+            convolution(6, 1),
+            *head(),
+        ),
         _REQUANTIZED,
-        packed=2,
     ),
     "average_pooling": Specimen(
-        average_pooling, "3 CONV_2D, 4 DEPTHWISE_CONV_2D, 1 RESHAPE, 1 FULLY_CONNECTED", packed=2
+        lambda: chain(
+            (9, 12, 3),
+            layers.AveragePooling2D(2),
+            *block(convolution(8)),
+            layers.AveragePooling2D((2, 3), (1, 2)),
+            convolution(8, 1),
+            normalization(),
+            layers.AveragePooling2D((3, 1), 1),
+            layers.AveragePooling2D(1, 2, "same"),
+            convolution(6, 1),
+            layers.Flatten(),
+            Dense(3),
+        ),
     ),
     "padded_average_pooling": Specimen(
-        padded_average_pooling,
-        "18 STRIDED_SLICE, 11 CONCATENATION, 3 CONV_2D, 20 DEPTHWISE_CONV_2D, "
-        "3 RESHAPE, 1 FULLY_CONNECTED",
+        # Windows that reach beyond the image, of coarse codes, of fine ones and of signed ones.
+        lambda: chain(
+            (9, 12, 3),
+            layers.AveragePooling2D(3, 2, "same"),
+            *block(convolution(8)),
+            layers.AveragePooling2D(3, 1, "same"),
+            *block(convolution(8, 1)),
+            convolution(8, 1),
+            normalization(),
+            layers.AveragePooling2D((2, 3), 2, "same"),
+            layers.Flatten(),
+            Dense(3),
+        ),
         _REQUANTIZED,
-        packed=2,
     ),
     "padded_average_pooling_float_streams": Specimen(
         lambda: chain(
@@ -887,81 +660,76 @@ ZOO: dict[str, Specimen] = {
             layers.Flatten(),
             Dense(3),
         ),
-        "2 CONV_2D, 6 STRIDED_SLICE, 4 CONCATENATION, 7 DEPTHWISE_CONV_2D, "
-        "1 RESHAPE, 1 FULLY_CONNECTED",
         BitPolicy.paper(4),
     ),
-    "average_of_a_float_sum": Specimen(
-        average_of_a_float_sum,
-        "2 CONV_2D, 1 ADD, 1 AVERAGE_POOL_2D, 3 DEQUANTIZE, 1 MAXIMUM, 1 MINIMUM, "
-        "2 QUANTIZE, 1 RESHAPE, 1 FULLY_CONNECTED",
-        BitPolicy.paper(4),
-        float_operators="DEQUANTIZE DEQUANTIZE ADD AVERAGE_POOL_2D RESHAPE MAXIMUM MINIMUM "
-        "QUANTIZE DEQUANTIZE",
-    ),
+    "average_of_a_float_sum": Specimen(average_of_a_float_sum, BitPolicy.paper(4)),
     "several_dense": Specimen(
-        several_dense, "2 CONV_2D, 1 MAX_POOL_2D, 1 RESHAPE, 3 FULLY_CONNECTED"
+        # An end like that of VGG: dense layers with biases, rectifiers and dropout.
+        lambda: chain(
+            (8, 8, 3),
+            layers.Conv2D(6, 3, padding="same", activation="relu"),
+            layers.Conv2D(6, 3, padding="same", activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            Dense(16, activation="relu"),
+            layers.Dropout(0.5),
+            Dense(16, activation="relu"),
+            layers.Dropout(0.5),
+            Dense(5),
+        ),
     ),
     "pooled_features_convolved": Specimen(
-        pooled_features_convolved,
-        "2 CONV_2D, 1 MEAN, 1 RESHAPE, 1 SOFTMAX",
-        float_operators="DEQUANTIZE SOFTMAX",
+        lambda: chain(
+            (8, 8, 3),
+            *block(convolution(8)),
+            layers.GlobalAveragePooling2D(keepdims=True),
+            layers.Dropout(0.1),
+            layers.Conv2D(5, 1),
+            layers.Reshape((5,)),
+            layers.Softmax(),
+        ),
     ),
     "zero_padding": Specimen(
-        zero_padding, "2 CONV_2D, 1 DEPTHWISE_CONV_2D, 3 PAD, 1 MEAN, 1 FULLY_CONNECTED"
+        # Padding as keras.applications has it, and a stream that is padded.
+        lambda: chain(
+            (9, 8, 4),
+            layers.ZeroPadding2D(((0, 1), (0, 1))),
+            convolution(8, strides=2, padding="valid"),
+            normalization(),
+            ReLU(6.0),
+            layers.ZeroPadding2D(1),
+            depthwise(strides=2, padding="valid"),
+            normalization(),
+            layers.ZeroPadding2D(((1, 0), (0, 2))),
+            *block(convolution(8)),
+            *head(),
+        ),
     ),
     # Ends.
-    "softmax": Specimen(
-        classifier(pooled_softmax),
-        "1 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED, 1 SOFTMAX",
-        float_operators="DEQUANTIZE SOFTMAX",
-    ),
+    "softmax": Specimen(classifier(pooled_softmax)),
     "softmax_of_pixels": Specimen(
-        softmax_of_pixels,
-        "2 CONV_2D, 1 SOFTMAX, 1 RESHAPE",
-        float_operators="DEQUANTIZE SOFTMAX RESHAPE",
+        # A softmax over the channels, whose result is moved.
+        lambda: chain(
+            (6, 7, 3),
+            *block(convolution(8)),
+            layers.Conv2D(4, 1),
+            layers.Softmax(),
+            layers.Flatten(),
+        ),
     ),
-    "float_head": Specimen(
-        bottleneck,
-        "3 CONV_2D, 1 DEPTHWISE_CONV_2D, 1 MEAN, 1 FULLY_CONNECTED, 2 DEQUANTIZE",
-        float_operators="DEQUANTIZE DEQUANTIZE FULLY_CONNECTED",
-        float_head=True,
-        packed=2,
-    ),
-    "float_head_with_softmax": Specimen(
-        classifier(pooled_softmax),
-        "1 CONV_2D, 1 MEAN, 1 FULLY_CONNECTED, 2 DEQUANTIZE, 1 SOFTMAX",
-        float_operators="DEQUANTIZE DEQUANTIZE FULLY_CONNECTED SOFTMAX",
-        float_head=True,
-    ),
-    "annotated_by_hand": Specimen(
-        by_hand,
-        "2 CONV_2D, 1 MAX_POOL_2D, 1 MEAN, 1 FULLY_CONNECTED, 1 SOFTMAX",
-        float_operators="DEQUANTIZE SOFTMAX",
-        annotated=True,
-    ),
-    "output_rectified": Specimen(classifier(list), "1 CONV_2D"),
+    "float_head": Specimen(bottleneck, float_head=True),
+    "float_head_with_softmax": Specimen(classifier(pooled_softmax), float_head=True),
+    "annotated_by_hand": Specimen(by_hand, annotated=True),
+    "output_rectified": Specimen(classifier(list)),
     "output_never_observed": Specimen(
         lambda: chain((8, 8, 3), convolution(8), normalization(), ReLU(6.0)),
-        "1 CONV_2D",
         calibrated=False,
     ),
-    "output_pooled": Specimen(
-        classifier(lambda: [layers.GlobalAveragePooling2D()]), "1 CONV_2D, 1 MEAN"
-    ),
-    "output_normalized": Specimen(classifier(lambda: [Dense(5), normalization()]), "2 CONV_2D"),
-    "output_sum": Specimen(output_sum, "2 CONV_2D, 1 ADD"),
-    "output_moved": Specimen(
-        classifier(lambda: [layers.MaxPooling2D(), layers.Flatten()]),
-        "1 CONV_2D, 1 MAX_POOL_2D, 1 RESHAPE",
-    ),
-    "names_that_meet": Specimen(
-        names_that_meet,
-        "3 CONV_2D, 1 ADD, 3 DEPTHWISE_CONV_2D, 1 MEAN, 3 RESHAPE, 1 FULLY_CONNECTED, 1 SOFTMAX",
-        _REQUANTIZED,
-        float_operators="DEQUANTIZE SOFTMAX",
-        packed=1,
-    ),
+    "output_pooled": Specimen(classifier(lambda: [layers.GlobalAveragePooling2D()])),
+    "output_normalized": Specimen(classifier(lambda: [Dense(5), normalization()])),
+    "output_sum": Specimen(output_sum),
+    "output_moved": Specimen(classifier(lambda: [layers.MaxPooling2D(), layers.Flatten()])),
+    "names_that_meet": Specimen(names_that_meet, _REQUANTIZED),
 }
 
 # These have every operator, storage and kind of stream.

@@ -261,8 +261,6 @@ def test_one_row_is_all_that_a_linear_layer_of_a_new_kind_needs(toy, tmp_path):
 
 
 class Swapped(keras.layers.Layer):
-    """Images with rows and columns swapped."""
-
     def call(self, inputs):
         return tf.transpose(inputs, [0, 2, 1, 3])
 

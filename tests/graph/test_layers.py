@@ -310,19 +310,6 @@ def test_a_layer_that_keras_saves_without_an_argument_is_loaded_with_it():
         assert layer.activity_regularizer is not None
 
 
-def test_a_copy_that_would_lose_an_argument_is_refused():
-    class Doubled(L.Layer):
-        def __init__(self, units=3, **options):
-            super().__init__(**options)
-            self.units = 2 * units
-
-        def get_config(self):
-            return {"name": self.name}
-
-    with pytest.raises(ValueError, match=r"it loses units=8.*write Doubled\.get_config"):
-        layer_copy(Doubled(4))
-
-
 class InTwoSteps(L.Layer):
     """A layer of a user with two layers inside, of which the first may be frozen."""
 

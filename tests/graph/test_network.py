@@ -114,9 +114,6 @@ def test_several_inputs_and_outputs_keep_their_order_and_structure(image):
     assert set(again.output) == {"a", "b"}
 
 
-# -- what cannot be read -----------------------------------------------------------------------
-
-
 def _problem(outputs, image, name):
     problems = _of(outputs, image).problems
     assert list(problems) == [name]
@@ -137,21 +134,6 @@ def test_an_operation_with_further_values_is_a_problem(image):
 
 def test_an_operation_on_one_tensor_is_none(image):
     assert not _of(tf.nn.relu(image), image).problems
-
-
-def test_problems_can_be_refused_all_at_once(image):
-    models = [
-        keras.Sequential([L.Conv2D(3, 3, input_shape=(8, 8, 3), padding="same")], name=name)
-        for name in ("inner", "outer")
-    ]
-    network = _of(models[1](models[0](image)), image)
-    with pytest.raises(ValueError, match="model 'custom': 2 problems") as error:
-        network.refuse_problems()
-    assert [line.split(":")[0] for line in str(error.value).splitlines()[1:]] == [
-        "  - inner",
-        "  - outer",
-    ]
-    Network(float_models.dense_only()).refuse_problems()
 
 
 def test_readers_of_a_layer_are_its_only_ones_if_they_read_nothing_else(image):

@@ -6,6 +6,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.rewrite import with_layers_for_operations
+from tests.export.proofs import proved
 
 L = keras.layers
 MAP = np.random.default_rng(8).normal(size=(8, 8, 4)).astype(np.float32)
@@ -185,11 +186,6 @@ def test_every_operation_becomes_layers_with_the_same_outputs_and_names(name):
     np.testing.assert_array_equal(rewritten(images), model(images))
 
 
-def test_a_model_of_layers_is_returned_as_it_is():
-    model = _model(lambda x, y: L.Add()([x, y]))
-    assert with_layers_for_operations(model) is model
-
-
 OTHERS = {
     "truediv": lambda x, y: x / y,
     "sin": lambda x, y: tf.math.sin(x),
@@ -224,11 +220,6 @@ def test_an_operation_without_a_layer_can_be_left_float():
     policy = sat_tf.BitPolicy(unsupported="float")
     quantized = sat_tf.quantize_model(model, policy)
     assert np.all(np.isfinite(quantized(_images())))
-
-
-def test_what_no_file_could_hold_stays_what_it_is():
-    model = _model(lambda x, y: tf.math.top_k(x, 2)[0])
-    assert with_layers_for_operations(model) is model
 
 
 PARTS = {
@@ -342,31 +333,34 @@ def test_a_weighted_sum_becomes_a_scaling_and_an_addition(scale, tmp_path):
     np.testing.assert_array_equal(rewritten(images), model(images))
     quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8))
     sat_tf.calibrate(quantized, np.abs(images) * 20.0)
-    sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
     pixels = np.random.default_rng(0).integers(0, 256, images.shape).astype(np.uint8)
-    proof = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", pixels)
-    assert proof.codes_differing == 0
+    _, proof = proved(quantized, tmp_path / "model.tflite", pixels)
     assert not proof.islands
 
 
-def test_a_weighted_sum_that_leaves_one_tensor_out_stays_what_it_is():
-    model = _with_weighted_sum(0.0)
-    assert with_layers_for_operations(model) is model
+class CustomScaleLayer(L.Layer):
+    """A layer of the user, named like one of keras.applications."""
+
+    scale = 2.0
+
+    def call(self, inputs):
+        return inputs[0] - inputs[1]
 
 
-def test_a_layer_of_the_user_is_not_taken_for_a_weighted_sum():
-    class CustomScaleLayer(L.Layer):
-        scale = 2.0
+AS_IT_IS = {
+    "layers": lambda: _model(lambda x, y: L.Add()([x, y])),
+    "an operation that no file could hold": lambda: _model(lambda x, y: tf.math.top_k(x, 2)[0]),
+    "a weighted sum that leaves one tensor out": lambda: _with_weighted_sum(0.0),
+    "a layer of the user": lambda: _model(lambda x, y: CustomScaleLayer()([x, y])),
+    "a softmax at the end": lambda: keras.Sequential(
+        [L.Input((8,)), L.Dense(3, activation="softmax")]
+    ),
+}
 
-        def call(self, inputs):
-            return inputs[0] - inputs[1]
 
-    model = _model(lambda x, y: CustomScaleLayer()([x, y]))
-    assert with_layers_for_operations(model) is model
-
-
-def test_a_softmax_at_the_end_stays_in_its_layer():
-    model = keras.Sequential([L.Input((8,)), L.Dense(3, activation="softmax")])
+@pytest.mark.parametrize("name", AS_IT_IS)
+def test_a_model_without_operations_for_layers_is_returned_as_it_is(name):
+    model = AS_IT_IS[name]()
     assert with_layers_for_operations(model) is model
 
 

@@ -24,9 +24,6 @@ def test_an_annotated_model_is_no_wrapped_one():
     assert tfmot.quantization.keras.quantize_apply(annotated, scheme=scheme)
 
 
-# -- prune, then quantize ----------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def stripped():
     pruned = _pruned()

@@ -7,8 +7,6 @@ import pytest
 
 from sat_tf.keras3.quantized_layer import (
     ACTIVATION,
-    BEFORE_ACTIVATION,
-    INSTEAD,
     AtLeast,
     QuantizedLayer,
 )
@@ -35,31 +33,6 @@ def quantized_convolution(**options):
         place=ACTIVATION,
         **options,
     )
-
-
-def test_a_convolution_computes_with_its_effective_kernel_and_keeps_its_own():
-    layer = quantized_convolution()
-    x = images(2, 6, 6, 3)
-    found = numpy(layer(x))
-    latent = numpy(layer.layer.kernel)
-    assert len(np.unique(numpy(layer.effective_kernel()))) == 4
-    assert len(np.unique(latent)) > 50
-    by_hand = keras.ops.conv(x, layer.effective_kernel()) + layer.layer.bias
-    codes = np.floor(np.clip(numpy(by_hand), 0.0, 3.0) + 0.5)
-    np.testing.assert_array_equal(found, codes)
-    assert layer.name == "quant_conv"
-
-
-def test_a_quantizer_takes_the_place_of_a_rectifier_and_stands_before_a_softmax():
-    quantizer = PactQuantizer(num_bits=8, initial_clipping_level=4.0)
-    instead = QuantizedLayer(keras.layers.ReLU(name="relu"), None, quantizer, place=INSTEAD)
-    x = images(2, 5)
-    np.testing.assert_allclose(numpy(instead(x)), np.clip(x, 0, 4), atol=4 / 255)
-    classifier = keras.layers.Dense(3, activation="softmax", name="classifier")
-    before = QuantizedLayer(classifier, None, RangeObserver(), place=BEFORE_ACTIVATION)
-    np.testing.assert_allclose(np.sum(numpy(before(x, training=True)), axis=-1), 1.0, rtol=1e-5)
-    logits = x @ numpy(classifier.kernel) + numpy(classifier.bias)
-    np.testing.assert_allclose(before.output_variables["highest"], logits.max(), rtol=1e-5)
 
 
 def test_a_frozen_layer_observes_nothing():

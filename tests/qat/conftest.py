@@ -9,7 +9,6 @@ L = keras.layers
 
 @pytest.fixture(scope="session")
 def digits():
-    """Scanned digits, 16x16."""
     return load_digits(16)
 
 
@@ -18,6 +17,14 @@ def data():
     """Noise of 8x8 pixels, with one of three labels each."""
     draw = np.random.default_rng(0)
     return draw.integers(0, 256, (64, 8, 8, 3)).astype(np.float32), draw.integers(0, 3, 64)
+
+
+@pytest.fixture(params=["mixed_bfloat16", "mixed_float16"])
+def precision(request):
+    """A lower precision, in which models are built while a test runs."""
+    keras.mixed_precision.set_global_policy(request.param)
+    yield request.param
+    keras.mixed_precision.set_global_policy("float32")
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,6 @@ def images(count: int = 8, size: int = 8, seed: int = 1) -> np.ndarray:
 
 
 def sequential_with_input_layer() -> keras.Model:
-    """A Sequential model that ends in a softmax."""
     return pretend_trained(
         keras.Sequential(
             [
@@ -66,7 +65,6 @@ def sequential_with_input_layer() -> keras.Model:
 
 
 def sequential_built_later() -> keras.Model:
-    """A Sequential model without an input layer of its own."""
     model = keras.Sequential(
         [
             L.Conv2D(4, 3, activation="relu", name="conv"),
@@ -81,14 +79,12 @@ def sequential_built_later() -> keras.Model:
 
 
 def dense_only() -> keras.Model:
-    """Two dense layers on a vector."""
     vector = keras.Input((6,), name="image")
     hidden = L.Dense(9, activation="relu", name="hidden")(vector)
     return pretend_trained(keras.Model(vector, L.Dense(3, name="classifier")(hidden)))
 
 
 def any_image_size() -> keras.Model:
-    """A fully convolutional model whose image size is open."""
     image = keras.Input((None, None, 3), name="image")
     hidden = _conv_bn_relu(_conv_bn_relu(image, "a"), "b")
     return pretend_trained(keras.Model(image, _head(hidden)))
@@ -109,10 +105,6 @@ def _head(tensor: Any) -> Any:
 
 def plain(image: Any) -> Any:
     return _head(_conv_bn_relu(_conv_bn_relu(image, "a"), "b"))
-
-
-def relu6(image: Any) -> Any:
-    return _head(_conv_bn_relu(_conv_bn_relu(image, "a", max_value=6.0), "b", max_value=6.0))
 
 
 def activation_layers(image: Any) -> Any:
@@ -227,14 +219,6 @@ def dropout(image: Any) -> Any:
     return L.Dense(4, name="classifier")(L.Dropout(0.3, name="dropout")(pooled))
 
 
-def softmax_layer(image: Any) -> Any:
-    return L.Softmax(name="softmax")(plain(image))
-
-
-def softmax_activation_layer(image: Any) -> Any:
-    return L.Activation("softmax", name="softmax")(plain(image))
-
-
 def softmax_in_the_classifier(image: Any) -> Any:
     flat = L.Flatten(name="flatten")(_conv_bn_relu(image, "a"))
     return L.Dense(4, activation="softmax", name="classifier")(flat)
@@ -251,25 +235,9 @@ def padded(image: Any) -> Any:
     return _head(L.ReLU(name="b_relu")(L.Conv2D(4, 3, name="b")(tensor)))
 
 
-def normalized_image(image: Any) -> Any:
-    return _head(_conv_bn_relu(L.BatchNormalization(name="image_bn")(image), "a"))
-
-
-def rectified_logits(image: Any) -> Any:
-    return L.ReLU(name="logits_relu")(plain(image))
-
-
 def two_dense(image: Any) -> Any:
     hidden = L.Dense(6, activation="relu", name="hidden")(L.Flatten(name="flatten")(image))
     return L.Dense(3, name="classifier")(hidden)
-
-
-def reshaped_logits(image: Any) -> Any:
-    return L.Reshape((1, 5), name="reshape")(plain(image))
-
-
-def one_convolution(image: Any) -> Any:
-    return L.Conv2D(2, 3, name="a")(image)
 
 
 def sum_as_output(image: Any) -> Any:
@@ -278,30 +246,38 @@ def sum_as_output(image: Any) -> Any:
     return L.Add(name="add")(branches)
 
 
-def normalization_as_output(image: Any) -> Any:
-    return _conv_bn(image, "a")
-
-
 def frozen_normalization(image: Any) -> Any:
     tensor = L.BatchNormalization(name="a_bn")(L.Conv2D(4, 1, name="a")(image), training=False)
     return _head(L.ReLU(name="a_relu")(tensor))
 
 
-def linear_activation(image: Any) -> Any:
-    return _head(L.Activation("linear", name="linear")(_conv_bn(image, "a")))
-
-
 GRAPHS: dict[str, _Graph] = {
-    graph.__name__: graph
-    for graph in (
-        *(plain, relu6, activation_layers, without_normalization, depthwise, no_gamma),
-        *(mobile_block, preactivation, residual, sum_of_three, sum_with_itself, sum_with_the_image),
-        *(two_readers, branches, rectified_branches, two_normalizations, average_pool_same),
-        *(average_pool_of_a_stream, max_pool_between, dropout, softmax_layer),
-        *(softmax_activation_layer, softmax_in_the_classifier, rectified_before_normalization),
-        *(padded, normalized_image, rectified_logits, two_dense, reshaped_logits, one_convolution),
-        *(sum_as_output, normalization_as_output, frozen_normalization, linear_activation),
-    )
+    **{
+        graph.__name__: graph
+        for graph in (
+            *(plain, activation_layers, without_normalization, depthwise, no_gamma, mobile_block),
+            *(preactivation, residual, sum_of_three, sum_with_itself, sum_with_the_image),
+            *(two_readers, branches, rectified_branches, two_normalizations, average_pool_same),
+            *(average_pool_of_a_stream, max_pool_between, dropout, softmax_in_the_classifier),
+            *(rectified_before_normalization, padded, two_dense, sum_as_output),
+            frozen_normalization,
+        )
+    },
+    "relu6": lambda image: _head(
+        _conv_bn_relu(_conv_bn_relu(image, "a", max_value=6.0), "b", max_value=6.0)
+    ),
+    "softmax_layer": lambda image: L.Softmax(name="softmax")(plain(image)),
+    "softmax_activation_layer": lambda image: L.Activation("softmax", name="softmax")(plain(image)),
+    "normalized_image": lambda image: _head(
+        _conv_bn_relu(L.BatchNormalization(name="image_bn")(image), "a")
+    ),
+    "rectified_logits": lambda image: L.ReLU(name="logits_relu")(plain(image)),
+    "reshaped_logits": lambda image: L.Reshape((1, 5), name="reshape")(plain(image)),
+    "one_convolution": lambda image: L.Conv2D(2, 3, name="a")(image),
+    "normalization_as_output": lambda image: _conv_bn(image, "a"),
+    "linear_activation": lambda image: _head(
+        L.Activation("linear", name="linear")(_conv_bn(image, "a"))
+    ),
 }
 _WHOLE: dict[str, Callable[[], keras.Model]] = {
     model.__name__: model

@@ -21,6 +21,7 @@ from sat_tf.qat.shared_grids import SharedGrids
 from sat_tf.quantizers.best_levels import best_clipping_level, best_skewed_range
 from sat_tf.quantizers.values import SampledValues
 from tests import reference
+from tests.export.proofs import proved
 from tests.qat import float_models
 
 THOROUGH = pytest.mark.thorough
@@ -58,7 +59,6 @@ def quantized(_shared):
 
 @pytest.fixture(scope="module")
 def calibrated_levels():
-    """Clipping levels after calibration with 128 images."""
     model = _mobile_block()
     return _levels(sat_tf.calibrate(model, float_models.images(128), num_images=128))
 
@@ -84,9 +84,6 @@ def test_the_sample_of_a_large_tensor_holds_all_channels():
 
     # The optimum is flat: levels some percent apart are as good.
     assert error(found) <= 1.005 * error(best)
-
-
-# -- what it does ------------------------------------------------------------------------------
 
 
 @pytest.mark.thorough
@@ -416,8 +413,7 @@ def test_what_float_layers_read_is_rounded_in_keras_as_in_the_file(function, tmp
         loss = tf.reduce_sum(model(x, training=True))
     assert all(np.any(g) for g in tape.gradient(loss, model.trainable_variables))
     path = tmp_path / "model.tflite"
-    sat_tf.export_tflite(model, path)
-    assert sat_tf.verify_tflite(model, path, x[:64]).codes_differing == 0
+    proved(model, path, x[:64])
 
 
 def test_calibrating_twice_gives_the_same(quantized):
@@ -572,9 +568,6 @@ def test_layers_left_float_are_run_as_they_were_called():
     assert all(level != 8.0 for level in _levels(quantized).values())
 
 
-# -- what it takes -----------------------------------------------------------------------------
-
-
 def _as_dataset(images):
     return tf.data.Dataset.from_tensor_slices((images, np.zeros(len(images)))).batch(64)
 
@@ -619,28 +612,6 @@ def test_no_more_images_are_used_than_asked_for(quantized):
         raise AssertionError("asked for a third batch")
 
     sat_tf.calibrate(quantized, batches(), num_images=64)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("clipping_levels", [True, False])
-def test_images_that_are_not_finite_change_nothing(quantized, bad, clipping_levels):
-    images = float_models.images(64)
-    images[3, 2, 1, 0] = bad
-    before = quantized.get_weights()
-    with pytest.raises(ValueError, match="images with NaN or infinite values"):
-        sat_tf.calibrate(quantized, images, clipping_levels=clipping_levels)
-    assert all(
-        np.array_equal(one, other)
-        for one, other in zip(before, quantized.get_weights(), strict=True)
-    )
-
-
-def test_activations_that_are_not_finite_are_named(quantized):
-    inner_layer(quantized.get_layer("quant_a")).kernel.assign(np.full((3, 3, 3, 4), np.nan))
-    statistics = _statistics(quantized)
-    with pytest.raises(ValueError, match="quant_a_relu: received NaN or infinite activations"):
-        sat_tf.calibrate(quantized, float_models.images(64))
-    assert _equal(statistics, _statistics(quantized))  # put back on the way out
 
 
 @pytest.mark.parametrize(

@@ -29,41 +29,46 @@ def _difference(found, wanted):
     return np.abs(np.asarray(found) - wanted).max() / np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("name", float_models.EVERY)
-def test_a_pretrained_model_keeps_its_function(name):
-    model = _model(name)
+def _with_a_dead_channel(name):
+    model = float_models.build(name, seed=1)
+    first = model.layers[1]
+    values = first.get_weights()
+    first.set_weights([np.where(np.arange(v.shape[-1]) == 1, 0.0, v) for v in values])
+    return model
+
+
+def _without_variance():
+    model = float_models.build("no_gamma")
+    for name in ("a_bn", "b_bn"):
+        norm = model.get_layer(name)
+        norm.moving_variance.assign(np.full(4, 1e-8))
+        norm.moving_mean.assign(np.full(4, 0.5))
+    return model
+
+
+KEPT = [
+    *((_model, name, {}) for name in float_models.EVERY),
+    *(
+        (_with_a_dead_channel, name, {"weight_range": "channel"})
+        for name in ("depthwise", "mobile_block", "no_gamma", "without_normalization")
+    ),
+    *(
+        (_model, "without_normalization", {"rescale": rescale, "weight_range": weight_range})
+        for rescale in ("stddev", "none")
+        for weight_range in ("layer", "channel")
+    ),
+    (lambda _: _without_variance(), "no_variance", {}),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "fields"), KEPT)
+def test_a_pretrained_model_keeps_its_function_with_every_range_and_rescaling(make, name, fields):
+    model = make(name)
     inputs = _inputs(model)
-    quantized = sat_tf.quantize_model(model, FLOAT)
+    quantized = sat_tf.quantize_model(model, dataclasses.replace(FLOAT, **fields))
     # A division and a multiplication by the maximum in every layer, in float32.
     assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4
     assert quantized.name == model.name
-
-
-@pytest.mark.parametrize("name", ["depthwise", "mobile_block", "no_gamma", "without_normalization"])
-def test_a_range_for_every_channel_keeps_the_function_as_well(name):
-    model = float_models.build(name, seed=1)
-    model.layers[1].set_weights(
-        [
-            np.where(np.arange(value.shape[-1]) == 1, 0.0, value)
-            for value in model.layers[1].get_weights()
-        ]
-    )  # a dead channel
-    inputs = float_models.images()
-    policy = BitPolicy(weight_bits=None, activation_bits=None, weight_range="channel")
-    quantized = sat_tf.quantize_model(model, policy)
-    assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4
-
-
-@pytest.mark.parametrize("weight_range", ["layer", "channel"])
-@pytest.mark.parametrize("rescale", ["stddev", "none"])
-def test_every_rescaling_keeps_the_function(rescale, weight_range):
-    model = float_models.build("without_normalization")
-    policy = BitPolicy(
-        weight_bits=None, activation_bits=None, rescale=rescale, weight_range=weight_range
-    )
-    inputs = float_models.images()
-    quantized = sat_tf.quantize_model(model, policy)
-    assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4
 
 
 @pytest.mark.parametrize("name", ["plain", "mobile_block", "depthwise"])
@@ -72,16 +77,6 @@ def test_the_function_is_kept_in_training_too(name):
     wanted = float_models.build(name)(inputs, training=True).numpy()
     quantized = sat_tf.quantize_model(float_models.build(name), FLOAT)
     assert _difference(quantized(inputs, training=True), wanted) < 1e-4
-
-
-def test_a_normalization_without_variance_keeps_the_function():
-    model = float_models.build("no_gamma")
-    for name in ("a_bn", "b_bn"):
-        norm = model.get_layer(name)
-        norm.moving_variance.assign(np.full(4, 1e-8))
-        norm.moving_mean.assign(np.full(4, 0.5))
-    inputs = float_models.images()
-    assert _difference(sat_tf.quantize_model(model, FLOAT)(inputs), model(inputs).numpy()) < 1e-4
 
 
 def test_latent_weights_are_as_large_as_the_kernel_was():

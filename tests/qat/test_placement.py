@@ -421,9 +421,6 @@ def test_norms_behind_are_those_that_alone_read_a_linear_layer():
     assert not _place(_network("rectified_before_normalization"), BitPolicy()).norms_behind
 
 
-# -- annotations -------------------------------------------------------------------------------
-
-
 def test_layers_without_an_annotation_stay_float():
     network = _network("plain")
     sketch = _sketch(place(network, {"b": None, "b_relu": None}, BitPolicy()))

@@ -29,14 +29,6 @@ from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.table import WEIGHT_QUANTIZERS, make_weight_quantizer
 
 
-def _problems(**fields):
-    with pytest.raises(ValueError, match="BitPolicy: ") as error:
-        BitPolicy(**fields)
-    first, *lines = str(error.value).splitlines()
-    assert first == f"BitPolicy: {len(lines)} problem{'s' if len(lines) > 1 else ''}"
-    return [line.removeprefix("  - ") for line in lines]
-
-
 def test_the_default_is_4_bits_and_integer_end_to_end():
     policy = BitPolicy()
     assert policy == BitPolicy.mobile(4)
@@ -52,44 +44,6 @@ def test_the_paper_leaves_streams_float_and_weights_as_they_are(bits):
     assert policy.latent_start == "as_is"
     assert policy.first_last_weight_bits == 8
     assert BitPolicy.paper(bits, stream_bits=8, detach_max=True).stream_bits == 8
-
-
-def test_one_error_names_every_bad_field():
-    problems = _problems(
-        weight_bits=0,
-        activation_bits=9,
-        first_last_weight_bits="8",
-        stream_bits=1,
-        requantize_streams=8,
-        weight_grid="dorfa",
-        first_last_weight_grid="narow",
-        weight_range="chanel",
-        detach_max=1,
-        rescale="std",
-        clipping_gradient="cgpact",
-        clipping_level_rate=0.0,
-        initial_clipping_level=0,
-        initial_classifier_clipping_level=float("nan"),
-        weight_quantizer=3,
-        weight_options=["bits"],
-        activation_quantizer=None,
-        activation_options={1: 2},
-        input_range=(1.0, 0.0),
-        input_type="int4",
-        target="etos-u55",
-        latent_start="keep",
-        unsupported="ignore",
-        overrides=[("a", 8)],
-    )
-    names = [problem.split("=")[0] for problem in problems]
-    assert names == [field.name for field in dataclasses.fields(BitPolicy)]
-    by_name = dict(zip(names, problems, strict=True))
-    assert "weight_grid='dorfa'" in by_name["weight_grid"]
-    assert by_name["weight_grid"].endswith("Did you mean dorefa?")
-    assert by_name["first_last_weight_grid"].endswith("Did you mean narrow?")
-    assert by_name["weight_range"].endswith("Did you mean channel?")
-    assert by_name["rescale"].endswith("Did you mean stddev?")
-    assert by_name["target"].endswith("Did you mean ethos-u55?")
 
 
 def test_a_policy_without_a_target_is_for_litert():
@@ -496,7 +450,3 @@ def test_a_config_without_quantizers_has_nothing_to_do():
     assert config.get_weights_and_quantizers(layer) == []
     assert config.get_activations_and_quantizers(layer) == []
     assert config.get_output_quantizers(layer) == []
-
-
-def test_configs_are_public_by_their_module():
-    assert sat_tf.configs.LayerConfig is LayerConfig

@@ -4,10 +4,13 @@ import warnings
 
 import numpy as np
 import pytest
+import tf_keras
 
 import sat_tf
 from sat_tf.graph.network import Network
+from sat_tf.qat.borders import AnotherBorderWarning
 from sat_tf.qat.input_range_checks import _leads, certainty_doubt
+from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.data.digits import load_digits
 
@@ -17,7 +20,6 @@ _IMAGES = 64
 
 @pytest.fixture(scope="module", params=["tf_keras", "keras"])
 def keras(request):
-    """Keras 2 and Keras 3."""
     return pytest.importorskip(request.param)
 
 
@@ -170,3 +172,74 @@ def test_a_few_images_of_which_none_is_certain_tell_that_nine_in_ten_are_not(cou
     leads[few - 1] = 100.0
     certainty_doubt(network, images, run, PIXELS, is_stated=False)
     assert runs[:3] == [few, few, count]
+
+
+L = tf_keras.layers
+TILES = np.repeat(np.random.default_rng(0).integers(0, 256, (64, 4, 4, 3), np.uint8), 3, axis=1)
+TILES = np.repeat(TILES, 3, axis=2)
+
+
+def _model(first):
+    tf_keras.utils.set_random_seed(1)
+    image = tf_keras.Input((12, 12, 3), name="image")
+    hidden = L.Conv2D(4, 3, name="inner")(L.ReLU()(first(image)))
+    return tf_keras.Model(image, L.Dense(5, name="head")(L.Flatten()(hidden)))
+
+
+FIRST = {
+    "same": lambda: L.Conv2D(8, 3, 2, padding="same", name="first"),
+    "depthwise": lambda: L.DepthwiseConv2D(5, padding="same", activation="relu", name="first"),
+    "dilated": lambda: L.Conv2D(8, 3, dilation_rate=2, padding="same", name="first"),
+    "padding": lambda: tf_keras.Sequential([L.ZeroPadding2D(((1, 0), (2, 1))), L.Conv2D(8, 3)]),
+}
+
+
+@pytest.mark.parametrize("pixels", [(1, 2), (-5, -3), ((0, 1, -2), (1, 3, 5))], ids=str)
+@pytest.mark.parametrize("first", FIRST)
+def test_the_error_of_a_border_is_told_before_the_training(first, pixels):
+    model = _model(FIRST[first]())
+    policy = BitPolicy.mobile(8, input_range=pixels)
+    with pytest.warns(AnotherBorderWarning, match="instead of 0.*standard deviations.*in front"):
+        quantized = sat_tf.quantize_model(model, policy)
+    (line,) = sat_tf.explain(model, policy).inputs
+    told = float(line.split("outputs are off by ")[1].split(" standard")[0])
+    images = policy.range_of("image").fed(TILES)
+    sat_tf.calibrate(quantized, images, progress=False)
+    expected, found = (np.asarray(one(images)) for one in (model, quantized))
+    off = np.sqrt(np.mean((found - expected) ** 2)) / np.std(expected)
+    assert told == pytest.approx(off, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    ("first", "pixels"),
+    [("same", (0, 1)), ("same", (-1, 1)), ("same", (-0.4, 2.7)), ("valid", (1, 2))],
+)
+def test_a_border_that_is_0_or_that_nothing_pads_is_not_spoken_of(first, pixels):
+    model = _model(L.Conv2D(8, 3, padding=first))
+    policy = BitPolicy.mobile(8, input_range=pixels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AnotherBorderWarning)
+        sat_tf.quantize_model(model, policy)
+    assert "instead of 0" not in sat_tf.explain(model, policy).inputs[0]
+
+
+def test_zeros_that_are_other_pixels_in_each_channel_are_told_and_too_small_to_warn_of():
+    model = _model(FIRST["same"]())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AnotherBorderWarning)
+        quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_range="torch"))
+    (line,) = sat_tf.explain(model, BitPolicy.mobile(8, input_range="torch")).inputs
+    assert "first pads with (-0.166, -0.0399, 0.182) instead of 0" in line
+    again = sat_tf.explain(quantized, BitPolicy.mobile(4, input_range="torch"))
+    assert "instead of 0" not in again.inputs[0]
+
+
+def test_preprocessing_in_front_pads_with_0():
+    image = tf_keras.Input((12, 12, 3), name="image")
+    first = L.Conv2D(8, 3, padding="same")(L.Rescaling(1 / 255, 1.0)(image))
+    model = tf_keras.Model(image, L.Dense(5)(L.Flatten()(L.ReLU()(first))))
+    quantized = sat_tf.quantize_model(model, 8)
+    images = TILES.astype(np.float32)
+    sat_tf.calibrate(quantized, images, progress=False)
+    expected, found = (np.asarray(one(images)) for one in (model, quantized))
+    assert np.sqrt(np.mean((found - expected) ** 2)) < 0.05 * np.std(expected)

@@ -225,9 +225,6 @@ def test_pixels_are_what_a_model_was_fed_for():
         np.testing.assert_allclose(found.pixels(found.fed(pixels)), pixels, atol=2e-5)
 
 
-# -- what calibration, reconstruction and certificates make of it ----------------------------------
-
-
 def _error(function, *arguments):
     with pytest.raises(ValueError, match="the range that it was trained with") as caught:
         function(*arguments)
@@ -236,7 +233,6 @@ def _error(function, *arguments):
 
 @pytest.fixture(scope="module")
 def of_tf():
-    """A model of -1 to 1."""
     return _trained((-1, 1))
 
 

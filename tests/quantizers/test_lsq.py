@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.core import dorefa, lsq, pact
+from sat_tf.core import dorefa, pact
 from sat_tf.core.asymmetric import POSITIVE, SIGNED_UNIT, UNIT, UNKNOWN, Reach
-from sat_tf.core.lsq import lsq_code_ends
 from sat_tf.quantizers.lsq import (
     SMALLEST_MAGNITUDE,
     LsqActivationQuantizer,
@@ -22,8 +21,6 @@ from sat_tf.quantizers.table import make_activation_quantizer, make_weight_quant
 from sat_tf.quantizers.values import SampledValues
 from tests import reference
 from tests.quantizers.held import SHAPE, built, drawn, started
-
-# -- weights -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -165,9 +162,6 @@ def test_l1_follows_the_grid_of_the_policy_and_has_no_variables():
     assert "expected at most 127 to fit int8" in wide.export_problem()
 
 
-# -- activations ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("signed", [False, True])
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_lsq_is_pact_but_for_the_gradient_of_the_scale(bits, signed):
@@ -283,15 +277,3 @@ def test_lsq_plus_starts_as_the_offset_quantizer_and_then_learns_both_ends(bits,
     # The step of SGD that the level takes is (1 + ρ) / a of the scale's.
     moved = float(by_level) * (1.0 + share) / top
     assert moved == pytest.approx(g * by_scale, rel=5e-3, abs=0.02)
-
-
-# -- what is refused -----------------------------------------------------------------------------
-
-
-def test_magnitudes_are_not_scales_at_other_bits_by_chance():
-    # m is what stays: the scale follows from it and the bits, as in the start of the paper.
-    for bits in range(2, 9):
-        high = lsq_code_ends(bits)[1]
-        assert float(lsq.weight_scale(tf.constant(0.6), bits)) == pytest.approx(
-            0.6 / math.sqrt(high), rel=1e-6
-        )

@@ -62,6 +62,5 @@ def checked_here(folder: pathlib.Path, cwd: pathlib.Path) -> subprocess.Complete
 
 
 def certificate_in(folder: pathlib.Path) -> pathlib.Path:
-    """The certificate that it has written there."""
     (found,) = folder.glob("certificate_*.json")
     return found

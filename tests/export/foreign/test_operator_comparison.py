@@ -33,7 +33,6 @@ def compared(path, **options):
 
 
 def written(tmp_path, name, change):
-    """A copy of a file, changed."""
     path = tmp_path / "changed.tflite"
     path.write_bytes(changed(path_of(name).read_bytes(), change))
     return path
@@ -129,19 +128,6 @@ def test_values_and_codes_are_taken_as_they_are():
     assert compared(path, images=stored).to_rows() == compared(path).to_rows()
 
 
-# -- what cannot be compared -----------------------------------------------------------------------
-
-
-def test_a_custom_operator_that_no_runtime_knows_is_named(tmp_path):
-    def of_another_library(model, graph):
-        code = model.operatorCodes[graph.operators[1].opcodeIndex]
-        code.builtinCode = code.deprecatedBuiltinCode = tfl.BuiltinOperator.CUSTOM
-        code.customCode = b"FlexErfinv"
-
-    with pytest.raises(ValueError, match=r"LiteRT does not run \(.*FlexErfinv"):
-        compared(written(tmp_path, "converter_int8", of_another_library))
-
-
 def test_outputs_may_have_other_lengths(tmp_path):
     def with_a_shape(model, graph):
         (shape,) = [
@@ -164,9 +150,6 @@ def test_random_damage_is_a_value_error_or_a_file():
             damaged[position] = rng.integers(256)
         with contextlib.suppress(ValueError):
             read_foreign(bytes(damaged), "damaged")
-
-
-# -- several inputs, several graphs ----------------------------------------------------------------
 
 
 def _with_two_inputs(tmp_path):
@@ -248,9 +231,6 @@ def test_the_first_of_several_graphs_is_compared_and_the_others_are_named(tmp_pa
     assert "Not compared: graph 1 with 0 operators, run by CALL_ONCE" in said
     count = len(usual.operators)
     assert f"graph 2 initialize with {count} operators, run by signature other" in said
-
-
-# -- ours and others -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FILES)

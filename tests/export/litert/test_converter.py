@@ -184,7 +184,7 @@ class Half:
 @pytest.fixture(scope="module", params=HALVES)
 def half(request, tmp_path_factory) -> Half:
     build, float_layers = HALVES[request.param]
-    model = Specimen(build, "", POLICY).quantized()
+    model = Specimen(build, POLICY).quantized()
     path = tmp_path_factory.mktemp(request.param) / "model.tflite"
     return Half(model, float_layers, path, sat_tf.export_tflite(model, path))
 
@@ -255,7 +255,7 @@ def test_the_converters_file_reads_the_same_pixels_and_gives_the_same_classes(tm
 )
 def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bits, input_max, path):
     policy = BitPolicy(weight_bits=weight_bits, activation_bits=None, input_max=input_max)
-    model = Specimen(two_branches, "", policy, calibrated=False).quantized()
+    model = Specimen(two_branches, policy, calibrated=False).quantized()
     images = images_for(model)
     report, certificate = proved(model, path, images)
     said = "on pixels of (0, 1)" if input_max == 1.0 else "no activations are quantized"
@@ -299,33 +299,15 @@ def test_activations_of_one_layer_may_be_float(path):
             *block(convolution(4)),
             *head(),
         ),
-        "",
         policy,
     ).quantized()
     _, certificate = proved(model, path)
     assert any("CONV_2D" in operator for operator in certificate.float_operators)
 
 
-@keras.utils.register_keras_serializable(package="tests")
-class Python(keras.layers.Layer):
-    """Nothing TFLite has operators for."""
-
-    def call(self, inputs):
-        return tf.ensure_shape(tf.numpy_function(np.cos, [inputs], tf.float32), inputs.shape)
-
-
-def test_a_layer_that_the_converter_does_not_convert_is_named(tmp_path):
-    model = Specimen(
-        lambda: chain((8, 8, 3), *block(convolution(4)), Python(name="python"), *head()), "", POLICY
-    ).quantized()
-    with pytest.raises(ValueError, match=r"python: received a Python that is left float and"):
-        sat_tf.export_tflite(model, tmp_path / "model.tflite")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.thorough
 def test_a_layer_whose_operators_take_one_image_is_named_and_proved(tmp_path):
-    model = Specimen(normalized_in_groups, "", POLICY).quantized()
+    model = Specimen(normalized_in_groups, POLICY).quantized()
     path, images = tmp_path / "model.tflite", images_for(model)
     report = sat_tf.export_tflite(model, path)
     assert report.islands == ["groups"]
@@ -333,17 +315,6 @@ def test_a_layer_whose_operators_take_one_image_is_named_and_proved(tmp_path):
     for certificate in (sat_tf.verify_tflite(model, path, images), verify_file(path, images)):
         assert certificate.codes_differing == 0
         assert certificate.agreement > 0.8  # a random network of 4 bits
-
-
-def test_a_layer_that_mixes_the_images_of_a_batch_is_named(tmp_path):
-    image = layers.Input((8, 8, 3))
-    x = ReLU()(normalization()(convolution(4)(image)))
-    x = tf.concat([x, x], axis=0, name="doubled")
-    doubled = keras.Model(image, Dense(3)(layers.GlobalAveragePooling2D()(x)))
-    model = sat_tf.quantize_model(doubled, POLICY)
-    with pytest.raises(ValueError, match=r"concat\w*: .* makes 2 of one image, .* by itself"):
-        sat_tf.export_tflite(model, tmp_path / "model.tflite")
-    assert not list(tmp_path.iterdir())
 
 
 def test_of_what_a_layer_raises_the_error_is_said_and_not_its_code():

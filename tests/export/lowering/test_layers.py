@@ -269,10 +269,8 @@ def test_training_rounds_as_the_file_does(quantized):
 
 def test_the_file_is_proved_and_runs_on_the_npu_alone(quantized, tmp_path):
     path = tmp_path / "model.tflite"
-    sat_tf.export_tflite(quantized, path, pack="none")
     images = zoo.images_for(quantized, 16)
-    certificate = sat_tf.verify_tflite(quantized, path, images, progress=False)
-    assert certificate.codes_differing == 0
+    proved(quantized, path, images, file={"pack": "none"})
     assert set(compile_file(path, "ethos-u55-128").on_cpu) <= {"DEQUANTIZE"}
 
 
@@ -334,6 +332,4 @@ def test_keras_3_trains_the_same(tmp_path):
     places = [getattr(layer, "place", "") for layer in quantized.layers]
     assert places.count("around") == 2
     path = tmp_path / "model.tflite"
-    sat_tf.export_tflite(quantized, path, pack="none")
-    certificate = sat_tf.verify_tflite(quantized, path, images.astype(np.uint8), progress=False)
-    assert certificate.codes_differing == 0
+    proved(quantized, path, images.astype(np.uint8), file={"pack": "none"})

@@ -37,7 +37,7 @@ ODD = {"weight_grid": "dorefa"}
 
 
 def _packed(build, policy, **settings) -> keras.Model:
-    return Specimen(build, "", policy, **settings).quantized()
+    return Specimen(build, policy, **settings).quantized()
 
 
 def _small() -> keras.Model:
@@ -218,20 +218,6 @@ def _no_pixels() -> keras.Model:
     return zoo.chain((9, 9, 3), *blocks, zoo.layers.GlobalAveragePooling2D(), zoo.Dense(5))
 
 
-@pytest.mark.parametrize(
-    ("build", "policy", "pack", "fixes"),
-    [
-        (_no_pixels, BitPolicy.mobile(2), "int2", ["first_last_weight_bits=None", "pack='int4'"]),
-        (_no_pixels, BitPolicy.mobile(8), "int4", ["fewer weight_bits"]),
-        (_small, BitPolicy.mobile(4, **ODD), "int4", ["first_last_weight_bits=None", "'narrow'"]),
-    ],
-)
-def test_what_is_asked_for_and_fits_nowhere_says_what_would_help(build, policy, pack, fixes):
-    with pytest.raises(ValueError, match="received no kernel that fits into 4 bits") as error:
-        deployed_graph(_packed(build, policy), pack=pack)
-    assert all(fix in str(error.value) for fix in fixes)
-
-
 @pytest.mark.parametrize(("ends", "pack"), [(None, "int2"), (8, "int4")])
 def test_what_would_help_helps(ends, pack):
     model = _packed(_no_pixels, BitPolicy.mobile(2, first_last_weight_bits=ends))
@@ -359,16 +345,6 @@ def test_an_operation_that_the_export_adds_stays_int8():
         assert np.max(np.abs(operation.kernel)) > 63
 
 
-@pytest.mark.thorough
-def test_kernels_of_float_activations_are_refused_for_what_they_are(tmp_path):
-    policy = BitPolicy(weight_bits=3, activation_bits=None)
-    model = sat_tf.quantize_model(_small(), policy)
-    expected = r"it computes in float32\): stays int8(.|\n)*requantize with activation_bits"
-    with pytest.raises(ValueError, match=expected):
-        sat_tf.export_tflite(model, tmp_path / "model.tflite", pack="int4")
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_packed_file_has_codes_of_its_own_and_says_so(model, tmp_path):
     images = images_for(model)
     for pack in ("none", "int4"):
@@ -410,8 +386,6 @@ def test_a_model_snapped_for_its_packing_has_the_biases_of_the_packed_file():
     # In units of the bias, of which β in float32 has a part in 2^24.
     assert furthest[1] < 0.1 < furthest[0]
 
-
-# -- settings of files -------------------------------------------------------------------------
 
 OTHER = FileSettings(float_head=True, pack="int4", softmax=True, resizable=True)
 

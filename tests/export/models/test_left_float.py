@@ -202,18 +202,6 @@ def test_attention_trains():
     assert any(np.any(one != other) for one, other in zip(before, after, strict=True))
 
 
-def test_values_without_a_number_between_layers_are_named(tmp_path):
-    model = _model(lambda x: x / tf.reduce_sum(x, -1, keepdims=True))
-    model.get_layer("conv").set_weights(
-        [np.ones_like(model.get_layer("conv").get_weights()[0]), np.zeros(6)]
-    )
-    quantized = calibrated(model, FLOAT, 1.0 + _images())
-    path, black = tmp_path / "model.tflite", np.zeros((2, 5, 5, 3), np.uint8)
-    sat_tf.export_tflite(quantized, path)
-    with pytest.raises(ValueError, match=r"received NaN or infinite values on .*by 0"):
-        sat_tf.verify_tflite(quantized, path, black)
-
-
 @pytest.mark.parametrize(("shift", "axis"), [(1, 1), (-3, -1), (20, 1)])
 def test_a_roll_moves_codes(shift, axis, path):
     float_model = _model(lambda x: tf.roll(x, shift, axis))
@@ -230,9 +218,6 @@ def test_an_output_that_is_listed_twice_is_verified(tmp_path):
     model = keras.Model(image, [logits, logits])
     quantized = calibrated(model, sat_tf.BitPolicy.mobile(4), _images())
     proved(quantized, tmp_path / "model.tflite", _images(8).astype(np.uint8))
-
-
-# -- in models of mixed precision
 
 
 ISLANDS = {

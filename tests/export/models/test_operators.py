@@ -169,7 +169,6 @@ def model(build, images):
 
 @pytest.fixture(scope="module", params=[8, 4])
 def quantized(request, model, images):
-    """It and its bits."""
     made = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(request.param))
     return sat_tf.calibrate(made, images.astype(np.float32)), request.param
 

@@ -236,8 +236,6 @@ def _end(draw: Draw, x: Any) -> Any:
     return layers.Dense(3, activation=draw(st.sampled_from([None, "softmax"])))(x)
 
 
-# -- tests ----------------------------------------------------------------------------------------
-
 _MANY = 3000
 _FEW = 25
 # A summand of which every code but 0 is beyond all that the sum can be.

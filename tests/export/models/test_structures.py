@@ -17,7 +17,7 @@ from sat_tf.qat.policy import BitPolicy
 from tests.export.proofs import calibrated, proved
 from tests.qat import float_models
 from tests.qat.models import nested_models
-from tests.qat.models.test_identities import OF_IMAGES, OF_TENSORS, PLACES, at, images, model, plain
+from tests.qat.models.test_layers import OF_IMAGES, OF_TENSORS, PLACES, at, images, model, plain
 
 L = keras.layers
 IMAGES = float_models.images(32).astype(np.uint8)
@@ -121,9 +121,6 @@ def test_each_use_of_a_shared_layer_has_the_same_codes():
     assert content.count(stored) == 1
 
 
-# -- several inputs and outputs ----------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def detector():
     """Two images, two heads and the features behind them, calibrated."""
@@ -210,9 +207,6 @@ def test_a_saved_model_of_several_outputs_has_the_same_file(detector, tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert set(loaded(_given())) == {"class", "box"}
     assert sat_tf.export_tflite(loaded, tmp_path / "other.tflite").sha256 == one.sha256
-
-
-# -- images of any size ------------------------------------------------------------------------
 
 
 def test_a_model_of_images_of_any_size_is_exported_for_one(path):

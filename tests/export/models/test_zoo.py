@@ -17,9 +17,10 @@ from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.tflite.contents import read_contents
-from tests.export.layer_models import MODELS, LayerModel
+from tests.export import operators
+from tests.export.layer_models import MODELS
 from tests.export.proofs import local_differences, own_count
-from tests.export.zoo import EACH, FEW, ZOO, Specimen, counted, images_for, quantized
+from tests.export.zoo import EACH, FEW, ZOO, Specimen, images_for, quantized
 
 # Two models of layers say most.
 LAYERS = [
@@ -30,8 +31,7 @@ LAYERS = [
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """A specimen with its file."""
-
+    name: str
     specimen: Specimen
     model: keras.Model
     path: pathlib.Path
@@ -44,7 +44,7 @@ class Exported:
     @property
     def functions(self) -> tuple[str, ...]:
         """The layers that are computed in float32, by operators that nobody simulates."""
-        return getattr(self.specimen, "functions", ())
+        return self.specimen.functions
 
     @functools.cached_property
     def graph(self) -> Graph:
@@ -55,7 +55,7 @@ def _export(name: str, folder: pathlib.Path, **settings: str) -> Exported:
     specimen, path = {**ZOO, **MODELS}[name], folder / "model.tflite"
     model = quantized(name) if name in ZOO else specimen.quantized()
     report = sat_tf.export_tflite(model, path, float_head=specimen.float_head, **settings)
-    return Exported(specimen, model, path, report)
+    return Exported(name, specimen, model, path, report)
 
 
 @pytest.fixture(scope="module", params=[*EACH, *LAYERS])
@@ -64,13 +64,15 @@ def exported(request, tmp_path_factory) -> Exported:
 
 
 def test_the_few_have_every_operator_storage_and_kind_of_stream():
+    lines = operators.read()
+
     def kinds(names):
         return {
             kind
-            for specimen in map(ZOO.__getitem__, names)
+            for name, specimen in ((name, ZOO[name]) for name in names)
             for kind in (
-                *counted(specimen.operators),
-                *((operator, "float") for operator in specimen.float_operators.split()),
+                *operators.counts(lines[name]),
+                *((operator, "float") for operator in lines[name].split("; ")[1].split()),
                 *((field, getattr(specimen, field)) for field in ("float_head", "annotated")),
                 ("streams", specimen.policy.stream_bits is None),
                 ("grid", specimen.policy.weight_grid),
@@ -90,7 +92,7 @@ def test_xnnpack_computes_the_simulated_integers_of_every_model(exported):
     # Products and sums of float32 in another order, where there are any.
     assert exported.functions or xnnpack.outputs_differing == 0
     assert exported.functions or xnnpack.largest_float_difference < 1e-4
-    if isinstance(exported.specimen, LayerModel):
+    if exported.name in MODELS:
         return
     # uint8 to int8 is left to the runtime, and means of integers that padding is no part of; no
     # other kernel, with another rounding, has a part.
@@ -109,16 +111,8 @@ def test_other_runtimes_compute_the_codes_of_their_own_kernels(runtime, exported
     assert own_count(exported.path.read_bytes(), images, runtime)[1] == 0
 
 
-def test_the_file_has_the_expected_operators(exported):
-    specimen, operators = exported.specimen, exported.report.operators
-    kinds = " ".join(name.split()[0] for name in exported.report.float_operators)
-    if isinstance(specimen, LayerModel):
-        expected = counted(specimen.operators)
-        assert {name: operators.get(name) for name in expected} == expected
-        assert (kinds == specimen.float_operators) == (not specimen.functions)
-    else:
-        assert operators == specimen.file_operators
-        assert kinds == specimen.float_operators
+def test_the_file_has_the_operators_of_the_table(exported):
+    assert operators.line_of(exported.report) == operators.read()[exported.name]
 
 
 def test_only_what_was_never_observed_sums_of_many_and_float_layers_are_warned_of(exported):
@@ -160,7 +154,7 @@ def test_a_file_that_is_read_back_computes_the_same_and_is_written_the_same(expo
         np.testing.assert_array_equal(found[name], values)
     settings = FileSettings.of_file(read_contents(content, "file").settings, "file")
     assert file_content(graph, settings) == content
-    if isinstance(exported.specimen, LayerModel):
+    if exported.name in MODELS:
         return  # of tables of codes no file says which a tensor has
     for name, tensor in named.tensors.items():
         if tensor.codes is not None:

@@ -239,9 +239,6 @@ def test_what_stands_for_an_operator_that_nobody_knows_says_so():
             ask()
 
 
-# -- an operation that only this test knows -----------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Positive(Operation):
     """Codes from 0 on, on a grid around 0: RELU by itself."""
@@ -250,17 +247,14 @@ class Positive(Operation):
     reads = ("RELU",)
 
     def simulate(self, graph, *inputs):
-        """The larger one of a code and 0."""
         (source,) = inputs
         return stored_codes(np.maximum(source, 0), graph.codes(self.output))
 
     def write(self, writer):
-        """One operator."""
         writer.operator(self.operator, self.inputs, self.output)
 
     @classmethod
     def read(cls, operator):
-        """Codes around 0 alone."""
         codes = operator.moved_codes()
         if codes is None or codes.zero_point:
             raise NotUnderstoodError("its codes are not around 0")

@@ -147,9 +147,3 @@ def test_packed_kernels_are_named_where_the_compiler_crashes(tmp_path):
     sat_tf.export_tflite(model, path, pack="int4")
     with pytest.raises(ValueError, match=r"ended with signal 8 on ethos-u55-128(?s:.*)INT4"):
         compile_file(path, "ethos-u55-128")
-
-
-def test_without_the_compiler_a_sentence_installs_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install 'sat-tf\[ethos\]'"):
-        compile_file(tmp_path / "model.tflite", "ethos-u55-128")

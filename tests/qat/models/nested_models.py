@@ -35,7 +35,6 @@ def nested(frozen=False, training=None):
 
 
 def nested_in_a_sequential():
-    """Sequential models, three deep."""
     inner = keras.Sequential([L.Conv2D(4, 3, name="conv"), L.ReLU(name="relu")], name="inner")
     middle = keras.Sequential([inner, L.Conv2D(4, 3, name="conv")], name="middle")
     layers = [middle, L.Flatten(name="flatten"), L.Dense(3, name="classifier")]
@@ -71,7 +70,6 @@ def partly_normalized():
 
 
 def shared_backbone():
-    """A whole model with two uses."""
     inner = backbone()
     image = keras.Input((8, 8, 3), name="image")
     other = L.Conv2D(3, 3, padding="same", activation="relu", name="other")(image)

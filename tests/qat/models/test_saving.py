@@ -132,8 +132,6 @@ def test_a_checkpoint_brings_optimizer_and_levels_back(tmp_path):
     np.testing.assert_equal(interrupted.get_weights(), restored.get_weights())
 
 
-# -- with the layers, calls and ends that simple models do not have
-
 # Operations that are no layers, such as a sine, stay float.
 MANY_LAYERS = BitPolicy.mobile(4, unsupported="float", overrides={"inner/conv": {"weight_bits": 3}})
 
@@ -279,8 +277,6 @@ def test_a_loaded_model_is_quantized_again_and_exported_alike(model, expected, t
     assert (tmp_path / "one.tflite").read_bytes() == (tmp_path / "other.tflite").read_bytes()
 
 
-# -- in another process ------------------------------------------------------------------------
-
 MANY_FILES = ["many.keras", "many.h5"]
 # Every format once in a fresh process; the order of imports makes no difference between them.
 LOADINGS = {
@@ -339,9 +335,6 @@ def test_a_fresh_process_loads_saved_models_in_every_order_of_imports(imports, f
     assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(files, True)
 
 
-# -- layers that users have written ------------------------------------------------------------
-
-
 @keras.utils.register_keras_serializable(package="users_own")
 class Halved(L.Layer):
     def call(self, inputs):
@@ -359,9 +352,6 @@ def test_registered_layers_of_users_come_back_inside_their_quantizers(file, tmp_
     model.save(tmp_path / file)
     images = float_models.images(2)
     np.testing.assert_array_equal(keras.models.load_model(tmp_path / file)(images), model(images))
-
-
-# -- weights decide what a model computes: they can be loaded into another one
 
 
 def transposed(seed):

@@ -24,8 +24,6 @@ def _graph():
 
 @keras.utils.register_keras_serializable(package="test_user_class")
 class Counting(keras.Model):
-    """Says that its own step was taken."""
-
     def train_step(self, data):
         logs = super().train_step(data)
         return {**logs, "counted": tf.constant(1.0)}
@@ -52,8 +50,6 @@ class Distilling(keras.Model):
 
 
 class OfItsOwnGraph(keras.Model):
-    """Its constructor makes the graph."""
-
     def __init__(self, classes=3):
         image, _ = _graph()
         tensor = L.Conv2D(4, 3, activation="relu", name="stem")(image)

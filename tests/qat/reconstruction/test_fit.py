@@ -1,3 +1,6 @@
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -5,9 +8,16 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.graph.network import Network
-from sat_tf.qat.reconstruction import blocks, fit
+from sat_tf.messages import RunError
+from sat_tf.output_folder import RECONSTRUCTION
+from sat_tf.qat.reconstruction import blocks, checkpoint, fit, fitted
+from sat_tf.qat.reconstruction.checkpoint import Checkpoint, FitState, key_of
+from sat_tf.qat.reconstruction.fitted import Fitted
 from sat_tf.qat.wrapper import weight_quantizer
+from sat_tf.training.run_folder import RunFolder
 from tests import reference
+from tests.qat import float_models
+from tests.training.small import small_float_model, small_images
 
 L = keras.layers
 
@@ -121,3 +131,239 @@ def test_nothing_wanted_but_zeros_has_a_finite_error():
     squared, divergence = _part(np.zeros((2, 2)), np.ones((2, 2))).errors(np.arange(2))
     assert squared == pytest.approx(1.0)
     assert divergence == pytest.approx(0.0, abs=1e-6)
+
+
+FITTED = Fitted(
+    steps=200,
+    images=240,
+    held_out=48,
+    seconds=43.2,
+    error_before=0.25,
+    error_after=0.0625,
+    agreement_before=0.875,
+    agreement_after=1.0,
+    calibrated_top1=0.75,
+    fitted_top1=0.5,
+    kept=False,
+)
+
+
+def calibrated():
+    model = sat_tf.quantize_model(small_float_model(), sat_tf.BitPolicy.mobile(2))
+    images = small_images().train_images
+    return sat_tf.calibrate(model, images, keep_function=True, progress=False)
+
+
+def reconstructed(model, shares=(), **options):
+    """Fits a model, whose top-1 is given before and after it was fitted."""
+    found = iter(shares)
+    return fitted.fit(
+        model,
+        small_float_model(),
+        small_images().train_images,
+        num_images=len(small_images().train_images),
+        steps=5,
+        seed=0,
+        measure=lambda: {"top1": next(found)} if shares else {},
+        progress=False,
+        **options,
+    )
+
+
+def test_what_was_gained_is_said_in_words():
+    assert FITTED.how == (
+        "block by block, 200 steps each, on 240 images, 48 of them held out, in 43 s"
+    )
+    assert FITTED.gained == (
+        "class of the float model: 87.50 % before, 100.00 % after; top-1 with labels: 75.00 % "
+        "before, 50.00 % after; the calibrated model is kept, because its top-1 is the better one"
+    )
+    undone = dataclasses.replace(FITTED, agreement_after=0.875, fitted_top1=0.75)
+    assert undone.gained.endswith("the calibrated model is kept, because no fit has helped")
+
+
+def test_outputs_that_are_no_classes_have_errors():
+    values = Fitted(
+        steps=1, images=40, held_out=8, seconds=0, error_before=0.25, error_after=0.0625, kept=True
+    )
+    assert values.gained == "error of the outputs: 0.25 before, 0.0625 after"
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert Fitted.read(folder) is None
+    FITTED.write(folder)
+    assert Fitted.read(folder) == FITTED
+    damaged = {**json.loads((tmp_path / RECONSTRUCTION).read_text()), "steps": "many"}
+    folder.write_json(RECONSTRUCTION, damaged)
+    with pytest.raises(RunError, match="damaged file"):
+        Fitted.read(folder)
+
+
+@pytest.mark.thorough
+def test_the_calibrated_model_is_kept_where_labels_say_that_it_is_better():
+    model = calibrated()
+    before = model.get_weights()
+    found = reconstructed(model, (0.75, 0.5), keep_better=True)
+    assert (found.calibrated_top1, found.fitted_top1, found.kept) == (0.75, 0.5, False)
+    np.testing.assert_equal(before, model.get_weights())
+
+
+@pytest.mark.parametrize("measured", [1, 2])
+def test_a_model_that_cannot_be_measured_has_not_changed(measured, monkeypatch):
+    model = calibrated()
+    before, left = model.get_weights(), [measured]
+
+    def changed(model, *args, **options):
+        model.set_weights([one + 1 for one in model.get_weights()])
+
+    def measure():
+        changed(model)
+        left[0] -= 1
+        if not left[0]:
+            raise RunError("a logit is NaN")
+        return {}
+
+    monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.reconstruct", changed)
+    images = small_images().train_images
+    with pytest.raises(RunError, match="NaN"):
+        fitted.fit(
+            model,
+            small_float_model(),
+            images,
+            num_images=len(images),
+            steps=1,
+            seed=0,
+            measure=measure,
+        )
+    np.testing.assert_equal(before, model.get_weights())
+
+
+@pytest.mark.thorough
+def test_layers_that_were_frozen_are_fitted_and_stay_frozen():
+    model, other = calibrated(), calibrated()
+    frozen = model.get_layer("quant_pointwise")
+    frozen.trainable = False
+    assert reconstructed(model).kept
+    assert reconstructed(other).kept
+    assert not frozen.trainable
+    assert not frozen.layer.trainable
+    assert all(layer.trainable for layer in model.layers if layer is not frozen)
+    frozen.trainable = True  # for the order of the weights
+    np.testing.assert_equal(model.get_weights(), other.get_weights())
+
+
+FIT = {"block": "conv", "error_after": 0.5}
+
+
+@pytest.fixture
+def model():
+    return keras.Sequential([keras.layers.Dense(2, input_shape=(3,))])
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr(checkpoint, "_SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(checkpoint, "_COST", 0.0)
+
+
+def _opened(model, path, key="key", **options):
+    told, draw = [], np.random.default_rng(0)
+    opened = Checkpoint(path, say=told.append, **options)
+    opened.open(key, model, draw, blocks=3)
+    return opened, draw, " ".join(told)
+
+
+def _state(done):
+    return FitState(done, np.arange(4), np.zeros(2), [np.ones(3)], [np.float32(7)], [])
+
+
+def test_weights_draws_and_fits_come_back_as_they_were(model, tmp_path):
+    path = tmp_path / "unfinished.npz"
+    first, draw, told = _opened(model, path)
+    assert told == ""
+    draw.random(5)
+    model.set_weights([np.full((3, 2), 0.25), np.full(2, 0.5)])
+    first.finish(FIT)
+    assert first.saved == "1 of 3 blocks of the reconstruction"
+    finished = model.get_weights()
+    draw.random(2)
+    model.set_weights([np.ones((3, 2)), np.ones(2)])
+    assert first.is_due
+    first.keep(_state(4))
+    following = draw.random(3)
+    model.set_weights([np.zeros((3, 2)), np.zeros(2)])
+    again, draw, told = _opened(model, path)
+    assert f"Going on with {again.saved}, which {path} holds." == told
+    assert again.saved == "1 of 3 blocks of the reconstruction, and 4 steps of the next one"
+    assert again.fits == [FIT]
+    assert again.seconds > 0
+    np.testing.assert_array_equal(draw.random(3), following)
+    # They are those of the last finished fit; the fit under way has its own.
+    np.testing.assert_equal(finished, model.get_weights())
+    np.testing.assert_equal(_state(4), again.under_way)
+    for _ in range(3):
+        again.finish(FIT)
+    assert _opened(model, path)[0].saved == "all of the reconstruction"
+
+
+def test_a_file_of_another_reconstruction_is_passed_over(model, tmp_path):
+    path = tmp_path / "unfinished.npz"
+    _opened(model, path)[0].finish(FIT)
+    before = model.get_weights()
+    other, _, told = _opened(model, path, key="other")
+    assert "passed over, as it is of another model, other images or settings." in told
+    assert (other.fits, other.saved) == ([], "")
+    np.testing.assert_equal(before, model.get_weights())
+    with pytest.raises(RunError, match="received no unfinished reconstruction of this model"):
+        _opened(model, path, key="other", is_expected=True)
+    with pytest.raises(RunError, match="leave out --resume"):
+        _opened(model, tmp_path / "nowhere.npz", is_expected=True)
+
+
+@pytest.mark.parametrize("kept", [0, 10, -200])
+def test_a_damaged_file_is_passed_over(kept, model, tmp_path):
+    path = tmp_path / "unfinished.npz"
+    _opened(model, path)[0].finish(FIT)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.warns(UserWarning, match="passed over, as it is damaged"):
+        assert _opened(model, path)[0].fits == []
+
+
+def test_a_disk_that_is_full_ends_nothing(model, tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    opened = _opened(model, tmp_path / "unfinished.npz")[0]
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.warns(UserWarning, match="No space left .* goes on from its beginning"):
+        opened.finish(FIT)
+    assert not opened.is_due
+    opened.finish(FIT)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_path_nothing_is_kept(model):
+    opened = _opened(model, None)[0]
+    opened.finish(FIT)
+    assert not opened.is_due
+
+
+def test_all_that_changes_the_result_changes_the_key_and_names_do_not():
+    images = float_models.images(4)
+
+    def key(bits=3, images=images, nudged=0.0, **settings):
+        model = float_models.build("mobile_block")
+        network = Network(sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(bits)))
+        kernel = next(
+            one for node in network for one in node.layer.variables if len(one.shape) == 4
+        )
+        kernel.assign_add(np.full(kernel.shape, nudged, np.float32))
+        return key_of(network, Network(model), [np.asarray(images)], **settings)
+
+    changed = np.array(images)
+    changed[-1, 0, 0, 0] += 1
+    keys = [key(), key(bits=4), key(images=changed), key(images=images[:3]), key(nudged=0.01)]
+    keys += [key(steps=10), key(steps=11)]
+    assert len(set(keys)) == len(keys)
+    assert key() == keys[0]

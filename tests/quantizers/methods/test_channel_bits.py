@@ -17,6 +17,7 @@ from sat_tf.quantizers.methods.channel_bits import least_error_bits, squared_err
 from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
 from tests import reference
+from tests.core.execution import uneven
 from tests.quantizers.held import SHAPE, started
 
 L = keras.layers
@@ -147,14 +148,6 @@ def test_a_floor_above_the_mean_holds_for_channels_below_it():
         np.testing.assert_array_equal(found, expected)
 
 
-# -- policies --------------------------------------------------------------------------------------
-
-
-def test_a_grid_with_a_single_value_at_the_lowest_bits_is_refused():
-    with pytest.raises(ValueError, match=r"narrow.* has a single value"):
-        _request(3, grid="narrow", lowest=1)
-
-
 def _model():
     image = keras.Input((8, 8, 3))
     tensor = L.ReLU()(L.BatchNormalization()(L.Conv2D(8, 3, name="stem")(image)))
@@ -215,44 +208,6 @@ def test_codes_are_packed_where_all_channels_fit_as_planned(highest, bits, note,
     assert file_bytes(model, policy) == report.bytes
 
 
-@pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:model .* it is float")
-def test_codes_beyond_int8_are_refused_before_any_training(tmp_path):
-    beyond = {"weight_grid": "dorefa", "first_last_weight_grid": "auto"}
-    expected = (
-        "weight_bits=3 with weight_grid='dorefa' and weight_quantizer='channel_bits': its codes "
-        r"reach 255 and do not fit int8: .*; use weight_grid='auto', or a lower weight_options"
-    )
-    with pytest.raises(ValueError, match=f"(?s)sede.*{expected}"):
-        _policy(**beyond, sede=1)
-    whole = {"weight_bits": 3, "weight_quantizer": "channel_bits", "weight_grid": "dorefa"}
-    with pytest.raises(ValueError, match=rf"overrides\['point\*'\]: {expected}"):
-        BitPolicy.mobile(3, overrides={"point*": whole})
-    # Only the model tells which bits a layer has that is given the quantizer alone.
-    overridden = BitPolicy.mobile(
-        3, weight_grid="dorefa", overrides={"pointwise": {"weight_quantizer": "channel_bits"}}
-    )
-    with pytest.raises(ValueError, match=f"pointwise: {expected}"):
-        sat_tf.quantize_model(_model(), overridden)
-    policy = _policy(**beyond, stream_bits=None)
-    with pytest.warns(UserWarning, match=r"pointwise \(3 bits, dorefa\) do not fit int8"):
-        model = sat_tf.quantize_model(_model(), policy)
-    with pytest.raises(ValueError, match=r"reach 255, .* a lower weight_options"):
-        sat_tf.export_tflite(model, tmp_path / "model.tflite")
-    fitting = _policy(weight_grid="dorefa", weight_options={"highest": 7})
-    model = sat_tf.quantize_model(_model(), fitting)
-    sat_tf.export_tflite(model, tmp_path / "model.tflite")
-
-
-# -- the bits of channels: by hand, by brute force, and at all means -------------------------------
-
-
-def _uneven(shape=(3, 3, 4, 5), seed=0, deviations=None):
-    draw = np.random.default_rng(seed)
-    deviations = draw.uniform(0.05, 1.0, shape[-1]) if deviations is None else deviations
-    return (draw.standard_t(4, shape) * deviations).astype(np.float32)
-
-
 # Bits go from 2 on, with a mean of 3: each channel may have one bit more, or one of them two.
 #               2    3    4     drops
 #   first       9    2    0     7, 2
@@ -311,7 +266,7 @@ def test_no_other_bits_with_that_mean_have_a_smaller_error(rows, kind, lowest):
     [((3, 3, 4, 5), (3,)), ((3, 3, 5, 2), (2, 3)), ((6, 3), (1,)), ((7, 1), (1,))],
 )
 def test_the_error_is_that_of_the_reference(shape, axes, mean):
-    kernel = _uneven(shape)
+    kernel = uneven(shape)
     errors = squared_errors(kernel, 1, 8, channel_axes=axes).numpy()
     expected, least = reference.channel_bits(kernel, 1, 8, mean, "auto", axes)
     np.testing.assert_allclose(errors, expected, rtol=1e-3, atol=1e-6)
@@ -328,7 +283,7 @@ def test_equal_channels_have_equal_bits():
 
 
 def test_larger_channels_have_no_fewer_bits():
-    kernel = _uneven((3, 3, 16, 1)) * np.geomspace(0.01, 1.0, 8, dtype=np.float32)
+    kernel = uneven((3, 3, 16, 1)) * np.geomspace(0.01, 1.0, 8, dtype=np.float32)
     errors = squared_errors(kernel, 2, 8, channel_axes=(3,)).numpy()
     bits = least_error_bits(errors, 2, 4)
     assert bits.tolist() == sorted(bits)
@@ -336,7 +291,7 @@ def test_larger_channels_have_no_fewer_bits():
 
 
 def test_weights_that_are_not_finite_have_no_part():
-    kernel = _uneven()
+    kernel = uneven()
     expected = squared_errors(kernel[:2], 2, 8, channel_axes=(3,)).numpy()
     kernel[2] = np.nan
     found = squared_errors(kernel, 2, 8, channel_axes=(3,)).numpy()

@@ -231,9 +231,6 @@ def test_a_floor_above_the_bits_makes_a_finer_grid():
         np.testing.assert_array_equal(made, own)
 
 
-# -- which weights share a value -------------------------------------------------------------------
-
-
 BITS = range(1, 9)
 
 

@@ -1,0 +1,368 @@
+import json
+
+import numpy as np
+import pytest
+from ai_edge_litert import schema_py_generated as tfl
+
+import sat_tf
+from sat_tf.export.certificate.certificate import read_certificate
+from sat_tf.export.lowering.packing import FileSettings
+from sat_tf.export.targets import constraints
+from sat_tf.export.targets.table import ACTIVATIONS, INTEGER_OUTPUTS, QUANTIZED, TARGETS, Elsewhere
+from sat_tf.export.tflite.contents import Contents, StoredOperator, StoredTensor, read_contents
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.targets import PROCESSORS
+from tests.export.proofs import proved
+from tests.export.zoo import Specimen, bottleneck, images_for
+
+_SAME, _VALID = tfl.Padding.SAME, tfl.Padding.VALID
+
+
+def _tensor(shape, kind="INT8", *, values=None, scales=1, name="x"):
+    numbers, data = np.ones(scales, np.float32), None
+    if values is not None:
+        data = (
+            np.asarray(values, np.int32 if kind == "INT32" else np.int8).reshape(-1).view(np.uint8)
+        )
+    return StoredTensor(name, kind, shape, numbers, np.zeros(scales, np.int64), 0, data)
+
+
+def _options(kind, **settings):
+    made = getattr(tfl, f"{kind}T")()
+    for name, value in settings.items():
+        setattr(made, name, value)
+    return made
+
+
+def _operator(name, inputs, output, options=None):
+    return StoredOperator(name, tuple(inputs), (output,), options)
+
+
+def _convolution(kernel, **settings):
+    options = {"padding": _SAME, "strideH": 1, "strideW": 1, **settings}
+    return _operator(
+        "CONV_2D",
+        [_tensor((1, 8, 8, 4)), kernel],
+        _tensor((1, 8, 8, 4)),
+        _options("Conv2DOptions", **options),
+    )
+
+
+def _resized(before, after, **settings):
+    options = _options("ResizeBilinearOptions", **settings)
+    sizes = _tensor((2,), "INT32", values=after, scales=0)
+    return _operator(
+        "RESIZE_BILINEAR", [_tensor((1, *before, 3)), sizes], _tensor((1, *after, 3)), options
+    )
+
+
+def _meets(constraint, operator):
+    return constraint(operator) == ("", "")
+
+
+def test_types_are_those_of_tensors_that_operators_make():
+    bias = _tensor((4,), "INT32", values=[0, 0, 0, 0])
+    made = _operator("ADD", [_tensor((1, 4)), bias], _tensor((1, 4), "FLOAT32", name="sum"))
+    reason, fix = constraints.of_types("INT8", fix="quantize it")(made)
+    assert reason == "its tensor sum is FLOAT32, it takes INT8"
+    assert fix == "quantize it"
+
+
+@pytest.mark.parametrize(("kind", "met"), [("INT8", True), ("INT4", False), ("INT2", False)])
+def test_kernels_are_of_bytes(kind, met):
+    kernel = _tensor((4, 3, 3, 4), kind, values=np.zeros((4, 3, 3, 4), np.int8))
+    assert _meets(constraints.weights_of("INT8", fix=""), _convolution(kernel)) is met
+
+
+def test_kernels_that_operators_make_are_none():
+    operator = _convolution(_tensor((4, 3, 3, 4)))
+    reason, _ = constraints.weights_of("INT8", fix="")(operator)
+    assert reason == "its weights are made by another operator"
+
+
+@pytest.mark.parametrize("limit", [36 * 127, 36 * 127 - 1])
+def test_magnitudes_of_one_output_add_up_to_a_limit(limit):
+    values = np.full((4, 3, 3, 4), -127, np.int8)
+    operator = _convolution(_tensor((4, 3, 3, 4), values=values))
+    assert _meets(constraints.largest_sum_of_weights(limit), operator) is (limit == 36 * 127)
+
+
+@pytest.mark.parametrize(
+    ("step", "padding", "more", "met"),
+    [
+        (3, _SAME, False, True),
+        (4, _SAME, True, False),
+        (4, _VALID, True, True),
+        (4, _VALID, False, False),
+    ],
+)
+def test_large_strides_need_windows_without_padding(step, padding, more, met):
+    kernel = _tensor((4, 3, 3, 4), values=np.zeros((4, 3, 3, 4), np.int8))
+    operator = _convolution(kernel, padding=padding, strideH=step)
+    found = constraints.strides(3, more_where_valid=more)(operator)
+    assert (found == ("", "")) is met
+    assert met or found[1].startswith("use strides of at most 3,")
+
+
+def test_the_fix_for_several_scales_is_a_field_of_policies():
+    kernel = _tensor((4, 8), values=np.zeros((4, 8), np.int8), scales=4)
+    _, fix = constraints.one_scale(_operator("FULLY_CONNECTED", [_tensor((1, 8)), kernel], kernel))
+    assert "use weight_range='layer' in the policy" in fix
+    assert BitPolicy.mobile(4, weight_range="layer").weight_range == "layer"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "settings", "met"),
+    [
+        ((4, 4), (8, 8), {}, True),
+        ((4, 4), (12, 12), {}, False),
+        ((4, 4), (8, 16), {}, False),
+        ((1, 12), (1, 24), {}, True),
+        ((1, 1), (7, 3), {}, True),
+        ((4, 4), (4, 4), {}, True),
+        ((4, 4), (16, 16), {"halfPixelCenters": True}, False),
+        ((4, 4), (8, 8), {"halfPixelCenters": True}, True),
+        ((3, 3), (5, 5), {"alignCorners": True}, True),
+    ],
+)
+def test_images_are_resized_by_some_factors(before, after, settings, met):
+    constraint = constraints.scales_by(2, 4, 8, half_pixels=(2,))
+    assert _meets(constraint, _resized(before, after, **settings)) is met
+
+
+@pytest.mark.parametrize(("after", "met"), [((12, 20), True), ((13, 20), False)])
+def test_images_grow_so_many_times(after, met):
+    assert _meets(constraints.scales_to_at_most(3), _resized((4, 7), after)) is met
+
+
+@pytest.mark.parametrize(("axes", "met"), [([1, 2], True), ([0], False), ([-1], False)])
+def test_a_mean_is_one_of_rows_and_columns(axes, met):
+    source, given = _tensor((1, 4, 4, 3)), _tensor((len(axes),), "INT32", values=axes)
+    operator = _operator("MEAN", [source, given], _tensor((1, 3)))
+    assert _meets(constraints.reduced_axes(largest=4096), operator) is met
+
+
+@pytest.mark.parametrize(("steps", "met"), [([1, 1, 1], True), ([1, 2, 1], False)])
+def test_slices_take_every_value(steps, met):
+    numbers = [_tensor((3,), "INT32", values=values) for values in ([0] * 3, [4] * 3, steps)]
+    operator = _operator("STRIDED_SLICE", [_tensor((4, 4, 4)), *numbers], _tensor((4, 2, 4)))
+    assert _meets(constraints.slices_by_one, operator) is met
+    assert _meets(constraints.strided_slice, operator)
+
+
+@pytest.mark.parametrize(("shape", "met"), [((1, 4, 4, 3), True), ((2, 4, 4, 3), False)])
+def test_only_the_innermost_axes_are_longer_than_one(shape, met):
+    operator = _operator("RELU", [_tensor(shape)], _tensor(shape))
+    assert _meets(constraints.images_of_three_axes, operator) is met
+
+
+@pytest.mark.parametrize(("shape", "met"), [((1, 4, 4, 3), True), ((4, 8), True)])
+def test_images_are_taken_one_by_one(shape, met):
+    operator = _operator("MEAN", [_tensor(shape)], _tensor(shape))
+    assert _meets(constraints.one_of_a_batch, operator) is met
+    operator = _operator("MEAN", [_tensor((4, 8, 8, 3))], _tensor((4, 3)))
+    reason, fix = constraints.one_of_a_batch(operator)
+    assert (reason, fix) == ("it reads 4 images, it takes one", "write the file for one image")
+
+
+def _chain(*names: str) -> Contents:
+    tensors = [_tensor((1, 4, 4, 3), name=f"t{index}") for index in range(len(names) + 1)]
+    operators = [
+        _operator(name, [tensors[index]], tensors[index + 1]) for index, name in enumerate(names)
+    ]
+    return Contents(tuple(operators), (tensors[0],), (tensors[-1],))
+
+
+def test_every_target_has_its_operators():
+    assert TARGETS.keys() == PROCESSORS.keys()
+    for name, target in TARGETS.items():
+        assert target.name == name
+        assert (target.operators is None) == (name == "litert")
+        if target.native:
+            assert ("HARD_SWISH" in (target.operators or ())) == target.has_hard_swish
+
+
+def test_litert_computes_all_operators():
+    contents = _chain("RELU", "CAST", "GELU", "REDUCE_PROD", "DEQUANTIZE")
+    assert TARGETS["litert"].elsewhere(contents) == []
+
+
+def test_tflite_micro_refuses_operators_that_it_has_not():
+    micro = TARGETS["micro"]
+    found = micro.elsewhere(_chain("CAST", "GELU", "GATHER", "REDUCE_PROD", "DEQUANTIZE"))
+    assert [(one.operator, one.fix) for one in found] == [
+        ("GELU", "quantize for this target"),
+        ("REDUCE_PROD", ""),
+    ]
+    assert micro.verdict(found, 5).words == "TFLite Micro refuses 2 of 5 operators."
+
+
+def test_only_functions_that_a_processor_has_are_named_instead_of_others():
+    for name, others in {"ethos-u55": ("CAST", "GATHER"), "edgetpu": ("GELU", "CAST")}.items():
+        target = TARGETS[name]
+        fixes = {one.fix for one in target.elsewhere(_chain(*others)) if "behind" not in one.reason}
+        (fix,) = fixes
+        assert ("gelu" in fix) == ("GELU" in target.operators)
+        assert "sigmoid, swish, " in fix
+        assert fix.endswith("PReLU or tanh")
+
+
+def test_tflite_micro_refuses_packed_products():
+    image = _tensor((1, 4))
+    names = ["FULLY_CONNECTED", "CONV_2D"]
+    operators = [_operator(name, [image, _tensor((4, 4), "INT4")], image) for name in names]
+    contents, micro = Contents(tuple(operators), (image,), (image,)), TARGETS["micro"]
+    (found,) = micro.elsewhere(contents)
+    assert (found.operator, found.fix) == ("FULLY_CONNECTED", "export with pack='none'")
+    said = micro.statements([found], 2)
+    assert said[0].words == "TFLite Micro refuses 1 of 2 operators."
+    assert "its weights are INT4" in said[1].words
+    assert micro.statements([], 2) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [("ethos-u55", ["CAST", "SPACE_TO_DEPTH"]), ("ethos-u85", ["SPACE_TO_DEPTH"])],
+)
+def test_operators_that_a_processor_has_not_run_elsewhere(name, left):
+    found = TARGETS[name].elsewhere(_chain("RELU", "CAST", "SPACE_TO_DEPTH", "TANH"))
+    assert [one.operator for one in found] == left
+
+
+def test_one_partition_ends_at_the_first_operator_on_the_cpu():
+    found = TARGETS["edgetpu"].elsewhere(_chain("RELU", "GATHER", "TANH"))
+    assert [(one.operator, one.tensor) for one in found] == [("GATHER", "t2"), ("TANH", "t3")]
+    assert found[1].reason == "it is behind GATHER t2"
+
+
+def test_only_float_ends_are_mended_by_another_type_of_outputs():
+    types = ["INT8", "FLOAT32", "FLOAT32", "INT8", "FLOAT32", "FLOAT32"]
+    tensors = [_tensor((1, 4), kind, name=f"t{place}") for place, kind in enumerate(types)]
+    names = ["DEQUANTIZE", "SOFTMAX", "QUANTIZE", "DEQUANTIZE", "SOFTMAX"]
+    operators = [
+        _operator(name, [tensors[place]], tensors[place + 1]) for place, name in enumerate(names)
+    ]
+    found = TARGETS["ethos-u55"].elsewhere(
+        Contents(tuple(operators), (tensors[0],), (tensors[-1],))
+    )
+    assert [one.operator for one in found] == names
+    assert [one.fix for one in found] == [QUANTIZED] * 3 + [INTEGER_OUTPUTS] * 2
+
+
+def test_float_inputs_are_mended_by_another_type_of_inputs():
+    image, codes = _tensor((1, 4), "FLOAT32", name="image"), _tensor((1, 4), name="codes")
+    contents = Contents((_operator("QUANTIZE", [image], codes),), inputs=(image,), outputs=(codes,))
+    (found,) = TARGETS["ethos-u55"].elsewhere(contents)
+    assert found.fix == "use input_type='int8' in the policy"
+    assert BitPolicy.mobile(4, input_type="int8").type_of("image") == "int8"
+
+
+def test_float_products_at_the_end_are_not_mended_by_another_type_of_outputs():
+    tensors = [_tensor((1, 4), "FLOAT32", name=f"t{place}") for place in range(4)]
+    names = ["DEQUANTIZE", "FULLY_CONNECTED", "SOFTMAX"]
+    operators = [
+        _operator(name, [tensors[place]], tensors[place + 1]) for place, name in enumerate(names)
+    ]
+    found = TARGETS["ethos-u55"].elsewhere(
+        Contents(tuple(operators), (tensors[0],), (tensors[-1],))
+    )
+    assert [one.fix for one in found] == [QUANTIZED] * 3
+
+
+def test_a_float_head_is_mended_by_no_type_of_outputs():
+    image, real, kernel, made = (
+        _tensor((1, 4)),
+        _tensor((1, 4), "FLOAT32", name="real"),
+        _tensor((3, 4), values=np.ones((3, 4), np.int8), name="kernel"),
+        _tensor((1, 3), "FLOAT32", name="head"),
+    )
+    weights = _tensor((3, 4), "FLOAT32", name="weights")
+    operators = (
+        _operator("DEQUANTIZE", [image], real),
+        _operator("DEQUANTIZE", [kernel], weights),
+        _operator("FULLY_CONNECTED", [real, weights], made),
+    )
+    for count, fix in ((3, ACTIVATIONS), (1, INTEGER_OUTPUTS)):
+        contents = Contents(operators[:count], (image,), (operators[count - 1].outputs[0],))
+        found = TARGETS["ethos-u55"].elsewhere(contents)
+        assert [one.fix for one in found] == [fix] * count
+
+
+def test_an_operator_elsewhere_is_a_sentence_with_its_fix():
+    one = Elsewhere("GATHER", "swish", "Arm Ethos-U55 has no GATHER", "train for it")
+    assert str(one) == "GATHER swish: Arm Ethos-U55 has no GATHER; train for it."
+    assert str(Elsewhere("SHAPE", "s", "it is none")) == "SHAPE s: it is none."
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("count", [0, 1])
+def test_operators_without_their_tensors_or_options_are_left_to_the_cpu(name, count):
+    operators = TARGETS[name].operators or ("CONV_2D", "DEQUANTIZE")
+    for kind in operators:
+        tensors = (_tensor((1, 4, 4, 3)),) * count
+        bare = Contents((StoredOperator(kind, tensors, tensors, None),))
+        for found in TARGETS[name].elsewhere(bare):
+            assert found.operator == kind
+            assert found.reason
+
+
+@pytest.fixture(scope="module")
+def for_npu():
+    return Specimen(bottleneck, policy=BitPolicy.mobile(3, target="ethos-u55")).quantized()
+
+
+@pytest.fixture(scope="module")
+def for_cpu():
+    return Specimen(bottleneck, policy=BitPolicy.mobile(3)).quantized()
+
+
+def _settings(path):
+    return read_contents(path.read_bytes(), "file").settings
+
+
+def test_a_file_is_for_the_target_of_the_policy_and_stores_what_that_takes(for_npu, path):
+    report = sat_tf.export_tflite(for_npu, path)
+    assert report.target == "ethos-u55"
+    assert {kernel.bits for kernel in report.kernels} == {8}
+    assert (_settings(path)["target"], _settings(path)["pack"]) == ("ethos-u55", "none")
+    assert report.to_dict()["target"] == "ethos-u55"
+
+
+def test_a_file_of_litert_says_nothing_of_it(for_cpu, for_npu, path):
+    report = sat_tf.export_tflite(for_npu, path, target="litert")
+    assert report.target == "litert"
+    assert report.on_target == []
+    assert {kernel.bits for kernel in report.kernels} == {4, 8}
+    assert "target" not in _settings(path)
+    assert sat_tf.export_tflite(for_cpu, path).target == "litert"
+
+
+def test_operators_elsewhere_are_data_and_statements(for_cpu, path):
+    report = sat_tf.export_tflite(for_cpu, path, target="edgetpu")
+    said = "\n".join(statement.words for statement in report.statements)
+    for one in report.elsewhere:
+        assert one.reason in said
+        assert one.tensor in json.dumps(report.to_dict())
+    assert report.on_target[0].words in said
+
+
+def test_a_packing_that_the_target_does_not_take_is_written_and_said_aloud(for_npu, path):
+    report = sat_tf.export_tflite(for_npu, path, pack="int4")
+    assert {kernel.bits for kernel in report.kernels} == {4, 8}
+    (warning,) = (text for text in report.warnings if "Arm Ethos-U55 takes 8 alone" in text)
+    assert "pack='int4' stores kernels in 4 bits" in warning
+    assert any("its weights are INT4" in one.reason for one in report.elsewhere)
+
+
+def test_a_certificate_names_the_target_and_what_it_does_not_prove(for_npu, tmp_path):
+    path, proof = tmp_path / "model.tflite", tmp_path / "certificate.json"
+    _, found = proved(for_npu, path, images_for(for_npu, 2), certificate_path=proof)
+    assert read_certificate(proof).target == "ethos-u55"
+    words = "The file is for Arm Ethos-U55, which was not here"
+    assert any(words in statement.words for statement in found.statements)
+    assert words in proof.with_suffix(".html").read_text(encoding="utf-8")
+
+
+def test_settings_of_files_without_a_target_are_those_of_litert():
+    found = FileSettings.of_file({"float_head": False, "pack": "none"}, "file")
+    assert found.target == "litert"
