@@ -358,10 +358,15 @@ class Certificate(Displayed):
         return lines
 
     @property
+    def _outputs_beside_keras(self) -> list[OutputCount]:
+        """The outputs, as they compare with the quantized Keras model's; none without it."""
+        return self.runtimes["xnnpack"].outputs if self.reference == "keras" else []
+
+    @property
     def parting(self) -> list[str]:
         """How outputs of the file part from the quantized Keras model's; see `PARTING_RULE`."""
         sentences = []
-        for count in self.runtimes["xnnpack"].outputs if self.reference == "keras" else ():
+        for count in self._outputs_beside_keras:
             differing = round((1.0 - (count.agreement or 0.0)) * count.places)
             classes_differ = differing > max(FEW_POINTS * count.places, _FEW_PLACES)
             if self._are_few(count) or not _is_off(count, classes_differ=classes_differ):
@@ -391,7 +396,7 @@ class Certificate(Displayed):
             "call sat_tf.export.snap_biases(model), and the model has those of its file"
         ) * rounds
         notes = [Marked(f"The file's answers part: {text}{why}", kind) for text in self.parting]
-        for count in self.runtimes["xnnpack"].outputs if self.reference == "keras" else ():
+        for count in self._outputs_beside_keras:
             if count.ties and not count.is_values:
                 words = (
                     f"{count.name}: {count.ties:,} of {count.places:,} {count.what} have several "

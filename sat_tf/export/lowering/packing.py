@@ -9,7 +9,7 @@ LiteRT's builtin kernels, several times slower.
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -253,43 +253,24 @@ class StoredKernel:
     note: str = ""  # Why it does not have fewer; "" where the packing has no fewer.
 
 
-class AlikeKernels(NamedTuple):
-    """Kernels that a file stores alike, for the same reason."""
-
-    bits: int
-    operator: str
-    note: str
-    kernels: list[StoredKernel]
+# A line names so many of its layers.
+_NAMED = 2
 
 
-def kernel_table(kernels: Iterable[StoredKernel]) -> Table[AlikeKernels]:
+def kernel_table(kernels: Iterable[StoredKernel]) -> Table[list[StoredKernel]]:
     """The bits of weights, kernels that are stored alike on one line; no rows where all have 8."""
     alike: dict[tuple[int, str, str], list[StoredKernel]] = {}
     for kernel in sorted(kernels, key=lambda kernel: kernel.bits):
         alike.setdefault((kernel.bits, kernel.operator, kernel.note), []).append(kernel)
-    rows = [AlikeKernels(*key, found) for key, found in alike.items()]
-    columns: list[Column[AlikeKernels]] = [
-        Column("bits", lambda row: row.bits, number=True),
-        Column("operator", lambda row: row.operator),
-        Column(
-            "layers",
-            lambda row: first_ones([kernel.layer for kernel in row.kernels], _NAMED),
-            wrap="fold",
-        ),
-        Column(
-            "weights",
-            lambda row: sum(kernel.weights for kernel in row.kernels),
-            digits(","),
-            number=True,
-        ),
-        Column("why not fewer", lambda row: row.note, wrap="fold"),
+    columns: list[Column[list[StoredKernel]]] = [
+        Column("bits", lambda row: row[0].bits, number=True),
+        Column("operator", lambda row: row[0].operator),
+        Column("layers", lambda row: first_ones([each.layer for each in row], _NAMED), wrap="fold"),
+        Column("weights", lambda row: sum(each.weights for each in row), digits(","), number=True),
+        Column("why not fewer", lambda row: row[0].note, wrap="fold"),
     ]
-    packs = any(row.bits != Storage.INT8.value for row in rows)
-    return Table(columns=columns, rows=rows if packs else [])
-
-
-# A line names so many of its layers.
-_NAMED = 2
+    packs = any(bits != Storage.INT8.value for bits, _, _ in alike)
+    return Table(columns=columns, rows=[*alike.values()] if packs else [])
 
 
 def stored_kernels(graph: Graph) -> list[StoredKernel]:

@@ -75,11 +75,6 @@ def readers_of(name: str) -> list[type[Operation]]:
     return [operation for operation in OPERATIONS if name in operation.reads]
 
 
-def reader_of(operator: OperatorView) -> type[Operation] | None:
-    """The operation that an operator of a file is part of; None where sat-tf does not write it."""
-    return next((one for one in readers_of(operator.name) if one.recognizes(operator)), None)
-
-
 def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
     """The file of a deployed graph; `resizable` says that the batch size, 1, is free."""
     writer = Writer(graph, resizable=resizable)
@@ -210,10 +205,10 @@ def read_operation(
     if output.name in progress.known or output.values is not None:
         raise NotUnderstoodError("something else has made its tensor")
     if read is None:
-        reader = reader_of(view)
-        if reader is None:
+        readers = [each for each in readers_of(operator.name) if each.recognizes(view)]
+        if not readers:
             raise NotUnderstoodError("no operation of sat-tf has it in this form")
-        read = reader.read
+        read = readers[0].read
     made = read(view)
     if made is None:
         return None

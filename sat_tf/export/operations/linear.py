@@ -13,17 +13,12 @@ from sat_tf.export.kernels.kernel_sets import (
     narrow_multipliers,
     wide_multipliers,
 )
+from sat_tf.export.operations import windows
 from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, Range, Shape
 from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import Basis, Made, Operation, Portability, stored_codes
 from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.windows import (
-    LinearKind,
-    is_small_depthwise,
-    products,
-    sums,
-    transposed_size,
-)
+from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import WHOLE, Codes, Storage, Tensors, Window
@@ -296,10 +291,10 @@ class Linear(Operation, Draft):
         """Exact sums, requantized as its kernels do it."""
         (source,) = inputs
         if self.real:
-            made = products(source, self.real_kernel, self.kind, self.window)
+            made = windows.products(source, self.real_kernel, self.kind, self.window)
             return np.asarray(made + self.bias.astype(np.float32), np.float32)
         zero_point = graph.codes(self.inputs[0]).zero_point
-        found = sums(source, zero_point, self.kernel, self.kind, self.window)
+        found = windows.sums(source, zero_point, self.kernel, self.kind, self.window)
         exact = np.float64 if self.kind is not LinearKind.DEPTHWISE else np.int64
         output = graph.codes(self.output)
         scales = graph.codes(self.inputs[0]).scale, self.scales, output.scale
@@ -319,7 +314,7 @@ class Linear(Operation, Draft):
             is_grouped=is_convolution and self.kernel.shape[-1] != shapes[0][-1],
             one_scale=self.is_product and self._stored_scales().size == 1,
             is_small_depthwise=self.kind is LinearKind.DEPTHWISE
-            and is_small_depthwise(self.kernel.shape[:2], *shapes, self.window),
+            and windows.is_small_depthwise(self.kernel.shape[:2], *shapes, self.window),
         )
 
     @property
@@ -416,7 +411,9 @@ class Linear(Operation, Draft):
         window = WHOLE
         if kind is LinearKind.TRANSPOSED:
             window = operator.window()
-            usual = transposed_size(operator.tensor(0).shape[1:3], kernel.shape[1:3], window)
+            usual = windows.transposed_size(
+                operator.tensor(0).shape[1:3], kernel.shape[1:3], window
+            )
             made = operator.output.shape[1:3]
             rows, columns = (found - size for found, size in zip(made, usual, strict=True))
             window = dataclasses.replace(window, more=(rows, columns))
