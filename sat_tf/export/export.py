@@ -311,7 +311,7 @@ def export_tflite(
     if problems:
         raise ProblemsError("export_tflite", problems)
     if route == "converter":  # which stores all kernels in 8 bits
-        settings = settings.with_pack("none")
+        settings = dataclasses.replace(settings, pack="none")
     network, direct = Network(model), route == "direct"
     moving = snapped(network, settings, stays=True) if snap_biases else contextlib.nullcontext(0)
     with moving as moved:
@@ -334,7 +334,7 @@ def export_tflite(
     if compare_storage and direct:
         for pack in packing.PACKINGS:
             with contextlib.suppress(ValueError):  # nothing to pack
-                other = settings.with_pack(pack)
+                other = dataclasses.replace(settings, pack=pack)
                 other_graph = file_graph(network, other)
                 other = other.of_graph(other_graph)
                 if other.pack == pack != settings.pack:

@@ -247,6 +247,7 @@ class Certificate(Displayed):
     codes: list[TensorCodes]
     trained: list[TrainedCount]
     warnings: list[str]
+    # These have defaults, as a new field needs one, so that older certificates can be read.
     accuracy: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     float_model: str | None = None
     float_outputs: list[OutputCount] = dataclasses.field(default_factory=list)

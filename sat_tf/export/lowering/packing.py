@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.kernels.kernel_sets import Engine
 from sat_tf.export.lowering.outputs import FLOAT, with_output_type, with_own_names
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
@@ -111,7 +110,7 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
     if packing.asked_for and not packed:
         raise _nothing_fits(graph, pack, notes)
     warnings = list(graph.warnings)
-    builtin = sum(linear.engine is Engine.BUILTIN for linear in packed)
+    builtin = sum(linear.is_builtin for linear in packed)
     two_bits = sum(linear.storage is Storage.INT2 for linear in packed)
     if builtin:
         warnings.append(f"pack={pack!r} {_BUILTIN.format(builtin)}, and compress the file.")
@@ -358,17 +357,13 @@ class FileSettings:
 
     def of_graph(self, graph: Graph) -> "FileSettings":
         """The settings of a file of this graph: without packed kernels it is the plain one."""
-        settings = self if _packed(graph.operations) else self.with_pack("none")
+        settings = self if _packed(graph.operations) else dataclasses.replace(self, pack="none")
         if self.output_type is None:
             have_codes = {graph.tensors[name].codes is not None for name in graph.outputs}
             if len(have_codes) == 1:
                 own = self.processor.output_type if True in have_codes else FLOAT
                 settings = dataclasses.replace(settings, output_type=own)
         return settings
-
-    def with_pack(self, pack: str) -> "FileSettings":
-        """The same with another packing."""
-        return dataclasses.replace(self, pack=pack)
 
     @classmethod
     def of_file(cls, found: Mapping[str, Any] | None, path: str) -> "FileSettings":

@@ -160,12 +160,17 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
             raise NotUnderstoodError(
                 f"operator {index}, {operator.name}: nothing reads what it makes"
             )
+    return _assembled(contents, name, progress)
+
+
+def _assembled(contents: Contents, name: str, progress: Progress) -> Graph:
+    """The graph of the operators that have been read."""
     output, *outputs = (end.name for end in contents.outputs)
     return Graph(
         name=name,
         tensors=progress.tensors,
         operations=tuple(progress.operations),
-        images=tuple(input_image(found, progress) for found in contents.inputs),
+        images=tuple(input_image(image, progress) for image in contents.inputs),
         output=output,
         more_outputs=tuple(outputs),
     )
@@ -256,7 +261,6 @@ _READERS: Mapping[str, Callable[[OperatorView], Made]] = {
     **dict.fromkeys(MOVES.keys() - Moved.reads, Moved.read),
     **dict.fromkeys(("SQUEEZE", "EXPAND_DIMS"), Reshape.read),
     **dict.fromkeys(arithmetic.RULES, arithmetic.Computed.read),
-    "FULLY_CONNECTED": arithmetic.RowProduct.read,
 }
 
 
@@ -290,15 +294,7 @@ def read_foreign(content: bytes, name: str) -> ForeignFile:
             reason = _reason_not_to_read(operator, place, progress)
             if reason is not None:
                 reasons[output.name] = reason
-    graph = Graph(
-        name=name,
-        tensors=progress.tensors,
-        operations=tuple(progress.operations),
-        images=tuple(input_image(found, progress) for found in contents.inputs),
-        output=contents.outputs[0].name,
-        more_outputs=tuple(end.name for end in contents.outputs[1:]),
-    )
-    return ForeignFile(contents, graph, reasons)
+    return ForeignFile(contents, _assembled(contents, name, progress), reasons)
 
 
 def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress) -> str | None:
