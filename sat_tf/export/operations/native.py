@@ -394,15 +394,7 @@ class NativeDraft(Draft):
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
         source = builder.codes(self.inputs[0])
-        if source is None or source.unit != 1.0 or codes.unit != 1.0:
-            return self.older.as_codes(builder, codes, name, shape)
-        if self.slopes is not None:
-            is_whole = (codes.lowest, codes.highest) == (-_FIRST, _FIRST - 1)
-            slopes, scale = map(np.asarray, int8_codes(self.slopes))
-            sloped = Sloped(self.inputs, name, slopes.astype(np.int8), np.float32(scale))
-            operation: Operation | None = sloped if is_whole else None
-        else:
-            operation = self._of_codes(source, codes, name)
+        operation = None if source is None else self._of_codes(source, codes, name)
         if operation is None:
             return self.older.as_codes(builder, codes, name, shape)
         return builder.add(operation, shape, codes)
@@ -411,6 +403,13 @@ class NativeDraft(Draft):
         return self.older.as_float(builder, name, shape)
 
     def _of_codes(self, source: Codes, codes: Codes, name: str) -> Operation | None:
+        if source.unit != 1.0 or codes.unit != 1.0:
+            return None
+        if self.slopes is not None:
+            if (codes.lowest, codes.highest) != (-_FIRST, _FIRST - 1):
+                return None
+            slopes, scale = map(np.asarray, int8_codes(self.slopes))
+            return Sloped(self.inputs, name, slopes.astype(np.int8), np.float32(scale))
         operator, settings = self.native.operator, self.native.settings
         if not takes_grid(operator, codes):
             return None
