@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export.litert.converter import run_converter
-from sat_tf.export.lowering.outputs import FLOAT, with_own_names
+from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations import (
@@ -25,7 +25,6 @@ from sat_tf.export.operations import (
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, map_linear
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pointwise import Pointwise
 from sat_tf.export.operations.windows import LinearKind, transposed_size
 from sat_tf.export.tflite.tensors import Activation
 from sat_tf.messages import ModelError, did_you_mean
@@ -208,17 +207,16 @@ def _with_constant(op: pointwise.WithConstant, graph: Graph, x: tf.Tensor) -> tf
     if op.grid:
         scale = np.float32(op.grid.scale)
         constant = _on_one_scale(constant[0] * scale, 127.0 * float(scale))
-    return _PAIRS[op.kind](x, constant)
+    return _FUNCTIONS[op.kind.value](x, constant)
 
 
-_PAIRS: Mapping[Pointwise, Callable[..., tf.Tensor]] = {
-    Pointwise.MAXIMUM: tf.maximum,
-    Pointwise.MINIMUM: tf.minimum,
-    Pointwise.PRODUCT: tf.multiply,
-    Pointwise.SUM: tf.add,
-    Pointwise.DIFFERENCE: tf.subtract,
-}
-_NATIVE: Mapping[str, Callable[..., tf.Tensor]] = {
+# By the names of operators.
+_FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
+    "MAXIMUM": tf.maximum,
+    "MINIMUM": tf.minimum,
+    "MUL": tf.multiply,
+    "ADD": tf.add,
+    "SUB": tf.subtract,
     "ABS": tf.abs,
     "LOGISTIC": tf.math.sigmoid,
     "TANH": tf.math.tanh,
@@ -226,8 +224,6 @@ _NATIVE: Mapping[str, Callable[..., tf.Tensor]] = {
     "GELU": tf.nn.gelu,
     "HARD_SWISH": lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
     "LEAKY_RELU": tf.nn.leaky_relu,
-}
-_MOVES: Mapping[str, Callable[..., tf.Tensor]] = {
     "STRIDED_SLICE": lambda x, begin, end, steps, beginMask, endMask: tf.strided_slice(
         x, begin, end, steps, beginMask, endMask
     ),
@@ -245,7 +241,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     quantize.Quantize: lambda op, graph, x: x,
     quantize.Dequantize: lambda op, graph, x: tf.identity(x),
     Linear: _linear,
-    pairs.Pair: lambda op, graph, one, two: _PAIRS[op.kind](one, two),
+    pairs.Pair: lambda op, graph, one, two: _FUNCTIONS[op.kind.value](one, two),
     pointwise.WithConstant: _with_constant,
     pools.Mean: lambda op, graph, x: tf.reduce_mean(x, [1, 2], keepdims=op.keep_dims),
     pools.MaxPool: lambda op, graph, x: tf.nn.max_pool2d(
@@ -260,12 +256,14 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     pairs.Concatenate: lambda op, graph, *parts: tf.concat(parts, op.axis + 1),
     native.Softmax: lambda op, graph, x: tf.nn.softmax(x),
     native.Lookup: _looked_up,
-    native.Native: lambda op, graph, x: _NATIVE[op.name](x, **op.settings),
+    native.Native: lambda op, graph, x: _FUNCTIONS[op.name](x, **op.settings),
     native.Sloped: lambda op, graph, x: tf.where(
         x < 0.0, tf.constant(op.slopes.astype(np.float32) * op.slope_scale) * x, x
     ),
     float_layer.FloatLayer: lambda op, graph, *read: op.function()(*read),
-    movements.Moved: lambda op, graph, x: _MOVES[op.name](x, *op.reads_in_order[1:], **op.options),
+    movements.Moved: lambda op, graph, x: _FUNCTIONS[op.name](
+        x, *op.reads_in_order[1:], **op.options
+    ),
     movements.Reshape: lambda op, graph, x: tf.reshape(x, [-1, *graph.tensors[op.output].shape]),
 }
 
@@ -280,17 +278,14 @@ def route_problems(route: object, settings: FileSettings, *, has_metadata: bool)
         return [f"route: received {route!r}, expected {names}. {did_you_mean(str(route), _ROUTES)}"]
     if route == "direct":
         return []
-    problems = [
-        f"route='converter' with {name}={value!r}: received a setting of the direct writer, "
-        f"expected {name}={default!r}; leave one of them out."
-        for name, value, default in (
-            ("pack", settings.pack, "none"),
-            ("float_head", settings.float_head, False),
-            ("resizable", settings.resizable, False),
-            ("output_type", settings.output_type, FLOAT),
-        )
-        if value not in (default, "auto")
-    ]
+    plain, problems = dataclasses.asdict(FileSettings(pack="none")), []
+    for name in ("pack", "float_head", "resizable", "output_type"):
+        value, default = getattr(settings, name), plain[name]
+        if value not in (default, "auto"):
+            problems.append(
+                f"route='converter' with {name}={value!r}: received a setting of the direct "
+                f"writer, expected {name}={default!r}; leave one of them out."
+            )
     if has_metadata:
         problems.append(
             "route='converter' with labels, a description or preprocessing: received settings of "

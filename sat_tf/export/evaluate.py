@@ -146,37 +146,34 @@ def _labelled_batches(
     images: Any, labels: Any, *, workers: int
 ) -> tuple[Iterator[Batch], int | None]:
     """Small batches of images and labels, and how many images there are, where that is known."""
-    if labels is None:
-        if isinstance(images, np.ndarray) or not isinstance(images, Iterable):
+    total = None
+    if labels is not None:
+        arrays = np.asarray(images), np.asarray(labels)
+        if arrays[0].shape[:1] != arrays[1].shape:
             raise ValueError(
-                f"labels: received None beside images of type {type(images).__name__}, expected "
-                "class numbers, or batches of images and labels; pass labels too."
+                f"labels: received shape {arrays[1].shape} for images of shape {arrays[0].shape}, "
+                "expected one class number an image."
             )
-
-        def pieces() -> Iterator[Batch]:
-            for batch in images:
-                if not isinstance(batch, tuple | list) or len(batch) != 2:
-                    raise ValueError(
-                        f"images: received a batch of type {type(batch).__name__}, expected a pair "
-                        "of images and labels; use dataset.batch(...) with both, or pass labels "
-                        "too."
-                    )
-                yield from _pieces(np.asarray(batch[0]), np.asarray(batch[1]), workers)
-
-        return pieces(), None
-    arrays = np.asarray(images), np.asarray(labels)
-    if arrays[0].shape[:1] != arrays[1].shape:
+        images, total = [arrays], len(arrays[0])
+    elif isinstance(images, np.ndarray) or not isinstance(images, Iterable):
         raise ValueError(
-            f"labels: received shape {arrays[1].shape} for images of shape {arrays[0].shape}, "
-            "expected one class number an image."
+            f"labels: received None beside images of type {type(images).__name__}, expected "
+            "class numbers, or batches of images and labels; pass labels too."
         )
-    return _pieces(*arrays, workers), len(arrays[0])
 
+    def pieces() -> Iterator[Batch]:
+        for batch in images:
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                raise ValueError(
+                    f"images: received a batch of type {type(batch).__name__}, expected a pair "
+                    "of images and labels; use dataset.batch(...) with both, or pass labels too."
+                )
+            pixels, numbers = map(np.asarray, batch)
+            size = min(max(-(-len(pixels) // workers), 1), _MOST_AT_ONCE)
+            for start in range(0, len(pixels), size):
+                yield pixels[start : start + size], numbers[start : start + size]
 
-def _pieces(images: np.ndarray, labels: np.ndarray, workers: int) -> Iterator[Batch]:
-    size = min(max(-(-len(images) // workers), 1), _MOST_AT_ONCE)
-    for start in range(0, len(images), size):
-        yield images[start : start + size], labels[start : start + size]
+    return pieces(), total
 
 
 def _evaluate(

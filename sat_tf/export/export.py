@@ -21,15 +21,9 @@ from sat_tf.export.certificate.runtimes import (
 )
 from sat_tf.export.converter_route import CONVERTED, converted, route_problems
 from sat_tf.export.litert.runtime import Runtime, check_loading
+from sat_tf.export.lowering import packing
 from sat_tf.export.lowering.outputs import FLOAT
-from sat_tf.export.lowering.packing import (
-    PACKINGS,
-    AlikeKernels,
-    FileSettings,
-    StoredKernel,
-    kernel_table,
-    stored_kernels,
-)
+from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph, snapped, with_image_size
 from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.export.operations.graph import Graph
@@ -120,7 +114,7 @@ class ExportReport(Displayed):
     # without packed kernels is that of pack="none".
     storage: list[StorageCost]
     # The bits of each layer's weights, and why they are not fewer; none for route="converter".
-    kernels: list[StoredKernel]
+    kernels: list[packing.StoredKernel]
     # The first release of LiteRT's Python package that runs the file, with XNNPACK computing all
     # that it takes.
     runs_from: str
@@ -149,14 +143,14 @@ class ExportReport(Displayed):
         sizes = f"{self.bytes:,} bytes, {self.gzip_bytes:,} after gzip"
         return f"{self.path}: {sizes}, {sum(self.operators.values())} operators"
 
-    def kernel_table(self) -> Table[AlikeKernels]:
+    def kernel_table(self) -> Table[list[packing.StoredKernel]]:
         """The bits of weights, as the command prints them; no rows where all have 8."""
-        return kernel_table(self.kernels)
+        return packing.kernel_table(self.kernels)
 
     def _headline(self) -> str:
         return self.summary
 
-    def _tables(self) -> dict[str, Table[AlikeKernels]]:
+    def _tables(self) -> dict[str, Table[list[packing.StoredKernel]]]:
         return {"Weights": self.kernel_table()}
 
     @property
@@ -317,7 +311,7 @@ def export_tflite(
     if problems:
         raise ProblemsError("export_tflite", problems)
     if route == "converter":  # which stores all kernels in 8 bits
-        settings = settings.with_pack("none")
+        settings = dataclasses.replace(settings, pack="none")
     network, direct = Network(model), route == "direct"
     moving = snapped(network, settings, stays=True) if snap_biases else contextlib.nullcontext(0)
     with moving as moved:
@@ -337,13 +331,14 @@ def export_tflite(
         for layer in model.layers:
             copied_weights(layer, given.get_layer(layer.name))
     files = {settings.pack: content}
-    for pack in PACKINGS if compare_storage and direct else ():
-        with contextlib.suppress(ValueError):  # nothing to pack
-            other = settings.with_pack(pack)
-            other_graph = file_graph(network, other)
-            other = other.of_graph(other_graph)
-            if other.pack == pack != settings.pack:
-                files[pack] = file_content(other_graph, other, metadata)
+    if compare_storage and direct:
+        for pack in packing.PACKINGS:
+            with contextlib.suppress(ValueError):  # nothing to pack
+                other = dataclasses.replace(settings, pack=pack)
+                other_graph = file_graph(network, other)
+                other = other.of_graph(other_graph)
+                if other.pack == pack != settings.pack:
+                    files[pack] = file_content(other_graph, other, metadata)
     latencies = median_milliseconds(files, *shapes) if compare_storage else {}
     costs = [
         StorageCost(pack, len(content), gzip_size(content), latencies.get(pack))
@@ -378,7 +373,7 @@ def export_tflite(
         islands=list(graph.float_layers),
         certified=list(graph.integer_tensors) if direct else [],
         storage=costs,
-        kernels=stored_kernels(graph) if direct else [],
+        kernels=packing.stored_kernels(graph) if direct else [],
         runs_from=first_release((each.storage for each in kernels if each.is_product), parsed),
         holds=holds_of(graph) if direct else [],
         moved_scales=dict(graph.moved_scales) if direct else {},

@@ -25,7 +25,7 @@ from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.lowering.layers import is_input, role_of
 from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.lowering.pipeline import has_biases_of_file, is_sized, snapped, with_image_size
+from sat_tf.export.lowering.pipeline import has_biases_of_file, snapped, with_image_size
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.tflite.contents import differences, read_contents
 from sat_tf.export.tflite.tensors import Codes, Pixels, arrays_of, joined, number_of
@@ -154,7 +154,7 @@ def verify_tflite(
     """
     path = expect_path(path)
     check_model(model)
-    if not is_sized(model):
+    if any(None in tensor.shape[1:] for tensor in model.inputs):
         # It takes images of any size: the file is that for the size of these.
         first = images[0] if isinstance(images, list | tuple) and len(images) else images
         if np.ndim(first) in (3, 4) and np.ndim(first) == len(model.inputs[0].shape):

@@ -247,6 +247,7 @@ class Certificate(Displayed):
     codes: list[TensorCodes]
     trained: list[TrainedCount]
     warnings: list[str]
+    # These have defaults, as a new field needs one, so that older certificates can be read.
     accuracy: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     float_model: str | None = None
     float_outputs: list[OutputCount] = dataclasses.field(default_factory=list)
@@ -358,10 +359,15 @@ class Certificate(Displayed):
         return lines
 
     @property
+    def _outputs_beside_keras(self) -> list[OutputCount]:
+        """The outputs, as they compare with the quantized Keras model's; none without it."""
+        return self.runtimes["xnnpack"].outputs if self.reference == "keras" else []
+
+    @property
     def parting(self) -> list[str]:
         """How outputs of the file part from the quantized Keras model's; see `PARTING_RULE`."""
         sentences = []
-        for count in self.runtimes["xnnpack"].outputs if self.reference == "keras" else ():
+        for count in self._outputs_beside_keras:
             differing = round((1.0 - (count.agreement or 0.0)) * count.places)
             classes_differ = differing > max(FEW_POINTS * count.places, _FEW_PLACES)
             if self._are_few(count) or not _is_off(count, classes_differ=classes_differ):
@@ -391,7 +397,7 @@ class Certificate(Displayed):
             "call sat_tf.export.snap_biases(model), and the model has those of its file"
         ) * rounds
         notes = [Marked(f"The file's answers part: {text}{why}", kind) for text in self.parting]
-        for count in self.runtimes["xnnpack"].outputs if self.reference == "keras" else ():
+        for count in self._outputs_beside_keras:
             if count.ties and not count.is_values:
                 words = (
                     f"{count.name}: {count.ties:,} of {count.places:,} {count.what} have several "

@@ -185,8 +185,9 @@ def checked_by_accuracy(
 ) -> list[CheckedRange]:
     """The ranges, of which an only one is checked by accuracy clearly above that of guessing."""
     given = [one[one >= 0] for one in labels if one is not None]
-    is_open = len(ranges) == 1 and not (ranges[0].checked_by or ranges[0].problem)
-    for classes, share in zip(given, top1, strict=True) if is_open else ():
+    if len(ranges) != 1 or ranges[0].checked_by or ranges[0].problem:
+        return list(ranges)
+    for classes, share in zip(given, top1, strict=True):
         count = max(classes.size, 1)
         guessed = np.max(np.bincount(classes.reshape(-1).astype(np.int64)), initial=0) / count
         margin = max(_FEWEST_IMAGES / count, _CLEAR_ERRORS * np.sqrt(guessed / count))

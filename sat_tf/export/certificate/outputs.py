@@ -365,7 +365,7 @@ def outputs_in(graph: Graph, contents: Contents, labels: Sequence[str] | None) -
 
 
 def separated(joined: np.ndarray, outputs: Sequence[Output]) -> list[np.ndarray]:
-    """The outputs that `images.joined` has joined."""
+    """The outputs that `tensors.joined` has joined."""
     if len(outputs) == 1:
         return [joined.reshape(len(joined), *outputs[0].shape)]
     sizes = [int(np.prod(output.shape)) for output in outputs]

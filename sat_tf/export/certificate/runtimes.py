@@ -291,9 +291,6 @@ NOT_SAID = (
 EVERYWHERE = "x86 and on Arm (version 7 and later: NEON, dot-product, i8mm and SME kernels)"
 
 
-_NOT_KNOWN = (Basis.IMAGES.value, Basis.BEHIND_FLOAT.value)
-
-
 @dataclasses.dataclass(frozen=True)
 class Hold:
     """Operators of which the same is said."""
@@ -309,7 +306,7 @@ class Hold:
     @property
     def is_portable(self) -> bool:
         """Whether XNNPACK has the same codes on all processors, or they make none."""
-        return self.basis not in _NOT_KNOWN and not any(self.differing.values())
+        return Portability(Basis(self.basis), self.why, self.inputs, self.differing).holds
 
     @property
     def is_float(self) -> bool:

@@ -1,5 +1,1 @@
-"""Verification on other machines.
-
-`kit` is what goes to one, with `check`, the script that runs there by itself; `report` is what
-comes back.
-"""
+"""Verification on other machines: a `kit` goes to one, and a `report` comes back."""

@@ -2,12 +2,7 @@
 
 A multiplier is m · 2^e with m an integer of 31 bits, read as a fraction of 2^31. A product with it
 is a product with m, whose upper 32 bits are kept, and a shift by e. Kernels differ in where they
-round, and how ties are broken:
-
-    rounded twice, up        the product half up, the shift half up
-    rounded twice, away      the product half up, the shift half away from zero
-    rounded once             the product down, the shift half up, which is one rounding in all
-    rounded before shifts    the product half up, and only then a shift to the left
+round, and how ties are broken: a function `rounded_...` each.
 
 All functions take and give exact integers, channels on the last axis; shifted to the left, they fit
 int32.

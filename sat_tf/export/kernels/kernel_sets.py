@@ -5,7 +5,6 @@ everywhere: it selects codes, or looks them up.
 """
 
 import dataclasses
-import enum
 import functools
 import math
 import platform
@@ -25,19 +24,12 @@ _FEWEST_ROWS, _FEWEST_COLUMNS = 4, 8
 LinearScales = tuple[np.float32, np.ndarray, np.float32]
 
 
-class Engine(enum.Enum):
-    """The kernels of LiteRT that compute an operation where XNNPACK takes part."""
-
-    XNNPACK = "xnnpack"
-    BUILTIN = "builtin"  # it leaves the operation to them
-
-
 @dataclasses.dataclass(frozen=True)
 class LinearWork:
     """A linear operation, as far as kernels choose their rounding by it."""
 
     operator: str  # Its name in the file.
-    engine: Engine = Engine.XNNPACK  # The kernels that compute it where XNNPACK takes part.
+    is_builtin: bool = False  # Whether XNNPACK leaves it to the builtin kernels.
     depth: int = 1  # How many products are in a sum.
     is_grouped: bool = False  # Whether channels read only a part of the input's.
     one_scale: bool = False  # Whether the file holds one scale for the weights of all channels.
@@ -226,7 +218,7 @@ def _delegated(left: KernelSet) -> LinearRule:
     """XNNPACK's rule of linear operations, some of which it leaves to other kernels."""
     return lambda work, sums, scales: (
         left.linear(work, sums, scales)
-        if work.engine is Engine.BUILTIN
+        if work.is_builtin
         else xnnpack.requantized(sums, narrow_multipliers(*scales))
     )
 

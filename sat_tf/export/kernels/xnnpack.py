@@ -1,9 +1,4 @@
-"""The rounding of XNNPACK's int8 kernels.
-
-Its convolutions, matrix products, sums and differences have one rule on all processors. Products
-of two tensors have one on x86, WebAssembly and RISC-V, and another one on Arm. A mean has one rule
-in its source code, which compilers for processors with a fused multiply-add turn into another.
-"""
+"""The rounding of XNNPACK's int8 kernels, which for products and means depends on processors."""
 
 from collections.abc import Callable
 

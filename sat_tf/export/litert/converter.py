@@ -31,8 +31,18 @@ def float_operators(
     # For some layers and an open batch, the converter fails, or writes a file that does not run, or
     # whose output is empty.
     for size in (None, 1):
+        specs = [
+            tf.TensorSpec([size, *shape], kind, name=f"{INPUT_NAME}{i}")
+            for i, (shape, kind) in enumerate(signature)
+        ]
+        owner = tf.Module()
+        owner.layers = list(layers)
         try:
-            content = _converted(function, layers, signature, size)
+            # A function instead of a Keras model, which would call the user's layer once more.
+            with _without_loops(layers):
+                concrete = [tf.function(function, specs).get_concrete_function()]
+            converter = tf.lite.TFLiteConverter.from_concrete_functions(concrete, owner)
+            content = run_converter(converter)
         except Exception as error:  # The converter and the layer may raise anything.
             problem = problem or error
             continue
@@ -74,25 +84,6 @@ def float_operators(
         f"{layer.name}: received {kind_of(layer)}{behind} that is left float and that {wrong}; "
         "replace it, or end the model before it."
     ) from (None if content else problem)
-
-
-def _converted(
-    function: Callable[..., Any],
-    layers: Sequence[keras.layers.Layer],
-    signature: Signature,
-    batch: int | None,
-) -> bytes:
-    specs = [
-        tf.TensorSpec([batch, *shape], kind, name=f"{INPUT_NAME}{i}")
-        for i, (shape, kind) in enumerate(signature)
-    ]
-    # A function instead of a Keras model, which would call the user's layer once more.
-    traced = tf.function(function, specs)
-    with _without_loops(layers):
-        concrete = [traced.get_concrete_function()]
-    owner = tf.Module()
-    owner.layers = list(layers)
-    return run_converter(tf.lite.TFLiteConverter.from_concrete_functions(concrete, owner))
 
 
 @contextlib.contextmanager

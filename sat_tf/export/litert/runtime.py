@@ -99,7 +99,7 @@ class Runtime:
         return Interface(self.input_shapes[0], np.dtype(self._inputs[0]["dtype"]), num_outputs)
 
     def run(self, images: Pixels) -> np.ndarray:
-        """The file's output for a batch of images; see `images.joined` for several outputs.
+        """The file's output for a batch of images; see `tensors.joined` for several outputs.
 
         Outputs of integers are given as the real values that they stand for.
         """

@@ -9,11 +9,10 @@ LiteRT's builtin kernels, several times slower.
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from sat_tf.export.kernels.kernel_sets import Engine
 from sat_tf.export.lowering.outputs import FLOAT, with_output_type, with_own_names
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
@@ -111,7 +110,7 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
     if packing.asked_for and not packed:
         raise _nothing_fits(graph, pack, notes)
     warnings = list(graph.warnings)
-    builtin = sum(linear.engine is Engine.BUILTIN for linear in packed)
+    builtin = sum(linear.is_builtin for linear in packed)
     two_bits = sum(linear.storage is Storage.INT2 for linear in packed)
     if builtin:
         warnings.append(f"pack={pack!r} {_BUILTIN.format(builtin)}, and compress the file.")
@@ -253,43 +252,24 @@ class StoredKernel:
     note: str = ""  # Why it does not have fewer; "" where the packing has no fewer.
 
 
-class AlikeKernels(NamedTuple):
-    """Kernels that a file stores alike, for the same reason."""
-
-    bits: int
-    operator: str
-    note: str
-    kernels: list[StoredKernel]
+# A line names so many of its layers.
+_NAMED = 2
 
 
-def kernel_table(kernels: Iterable[StoredKernel]) -> Table[AlikeKernels]:
+def kernel_table(kernels: Iterable[StoredKernel]) -> Table[list[StoredKernel]]:
     """The bits of weights, kernels that are stored alike on one line; no rows where all have 8."""
     alike: dict[tuple[int, str, str], list[StoredKernel]] = {}
     for kernel in sorted(kernels, key=lambda kernel: kernel.bits):
         alike.setdefault((kernel.bits, kernel.operator, kernel.note), []).append(kernel)
-    rows = [AlikeKernels(*key, found) for key, found in alike.items()]
-    columns: list[Column[AlikeKernels]] = [
-        Column("bits", lambda row: row.bits, number=True),
-        Column("operator", lambda row: row.operator),
-        Column(
-            "layers",
-            lambda row: first_ones([kernel.layer for kernel in row.kernels], _NAMED),
-            wrap="fold",
-        ),
-        Column(
-            "weights",
-            lambda row: sum(kernel.weights for kernel in row.kernels),
-            digits(","),
-            number=True,
-        ),
-        Column("why not fewer", lambda row: row.note, wrap="fold"),
+    columns: list[Column[list[StoredKernel]]] = [
+        Column("bits", lambda row: row[0].bits, number=True),
+        Column("operator", lambda row: row[0].operator),
+        Column("layers", lambda row: first_ones([each.layer for each in row], _NAMED), wrap="fold"),
+        Column("weights", lambda row: sum(each.weights for each in row), digits(","), number=True),
+        Column("why not fewer", lambda row: row[0].note, wrap="fold"),
     ]
-    packs = any(row.bits != Storage.INT8.value for row in rows)
-    return Table(columns=columns, rows=rows if packs else [])
-
-
-# A line names so many of its layers.
-_NAMED = 2
+    packs = any(bits != Storage.INT8.value for bits, _, _ in alike)
+    return Table(columns=columns, rows=[*alike.values()] if packs else [])
 
 
 def stored_kernels(graph: Graph) -> list[StoredKernel]:
@@ -377,17 +357,13 @@ class FileSettings:
 
     def of_graph(self, graph: Graph) -> "FileSettings":
         """The settings of a file of this graph: without packed kernels it is the plain one."""
-        settings = self if _packed(graph.operations) else self.with_pack("none")
+        settings = self if _packed(graph.operations) else dataclasses.replace(self, pack="none")
         if self.output_type is None:
             have_codes = {graph.tensors[name].codes is not None for name in graph.outputs}
             if len(have_codes) == 1:
                 own = self.processor.output_type if True in have_codes else FLOAT
                 settings = dataclasses.replace(settings, output_type=own)
         return settings
-
-    def with_pack(self, pack: str) -> "FileSettings":
-        """The same with another packing."""
-        return dataclasses.replace(self, pack=pack)
 
     @classmethod
     def of_file(cls, found: Mapping[str, Any] | None, path: str) -> "FileSettings":

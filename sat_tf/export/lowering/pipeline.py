@@ -93,11 +93,6 @@ def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Mode
     return assembled if policy is None else remember(assembled, policy)
 
 
-def is_sized(model: keras.Model) -> bool:
-    """Whether the sizes of all images are fixed."""
-    return all(None not in tuple(tensor.shape[1:]) for tensor in model.inputs)
-
-
 def deployed_graph(
     model: keras.Model | Network,
     *,

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from sat_tf.export.kernels.kernel_sets import Engine
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import (
     Linear,
@@ -333,7 +332,7 @@ def _overflow(graph: Graph, linear: Linear) -> str | None:
     # Builtin kernels first multiply sums by the power of 2 above the multiplier, and int32 wraps.
     exponents = np.frexp(requantization_multipliers(graph, linear))[1]
     shifted = np.max(sums * 2.0 ** np.maximum(exponents, 0))
-    if linear.engine is not Engine.BUILTIN or shifted <= _INT32:
+    if not linear.is_builtin or shifted <= _INT32:
         return None
     return (
         f"received a layer stored in {linear.storage.name} whose shifted sums reach "

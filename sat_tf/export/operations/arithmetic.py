@@ -1,8 +1,6 @@
 """Operators that compute with codes, and that sat-tf does not write: a row each."""
 
-import copy
 import dataclasses
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -10,7 +8,6 @@ import numpy as np
 
 from sat_tf.export.kernels import fixed_point, functions
 from sat_tf.export.kernels.kernel_sets import MICRO, XNNPACK_SETS, KernelSet, LinearWork
-from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.movements import Moved
 from sat_tf.export.operations.operation import Made, stored_codes
 from sat_tf.export.tflite.contents import NotUnderstoodError
@@ -61,34 +58,6 @@ class Computed(Moved):
         options = {name: operator.option(name) for name in RULES[operator.name][1]}
         read = inputs, operator.output.name, operator.name, arrays, options
         return cls(*read, grids=tuple(filter(None, grids))), codes
-
-
-@dataclasses.dataclass(frozen=True)
-class RowProduct(Linear):
-    """A matrix product of every row of a tensor of any shape."""
-
-    keeps_dimensions: bool = False
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (stored,) = inputs
-        # Kernels take a product of one row otherwise than of several, wherever these come from.
-        made = super().simulate(graph, stored.reshape(1, -1, self.kernel.shape[-1]))
-        shape = stored.shape[:-1] if self.keeps_dimensions else (-1,)
-        return made.reshape(*shape, made.shape[-1])
-
-    @classmethod
-    def read(cls, operator: OperatorView) -> Made:
-        source, depth = operator.tensor(0), operator.tensor(1).shape[-1]
-        rows = math.prod(source.shape) // max(depth, 1), depth
-        inputs = (dataclasses.replace(source, shape=rows), *operator.stored.inputs[1:])
-        options = copy.copy(operator.stored.options)
-        options.keepNumDims = False
-        stored = dataclasses.replace(operator.stored, inputs=inputs, options=options)
-        made = super().read(dataclasses.replace(operator, stored=stored))
-        if made is None or not isinstance(made[0], cls):
-            raise NotUnderstoodError("no operation of sat-tf has it in this form")
-        keeps = bool(operator.option("keepNumDims"))
-        return dataclasses.replace(made[0], keeps_dimensions=keeps), made[1]
 
 
 def rectifier(activation: Activation) -> Rule:

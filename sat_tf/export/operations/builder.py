@@ -15,7 +15,7 @@ import numpy as np
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pointwise import Pointwise, WithConstant
 from sat_tf.export.operations.quantize import Dequantize, Quantize
-from sat_tf.export.tflite.tensors import Codes, Tensor, free_name
+from sat_tf.export.tflite.tensors import Activation, Codes, Tensor, free_name
 
 Range = tuple[float, float]
 Shape = tuple[int, ...]
@@ -209,7 +209,7 @@ class Rectified(Draft):
         if self.ceiling is not None:  # which need not be the highest code
             real = self.as_float(builder, builder.between(f"{name}_float"), shape)
             return builder.quantized(real, codes, name, shape)
-        return builder.materialize(self.rectified, codes.rectified(), name, shape)
+        return builder.materialize(self.rectified, codes.clipped(Activation.RELU), name, shape)
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
         real = self.rectified.as_float(builder, builder.between(f"{name}_input"), shape)

@@ -116,10 +116,6 @@ class FloatLayer(OperationDraft):
         if result != output:  # a layer that does nothing in inference, such as noise
             write_reshape(writer, result, self.output)
 
-    @classmethod
-    def read(cls, operator: OperatorView) -> Made:
-        raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
-
     def function(self) -> Callable[..., Any]:
         """The function of tensors that the layers compute, in inference and to float32."""
         import tensorflow as tf
@@ -210,10 +206,6 @@ class NotSimulated(Operation):
 
     def write(self, writer: Writer) -> None:
         self.simulate(writer.graph)
-
-    @classmethod
-    def read(cls, operator: OperatorView) -> Made:
-        raise NotUnderstoodError("not an operator of sat-tf")
 
 
 @dataclasses.dataclass(frozen=True)

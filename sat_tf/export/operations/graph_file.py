@@ -75,11 +75,6 @@ def readers_of(name: str) -> list[type[Operation]]:
     return [operation for operation in OPERATIONS if name in operation.reads]
 
 
-def reader_of(operator: OperatorView) -> type[Operation] | None:
-    """The operation that an operator of a file is part of; None where sat-tf does not write it."""
-    return next((one for one in readers_of(operator.name) if one.recognizes(operator)), None)
-
-
 def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
     """The file of a deployed graph; `resizable` says that the batch size, 1, is free."""
     writer = Writer(graph, resizable=resizable)
@@ -165,12 +160,17 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
             raise NotUnderstoodError(
                 f"operator {index}, {operator.name}: nothing reads what it makes"
             )
+    return _assembled(contents, name, progress)
+
+
+def _assembled(contents: Contents, name: str, progress: Progress) -> Graph:
+    """The graph of the operators that have been read."""
     output, *outputs = (end.name for end in contents.outputs)
     return Graph(
         name=name,
         tensors=progress.tensors,
         operations=tuple(progress.operations),
-        images=tuple(input_image(found, progress) for found in contents.inputs),
+        images=tuple(input_image(image, progress) for image in contents.inputs),
         output=output,
         more_outputs=tuple(outputs),
     )
@@ -210,10 +210,10 @@ def read_operation(
     if output.name in progress.known or output.values is not None:
         raise NotUnderstoodError("something else has made its tensor")
     if read is None:
-        reader = reader_of(view)
-        if reader is None:
+        readers = [each for each in readers_of(operator.name) if each.recognizes(view)]
+        if not readers:
             raise NotUnderstoodError("no operation of sat-tf has it in this form")
-        read = reader.read
+        read = readers[0].read
     made = read(view)
     if made is None:
         return None
@@ -261,7 +261,6 @@ _READERS: Mapping[str, Callable[[OperatorView], Made]] = {
     **dict.fromkeys(MOVES.keys() - Moved.reads, Moved.read),
     **dict.fromkeys(("SQUEEZE", "EXPAND_DIMS"), Reshape.read),
     **dict.fromkeys(arithmetic.RULES, arithmetic.Computed.read),
-    "FULLY_CONNECTED": arithmetic.RowProduct.read,
 }
 
 
@@ -295,15 +294,7 @@ def read_foreign(content: bytes, name: str) -> ForeignFile:
             reason = _reason_not_to_read(operator, place, progress)
             if reason is not None:
                 reasons[output.name] = reason
-    graph = Graph(
-        name=name,
-        tensors=progress.tensors,
-        operations=tuple(progress.operations),
-        images=tuple(input_image(found, progress) for found in contents.inputs),
-        output=contents.outputs[0].name,
-        more_outputs=tuple(end.name for end in contents.outputs[1:]),
-    )
-    return ForeignFile(contents, graph, reasons)
+    return ForeignFile(contents, _assembled(contents, name, progress), reasons)
 
 
 def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress) -> str | None:

@@ -8,22 +8,16 @@ from typing import Any
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import (
-    Engine,
     LinearWork,
     narrow_multipliers,
     wide_multipliers,
 )
+from sat_tf.export.operations import windows
 from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, Range, Shape
 from sat_tf.export.operations.movements import Reshape
 from sat_tf.export.operations.operation import Basis, Made, Operation, Portability, stored_codes
 from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.windows import (
-    LinearKind,
-    is_small_depthwise,
-    products,
-    sums,
-    transposed_size,
-)
+from sat_tf.export.operations.windows import LinearKind
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import WHOLE, Codes, Storage, Tensors, Window
@@ -73,6 +67,9 @@ class Linear(Operation, Draft):
     real: bool = False  # Computed in float32, on dequantized inputs and kernel: the float head.
     storage: Storage = Storage.INT8  # How the file holds the kernel.
     pixelwise: bool = False  # The file has this 1x1 convolution as a matrix product of each pixel.
+    # A matrix product of another tool's file is one of every row of a tensor of any shape, whose
+    # dimensions it keeps or not; None for any other operation.
+    keeps_dimensions: bool | None = None
 
     same_because = "one float32 product, rounded half to even, in all of XNNPACK's kernels"
     num_constants = 2  # codes and a bias
@@ -82,10 +79,9 @@ class Linear(Operation, Draft):
     reads = (*(kind.value for kind in LinearKind), "DEQUANTIZE")
 
     @property
-    def engine(self) -> Engine:
-        """The kernels that compute it: XNNPACK's for all but packed convolutions."""
-        packed = self.storage is not Storage.INT8
-        return Engine.BUILTIN if packed and not self.is_product else Engine.XNNPACK
+    def is_builtin(self) -> bool:
+        """Whether XNNPACK leaves it to the builtin kernels, as packed convolutions."""
+        return self.storage is not Storage.INT8 and not self.is_product
 
     @property
     def takes_one_image(self) -> bool:
@@ -106,7 +102,7 @@ class Linear(Operation, Draft):
     def largest_sum(self) -> int:
         """The magnitude that sum and bias may reach together before its kernel overflows."""
         # XNNPACK's kernels for INT4 sum up 16 times the codes, and wrap around without a word.
-        shifted = self.storage is Storage.INT4 and self.engine is Engine.XNNPACK
+        shifted = self.storage is Storage.INT4 and not self.is_builtin
         return _INT32 >> (4 if shifted else 0)
 
     @property
@@ -285,7 +281,7 @@ class Linear(Operation, Draft):
 
     def portability(self, graph: Tensors) -> Portability:
         """See `Operation`: it follows from a rule where XNNPACK computes the operation."""
-        if self.engine is Engine.XNNPACK or self.is_float(graph):
+        if not self.is_builtin or self.is_float(graph):
             return super().portability(graph)
         why = f"XNNPACK leaves a {self.kind.value} with an {self.storage.name} kernel to the "
         return Portability(Basis.IMAGES, f"{why}builtin kernels, which round otherwise on Arm")
@@ -295,11 +291,17 @@ class Linear(Operation, Draft):
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """Exact sums, requantized as its kernels do it."""
         (source,) = inputs
+        if self.keeps_dimensions is not None:
+            # Kernels take a product of one row otherwise than of several, wherever these come from.
+            rows = source.reshape(1, -1, self.kernel.shape[-1])
+            made = dataclasses.replace(self, keeps_dimensions=None).simulate(graph, rows)
+            shape = source.shape[:-1] if self.keeps_dimensions else (-1,)
+            return made.reshape(*shape, made.shape[-1])
         if self.real:
-            made = products(source, self.real_kernel, self.kind, self.window)
+            made = windows.products(source, self.real_kernel, self.kind, self.window)
             return np.asarray(made + self.bias.astype(np.float32), np.float32)
         zero_point = graph.codes(self.inputs[0]).zero_point
-        found = sums(source, zero_point, self.kernel, self.kind, self.window)
+        found = windows.sums(source, zero_point, self.kernel, self.kind, self.window)
         exact = np.float64 if self.kind is not LinearKind.DEPTHWISE else np.int64
         output = graph.codes(self.output)
         scales = graph.codes(self.inputs[0]).scale, self.scales, output.scale
@@ -314,12 +316,12 @@ class Linear(Operation, Draft):
         is_convolution = self.kind is LinearKind.CONVOLUTION
         return LinearWork(
             self.operator_kind.value,
-            self.engine,
+            self.is_builtin,
             depth=depth,
             is_grouped=is_convolution and self.kernel.shape[-1] != shapes[0][-1],
             one_scale=self.is_product and self._stored_scales().size == 1,
             is_small_depthwise=self.kind is LinearKind.DEPTHWISE
-            and is_small_depthwise(self.kernel.shape[:2], *shapes, self.window),
+            and windows.is_small_depthwise(self.kernel.shape[:2], *shapes, self.window),
         )
 
     @property
@@ -405,7 +407,17 @@ class Linear(Operation, Draft):
             operator = dataclasses.replace(operator, stored=stored)
         source = operator.source()
         kernel, scales = _kernel_of(operator, kind, real=real)
-        pixelwise = kind is LinearKind.FULLY_CONNECTED and operator.keeps_pixels()
+        pixelwise, keeps_dimensions = False, None
+        if kind is LinearKind.FULLY_CONNECTED:
+            keeps, dimensions = bool(operator.option("keepNumDims")), len(operator.tensor(0).shape)
+            if operator.progress.is_foreign and not real:
+                keeps_dimensions = keeps
+            elif dimensions != (4 if keeps else 2):
+                raise NotUnderstoodError(
+                    f"keepNumDims={keeps} with a tensor of {dimensions} dimensions"
+                )
+            else:
+                pixelwise = keeps
         if pixelwise:
             kind, kernel = LinearKind.CONVOLUTION, kernel[:, np.newaxis, np.newaxis]
         bias, has_bias = np.zeros(scales.size, np.int32), operator.has(2)
@@ -416,7 +428,9 @@ class Linear(Operation, Draft):
         window = WHOLE
         if kind is LinearKind.TRANSPOSED:
             window = operator.window()
-            usual = transposed_size(operator.tensor(0).shape[1:3], kernel.shape[1:3], window)
+            usual = windows.transposed_size(
+                operator.tensor(0).shape[1:3], kernel.shape[1:3], window
+            )
             made = operator.output.shape[1:3]
             rows, columns = (found - size for found, size in zip(made, usual, strict=True))
             window = dataclasses.replace(window, more=(rows, columns))
@@ -437,6 +451,7 @@ class Linear(Operation, Draft):
             real=real,
             storage=Storage[operator.kernel().type],
             pixelwise=pixelwise,
+            keeps_dimensions=keeps_dimensions,
         )
         if (operator.source_codes() is None) != real:
             raise NotUnderstoodError("it reads float and makes codes, or the other way round")
@@ -518,7 +533,7 @@ def requantization_multipliers(graph: Tensors, linear: Linear) -> np.ndarray:
     XNNPACK does so in float32, the builtin kernels in float64.
     """
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
-    multipliers = wide_multipliers if linear.engine is Engine.BUILTIN else narrow_multipliers
+    multipliers = wide_multipliers if linear.is_builtin else narrow_multipliers
     return multipliers(source.scale, linear.scales, output.scale)
 
 

@@ -11,13 +11,7 @@ from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.core.grid import int8_codes
 from sat_tf.export.kernels import functions
-from sat_tf.export.kernels.functions import (
-    MOST_CLASSES,
-    SOFTMAX_SCALE,
-    SOFTMAX_ZERO_POINT,
-    FunctionRule,
-    softmax_in_fixed_point,
-)
+from sat_tf.export.kernels.functions import FunctionRule
 from sat_tf.export.kernels.kernel_sets import KERNEL_SETS, KernelSet
 from sat_tf.export.operations.builder import Draft, GraphBuilder, Shape
 from sat_tf.export.operations.operation import (
@@ -94,7 +88,7 @@ _ROWS = (
 )
 NATIVE: Mapping[str, NativeRow] = {row.operator.name: row for row in _ROWS}
 # A softmax of codes: 0 to 255/256.
-PROBABILITIES = Codes(SOFTMAX_SCALE, SOFTMAX_ZERO_POINT)
+PROBABILITIES = Codes(functions.SOFTMAX_SCALE, functions.SOFTMAX_ZERO_POINT)
 # The grids that kernels give the outputs of these, which TFLite fixes.
 FIXED_GRIDS: Mapping[str, Codes] = {
     "LOGISTIC": PROBABILITIES,
@@ -345,12 +339,12 @@ class Softmax(Operation):
     def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
         """See `Operation`: sums in fixed point of many like powers do not fit their kernels."""
         classes = graph.tensors[self.output].shape[-1]
-        is_short = self.is_float(graph) or kernels.softmax is not softmax_in_fixed_point
-        if is_short or classes <= MOST_CLASSES:
+        is_short = self.is_float(graph) or kernels.softmax is not functions.softmax_in_fixed_point
+        if is_short or classes <= functions.MOST_CLASSES:
             return None
         return (
             f"its kernel of SOFTMAX ends the process where {classes:,} classes are about equally "
-            f"likely, and takes {MOST_CLASSES} safely"
+            f"likely, and takes {functions.MOST_CLASSES} safely"
         )
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
@@ -400,15 +394,7 @@ class NativeDraft(Draft):
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
         source = builder.codes(self.inputs[0])
-        if source is None or source.unit != 1.0 or codes.unit != 1.0:
-            return self.older.as_codes(builder, codes, name, shape)
-        if self.slopes is not None:
-            is_whole = (codes.lowest, codes.highest) == (-_FIRST, _FIRST - 1)
-            slopes, scale = map(np.asarray, int8_codes(self.slopes))
-            sloped = Sloped(self.inputs, name, slopes.astype(np.int8), np.float32(scale))
-            operation: Operation | None = sloped if is_whole else None
-        else:
-            operation = self._of_codes(source, codes, name)
+        operation = None if source is None else self._of_codes(source, codes, name)
         if operation is None:
             return self.older.as_codes(builder, codes, name, shape)
         return builder.add(operation, shape, codes)
@@ -417,6 +403,13 @@ class NativeDraft(Draft):
         return self.older.as_float(builder, name, shape)
 
     def _of_codes(self, source: Codes, codes: Codes, name: str) -> Operation | None:
+        if source.unit != 1.0 or codes.unit != 1.0:
+            return None
+        if self.slopes is not None:
+            if (codes.lowest, codes.highest) != (-_FIRST, _FIRST - 1):
+                return None
+            slopes, scale = map(np.asarray, int8_codes(self.slopes))
+            return Sloped(self.inputs, name, slopes.astype(np.int8), np.float32(scale))
         operator, settings = self.native.operator, self.native.settings
         if not takes_grid(operator, codes):
             return None

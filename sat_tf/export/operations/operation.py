@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import X86, XNNPACK_SETS, KernelSet
+from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensor, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
@@ -238,7 +239,6 @@ class Operation(abc.ABC):
         return True
 
     @classmethod
-    @abc.abstractmethod
     def read(cls, operator: OperatorView) -> Made:
         """The operation that an operator stands for, and the codes of its tensor.
 
@@ -246,6 +246,7 @@ class Operation(abc.ABC):
         `operator.progress.pending`. Raises NotUnderstoodError with the reason why it stands for
         none.
         """
+        raise NotUnderstoodError("not an operator of sat-tf")
 
     @property
     def num_constants(self) -> int:

@@ -93,12 +93,6 @@ def taps(
             yield values[(slice(None), *slices)]
 
 
-def patches(values: np.ndarray, size: tuple[int, ...], window: Window) -> np.ndarray:
-    """(n, rows, columns, k_rows · k_columns · channels), in the order of the kernel's axes."""
-    views = list(taps(values, size, window, fill=0))
-    return views[0] if len(views) == 1 else np.concatenate(views, axis=-1)
-
-
 def depthwise_products(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
     """Every channel with its own kernels, (rows, columns, outputs)."""
     multiplier = kernel.shape[-1] // values.shape[-1]
@@ -179,7 +173,9 @@ def products(
             parts = np.split(values, groups, axis=-1), np.split(kernel, groups, axis=0)
             made = (products(*of, kind, window, exact) for of in zip(*parts, strict=True))
             return np.concatenate(list(made), axis=-1)
-        values = patches(values, kernel.shape[1:3], window)
+        # (n, rows, columns, k_rows · k_columns · channels), in the order of the kernel's axes.
+        views = list(taps(values, kernel.shape[1:3], window, fill=0))
+        values = views[0] if len(views) == 1 else np.concatenate(views, axis=-1)
     kernel = kernel.reshape(kernel.shape[0], -1)
     if exact:  # one product, where NumPy makes one for each row, in up to ten times the time
         rows = values.reshape(-1, values.shape[-1]) @ kernel.T

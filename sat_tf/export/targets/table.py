@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from sat_tf.export.targets import constraints
 from sat_tf.export.targets.constraints import Constraint
@@ -27,42 +26,31 @@ class Elsewhere:
         return f"{line}; {self.fix}." if self.fix else f"{line}."
 
 
-class AlikeOperators(NamedTuple):
-    """Operators that run elsewhere for the same reason."""
-
-    reason: str
-    fix: str
-    operators: list[Elsewhere]
-
-    @property
-    def names(self) -> str:
-        """The first of them, and how many more there are."""
-        return first_ones([f"{one.operator} {one.tensor}" for one in self.operators], _NAMED)
-
-
 # A line names so many operators.
 _NAMED = 2
 
 
-def alike(found: Iterable[Elsewhere]) -> list[AlikeOperators]:
+def _alike(found: Iterable[Elsewhere]) -> list[list[Elsewhere]]:
     """Operators that run elsewhere, those with the same reason together."""
     groups: dict[tuple[str, str], list[Elsewhere]] = {}
     for operator in found:
         groups.setdefault((operator.reason, operator.fix), []).append(operator)
-    return [AlikeOperators(*key, operators) for key, operators in groups.items()]
+    return [*groups.values()]
 
 
-def elsewhere_table(found: Iterable[Elsewhere]) -> Table[AlikeOperators]:
+def _names(operators: Sequence[Elsewhere]) -> str:
+    return first_ones([f"{each.operator} {each.tensor}" for each in operators], _NAMED)
+
+
+def elsewhere_table(found: Iterable[Elsewhere]) -> Table[list[Elsewhere]]:
     """The operators that run elsewhere, why, and what to change."""
-    return Table(
-        columns=[
-            Column("operators", lambda row: Marked(row.names, "watch"), wrap="fold"),
-            Column("how many", lambda row: len(row.operators), number=True),
-            Column("why", lambda row: row.reason, wrap="fold"),
-            Column("what to change", lambda row: row.fix or "-", wrap="fold"),
-        ],
-        rows=alike(found),
-    )
+    columns: list[Column[list[Elsewhere]]] = [
+        Column("operators", lambda row: Marked(_names(row), "watch"), wrap="fold"),
+        Column("how many", len, number=True),
+        Column("why", lambda row: row[0].reason, wrap="fold"),
+        Column("what to change", lambda row: row[0].fix or "-", wrap="fold"),
+    ]
+    return Table(columns=columns, rows=_alike(found))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,10 +84,11 @@ class Target(Processor):
         """
         if not (self.native or found):
             return []
-        lines = (
-            f"{row.names}: {row.reason}{f'; {row.fix}' * bool(row.fix)}." for row in alike(found)
-        )
-        return [self.verdict(found, count), *(Marked(f"  {line}", "plain") for line in lines)]
+        lines = [self.verdict(found, count)]
+        for row in _alike(found):
+            fix = f"; {row[0].fix}" if row[0].fix else ""
+            lines.append(Marked(f"  {_names(row)}: {row[0].reason}{fix}.", "plain"))
+        return lines
 
     def elsewhere(self, contents: Contents) -> list[Elsewhere]:
         """The operators of a file that its processor leaves to the CPU, or refuses, in order."""

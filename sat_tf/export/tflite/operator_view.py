@@ -196,16 +196,6 @@ class OperatorView:
         found = self.progress.pending.get(weights.name)
         return found if isinstance(found, StoredTensor) else weights
 
-    def keeps_pixels(self) -> bool:
-        """Whether a FULLY_CONNECTED multiplies each pixel of an image, as `Linear.pixelwise`."""
-        keeps = bool(self.option("keepNumDims"))
-        dimensions = len(self.tensor(0).shape)
-        if dimensions != (4 if keeps else 2):
-            raise NotUnderstoodError(
-                f"keepNumDims={keeps} with a tensor of {dimensions} dimensions"
-            )
-        return keeps
-
     def has_units_of(self, scales: np.ndarray) -> bool:
         """Whether a bias counts units of the sum; kernels differ in what they make of others."""
         bias, source = self.tensor(2), self.source_codes()

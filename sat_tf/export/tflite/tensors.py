@@ -70,14 +70,9 @@ class Codes:
     def clipped(self, activation: Activation) -> "Codes":
         """The same grid between the ends of an activation."""
         low, high = activation.ends
-        lowest = self.lowest if low is None else self.code_of(low)
-        return dataclasses.replace(
-            self, lowest=lowest, highest=self.highest if high is None else self.code_of(high)
-        )
-
-    def rectified(self) -> "Codes":
-        """The same grid without what is below real 0."""
-        return dataclasses.replace(self, lowest=max(self.lowest, self.zero_point))
+        lowest = self.lowest if low is None else max(self.lowest, self.code_of(low))
+        highest = self.highest if high is None else min(self.highest, self.code_of(high))
+        return dataclasses.replace(self, lowest=lowest, highest=highest)
 
     def unsigned(self) -> "Codes":
         """The same codes stored as uint8: 128 more than as int8."""

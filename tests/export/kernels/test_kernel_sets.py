@@ -25,7 +25,6 @@ from sat_tf.export.kernels.kernel_sets import (
     MICRO,
     REFERENCE,
     X86,
-    Engine,
 )
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import read_graph, serialize
@@ -195,7 +194,7 @@ def test_the_table_names_every_set_once():
 def test_kernels_that_xnnpack_leaves_convolutions_to_differ_by_processor(packed):
     content, images = packed
     graph = read_graph(content, "packed.tflite")
-    left = [op.engine is Engine.BUILTIN for op in graph.operations if isinstance(op, Linear)]
+    left = [op.is_builtin for op in graph.operations if isinstance(op, Linear)]
     assert any(left)
     found = [simulate(graph.on(one), images) for one in (BUILTIN_X86, BUILTIN_ARM, REFERENCE)]
     x86, *others = found

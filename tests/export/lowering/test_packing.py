@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sat_tf
-from sat_tf.export.kernels.kernel_sets import Engine
 from sat_tf.export.lowering.packing import PACKINGS, FileSettings, pack_graph, stored_kernels
 from sat_tf.export.lowering.pipeline import deployed_graph, rounded, trained_graph
 from sat_tf.export.lowering.scales import floor_scales, round_biases, settle_constants
@@ -113,7 +112,7 @@ def test_a_packed_file_computes_the_simulated_integers(name, pack, path):
     assert any(kernel.bits < 8 for kernel in report.kernels)
     # All but packed convolutions and the image's QUANTIZE run on XNNPACK, as the simulator has it.
     graph = deployed_graph(model, pack=pack)
-    builtin = sum(op.engine is Engine.BUILTIN for op in _linear(graph).values())
+    builtin = sum(op.is_builtin for op in _linear(graph).values())
     assert xnnpack.delegation.delegated == xnnpack.delegation.operators - 1 - builtin
 
 
@@ -134,7 +133,7 @@ with warnings.catch_warnings():
 def test_int2_stores_products_in_2_bits_where_they_fit_and_nothing_beside_them(policy, expected):
     for name, operation in _linear(pack_graph(_traced(policy), "int2")).items():
         assert operation.storage is (expected if operation.is_product else Storage.INT8), name
-        assert operation.engine is Engine.XNNPACK, name
+        assert not operation.is_builtin, name
 
 
 def test_the_lowest_code_of_2_bits_fits_where_no_gamma_is_negative():
@@ -158,8 +157,7 @@ def test_int4_stores_every_kernel_in_4_bits_and_windows_leave_xnnpack():
     found = _linear(pack_graph(_traced(ROUNDED), "int4"))
     assert {op.storage for op in found.values()} == {Storage.INT4}
     for operation in found.values():
-        expected = Engine.XNNPACK if operation.is_product else Engine.BUILTIN
-        assert operation.engine is expected
+        assert operation.is_builtin is not operation.is_product
 
 
 def test_what_int4_was_in_earlier_files_is_what_these_are_compared_with():
@@ -357,9 +355,7 @@ def test_a_packed_file_has_codes_of_its_own_and_says_so(model, tmp_path):
 
 def test_sums_that_overflow_builtin_kernels_are_refused():
     graph = floor_scales(settle_constants(pack_graph(_traced(THREE), "int4")))
-    name, operation = next(
-        (name, op) for name, op in _linear(graph).items() if op.engine is Engine.BUILTIN
-    )
+    name, operation = next((name, op) for name, op in _linear(graph).items() if op.is_builtin)
     source, output = float(graph.codes(operation.inputs[0]).scale), float(graph.codes(name).scale)
     # A multiplier of 130, and a bias that fits int32 until it is shifted by 8 bits.
     weight_scales = np.full_like(operation.scales, 130.0 * output / source)
