@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sat_tf.core import grid as grids
-from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
+from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
 from sat_tf.core.grid import SMALLEST_SIZE, axes_within, find_grid, grid_units
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 from sat_tf.messages import did_you_mean
@@ -47,8 +47,7 @@ def quantize_weights(
     detach_max: bool = False,
     *,
     range_axes: tuple[int, ...] = (),
-    surrogate: str = STRAIGHT_THROUGH,
-    strength: float | None = None,
+    surrogate: Surrogate = STRAIGHT_THROUGH,
 ) -> Tensor:
     """Clamps and quantizes latent weights (Eq. 9).
 
@@ -60,12 +59,11 @@ def quantize_weights(
 
     Computed in float32, returned in the type of `kernel`. Zero, infinite and NaN weights: as in
     `clamp_weights`; an all-zero kernel lands on zero, or next above it on the DoReFa grid, which
-    has no zero. The surrogate is a row of `gradients.SURROGATES`, with a strength of its own.
+    has no zero.
 
     >>> print(quantize_weights([-2.0, -0.1, 0.1, 2.0], 2).numpy())
     [-1.         -0.33333334  0.33333334  1.        ]
     """
-    strength_of(surrogate, strength)
     grids.levels(num_bits, grid)
     return _made_of_tanh(
         kernel,
@@ -76,7 +74,6 @@ def quantize_weights(
         grid=grid,
         detach_max=detach_max,
         surrogate=surrogate,
-        strength=strength,
     )
 
 
@@ -237,7 +234,7 @@ def _quantized(
     num_bits: grids.Bits,
     grid: str,
     axes: tuple[int, ...] | None,
-    surrogate: str,
+    surrogate: Surrogate,
     **settings: Any,
 ) -> tuple[Tensor, tuple[Any, ...]]:
     maximum, holds_nan = _maximum(n, values, axes)
@@ -260,13 +257,12 @@ def _of_quantized(
     grid: str,
     axes: tuple[int, ...] | None,
     detach_max: bool,
-    surrogate: str,
-    strength: float | None,
+    surrogate: Surrogate,
 ) -> tuple[Tensor]:
     if surrogate != STRAIGHT_THROUGH:
         half = grids.divisor(num_bits, grid) / 2.0
         error = values / maximum * half - centred[0]
-        upstream = passed_back(upstream, error, 2.0 * half, surrogate, strength)
+        upstream = passed_back(upstream, error, 2.0 * half, surrogate)
     return _of_clamp(
         n, upstream, value, values, maximum, holds_nan, axes=axes, detach_max=detach_max
     )

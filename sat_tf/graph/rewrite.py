@@ -10,7 +10,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
-from sat_tf.graph.layers.activations import ends_of_rectifier, hard_silu, relu6_sigmoid
+from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu, relu6_sigmoid
 from sat_tf.graph.layers.kind import Pooling, Role
 from sat_tf.graph.network import keras_calls
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
@@ -146,7 +146,7 @@ def _behind(layer: keras.layers.Layer, name: str) -> list[NewLayer]:
 def _has_separate_activation(call: OldCall) -> bool:
     """Whether the activation of a linear layer must be a layer of its own."""
     layer = call.layer
-    return layer_kinds.is_known_function(layer_kinds.activation_name(layer)) or (
+    return layer_kinds.activation_name(layer) in REACHES or (
         layer_kinds.is_softmax(layer) and _is_read_inside(call)
     )
 
@@ -247,8 +247,7 @@ def with_layers_for_operations(
 ) -> keras.Model:
     """The same model, flat and of layers that can be quantized; see `rewritten`.
 
-    Returns:
-        A new model with copies of the weights; `model` itself where there is nothing to rewrite.
+    It has copies of the weights, and is `model` itself where there is nothing to rewrite.
     """
     return rewritten(model, processor=processor).model
 
@@ -279,14 +278,8 @@ def rewritten(
     Every output stays the same, bit for bit, but for the last bits of functions for NPUs. Rewriting
     goes on until nothing changes, so that a rewritten model stays as it is.
 
-    Args:
-        model: a built Functional or Sequential model.
-        annotated: names of the layers that will be quantized; None for all. The others stay, but
-            for operations, and for layers that are called in another way.
-        processor: what it is for.
-
-    Raises:
-        ValueError: it cannot be flattened; lists every problem.
+    Where layers are annotated, the others stay, but for operations, and for layers that are called
+    in another way. ValueError lists every reason why a model cannot be flattened.
     """
     flat = flattened(model)
     model, names = flat.model, None if annotated is None else flat.carried(dict.fromkeys(annotated))

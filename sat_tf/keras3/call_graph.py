@@ -35,8 +35,8 @@ class Call:
     @property
     def constants(self) -> list[Any]:
         """Its arguments beside symbolic tensors."""
-        args, kwargs = self._arguments({}, lambda value: value)
-        return [value for value in keras3.tree.flatten((args, kwargs)) if value is not None]
+        arguments = self.filled_in({}, lambda value: value)
+        return [value for value in keras3.tree.flatten(arguments) if value is not None]
 
     @property
     def tensors(self) -> list[Any]:
@@ -70,15 +70,15 @@ class Call:
             made, name = self.row.twin(self), self.operation.name
             return made.layer(name=name) if isinstance(made, NewLayer) else made
 
+    def symbolic_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with the symbolic tensors themselves."""
+        return self.filled_in({id(tensor): tensor for tensor in self.tensors}, lambda value: value)
+
     def filled_in(
         self, values: Mapping[int, Any], constant: Callable[[Any], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with a value for every symbolic tensor."""
-        return self._arguments(values, constant)
 
-    def _arguments(
-        self, values: Mapping[int, Any], constant: Callable[[Any], Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def fill_in(value: Any) -> Any:
             if isinstance(value, keras3.KerasTensor):
                 return values.get(id(value))
@@ -117,7 +117,7 @@ class Keras3Graph:
         needed = {id(tensor) for tensor in self.outputs}
         for call in reversed(calls):  # calls that only make masks are not needed
             if any(id(tensor) in needed for tensor in call.outputs):
-                needed |= set(_identities(call))
+                needed |= {id(value) for value in keras3.tree.flatten(call.symbolic_arguments())}
         for call in calls:
             if any(id(tensor) in needed for tensor in call.outputs):
                 yield call
@@ -154,15 +154,3 @@ def _computing_in(dtype: str) -> Iterator[None]:
         yield
     finally:
         keras.mixed_precision.set_global_policy(before)
-
-
-def _identities(call: Call) -> Iterator[int]:
-    seen: list[int] = []
-
-    class _Recorder(dict):
-        def get(self, key: Any, default: Any = None) -> Any:
-            seen.append(key)
-            return default
-
-    call.filled_in(_Recorder(), lambda value: value)
-    yield from seen

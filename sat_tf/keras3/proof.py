@@ -81,7 +81,12 @@ def prove(made: Translated, *, whole: bool = False) -> Proof:
     found, largest = _Found(), 0.0
     for inputs in _random_inputs(made):
         expected = _run(made, inputs, found)
-        _refuse_layers(made, found)
+        for name, wrong in found.wrong.items():
+            raise ModelError(
+                made.graph.name,
+                f"{name}: {wrong}; it is the first of {len(found.wrong)} such. Build this layer "
+                "from others, or build the model with tf_keras and load the weights by layer name.",
+            )
         packed = made.graph.pack_inputs(inputs)
         if any(not type(model).call.__module__.startswith("keras.") for model in _models(made)):
             outputs = keras3.tree.flatten(made.graph.model(packed, training=False))
@@ -106,16 +111,6 @@ def _models(made: Translated) -> Iterator[Any]:
     for _, _, nested in made.calls:
         if nested is not None:
             yield from _models(nested)
-
-
-def _refuse_layers(made: Translated, found: _Found) -> None:
-    for name, wrong in found.wrong.items():
-        raise ModelError(
-            made.graph.name,
-            f"{name}: {wrong}; it is the first of {len(found.wrong)} "
-            "such. Build this layer from others, or build the model with tf_keras and load the "
-            "weights by layer name.",
-        )
 
 
 def _refuse_whole(made: Translated, found: _Found, off: float) -> None:

@@ -254,12 +254,17 @@ def _built(kind: type, model: keras3.Model, further: dict[str, Any]) -> keras3.M
     return made
 
 
-def as_numpy(value: Any) -> Any:
-    """Tensors of any backend as NumPy's, also in tuples, lists and dictionaries, and in batches."""
+def for_tf_keras(value: Any) -> Any:
+    """Models as their twins, and tensors of any backend as NumPy's, also in batches.
+
+    They may be in tuples, lists and dictionaries.
+    """
     if isinstance(value, dict):
-        return {key: as_numpy(inner) for key, inner in value.items()}
+        return {key: for_tf_keras(inner) for key, inner in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(as_numpy(inner) for inner in value)
+        return type(value)(for_tf_keras(inner) for inner in value)
+    if isinstance(value, keras3.Model):
+        return twin_of(value)
     top = type(value).__module__.split(".")[0]
     if isinstance(value, keras3.Variable):
         return keras3.ops.convert_to_numpy(value)
@@ -283,5 +288,5 @@ class _Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches():
-            found = as_numpy(batch)
+            found = for_tf_keras(batch)
             yield tuple(found) if isinstance(found, list) else found

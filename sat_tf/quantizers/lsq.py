@@ -110,7 +110,8 @@ class LsqQuantizer(ScaledWithSurrogate):
         new.assign(old * (then / first))
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Any) -> Tensor:
-        return lsq.quantize_weights(latent, variables[MAGNITUDE], num_bits, **self.passed_back)
+        magnitude = variables[MAGNITUDE]
+        return lsq.quantize_weights(latent, magnitude, num_bits, surrogate=self.estimator)
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
         codes = lsq.weight_codes(latent, variables[MAGNITUDE], self.bits)
@@ -262,7 +263,7 @@ class LsqPlusQuantizer(BelowZero):
         level = scaled_gradient(self.level(variables), of_level)
         moved = scaled_gradient(n.tensor(variables.get(OFFSET, 0.0)), factor)
         scale, offset = self._scale_and_offset(level, moved, levels)
-        return lsq.quantize_with_offset(inputs, scale, offset, bits, **self.passed_back)
+        return lsq.quantize_with_offset(inputs, scale, offset, bits, surrogate=self.estimator)
 
     def _scale_and_offset(
         self, level: Tensor, moved: Tensor, levels: Tensor
@@ -279,7 +280,7 @@ class LsqPlusQuantizer(BelowZero):
         intervals = grid.levels(self.num_bits)
         moved, levels = n.tensor(variables.get(OFFSET, 0.0)), in_float32(n, intervals)
         scale, offset = self._scale_and_offset(n.tensor(level), moved, levels)
-        return CodeRange(scale, -lsq.codes_below_zero(scale, offset, self.num_bits), intervals)
+        return CodeRange(scale, -lsq.codes_below_zero(scale, offset, intervals), intervals)
 
 
 def _is_asymmetric(request: ActivationRequest) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from sat_tf.core import dorefa, grid
-from sat_tf.core.gradients import describe_surrogate
 from sat_tf.core.grid import LARGEST_INT8, Bits, Grid, find_grid, range_shape
 from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
 from sat_tf.quantizers.observers import when_training
@@ -197,7 +196,7 @@ class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
         return scales if self.range_axes else n.reshape(scales, [1] * len(codes.shape))
 
     def describe(self) -> str:
-        return super().describe() + describe_surrogate(self.surrogate, self.surrogate_strength)
+        return super().describe() + self.estimator.describe()
 
 
 class LevelsOfWeights(ScaledQuantizer):
