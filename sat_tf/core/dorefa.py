@@ -26,13 +26,8 @@ def clamp_weights(
     Computed in float32, returned in the type of `kernel`. An all-zero kernel has m = 0; it is
     treated as m = 1, like any m below 2^-63, so it stays zero and keeps a gradient. Infinite
     weights become -1 or 1. A NaN weight stays NaN and is left out of the maximum, so it does not
-    reach its neighbours.
-
-    Args:
-        kernel: latent weights, any shape; float32, float16 or bfloat16.
-        detach_max: treat the maximum as a constant in the gradient.
-        range_axes: axes that keep a maximum of their own; () is one maximum for the whole layer
-            (the paper), the output-channel axes give one per channel.
+    reach its neighbours. `range_axes` keep a maximum of their own; () is one for the whole layer
+    (the paper), the output-channel axes give one per channel.
 
     >>> print(clamp_weights([0.0, 0.5, -1.0]).numpy())
     [ 0.         0.6067761 -1.       ]
@@ -328,18 +323,8 @@ def without_size(weights: Tensor) -> Tensor:
 
     The constant of Eq. 10 carries none, which is right for weights whose size the clamp holds. With
     a scale that is learnt, or that follows the latent weights, Q* would stay as large as ever while
-    the gradient pushes the scale on and on, to zero or to infinity.
-
-    Args:
-        weights: float32, any shape. The sums leave out those that are not finite.
-
-    >>> import tensorflow as tf
-    >>> weights = tf.constant([3.0, 4.0])
-    >>> with tf.GradientTape() as tape:
-    ...     tape.watch(weights)
-    ...     made = without_size(weights)
-    >>> print(tape.gradient(made, weights, tf.constant([1.0, 0.0])).numpy().round(2))
-    [ 0.64 -0.48]
+    the gradient pushes the scale on and on, to zero or to infinity. The sums leave out weights that
+    are not finite.
     """
     n = namespace(weights)
     return n.with_gradient(lambda n, weights: (weights, ()), _across, [n.tensor(weights)])

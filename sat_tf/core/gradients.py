@@ -170,13 +170,6 @@ def scaled_gradient(variable: Any, factor: Any) -> Tensor:
 
     A clipping level gets gradient from every element of its tensor, many more than a weight does;
     at the learning rate of the weights it jumps about.
-
-    >>> import tensorflow as tf
-    >>> level = tf.Variable(3.0)
-    >>> with tf.GradientTape() as tape:
-    ...     doubled = 2.0 * scaled_gradient(level, 0.25)
-    >>> float(doubled), float(tape.gradient(doubled, level))
-    (6.0, 0.5)
     """
     n = namespace(variable)
     given = [in_float32(n, variable)]

@@ -42,19 +42,7 @@ def with_gradient(
     inputs: Sequence[tf.Tensor],
     **settings: Any,
 ) -> tf.Tensor:
-    """The value of `forward`, with the gradient of `backward`; see `tensors`.
-
-    >>> def forward(n, x, *, times):
-    ...     return n.floor(x), ()
-    >>> def backward(n, upstream, value, x, *, times):
-    ...     return [upstream * times]
-    >>> x = tf.constant(3.0)
-    >>> with tf.GradientTape() as tape:
-    ...     tape.watch(x)
-    ...     y = with_gradient(forward, backward, [x], times=2.0)
-    >>> float(tape.gradient(y, x))
-    2.0
-    """
+    """The value of `forward`, with the gradient of `backward`; see `tensors`."""
     constants = {
         name: tf.convert_to_tensor(settings[name])
         for name in sorted(settings)

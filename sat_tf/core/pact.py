@@ -27,13 +27,9 @@ def quantize_activation(
     and add no NaN to a gradient. NaN stays NaN in its own element of q, and adds nothing to either
     gradient.
 
-    Args:
-        x: pre-activations, any shape; float32, float16 or bfloat16.
-        clipping_level: α > 0, a scalar tensor or variable.
-        num_bits: bits b of the codes n = 0..2^b - 1; 1 to 8; see `grid.Bits`.
-        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
-        surrogate: of `gradients`; with another one than "ste", dq/dx is its factor between the
-            ends, times x/α in dq/dα there.
+    The clipping level α > 0 is a scalar tensor or variable, the codes are n = 0..2^b - 1, and the
+    gradient is a row of `gradients.CLIPPING_GRADIENTS`. With another surrogate than
+    straight-through, dq/dx is its factor between the ends, times x/α in dq/dα there.
 
     >>> quantize_activation([-1.0, 0.4, 0.6, 9.0], 3.0, 2).numpy().tolist()
     [0.0, 0.0, 1.0, 3.0]

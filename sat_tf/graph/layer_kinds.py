@@ -190,12 +190,6 @@ def own_moments(layer: keras.layers.Layer) -> Moments | None:
     return mean, variance
 
 
-def in_training(layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.Tensor | None:
-    """A layer's output in training where that of Keras has no gradient; None for other layers."""
-    compute = find_support(layer).in_training
-    return compute(layer, inputs) if compute else None
-
-
 # -- functions between quantizers -----------------------------------------------------------------
 
 

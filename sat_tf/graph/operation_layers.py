@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph.shared_layers import ScalingLayer, SliceLayer, filled_in
+from sat_tf.graph.shared_layers import FORMULAS, ScalingLayer, SliceLayer, filled_in
 from sat_tf.loading.tensor_functions import expect_allowed
 from sat_tf.validation import training_argument
 
@@ -32,7 +32,8 @@ class Scaling(ScalingLayer, keras.layers.Layer):
     """
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return self.scaled(inputs, tf.constant(self.number, inputs.dtype))
+        number = tf.constant(self.number, inputs.dtype)
+        return FORMULAS[self.formula].function(inputs, number)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the input."""

@@ -54,20 +54,16 @@ def replacement_of(call: OldCall) -> Replacement | None:
 
 
 def _replacement_of_operation(call: OldCall) -> Replacement | None:
-    """The layers that replace an operation; None where sat-tf has none."""
+    """The layers that replace an operation; None where there are none."""
     row = operations.CALLS.get(call.symbol)
     # The layers for arithmetic are those of real numbers; others move values of any type.
     if call.symbol in operations.OF_REALS and not call.makes_reals:
         row = None
     # Each operation that has layers is computed by them bit for bit.
     replacement = row.layers(call) if row and row.layers else None
-    if replacement is None and is_keras(call.node.outputs):  # one result, not a list
-        return _as_it_is(call)
-    return replacement
-
-
-def _as_it_is(call: OldCall) -> Replacement | None:
-    """A layer for the operation itself, to be left float or refused by its name."""
+    if replacement or not is_keras(call.node.outputs):  # a list of results
+        return replacement
+    # A layer for the operation itself, to be left float or refused by its name.
     tensors = list(call.node.keras_inputs)
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
     try:
@@ -125,7 +121,8 @@ def _linear(call: OldCall) -> list[NewLayer] | None:
     separate = _has_separate_activation(call)
     if not layers and not separate:
         return None
-    settings = _settings(layer)
+    beside = ("name", "dtype", "trainable", "batch_input_shape")
+    settings = {name: v for name, v in layer.get_config().items() if name not in beside}
     if layers:
         settings["padding"] = "valid"
     behind = _behind(layer, name) if separate else []
@@ -223,13 +220,6 @@ def _pool(call: OldCall, pooling: Pooling) -> list[NewLayer] | None:
     if call.node.call_kwargs.get("mask") is not None:
         return None
     return pooled_whole_row(call.node.call_args[0], made, keepdims=layer.keepdims)
-
-
-def _settings(layer: keras.layers.Layer) -> dict[str, Any]:
-    settings = layer.get_config()
-    for name in ("name", "dtype", "trainable", "batch_input_shape"):
-        settings.pop(name, None)
-    return settings
 
 
 def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.layers.Layer]:

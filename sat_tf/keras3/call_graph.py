@@ -107,9 +107,6 @@ class Keras3Graph:
         self._functional = functional_of(model)
         self.inputs: list[Any] = list(self._functional.inputs)
         self.outputs: list[Any] = list(self._functional.outputs)
-        self.calls: list[Call] = list(self._calls())
-
-    def _calls(self) -> Iterator[Call]:
         # Keras has no public view of which of a layer's calls belong to which model.
         by_depth = self._functional._nodes_by_depth
         nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
@@ -118,9 +115,7 @@ class Keras3Graph:
         for call in reversed(calls):  # calls that only make masks are not needed
             if any(id(tensor) in needed for tensor in call.outputs):
                 needed |= {id(value) for value in keras3.tree.flatten(call.symbolic_arguments())}
-        for call in calls:
-            if any(id(tensor) in needed for tensor in call.outputs):
-                yield call
+        self.calls = [call for call in calls if any(id(made) in needed for made in call.outputs)]
 
     def input_layer(self, tensor: Any) -> Any:
         """The input layer that makes one of `inputs`."""

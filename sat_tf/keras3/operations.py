@@ -12,7 +12,7 @@ import keras as keras3
 from keras import ops
 
 from sat_tf.graph.operations import CALLS
-from sat_tf.graph.shared_layers import ScalingLayer, SliceLayer, filled_in
+from sat_tf.graph.shared_layers import FORMULAS, ScalingLayer, SliceLayer, filled_in
 from sat_tf.validation import training_argument
 
 _register = functools.partial(keras3.saving.register_keras_serializable, package="sat_tf")
@@ -32,7 +32,7 @@ class Scaling(ScalingLayer, keras3.layers.Layer):
         if not isinstance(number, float):
             dtype = keras3.backend.standardize_dtype(inputs.dtype)
             number = ops.convert_to_tensor(number, dtype)
-        return self.scaled(inputs, number)
+        return FORMULAS[self.formula].function(inputs, number)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape

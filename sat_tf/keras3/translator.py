@@ -344,11 +344,7 @@ class Translator:
 
 def to_tf_keras(value: Any) -> Any:
     """A constant argument of a Keras 3 call, for tf_keras: arrays of any backend become NumPy's."""
-    if isinstance(value, slice | str | bool | int | float | complex | np.ndarray | type(None)):
-        return value
-    if keras3.ops.is_tensor(value):
-        return keras3.ops.convert_to_numpy(value)
-    return value
+    return keras3.ops.convert_to_numpy(value) if keras3.ops.is_tensor(value) else value
 
 
 def _without(layer: Any) -> str:

@@ -175,7 +175,9 @@ def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> ker
     policy = BitPolicy.mobile() if policy is None else expect_policy(policy)
     with _without_collections():
         made = translated(model, is_twin=True)
-        originals = _originals(made)
+        # The Keras 3 layers by the names that their twins have in the flat model.
+        by_path, origins = dict(_by_path(made, "")), flattened(made.model).origins
+        originals = {name: by_path[path] for name, path in origins.items() if path in by_path}
         plan = quantized_model(made.model, None, policy, is_private=True)
         warn_of_lost_zeros(plan)
         return _of_plan(remember(plan, policy), originals, model)
@@ -205,13 +207,6 @@ def requantized(model: keras3.Model, policy: BitPolicy) -> keras3.Model:
         for layer, other in _layers(_twins[model])
     )
     return _of_plan(plan, {layer.name: Original(layer, other) for layer, other in inner}, model)
-
-
-def _originals(made: Translated) -> dict[str, Original]:
-    """The Keras 3 layers by the names that their twins have in the flat model."""
-    by_path = dict(_by_path(made, ""))
-    origins = flattened(made.model).origins
-    return {name: by_path[path] for name, path in origins.items() if path in by_path}
 
 
 def _by_path(made: Translated, prefix: str) -> Iterator[tuple[str, Original]]:

@@ -88,14 +88,13 @@ class LsqQuantizer(ScaledWithSurrogate):
             magnitude.assign(self._first_magnitude(kernel, magnitude))
 
     def _first_magnitude(self, kernel: Any, otherwise: Any) -> Tensor:
-        n = namespace(kernel)
-        latent, otherwise = in_float32(n, kernel), n.tensor(otherwise)
-        of_layer = lsq.weight_magnitude(latent)
-        own = lsq.weight_magnitude(latent, range_axes=self.range_axes)
+        latent, axes = in_float32(namespace(kernel), kernel), self.range_axes
         if self.start == "error":
-            own = lsq.best_magnitude(latent, self.bits, range_axes=self.range_axes)
-        usual = n.where(of_layer >= SMALLEST_MAGNITUDE, of_layer, otherwise)
-        return n.where(own >= SMALLEST_MAGNITUDE, own, usual)
+            own = lsq.best_magnitude(latent, self.bits, range_axes=axes)
+        else:
+            own = lsq.weight_magnitude(latent, range_axes=axes)
+        of_layer = lsq.weight_magnitude(latent)
+        return self.of_range_or_layer(own, of_layer, otherwise, SMALLEST_MAGNITUDE)
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over the gain, and what magnitudes have become of their start."""

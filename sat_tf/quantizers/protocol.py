@@ -97,14 +97,9 @@ class Quantizer(abc.ABC):
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """Effective weights in float32, or the quantized tensor in the type of `inputs`.
 
-        Differentiable. In training it may assign variables that follow the data, by each replica
-        for itself.
-
-        Args:
-            inputs: latent weights in float32; or a tensor of any floating type.
-            training: whether the layer is in training, which in TensorFlow a tensor may say; False
-                for a frozen layer.
-            variables: those of `variables`, by name.
+        Differentiable. Latent weights are in float32, other tensors of any floating type. In
+        training, which in TensorFlow a tensor may say, it may assign variables that follow the
+        data, by each replica for itself; a frozen layer is not in training.
         """
 
     def assume_fed(self, variables: Variables, scale: float) -> None:

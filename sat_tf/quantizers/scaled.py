@@ -189,6 +189,12 @@ class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
         shape = range_shape(known_sizes(kernel_shape), axes) if axes else ()
         return VariableSpec(shape=shape, start=start, trainable=True, lowest=lowest)
 
+    def of_range_or_layer(self, own: Tensor, of_layer: Tensor, usual: Any, lowest: float) -> Tensor:
+        """A size for each range: of one of zeros that of its layer, or else the usual one."""
+        n = namespace(own)
+        of_layer = n.where(of_layer >= lowest, of_layer, n.tensor(usual))
+        return n.where(own >= lowest, own, of_layer)
+
     def per_range(self, scales: Tensor, codes: Tensor) -> Tensor:
         """Scales that were learnt as `codes_and_scales` has them."""
         n = namespace(scales)

@@ -226,13 +226,10 @@ class QilQuantizer(ScaledWithSurrogate):
         """
         if CENTER not in variables:
             return
-        n = namespace(kernel)
-        latent = in_float32(n, kernel)
-        own = first_end(latent, range_axes=self.range_axes) / 2.0
-        of_layer = first_end(latent) / 2.0
+        latent = in_float32(namespace(kernel), kernel)
+        own, of_layer = (first_end(latent, range_axes=axes) / 2.0 for axes in (self.range_axes, ()))
         for variable in (variables[CENTER], variables[DISTANCE]):
-            usual = n.where(of_layer >= SMALLEST_DISTANCE, of_layer, n.tensor(variable))
-            variable.assign(n.where(own >= SMALLEST_DISTANCE, own, usual))
+            variable.assign(self.of_range_or_layer(own, of_layer, variable, SMALLEST_DISTANCE))
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over the gain and the interval, but for one of other ranges."""
