@@ -64,15 +64,21 @@ def _twin() -> Any:
     return twin
 
 
-def _on_twin(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    twin = _twin()
-    return of_tf_keras(twin.twin_of(model), *twin.as_numpy(args), **twin.as_numpy(kwargs))
+def _on_twin(of_tf_keras: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls the function with the twin of the model, and of what else is a model of Keras 3."""
+    args, kwargs = _twin().for_tf_keras((args, kwargs))
+    return of_tf_keras(*args, **kwargs)
+
+
+def _written_back(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Changes the model as its twin was changed, once all has gone well."""
+    result = _on_twin(of_tf_keras, model, *args, **kwargs)
+    _twin().take_values(model)
+    return result
 
 
 def _in_place(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Changes the model as its twin was changed, once all has gone well."""
-    _on_twin(of_tf_keras, model, *args, **kwargs)
-    _twin().take_values(model)
+    _written_back(of_tf_keras, model, *args, **kwargs)
     return model
 
 
@@ -80,38 +86,16 @@ def _exported(
     of_tf_keras: Any, model: Any, *args: Any, snap_biases: bool = False, **kwargs: Any
 ) -> Any:
     """Exports the twin, and gives the model the biases of its file where that is asked for."""
-    report = _on_twin(of_tf_keras, model, *args, snap_biases=snap_biases, **kwargs)
-    if snap_biases:
-        _twin().take_values(model)
-    return report
-
-
-def _reconstructed(
-    of_tf_keras: Any, model: Any, float_model: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Fits the twin to that of the float model, and changes the model as it was changed."""
-    reconstruction = _on_twin(of_tf_keras, model, _in_tf_keras(float_model), *args, **kwargs)
-    _twin().take_values(model)
-    return reconstruction
-
-
-def _in_tf_keras(float_model: Any) -> Any:
-    return _twin().twin_of(float_model) if is_keras3(float_model) else float_model
+    export = _written_back if snap_biases else _on_twin
+    return export(of_tf_keras, model, *args, snap_biases=snap_biases, **kwargs)
 
 
 def _verified(
-    of_tf_keras: Any,
-    model: Any,
-    path: Any,
-    images: Any,
-    *args: Any,
-    float_model: Any = None,
-    **kwargs: Any,
+    of_tf_keras: Any, model: Any, path: Any, images: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Verifies the file of the twin, beside the float model too, and compares its answers."""
-    kwargs["float_model"] = _in_tf_keras(float_model)
+    """Verifies the file of the twin, and compares its answers with those of the model."""
     certificate = _on_twin(of_tf_keras, model, path, images, *args, **kwargs)
-    _twin().warn_of_other_answers(model, _twin().as_numpy(images))
+    _twin().warn_of_other_answers(model, _twin().for_tf_keras(images))
     return certificate
 
 
@@ -131,7 +115,7 @@ _OF_KERAS3: Mapping[str, Callable[..., Any]] = {
     "export_tflite": _exported,
     "quantize_for_bits": _refused,
     "quantize_model": lambda of_tf_keras, *args, **kwargs: _twin().quantized(*args, **kwargs),
-    "reconstruct": _reconstructed,
+    "reconstruct": _written_back,
     "requantize": lambda of_tf_keras, *args, **kwargs: _twin().requantized(*args, **kwargs),
     "sensitivity": _on_twin,
     "verify_tflite": _verified,

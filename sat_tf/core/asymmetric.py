@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from sat_tf.core import grid as grids
-from sat_tf.core.gradients import STRAIGHT_THROUGH, find_clipping_gradient, passed_back, strength_of
+from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, find_clipping_gradient, passed_back
 from sat_tf.core.grid import SMALLEST_RANGE, ends_of_skew, scale_and_zero, scale_and_zero_point
 from sat_tf.core.pact import round_to_narrow
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
@@ -18,8 +18,7 @@ def quantize_offset(
     *,
     lowest: float = 0.0,
     share: float = 0.0,
-    surrogate: str = STRAIGHT_THROUGH,
-    strength: float | None = None,
+    surrogate: Surrogate = STRAIGHT_THROUGH,
 ) -> Tensor:
     """Clips and quantizes a tensor whose negative part is small: swish, GELU, a leaky rectifier.
 
@@ -45,7 +44,6 @@ def quantize_offset(
     [-1.0, 0.0, 1.0, 6.0]
     """
     find_clipping_gradient(gradient)
-    strength_of(surrogate, strength)
     return computed_in_float32(
         _forward,
         _backward,
@@ -55,7 +53,6 @@ def quantize_offset(
         lowest=lowest,
         share=share,
         surrogate=surrogate,
-        strength=strength,
     )
 
 
@@ -97,12 +94,11 @@ def _backward(
     gradient: str,
     lowest: float,
     share: float,
-    surrogate: str,
-    strength: float | None,
+    surrogate: Surrogate,
 ) -> tuple[Tensor, Tensor]:
     passed = upstream
     if surrogate != STRAIGHT_THROUGH:
-        passed = passed_back(upstream, units - codes, levels, surrogate, strength)
+        passed = passed_back(upstream, units - codes, levels, surrogate)
     inside = (units > -below) & (units < levels - below)
     r = find_clipping_gradient(gradient)(units, codes)
     dx, total = n.range_gradients(upstream, passed, codes, r, inside)
@@ -116,8 +112,7 @@ def quantize_skewed(
     num_bits: grids.Bits,
     gradient: str = "calibrated",
     *,
-    surrogate: str = STRAIGHT_THROUGH,
-    strength: float | None = None,
+    surrogate: Surrogate = STRAIGHT_THROUGH,
 ) -> Tensor:
     """Clips and quantizes a tensor that can be negative to a range that need not be symmetric.
 
@@ -145,7 +140,6 @@ def quantize_skewed(
     """
     grids.levels(num_bits, "narrow")
     find_clipping_gradient(gradient)
-    strength_of(surrogate, strength)
     return computed_in_float32(
         _skewed,
         _of_skewed,
@@ -153,7 +147,6 @@ def quantize_skewed(
         num_bits=num_bits,
         gradient=gradient,
         surrogate=surrogate,
-        strength=strength,
     )
 
 
@@ -186,8 +179,7 @@ def _of_skewed(
     *,
     num_bits: grids.Bits,
     gradient: str,
-    surrogate: str,
-    strength: float | None,
+    surrogate: Surrogate,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients dx, dα and dκ from three sums over the tensor.
 
@@ -199,7 +191,7 @@ def _of_skewed(
         narrow, whole = (in_float32(n, grids.levels(num_bits, of)) for of in ("narrow", "dorefa"))
         intervals = n.where(skew == 0.0, narrow, whole)
         error = (x - value) * (intervals / (high - low))
-        passed = passed_back(upstream, error, intervals, surrogate, strength)
+        passed = passed_back(upstream, error, intervals, surrogate)
     reference = find_clipping_gradient(gradient)
     dx, total = n.clipped_gradients(upstream, passed, x, value, low, high, reference)
 

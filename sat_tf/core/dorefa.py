@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sat_tf.core import grid as grids
-from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
+from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
 from sat_tf.core.grid import SMALLEST_SIZE, axes_within, find_grid, grid_units
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 from sat_tf.messages import did_you_mean
@@ -26,13 +26,8 @@ def clamp_weights(
     Computed in float32, returned in the type of `kernel`. An all-zero kernel has m = 0; it is
     treated as m = 1, like any m below 2^-63, so it stays zero and keeps a gradient. Infinite
     weights become -1 or 1. A NaN weight stays NaN and is left out of the maximum, so it does not
-    reach its neighbours.
-
-    Args:
-        kernel: latent weights, any shape; float32, float16 or bfloat16.
-        detach_max: treat the maximum as a constant in the gradient.
-        range_axes: axes that keep a maximum of their own; () is one maximum for the whole layer
-            (the paper), the output-channel axes give one per channel.
+    reach its neighbours. `range_axes` keep a maximum of their own; () is one for the whole layer
+    (the paper), the output-channel axes give one per channel.
 
     >>> print(clamp_weights([0.0, 0.5, -1.0]).numpy())
     [ 0.         0.6067761 -1.       ]
@@ -47,8 +42,7 @@ def quantize_weights(
     detach_max: bool = False,
     *,
     range_axes: tuple[int, ...] = (),
-    surrogate: str = STRAIGHT_THROUGH,
-    strength: float | None = None,
+    surrogate: Surrogate = STRAIGHT_THROUGH,
 ) -> Tensor:
     """Clamps and quantizes latent weights (Eq. 9).
 
@@ -60,12 +54,11 @@ def quantize_weights(
 
     Computed in float32, returned in the type of `kernel`. Zero, infinite and NaN weights: as in
     `clamp_weights`; an all-zero kernel lands on zero, or next above it on the DoReFa grid, which
-    has no zero. The surrogate is a row of `gradients.SURROGATES`, with a strength of its own.
+    has no zero.
 
     >>> print(quantize_weights([-2.0, -0.1, 0.1, 2.0], 2).numpy())
     [-1.         -0.33333334  0.33333334  1.        ]
     """
-    strength_of(surrogate, strength)
     grids.levels(num_bits, grid)
     return _made_of_tanh(
         kernel,
@@ -76,7 +69,6 @@ def quantize_weights(
         grid=grid,
         detach_max=detach_max,
         surrogate=surrogate,
-        strength=strength,
     )
 
 
@@ -237,7 +229,7 @@ def _quantized(
     num_bits: grids.Bits,
     grid: str,
     axes: tuple[int, ...] | None,
-    surrogate: str,
+    surrogate: Surrogate,
     **settings: Any,
 ) -> tuple[Tensor, tuple[Any, ...]]:
     maximum, holds_nan = _maximum(n, values, axes)
@@ -260,13 +252,12 @@ def _of_quantized(
     grid: str,
     axes: tuple[int, ...] | None,
     detach_max: bool,
-    surrogate: str,
-    strength: float | None,
+    surrogate: Surrogate,
 ) -> tuple[Tensor]:
     if surrogate != STRAIGHT_THROUGH:
         half = grids.divisor(num_bits, grid) / 2.0
         error = values / maximum * half - centred[0]
-        upstream = passed_back(upstream, error, 2.0 * half, surrogate, strength)
+        upstream = passed_back(upstream, error, 2.0 * half, surrogate)
     return _of_clamp(
         n, upstream, value, values, maximum, holds_nan, axes=axes, detach_max=detach_max
     )
@@ -332,18 +323,8 @@ def without_size(weights: Tensor) -> Tensor:
 
     The constant of Eq. 10 carries none, which is right for weights whose size the clamp holds. With
     a scale that is learnt, or that follows the latent weights, Q* would stay as large as ever while
-    the gradient pushes the scale on and on, to zero or to infinity.
-
-    Args:
-        weights: float32, any shape. The sums leave out those that are not finite.
-
-    >>> import tensorflow as tf
-    >>> weights = tf.constant([3.0, 4.0])
-    >>> with tf.GradientTape() as tape:
-    ...     tape.watch(weights)
-    ...     made = without_size(weights)
-    >>> print(tape.gradient(made, weights, tf.constant([1.0, 0.0])).numpy().round(2))
-    [ 0.64 -0.48]
+    the gradient pushes the scale on and on, to zero or to infinity. The sums leave out weights that
+    are not finite.
     """
     n = namespace(weights)
     return n.with_gradient(lambda n, weights: (weights, ()), _across, [n.tensor(weights)])

@@ -65,84 +65,82 @@ def _dsq(n: Namespace, upstream: Any, error: Any, intervals: Any, strength: floa
 
 
 @dataclasses.dataclass(frozen=True)
-class Surrogate:
+class SurrogateRow:
     """One row of the table."""
 
     # F from a namespace, g, e, a and the strength; None is 1.
     factor: Callable[[Any, Any, Any, Any, float], Any] | None
-    strength: float | None = None  # δ or α where none is given; None for a surrogate that has none.
+    strength: float | None = None  # The usual one; None where there is none.
     lowest: float = 0.0  # Of the strength.
     highest: float = 0.0  # Of it.
 
 
-STRAIGHT_THROUGH = "ste"
-
-SURROGATES: dict[str, Surrogate] = {
-    STRAIGHT_THROUGH: Surrogate(None),
+SURROGATES: dict[str, SurrogateRow] = {
+    "ste": SurrogateRow(None),
     # |e / a| is at most 1/2, so that no factor is negative.
-    "ewgs": Surrogate(_ewgs, 1e-3, 0.0, 2.0),
+    "ewgs": SurrogateRow(_ewgs, 1e-3, 0.0, 2.0),
     # The range in which the authors keep it.
-    "dsq": Surrogate(_dsq, 0.2, 0.01, 0.5),
+    "dsq": SurrogateRow(_dsq, 0.2, 0.01, 0.5),
 }
 
 
-def strength_of(surrogate: str, strength: float | None = None) -> float | None:
-    """The strength of a surrogate: the given one, or its usual one; an error if it cannot have it.
+@dataclasses.dataclass(frozen=True)
+class Surrogate:
+    """What rounding passes back: a row of `SURROGATES`, and its strength; None is the usual one.
 
-    >>> strength_of("ewgs"), strength_of("dsq", 0.1), strength_of("ste")
+    >>> Surrogate("ewgs").strength, Surrogate("dsq", 0.1).strength, Surrogate("ste").strength
     (0.001, 0.1, None)
     """
-    if not isinstance(surrogate, str) or surrogate not in SURROGATES:
-        hint = did_you_mean(str(surrogate), SURROGATES)
-        raise ValueError(f"surrogate={surrogate!r} is not a surrogate gradient. {hint}")
-    if strength is None:
-        return SURROGATES[surrogate].strength
-    row = SURROGATES[surrogate]
-    if row.strength is None:
-        raise ValueError(
-            f"surrogate_strength={strength!r} with surrogate={surrogate!r}: that gradient has no "
-            "strength; leave surrogate_strength out."
-        )
-    if not is_number(strength) or not row.lowest <= strength <= row.highest:
-        raise ValueError(
-            f"surrogate_strength={strength!r} with surrogate={surrogate!r}: expected a number from "
-            f"{row.lowest:g} to {row.highest:g}, usually {row.strength:g}."
-        )
-    return float(strength)
+
+    name: str = "ste"
+    strength: float | None = None
+
+    def __post_init__(self) -> None:
+        name, strength = self.name, self.strength
+        if not isinstance(name, str) or name not in SURROGATES:
+            hint = did_you_mean(str(name), SURROGATES)
+            raise ValueError(f"surrogate={name!r} is not a surrogate gradient. {hint}")
+        row = SURROGATES[name]
+        if strength is None:
+            strength = row.strength
+        elif row.strength is None:
+            raise ValueError(
+                f"surrogate_strength={strength!r} with surrogate={name!r}: that gradient has no "
+                "strength; leave surrogate_strength out."
+            )
+        elif not is_number(strength) or not row.lowest <= strength <= row.highest:
+            raise ValueError(
+                f"surrogate_strength={strength!r} with surrogate={name!r}: expected a number from "
+                f"{row.lowest:g} to {row.highest:g}, usually {row.strength:g}."
+            )
+        object.__setattr__(self, "strength", None if strength is None else float(strength))
+
+    def describe(self) -> str:
+        """In words, to be appended to a line; "" for straight-through.
+
+        >>> Surrogate("ewgs").describe()
+        ', ewgs gradient of 0.001'
+        """
+        return "" if self.strength is None else f", {self.name} gradient of {self.strength:g}"
 
 
-def describe_surrogate(surrogate: str, strength: float | None = None) -> str:
-    """In words, to be appended to a line; "" for straight-through.
-
-    >>> describe_surrogate("ewgs")
-    ', ewgs gradient of 0.001'
-    """
-    found = strength_of(surrogate, strength)
-    return "" if found is None else f", {surrogate} gradient of {found:g}"
+STRAIGHT_THROUGH = Surrogate()
 
 
 def passed_back(
-    upstream: Tensor,
-    error: Tensor,
-    intervals: Any,
-    surrogate: str = STRAIGHT_THROUGH,
-    strength: float | None = None,
+    upstream: Tensor, error: Tensor, intervals: Any, surrogate: Surrogate = STRAIGHT_THROUGH
 ) -> Tensor:
-    """The gradient at what was rounded, g · f(g, e).
+    """The gradient at what was rounded, g · f(g, e), of a range of a intervals.
 
-    Args:
-        upstream: g, float32.
-        error: e = u - round(u) in codes, of the same shape; beyond 1/2 it counts as 1/2, and NaN
-            as 0, so that it does not spread through sums over a layer.
-        intervals: a, of the whole range; a number, or a float32 tensor that broadcasts.
-        surrogate: a row of `SURROGATES`.
-        strength: see `strength_of`.
+    The error e = u - round(u) is in codes. Beyond 1/2 it counts as 1/2, and NaN as 0, so that it
+    does not spread through sums over a layer.
 
     >>> import numpy as np
-    >>> passed_back(np.float32([2.0, -2.0]), np.float32([0.3, 0.3]), 3, "ewgs", 0.1).numpy()
+    >>> errors, surrogate = np.float32([0.3, 0.3]), Surrogate("ewgs", 0.1)
+    >>> passed_back(np.float32([2.0, -2.0]), errors, 3, surrogate).numpy()
     array([ 2.02, -1.98], dtype=float32)
     """
-    factor, strength = SURROGATES[surrogate].factor, strength_of(surrogate, strength)
+    factor, strength = SURROGATES[surrogate.name].factor, surrogate.strength
     if factor is None or strength is None:
         return upstream
     n = namespace(upstream)
@@ -172,13 +170,6 @@ def scaled_gradient(variable: Any, factor: Any) -> Tensor:
 
     A clipping level gets gradient from every element of its tensor, many more than a weight does;
     at the learning rate of the weights it jumps about.
-
-    >>> import tensorflow as tf
-    >>> level = tf.Variable(3.0)
-    >>> with tf.GradientTape() as tape:
-    ...     doubled = 2.0 * scaled_gradient(level, 0.25)
-    >>> float(doubled), float(tape.gradient(doubled, level))
-    (6.0, 0.5)
     """
     n = namespace(variable)
     given = [in_float32(n, variable)]

@@ -158,15 +158,22 @@ class Grid:
 
     name: str  # The name users write.
     fewest_bits: int  # The smallest number of bits that leaves at least two values.
-    # Number of intervals in the unit interval, from the number of bits.
-    divisor: Callable[[int], int]
-    top: Callable[[int], int]  # Largest integer n, from the number of bits.
+    divisor_less: int  # 2^b less this is the number of intervals in the unit interval,
+    top_less: int  # and less this the largest integer n.
     codes_per_unit: int  # Difference between the codes of n and n + 1.
     # How divisor * u becomes an integer: to the nearest, ties up; or down.
     rounding: Literal["half up", "down"] = "half up"
     centered: bool = False  # N stands for the middle of what is rounded to it, n + 1/2.
     # What to warn of at a number of bits; under None at any.
     cautions: Mapping[int | None, str] = dataclasses.field(default_factory=dict)
+
+    def divisor(self, num_bits: int) -> int:
+        """Number of intervals in the unit interval."""
+        return 2**num_bits - self.divisor_less
+
+    def top(self, num_bits: int) -> int:
+        """Largest integer n."""
+        return 2**num_bits - self.top_less
 
     def scale(self, num_bits: int) -> float:
         """Real value of one weight code, where weights span [-1, 1]."""
@@ -198,18 +205,12 @@ class Grid:
 GRIDS: dict[str, Grid] = {
     grid.name: grid
     for grid in (
-        Grid(
-            "dorefa",
-            fewest_bits=1,
-            divisor=lambda bits: 2**bits - 1,
-            top=lambda bits: 2**bits - 1,
-            codes_per_unit=2,
-        ),
+        Grid("dorefa", fewest_bits=1, divisor_less=1, top_less=1, codes_per_unit=2),
         Grid(
             "narrow",
             fewest_bits=2,
-            divisor=lambda bits: 2**bits - 2,
-            top=lambda bits: 2**bits - 2,
+            divisor_less=2,
+            top_less=2,
             codes_per_unit=1,
             cautions={
                 2: "weight_grid='narrow' at 2 bits is ternary: after division by the maximum "
@@ -217,18 +218,12 @@ GRIDS: dict[str, Grid] = {
                 "weight_grid='rounded' stores 2 bits without that"
             },
         ),
-        Grid(
-            "rounded",
-            fewest_bits=2,
-            divisor=lambda bits: 2**bits,
-            top=lambda bits: 2**bits - 1,
-            codes_per_unit=1,
-        ),
+        Grid("rounded", fewest_bits=2, divisor_less=0, top_less=1, codes_per_unit=1),
         Grid(
             "modified",
             fewest_bits=2,
-            divisor=lambda bits: 2**bits,
-            top=lambda bits: 2**bits - 1,
+            divisor_less=0,
+            top_less=1,
             codes_per_unit=1,
             rounding="down",
             cautions={
@@ -240,8 +235,8 @@ GRIDS: dict[str, Grid] = {
         Grid(
             "nested",
             fewest_bits=1,
-            divisor=lambda bits: 2**bits,
-            top=lambda bits: 2**bits - 1,
+            divisor_less=0,
+            top_less=1,
             codes_per_unit=2,
             rounding="down",
             centered=True,
@@ -341,11 +336,7 @@ def on_int8_codes(x: Tensor) -> Tensor:
 
 
 def levels(num_bits: Bits, grid: str = "dorefa") -> Any:
-    """Number of intervals a of a grid: a = 2^b - 1 (DoReFa), 2^b - 2 (narrow).
-
-    Args:
-        num_bits: bits b, 1 to 8; see `Bits`.
-        grid: a name of `GRIDS` or of `AUTOMATIC`.
+    """Number of intervals a of a grid, by its name: 2^b - 1 (DoReFa), 2^b - 2 (narrow).
 
     >>> levels(4), levels(4, "narrow"), levels(8, "auto")
     (15, 14, 254)

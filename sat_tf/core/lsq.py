@@ -19,7 +19,7 @@ import math
 from typing import Any
 
 from sat_tf.core import grid as grids
-from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
+from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
 from sat_tf.core.grid import (
     FEWEST_SIGNED_BITS,
     SMALLEST_SIZE,
@@ -112,8 +112,7 @@ def quantize_weights(
     magnitude: Tensor,
     num_bits: grids.Bits,
     *,
-    surrogate: str = STRAIGHT_THROUGH,
-    strength: float | None = None,
+    surrogate: Surrogate = STRAIGHT_THROUGH,
 ) -> Tensor:
     """Quantizes latent weights by a learnt scale (Esser et al. 2020, Eq. 1 to 5).
 
@@ -130,7 +129,6 @@ def quantize_weights(
     >>> quantize_weights([-9.0, -0.4, 0.6, 9.0], 1.0, 2).numpy().tolist()
     [-2.0, 0.0, 1.0, 1.0]
     """
-    strength_of(surrogate, strength)
     lowest, highest = _weight_ends(num_bits)
     return computed_in_float32(
         _weights,
@@ -139,7 +137,6 @@ def quantize_weights(
         lowest=lowest,
         highest=highest,
         surrogate=surrogate,
-        strength=strength,
     )
 
 
@@ -187,11 +184,10 @@ def _of_weights(
     *,
     lowest: Any,
     highest: Any,
-    surrogate: str,
-    strength: float | None,
+    surrogate: Surrogate,
 ) -> tuple[Tensor, Tensor]:
     by_latent, by_scale = _slopes(
-        n, upstream, latent / scale, lowest, highest, surrogate, strength, like=magnitude
+        n, upstream, latent / scale, lowest, highest, surrogate, like=magnitude
     )
     count = math.prod(latent.shape) / math.prod(magnitude.shape)
     return by_latent, by_scale * n.inverse_root(count)
@@ -203,15 +199,14 @@ def _slopes(
     units: Tensor,
     lowest: Any,
     highest: Any,
-    surrogate: str,
-    strength: float | None,
+    surrogate: Surrogate,
     like: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The gradient of what is quantized, and that of a scale shaped as `like` (Eq. 3)."""
     codes = n.clip(grids.round_half_up(units), lowest, highest)
     passed = upstream
     if surrogate != STRAIGHT_THROUGH:
-        passed = passed_back(upstream, units - codes, highest - lowest, surrogate, strength)
+        passed = passed_back(upstream, units - codes, highest - lowest, surrogate)
     return n.range_gradients(
         upstream,
         passed,
@@ -256,8 +251,7 @@ def quantize_with_offset(
     offset: Tensor,
     num_bits: grids.Bits,
     *,
-    surrogate: str = STRAIGHT_THROUGH,
-    strength: float | None = None,
+    surrogate: Surrogate = STRAIGHT_THROUGH,
 ) -> Tensor:
     """Clips and quantizes a tensor with a scale and an offset that are learnt: LSQ+.
 
@@ -276,23 +270,18 @@ def quantize_with_offset(
     >>> quantize_with_offset([-9.0, -0.4, 0.6, 9.0], 1.0, -1.2, 3).numpy().tolist()
     [-1.0, 0.0, 1.0, 6.0]
     """
-    strength_of(surrogate, strength)
     return computed_in_float32(
         _with_offset,
         _of_offset,
         [x, scale, offset],
         levels=grids.levels(num_bits),
         surrogate=surrogate,
-        strength=strength,
     )
 
 
-def codes_below_zero(scale: Tensor, offset: Tensor, num_bits: grids.Bits) -> Tensor:
-    """The codes below zero of `quantize_with_offset`, z = clip(round(-β / s), 0, 2^b - 1)."""
-    return _below(namespace(scale), scale, offset, grids.levels(num_bits))
-
-
-def _below(n: Namespace, scale: Tensor, offset: Tensor, levels: Any) -> Tensor:
+def codes_below_zero(scale: Tensor, offset: Tensor, levels: Any) -> Tensor:
+    """The codes below zero of `quantize_with_offset`, z = clip(round(-β / s), 0, a)."""
+    n = namespace(scale)
     below = count_below_zero(-offset, scale, n.floor)
     return n.maximum(n.minimum(below, levels), 0.0)
 
@@ -300,7 +289,7 @@ def _below(n: Namespace, scale: Tensor, offset: Tensor, levels: Any) -> Tensor:
 def _with_offset(
     n: Namespace, x: Tensor, scale: Tensor, offset: Tensor, *, levels: Any, **settings: Any
 ) -> tuple[Tensor, tuple[()]]:
-    below = _below(n, scale, offset, levels)
+    below = codes_below_zero(scale, offset, levels)
     return n.clip(grids.round_half_up(x / scale), -below, levels - below) * scale, ()
 
 
@@ -313,12 +302,11 @@ def _of_offset(
     offset: Tensor,
     *,
     levels: Any,
-    surrogate: str,
-    strength: float | None,
+    surrogate: Surrogate,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    below = _below(n, scale, offset, levels)
+    below = codes_below_zero(scale, offset, levels)
     units, above = x / scale, levels - below
-    by_x, by_scale = _slopes(n, upstream, units, -below, above, surrogate, strength, like=scale)
+    by_x, by_scale = _slopes(n, upstream, units, -below, above, surrogate, like=scale)
     outside = (units <= -below) | (units >= above)
     clipped = n.sum(n.where(outside, upstream, 0.0))
     # q is (code + z) s + β beyond the ends.

@@ -102,8 +102,8 @@ def _in_widest(values: Any) -> Any:
 
 def _count_samples_and_features(x: Any) -> tuple[Any, Any]:
     samples, *sizes = x.shape
-    counts = float(samples), float(math.prod(sizes))
-    return ops.convert_to_tensor(counts[0], "float32"), ops.convert_to_tensor(counts[1], "float32")
+    samples, features = float(samples), float(math.prod(sizes))
+    return ops.convert_to_tensor(samples, "float32"), ops.convert_to_tensor(features, "float32")
 
 
 def _check_numerics(x: Any, message: str) -> Any:

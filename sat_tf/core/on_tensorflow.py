@@ -42,19 +42,7 @@ def with_gradient(
     inputs: Sequence[tf.Tensor],
     **settings: Any,
 ) -> tf.Tensor:
-    """The value of `forward`, with the gradient of `backward`; see `tensors`.
-
-    >>> def forward(n, x, *, times):
-    ...     return n.floor(x), ()
-    >>> def backward(n, upstream, value, x, *, times):
-    ...     return [upstream * times]
-    >>> x = tf.constant(3.0)
-    >>> with tf.GradientTape() as tape:
-    ...     tape.watch(x)
-    ...     y = with_gradient(forward, backward, [x], times=2.0)
-    >>> float(tape.gradient(y, x))
-    2.0
-    """
+    """The value of `forward`, with the gradient of `backward`; see `tensors`."""
     constants = {
         name: tf.convert_to_tensor(settings[name])
         for name in sorted(settings)
@@ -557,70 +545,53 @@ def _read_once(normalized: tf.Tensor, y: tf.Tensor) -> bool:
         (y,) = y.op.inputs
 
 
+# The functions that are those of TensorFlow by these names.
+_SAME = """
+    abs argmax cast cond constant eye floor is_tensor matmul maximum minimum one_hot ones_like
+    reshape round searchsorted sign sqrt square stack stop_gradient tanh transpose where
+"""
+
 # Names are those of `keras.ops` where it has the function.
 NAMESPACE = SimpleNamespace(
-    abs=tf.abs,
+    **{name: getattr(tf, name) for name in _SAME.split()},
     all=tf.reduce_all,
     any=tf.reduce_any,
     arange=lambda stop, dtype="int32": tf.range(stop, dtype=dtype),
     arctanh=tf.atanh,
-    argmax=tf.argmax,
     argsort=lambda x, axis=-1: tf.argsort(x, axis=axis, stable=True),
-    cast=tf.cast,
     ceil=tf.math.ceil,
     check_numerics=tf.debugging.check_numerics,
     clip=clip,
     clipped_gradients=clipped_gradients,
-    cond=tf.cond,
-    constant=tf.constant,
     count_samples_and_features=count_samples_and_features,
     divide_no_nan=tf.math.divide_no_nan,
     # Its graphs divide by a constant as they always have, by a product with the reciprocal.
     exact_divisor=lambda number, like: number,
-    eye=tf.eye,
     fake_quant=fake_quant,
     flip=lambda x, axis: tf.reverse(x, [axis]),
-    floor=tf.floor,
     inner_product=inner_product,
     in_widest=lambda values: tf.cast(values, tf.float64),
     inverse_root=lambda number: tf.math.rsqrt(tf.constant(number, tf.float32)),
-    is_tensor=tf.is_tensor,
     isfinite=tf.math.is_finite,
     isnan=tf.math.is_nan,
     largest_alone=largest_alone,
     largest_magnitude=largest_magnitude,
     log=tf.math.log,
-    matmul=tf.matmul,
     max=tf.reduce_max,
-    maximum=tf.maximum,
     mean=tf.reduce_mean,
     min=tf.reduce_min,
-    minimum=tf.minimum,
     mod=tf.math.floormod,
-    one_hot=tf.one_hot,
-    ones_like=tf.ones_like,
     range_gradients=range_gradients,
     replicas=lambda: tf.distribute.get_strategy().num_replicas_in_sync,
-    reshape=tf.reshape,
-    round=tf.round,
     rsqrt=tf.math.rsqrt,
     search_rows=tf.searchsorted,
-    searchsorted=tf.searchsorted,
-    sign=tf.sign,
     solve=solve,
-    sqrt=tf.sqrt,
-    square=tf.square,
-    stack=tf.stack,
-    stop_gradient=tf.stop_gradient,
     sum=tf.reduce_sum,
     sums_by_id=sums_by_id,
     take=lambda x, indices, axis=0: tf.gather(x, indices, axis=axis),
     take_along_axis=lambda x, indices, axis=-1: tf.gather(x, indices, batch_dims=1),
-    tanh=tf.tanh,
     tensor=tf.convert_to_tensor,
     through_tanh=through_tanh,
-    transpose=tf.transpose,
-    where=tf.where,
     with_gradient=with_gradient,
     without_nan=without_nan,
 )

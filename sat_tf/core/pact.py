@@ -3,7 +3,7 @@
 from typing import Any
 
 from sat_tf.core import grid as grids
-from sat_tf.core.gradients import STRAIGHT_THROUGH, find_clipping_gradient, passed_back, strength_of
+from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, find_clipping_gradient, passed_back
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, namespace
 
 
@@ -13,8 +13,7 @@ def quantize_activation(
     num_bits: grids.Bits,
     gradient: str = "calibrated",
     *,
-    surrogate: str = STRAIGHT_THROUGH,
-    strength: float | None = None,
+    surrogate: Surrogate = STRAIGHT_THROUGH,
 ) -> Tensor:
     """CG-PACT: rectifies, clips and quantizes an activation (Eq. 11 to 13).
 
@@ -28,19 +27,14 @@ def quantize_activation(
     and add no NaN to a gradient. NaN stays NaN in its own element of q, and adds nothing to either
     gradient.
 
-    Args:
-        x: pre-activations, any shape; float32, float16 or bfloat16.
-        clipping_level: α > 0, a scalar tensor or variable.
-        num_bits: bits b of the codes n = 0..2^b - 1; 1 to 8; see `grid.Bits`.
-        gradient: a row of `gradients.CLIPPING_GRADIENTS`.
-        surrogate: a row of `gradients.SURROGATES`; with another one than "ste", dq/dx is its factor
-            between the ends, times x/α in dq/dα there.
-        strength: see there.
+    The clipping level α > 0 is a scalar tensor or variable, the codes are n = 0..2^b - 1, and the
+    gradient is a row of `gradients.CLIPPING_GRADIENTS`. With another surrogate than
+    straight-through, dq/dx is its factor between the ends, times x/α in dq/dα there.
 
     >>> quantize_activation([-1.0, 0.4, 0.6, 9.0], 3.0, 2).numpy().tolist()
     [0.0, 0.0, 1.0, 3.0]
     """
-    return _quantize(x, clipping_level, num_bits, "dorefa", gradient, surrogate, strength)
+    return _quantize(x, clipping_level, num_bits, "dorefa", gradient, surrogate)
 
 
 def quantize_stream(
@@ -49,8 +43,7 @@ def quantize_stream(
     num_bits: grids.Bits,
     gradient: str = "calibrated",
     *,
-    surrogate: str = STRAIGHT_THROUGH,
-    strength: float | None = None,
+    surrogate: Surrogate = STRAIGHT_THROUGH,
 ) -> Tensor:
     """Clips and quantizes a tensor that can be negative, on the narrow grid that holds zero.
 
@@ -65,7 +58,7 @@ def quantize_stream(
     >>> quantize_stream([-9.0, -0.4, 0.6, 9.0], 3.0, 3).numpy().tolist()
     [-3.0, 0.0, 1.0, 3.0]
     """
-    return _quantize(x, clipping_level, num_bits, "narrow", gradient, surrogate, strength)
+    return _quantize(x, clipping_level, num_bits, "narrow", gradient, surrogate)
 
 
 def round_on_range(
@@ -96,13 +89,11 @@ def _quantize(
     num_bits: grids.Bits,
     grid: str,
     gradient: str,
-    surrogate: str,
-    strength: float | None,
+    surrogate: Surrogate,
 ) -> Tensor:
     """Clips to [0, α] and rounds where the grid is "dorefa", or to [-α, α] where it is "narrow"."""
     grids.levels(num_bits, grid)
     find_clipping_gradient(gradient)
-    strength_of(surrogate, strength)
     return computed_in_float32(
         _forward,
         _backward,
@@ -111,7 +102,6 @@ def _quantize(
         grid=grid,
         gradient=gradient,
         surrogate=surrogate,
-        strength=strength,
     )
 
 
@@ -142,8 +132,7 @@ def _backward(
     num_bits: grids.Bits,
     grid: str,
     gradient: str,
-    surrogate: str,
-    strength: float | None,
+    surrogate: Surrogate,
 ) -> tuple[Tensor, Tensor]:
     """The gradients dx and dα: Eq. 13, all its cases in one sum.
 
@@ -159,7 +148,7 @@ def _backward(
     if surrogate != STRAIGHT_THROUGH:
         intervals = grids.levels(num_bits, grid)
         error = (x - quantized) * (intervals / (level - lowest))
-        passed = passed_back(upstream, error, intervals, surrogate, strength)
+        passed = passed_back(upstream, error, intervals, surrogate)
     reference = find_clipping_gradient(gradient)
     dx, total = n.clipped_gradients(upstream, passed, x, quantized, lowest, level, reference)
     return dx, total / level

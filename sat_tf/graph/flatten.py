@@ -26,10 +26,8 @@ _INVALID = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 def unique_name(wanted: str, taken: set[str]) -> str:
     """A valid name that is not taken yet, and is from now on.
 
-    Args:
-        wanted: the preferred name; characters that TensorFlow refuses become `_`, and a name that
-            is taken gets `_2`, `_3`, ... appended.
-        taken: the names in use; the new one is added.
+    Of the wanted name, characters that TensorFlow refuses become `_`; where it is taken, `_2`,
+    `_3`, ... are appended.
 
     >>> taken = {"conv"}
     >>> unique_name("conv", taken), unique_name("conv", taken), unique_name("é 1", taken)
@@ -104,11 +102,8 @@ def left_out_of_config(
     """Arguments of a layer's constructor that its `get_config` leaves out, unless they are default.
 
     Keras leaves out some of its own, such as synchronized=True of BatchNormalization, so that a
-    layer created from its configuration is another one.
-
-    Args:
-        layer: any layer that keeps its arguments as attributes of the same names.
-        config: its configuration, where that is known.
+    layer created from its configuration is another one. The layer keeps its arguments as attributes
+    of the same names.
 
     >>> left_out_of_config(keras.layers.BatchNormalization(synchronized=True))
     {'synchronized': True}
@@ -242,9 +237,8 @@ def _splits(layer: keras.layers.Layer, calls: int) -> bool:
     """Whether a layer becomes several."""
     if isinstance(layer, keras.layers.InputLayer):
         return False
-    if _unwrapped(layer) is not layer:
-        return True
-    return _parts_with_activation(layer, calls) or (calls > 1 and not layer.weights)
+    is_shared = calls > 1 and not layer.weights
+    return _unwrapped(layer) is not layer or _parts_with_activation(layer, calls) or is_shared
 
 
 def _unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
@@ -283,15 +277,12 @@ def _parts_with_activation(layer: keras.layers.Layer, calls: int) -> bool:
         return True
     if is_of_keras(layer.activation):
         return False
+    if not layer_kinds.is_activation(layer) or isinstance(layer.activation, keras.layers.Layer):
+        return True
     # A layer that is only there for a function that must be run is apart already.
-    return not layer_kinds.is_activation(layer) or _consists_of_operations(layer)
-
-
-def _consists_of_operations(layer: keras.layers.Layer) -> bool:
-    made = layer.inbound_nodes[0].outputs
-    given = keras.Input(made.shape[1:], made.shape[0], dtype=made.dtype)
-    is_layer = isinstance(layer.activation, keras.layers.Layer)
-    return is_layer or _operations_of(layer.activation, given) is not None
+    outputs = layer.inbound_nodes[0].outputs
+    symbol = keras.Input(outputs.shape[1:], outputs.shape[0], dtype=outputs.dtype)
+    return _operations_of(layer.activation, symbol) is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,7 +305,8 @@ class _Flattener:
     def __init__(self, model: keras.Model, counts: dict[int, int]) -> None:
         self.model = model
         self.counts = counts
-        self.problems: list[str] = []
+        # In their order; a model is checked for each of its calls.
+        self.problems: dict[str, None] = {}
         self.origins: dict[str, str] = {}
         # The outermost model's layers come first: they keep their names.
         self.taken = {layer.name for layer in model.layers if not isinstance(layer, keras.Model)}
@@ -348,15 +340,10 @@ class _Flattener:
             if not isinstance(call.layer, keras.Model):
                 continue
             inner = f"{path}{call.layer.name}"
-            problem = _nesting_problem(call)
-            if problem:
-                self._refuse(f"{inner}: {problem}.")
+            if problem := _nesting_problem(call):
+                self.problems[f"{inner}: {problem}."] = None
             if _has_graph(call.layer):
                 self._check(call.layer, f"{inner}/")
-
-    def _refuse(self, problem: str) -> None:
-        if problem not in self.problems:  # a model is checked for each of its calls
-            self.problems.append(problem)
 
     # -- the flat graph ------------------------------------------------------------------------
 
@@ -398,7 +385,7 @@ class _Flattener:
         if source is not layer and not training_argument(made.call, None):
             options.pop("training", None)
         outputs = made(*arguments, **options)
-        if _parts_with_activation(source, self._count(layer)):
+        if _parts_with_activation(source, self.counts.get(id(layer), 1)):
             return self._activated(source, outputs, made, place)
         return outputs
 
@@ -439,9 +426,6 @@ class _Flattener:
                 tensor.node.layer._name = name()
                 waiting += tensor.node.keras_inputs
 
-    def _count(self, layer: keras.layers.Layer) -> int:
-        return self.counts.get(id(layer), 1)
-
     def _copy(self, layer: keras.layers.Layer, place: _Place) -> keras.layers.Layer:
         """The flat model's layer; one with weights is copied once for all its calls."""
         if id(layer) in self.copies and layer.weights:
@@ -451,7 +435,7 @@ class _Flattener:
         name = path if is_outer_name else self._name(path, path)
         self.origins[name] = path
         source, changes = _unwrapped(layer), dict[str, Any]()
-        if _parts_with_activation(source, self._count(layer)):
+        if _parts_with_activation(source, self.counts.get(id(layer), 1)):
             changes = {"activation": "linear", "activity_regularizer": None}
         if source is not layer and hasattr(source, "axis"):
             changes["axis"] = -1

@@ -135,10 +135,7 @@ def along_channels(
 ) -> np.ndarray:
     """One value for each output channel of a linear layer, in their order.
 
-    Args:
-        layer: the linear layer.
-        values: broadcastable to its kernel, and equal along all axes but those of its channels.
-        kernel_shape: of its kernel.
+    The values broadcast to its kernel, and are equal along all axes but those of its channels.
     """
     axes = find_support(layer).channel_axes
     channels = [kernel_shape[axis] for axis in axes]
@@ -193,27 +190,15 @@ def own_moments(layer: keras.layers.Layer) -> Moments | None:
     return mean, variance
 
 
-def in_training(layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.Tensor | None:
-    """A layer's output in training where that of Keras has no gradient; None for other layers."""
-    compute = find_support(layer).in_training
-    return compute(layer, inputs) if compute else None
-
-
 # -- functions between quantizers -----------------------------------------------------------------
 
 
 def _function_of(layer: keras.layers.Layer) -> Function:
-    """The function that a layer computes, or one that it derives from; else an unknown one."""
     return find_kind(layer).function or Function()
 
 
 # The values of x · sigmoid(x), however a model writes it.
 SWISH = REACHES["swish"]
-
-
-def is_known_function(name: str) -> bool:
-    """Whether the table has a function of this name."""
-    return name in REACHES
 
 
 def reach_of(layer: keras.layers.Layer) -> Reach:
@@ -284,10 +269,7 @@ def moves_of(
 ) -> tuple[Move, ...]:
     """The operators, in order, by which a layer of data movement moves codes.
 
-    Args:
-        layer: the layer; one without a row of its own is a reshape.
-        read: shape of its input, without the batch.
-        made: shape of its output, likewise.
+    Shapes of what it reads and makes are without the batch. One without moves of its own reshapes.
     """
     moves = find_support(layer).moves
     return (Move("RESHAPE"),) if moves is None else moves(layer, read, made)

@@ -70,18 +70,11 @@ class Network:
     """
 
     def __init__(self, model: keras.Model, *, through: bool = False) -> None:
-        """Reads the graph of `model`.
+        """Reads the graph of a built model; ValueError, with the fix, where it has none at all.
 
         What cannot be expressed as a graph of calls is collected in `problems`, by layer, so that
-        callers can report it with everything else that is wrong.
-
-        Args:
-            model: a built model.
-            through: read through models inside, whose layers have paths as names, and through the
-                wrappers of TFMOT's own scheme.
-
-        Raises:
-            ValueError: the model has no graph at all; says why and what to do.
+        callers can report it with everything else that is wrong. It reads `through` models inside,
+        whose layers then have paths as names, and the wrappers of TFMOT's own scheme.
         """
         check_model(model)
         refuse_wrapped(model, but=("QuantizeWrapper",) if through else ())
@@ -151,7 +144,10 @@ class Network:
                 f"received {what} called with values beside its input tensors, "
                 f"or with several outputs, expected layer(tensor) or layer([tensors]){fix}"
             )
-        elif any(getattr(part, "stateful", False) for part in _recurrent(layer)):
+        # Keras has no public view of the layers inside one; `submodules` looks at every attribute.
+        elif any(
+            isinstance(part, keras.layers.RNN) and part.stateful for part in layer._flatten_layers()
+        ):
             self.problems[layer.name] = (
                 f"received {kind_of(layer)} with stateful=True, expected a layer that takes each "
                 "input by itself, as files do; create it with stateful=False"
@@ -213,12 +209,8 @@ class Network:
     def in_order(self, given: Any) -> list[Any]:
         """The inputs that a model with several is called with, in their order.
 
-        Args:
-            given: a list or tuple in that order, or a dictionary by the keys of the model's inputs
-                or by their names.
-
-        Raises:
-            ValueError: it does not have one value for each input.
+        They come as a list or tuple in that order, or as a dictionary by the keys of the model's
+        inputs or by their names; ValueError where there is not one value for each input.
         """
         names = list(self.inputs)
         if isinstance(given, Mapping):
@@ -239,11 +231,7 @@ class Network:
     def given(self, images: Any) -> Any:
         """Sorts what users pass for the inputs: a list of several, in their order, or the only one.
 
-        Args:
-            images: for a model with one input they may be in a list or a dictionary of one.
-
-        Raises:
-            ValueError: a dictionary does not have one value for each input.
+        That of a model with one input may be in a list or a dictionary of one.
         """
         if isinstance(images, Mapping):
             images = self.in_order(images)
@@ -273,11 +261,7 @@ class Network:
         return keras.Model(inputs, outputs, name=self.name)
 
     def remade(self, layer_of: Callable[[Node], keras.layers.Layer | None]) -> keras.Model:
-        """A model that calls other layers the way this one calls its own.
-
-        Args:
-            layer_of: gives the layer for a node; None where the node passes on what it reads.
-        """
+        """A model that calls other layers as this one its own; None passes on what a node reads."""
         made: dict[str, Any] = {}
         for node in self:
             layer, tensors = layer_of(node), [made[name] for name in node.inputs]
@@ -388,11 +372,6 @@ def _paths(structure: Any) -> Iterator[str]:
 def _has_mask(tensor: Any) -> bool:
     # Keras has no public name for the mask that comes with a tensor.
     return getattr(tensor, "_keras_mask", None) is not None
-
-
-def _recurrent(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
-    # Keras has no public view of the layers inside one; `submodules` looks at every attribute.
-    return (part for part in layer._flatten_layers() if isinstance(part, keras.layers.RNN))
 
 
 def _fix_of_call(call: Any) -> str:
@@ -637,7 +616,9 @@ def loss_problems(model: keras.Model, path: str = "") -> list[str]:
         for tensor in call.keras_inputs
     ]
     layers = {id(call.layer): call.layer for call in keras_calls(model)}.values()
-    holders = [model, *(layer for layer in layers if _is_of_keras(layer))]
+    # A layer of a user may add its losses again: Keras makes all that its own ones have.
+    of_keras = [one for one in layers if type(one).__module__.split(".")[0] == "tf_keras"]
+    holders = [model, *of_keras]
     found += [
         ("loss", f"a function of {holder.name}")
         for holder in holders
@@ -655,11 +636,6 @@ def loss_problems(model: keras.Model, path: str = "") -> list[str]:
         if isinstance(layer, keras.Model) and getattr(layer, "_is_graph_network", False):
             problems += loss_problems(layer, f"{path}{model.name}/")
     return problems
-
-
-def _is_of_keras(layer: keras.layers.Layer) -> bool:
-    """Whether Keras makes all that a layer has: one of a user may add its losses again."""
-    return type(layer).__module__.split(".")[0] == "tf_keras"
 
 
 def _is_of_a_weight(loss: Any) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph.shared_layers import ScalingLayer, SliceLayer, filled_in
+from sat_tf.graph.shared_layers import FORMULAS, ScalingLayer, SliceLayer, filled_in
 from sat_tf.loading.tensor_functions import expect_allowed
 from sat_tf.validation import training_argument
 
@@ -32,7 +32,8 @@ class Scaling(ScalingLayer, keras.layers.Layer):
     """
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return self.scaled(inputs, tf.constant(self.number, inputs.dtype))
+        number = tf.constant(self.number, inputs.dtype)
+        return FORMULAS[self.formula].function(inputs, number)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the input."""
@@ -70,10 +71,8 @@ class StopGradient(keras.layers.Layer):
 class OfSeveralTensors(keras.layers.Wrapper):
     """A layer that takes its tensors one by one, called with a list of them; never quantized.
 
-    Args:
-        layer: the layer, such as MultiHeadAttention, whose call has a query, a value and a key.
-        arguments: its positional and its keyword arguments: plain values, with {"tensor": i} for
-            the i-th tensor of the list.
+    Such is MultiHeadAttention, whose call has a query, a value and a key. Its positional and its
+    keyword arguments are those of `template_of`, with {"tensor": i} for the i-th of the list.
     """
 
     def __init__(self, layer: keras.layers.Layer, arguments: Sequence[Any], **options: Any) -> None:
@@ -92,16 +91,11 @@ class OfSeveralTensors(keras.layers.Wrapper):
 
 
 class OfTensorFlow(keras.layers.Layer):
-    """A TensorFlow operation as a layer; abstract.
+    """A TensorFlow operation as a layer, by its name without "tf.", such as "math.sin"; abstract.
 
-    Args:
-        function: its name without "tf.", such as "math.sin".
-        arguments: its positional and its keyword arguments: plain values, with {"tensor": i} for
-            the i-th tensor that the layer is called with.
-
-    Raises:
-        ValueError: the function may do more than compute on tensors, and only a file names it;
-            see `expect_allowed`.
+    Its positional and its keyword arguments are those of `template_of`, with {"tensor": i} for the
+    i-th tensor that the layer is called with. A function that only a file names does no more than
+    compute on tensors; see `expect_allowed`.
     """
 
     def __init__(self, function: str, arguments: Sequence[Any], **options: Any) -> None:
@@ -155,14 +149,7 @@ _TENSOR = {"tensor": 0}
 
 @_layer
 class Clip(OfTensorFlow):
-    """Clips values: min(max(x, low), high).
-
-    Args:
-        low: the smallest value; None for no lower end.
-        high: the largest value, not below `low`; None for no upper end.
-
-    Raises:
-        ValueError: both ends are None, one is NaN, or the largest is below the smallest.
+    """Clips values: min(max(x, low), high), of which one end may be None.
 
     >>> Clip(-1.0, 2.0)(tf.constant([-3.0, 0.5, 3.0])).numpy().tolist()
     [-1.0, 0.5, 2.0]
@@ -244,10 +231,7 @@ class ChannelMax(OfTensorFlow):
 
 @_layer
 class Padding(OfTensorFlow):
-    """Zeros around each image, on any axis, channels included.
-
-    Args:
-        margins: for each axis but the batch, how many zeros in front and behind.
+    """Zeros around each image: for each axis but the batch, how many in front and behind.
 
     >>> Padding([(1, 2)])(tf.constant([[3.0]])).numpy().tolist()
     [[0.0, 3.0, 0.0, 0.0]]
@@ -264,11 +248,9 @@ class Padding(OfTensorFlow):
 
 @_layer
 class Gather(OfTensorFlow):
-    """Parts of each image along an axis, by their indices.
+    """Parts of each image along an axis, which is counted without the batch, by their indices.
 
-    Args:
-        indices: the indices, 0 or above, in any order; they may repeat.
-        axis: the axis, counted without the batch.
+    These are 0 or above, in any order, and may repeat.
 
     >>> Gather([2, 0], 0)(tf.constant([[1.0, 2.0, 3.0]])).numpy().tolist()
     [[3.0, 1.0]]
@@ -288,11 +270,7 @@ class Gather(OfTensorFlow):
 class ConstantSum(OfTensorFlow):
     """A tensor plus a map of numbers that is the same for all images, such as position embeddings.
 
-    Args:
-        values: the map: the axes of the tensor without the batch, each of its size or of size 1.
-
-    Raises:
-        ValueError: a number of the map is NaN or infinite.
+    The map has the axes of the tensor without the batch, each of its size or of size 1.
 
     >>> ConstantSum([[1.0], [2.0]])(tf.constant([[[5.0, 6.0], [7.0, 8.0]]])).numpy().tolist()
     [[[6.0, 7.0], [9.0, 10.0]]]

@@ -10,7 +10,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
-from sat_tf.graph.layers.activations import ends_of_rectifier, hard_silu, relu6_sigmoid
+from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu, relu6_sigmoid
 from sat_tf.graph.layers.kind import Pooling, Role
 from sat_tf.graph.network import keras_calls
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
@@ -54,20 +54,16 @@ def replacement_of(call: OldCall) -> Replacement | None:
 
 
 def _replacement_of_operation(call: OldCall) -> Replacement | None:
-    """The layers that replace an operation; None where sat-tf has none."""
+    """The layers that replace an operation; None where there are none."""
     row = operations.CALLS.get(call.symbol)
     # The layers for arithmetic are those of real numbers; others move values of any type.
     if call.symbol in operations.OF_REALS and not call.makes_reals:
         row = None
     # Each operation that has layers is computed by them bit for bit.
     replacement = row.layers(call) if row and row.layers else None
-    if replacement is None and is_keras(call.node.outputs):  # one result, not a list
-        return _as_it_is(call)
-    return replacement
-
-
-def _as_it_is(call: OldCall) -> Replacement | None:
-    """A layer for the operation itself, to be left float or refused by its name."""
+    if replacement or not is_keras(call.node.outputs):  # a list of results
+        return replacement
+    # A layer for the operation itself, to be left float or refused by its name.
     tensors = list(call.node.keras_inputs)
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
     try:
@@ -125,7 +121,8 @@ def _linear(call: OldCall) -> list[NewLayer] | None:
     separate = _has_separate_activation(call)
     if not layers and not separate:
         return None
-    settings = _settings(layer)
+    beside = ("name", "dtype", "trainable", "batch_input_shape")
+    settings = {name: v for name, v in layer.get_config().items() if name not in beside}
     if layers:
         settings["padding"] = "valid"
     behind = _behind(layer, name) if separate else []
@@ -146,7 +143,7 @@ def _behind(layer: keras.layers.Layer, name: str) -> list[NewLayer]:
 def _has_separate_activation(call: OldCall) -> bool:
     """Whether the activation of a linear layer must be a layer of its own."""
     layer = call.layer
-    return layer_kinds.is_known_function(layer_kinds.activation_name(layer)) or (
+    return layer_kinds.activation_name(layer) in REACHES or (
         layer_kinds.is_softmax(layer) and _is_read_inside(call)
     )
 
@@ -225,13 +222,6 @@ def _pool(call: OldCall, pooling: Pooling) -> list[NewLayer] | None:
     return pooled_whole_row(call.node.call_args[0], made, keepdims=layer.keepdims)
 
 
-def _settings(layer: keras.layers.Layer) -> dict[str, Any]:
-    settings = layer.get_config()
-    for name in ("name", "dtype", "trainable", "batch_input_shape"):
-        settings.pop(name, None)
-    return settings
-
-
 def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.layers.Layer]:
     return lambda **options: layer_class.from_config({**settings, **options})
 
@@ -247,8 +237,7 @@ def with_layers_for_operations(
 ) -> keras.Model:
     """The same model, flat and of layers that can be quantized; see `rewritten`.
 
-    Returns:
-        A new model with copies of the weights; `model` itself where there is nothing to rewrite.
+    It has copies of the weights, and is `model` itself where there is nothing to rewrite.
     """
     return rewritten(model, processor=processor).model
 
@@ -279,14 +268,8 @@ def rewritten(
     Every output stays the same, bit for bit, but for the last bits of functions for NPUs. Rewriting
     goes on until nothing changes, so that a rewritten model stays as it is.
 
-    Args:
-        model: a built Functional or Sequential model.
-        annotated: names of the layers that will be quantized; None for all. The others stay, but
-            for operations, and for layers that are called in another way.
-        processor: what it is for.
-
-    Raises:
-        ValueError: it cannot be flattened; lists every problem.
+    Where layers are annotated, the others stay, but for operations, and for layers that are called
+    in another way. ValueError lists every reason why a model cannot be flattened.
     """
     flat = flattened(model)
     model, names = flat.model, None if annotated is None else flat.carried(dict.fromkeys(annotated))

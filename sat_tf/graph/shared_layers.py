@@ -49,10 +49,6 @@ class ScalingLayer(_Layer):
         self.formula = formula
         self.number: Any = values.tolist()
 
-    def scaled(self, inputs: Any, number: Any) -> Any:
-        """The formula, of the number as a tensor."""
-        return FORMULAS[self.formula].function(inputs, number)
-
     def affine(self) -> tuple[np.ndarray, np.ndarray]:
         """Slope and offset, float64, each one number or one a channel."""
         slope, offset = FORMULAS[self.formula].parts(np.asarray(self.number, np.float64))

@@ -35,8 +35,8 @@ class Call:
     @property
     def constants(self) -> list[Any]:
         """Its arguments beside symbolic tensors."""
-        args, kwargs = self._arguments({}, lambda value: value)
-        return [value for value in keras3.tree.flatten((args, kwargs)) if value is not None]
+        arguments = self.filled_in({}, lambda value: value)
+        return [value for value in keras3.tree.flatten(arguments) if value is not None]
 
     @property
     def tensors(self) -> list[Any]:
@@ -70,15 +70,15 @@ class Call:
             made, name = self.row.twin(self), self.operation.name
             return made.layer(name=name) if isinstance(made, NewLayer) else made
 
+    def symbolic_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with the symbolic tensors themselves."""
+        return self.filled_in({id(tensor): tensor for tensor in self.tensors}, lambda value: value)
+
     def filled_in(
         self, values: Mapping[int, Any], constant: Callable[[Any], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with a value for every symbolic tensor."""
-        return self._arguments(values, constant)
 
-    def _arguments(
-        self, values: Mapping[int, Any], constant: Callable[[Any], Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         def fill_in(value: Any) -> Any:
             if isinstance(value, keras3.KerasTensor):
                 return values.get(id(value))
@@ -107,9 +107,6 @@ class Keras3Graph:
         self._functional = functional_of(model)
         self.inputs: list[Any] = list(self._functional.inputs)
         self.outputs: list[Any] = list(self._functional.outputs)
-        self.calls: list[Call] = list(self._calls())
-
-    def _calls(self) -> Iterator[Call]:
         # Keras has no public view of which of a layer's calls belong to which model.
         by_depth = self._functional._nodes_by_depth
         nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
@@ -117,10 +114,8 @@ class Keras3Graph:
         needed = {id(tensor) for tensor in self.outputs}
         for call in reversed(calls):  # calls that only make masks are not needed
             if any(id(tensor) in needed for tensor in call.outputs):
-                needed |= set(_identities(call))
-        for call in calls:
-            if any(id(tensor) in needed for tensor in call.outputs):
-                yield call
+                needed |= {id(value) for value in keras3.tree.flatten(call.symbolic_arguments())}
+        self.calls = [call for call in calls if any(id(made) in needed for made in call.outputs)]
 
     def input_layer(self, tensor: Any) -> Any:
         """The input layer that makes one of `inputs`."""
@@ -154,15 +149,3 @@ def _computing_in(dtype: str) -> Iterator[None]:
         yield
     finally:
         keras.mixed_precision.set_global_policy(before)
-
-
-def _identities(call: Call) -> Iterator[int]:
-    seen: list[int] = []
-
-    class _Recorder(dict):
-        def get(self, key: Any, default: Any = None) -> Any:
-            seen.append(key)
-            return default
-
-    call.filled_in(_Recorder(), lambda value: value)
-    yield from seen

@@ -232,6 +232,8 @@ def _check_file(file: ModelFile, safe_mode: bool) -> None:
 
 
 def _part_problem(part: Part) -> str | None:
+    import keras as keras3
+
     kind, registered_name = part.class_name, part.registered_name
     if kind == "Lambda":
         return (
@@ -241,7 +243,8 @@ def _part_problem(part: Part) -> str | None:
         )
     # Keras looks for each of the two, in the tables of registered classes first.
     is_ours = kind.startswith(_OURS) or (registered_name or "").startswith(_OURS)
-    if is_ours and not _is_layer(registered_name):
+    own = keras3.saving.get_registered_object(registered_name) if registered_name else None
+    if is_ours and not (isinstance(own, type) and issubclass(own, keras3.layers.Layer)):
         return (
             f"{kind}, which sat-tf does not train; if an earlier release exported it for inference "
             "alone, use the quantized model that it was made of."
@@ -280,11 +283,3 @@ def _is_registered(name: Any) -> bool:
     import keras as keras3
 
     return isinstance(name, str) and keras3.saving.get_registered_object(name) is not None
-
-
-def _is_layer(name: str | None) -> bool:
-    """Whether Keras 3 knows a class of layers by this registered name."""
-    import keras as keras3
-
-    found = keras3.saving.get_registered_object(name) if name else None
-    return isinstance(found, type) and issubclass(found, keras3.layers.Layer)

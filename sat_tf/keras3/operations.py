@@ -12,7 +12,7 @@ import keras as keras3
 from keras import ops
 
 from sat_tf.graph.operations import CALLS
-from sat_tf.graph.shared_layers import ScalingLayer, SliceLayer, filled_in
+from sat_tf.graph.shared_layers import FORMULAS, ScalingLayer, SliceLayer, filled_in
 from sat_tf.validation import training_argument
 
 _register = functools.partial(keras3.saving.register_keras_serializable, package="sat_tf")
@@ -32,7 +32,7 @@ class Scaling(ScalingLayer, keras3.layers.Layer):
         if not isinstance(number, float):
             dtype = keras3.backend.standardize_dtype(inputs.dtype)
             number = ops.convert_to_tensor(number, dtype)
-        return self.scaled(inputs, number)
+        return FORMULAS[self.formula].function(inputs, number)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
@@ -59,21 +59,14 @@ class StopGradient(keras3.layers.Layer):
 
 @_register()
 class Operation(keras3.layers.Layer):
-    """One of TensorFlow's operations, by its counterpart in Keras 3.
+    """One of TensorFlow's operations, a key of `COMPUTED_BY`, by its counterpart in Keras 3.
 
-    Args:
-        function: its name without "tf.", such as "math.sin"; a key of `COMPUTED_BY`.
-        arguments: its positional and its keyword arguments, as `template_of` makes them.
-        twin: the layer of tf_keras that it stands for, as `tf_keras` serializes it.
-        **options: options of any Keras layer.
+    Its positional and its keyword arguments are as `template_of` makes them; its twin is the layer
+    of tf_keras that it stands for, as `tf_keras` serializes it.
     """
 
     def __init__(
-        self,
-        function: str,
-        arguments: Sequence[Any],
-        twin: Mapping[str, Any],
-        **options: Any,
+        self, function: str, arguments: Sequence[Any], twin: Mapping[str, Any], **options: Any
     ) -> None:
         super().__init__(**options)
         # Keras would cast floats to truths or integers where the operation makes these of them.
@@ -96,11 +89,8 @@ class Operation(keras3.layers.Layer):
 class OfSeveralTensors(keras3.layers.Wrapper):
     """A layer that takes its tensors one by one, called with a list of them; never quantized.
 
-    Args:
-        layer: the layer, such as MultiHeadAttention, whose call has a query, a value and a key.
-        arguments: its positional and its keyword arguments, as `template_of` makes them, with
-            {"tensor": i} for the i-th tensor of the list.
-        **options: options of any Keras layer.
+    Its positional and its keyword arguments are as `template_of` makes them, with {"tensor": i} for
+    the i-th tensor of the list.
     """
 
     def __init__(self, layer: Any, arguments: Sequence[Any], **options: Any) -> None:
@@ -137,21 +127,13 @@ class OfSeveralTensors(keras3.layers.Wrapper):
 class KerasOperation(keras3.layers.Layer):
     """An operation of Keras 3 that has no counterpart in tf_keras, as a layer; never quantized.
 
-    Args:
-        operation: the operation, such as that of `keras.ops.einsum`; or what
-            `keras.saving.serialize_keras_object` made of it.
-        arguments: its positional and its keyword arguments, as `template_of` makes them, with
-            {"tensor": i} for the i-th tensor that the layer is called with.
-        output: which of its outputs, in order, the layer makes; None where it has one.
-        **options: options of any Keras layer.
+    Files have it as `keras.saving.serialize_keras_object` makes it. Its positional and its keyword
+    arguments are as `template_of` makes them, with {"tensor": i} for the i-th tensor that the layer
+    is called with. Of several outputs, the layer makes the one of a number.
     """
 
     def __init__(
-        self,
-        operation: Any,
-        arguments: Sequence[Any],
-        output: int | None = None,
-        **options: Any,
+        self, operation: Any, arguments: Sequence[Any], output: int | None = None, **options: Any
     ) -> None:
         super().__init__(**{**options, "autocast": False})  # it takes tensors of any type
         if isinstance(operation, Mapping):

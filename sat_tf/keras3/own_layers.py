@@ -82,8 +82,7 @@ class CarriedOperation:
 
     def __init__(self, call: Call, fix: str = "") -> None:
         operation = call.operation
-        own = {id(tensor): tensor for tensor in call.tensors}
-        args, kwargs = call.filled_in(own, lambda value: value)
+        args, kwargs = call.symbolic_arguments()
         self._given = keras3.tree.flatten((args, kwargs))
         tensors = self._tensors(args, kwargs)
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
@@ -180,9 +179,8 @@ class _Operations:
         for call in self._graph.calls:
             operation = call.operation
             if isinstance(operation, keras3.layers.Layer):
-                own = {id(tensor): tensor for tensor in call.tensors}
-                inside = call.filled_in(own, lambda value: value)
-                self._functions.append(_Operations(operation, inside, variables))
+                inside = _Operations(operation, call.symbolic_arguments(), variables)
+                self._functions.append(inside)
             else:
                 self._functions.append(call.twin() if call.row else _on_tensorflow(operation))
 

@@ -5,7 +5,7 @@ The plan is the quantized twin in tf_keras: a graph of layers by name, with what
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras as keras3
@@ -76,7 +76,13 @@ def placed(plan: keras.Model, originals: Mapping[str, Original]) -> Placed:
     """
     network = Network(plan)
     layers = {node.layer.name: node.layer for node in network}
-    name_of = _names([*layers.values(), *map(inner_layer, layers.values())])
+    with_inner = [*layers.values(), *map(inner_layer, layers.values())]
+    taken = {layer.name for layer in with_inner if "/" not in layer.name}
+
+    def name_of(name: str) -> str:
+        """The name of a layer in Keras 3, to be asked for once."""
+        return unique_name(name.replace("/", "_"), taken) if "/" in name else name
+
     made: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     problems = []
@@ -102,16 +108,6 @@ def placed(plan: keras.Model, originals: Mapping[str, Original]) -> Placed:
     inputs, outputs = network.pack(tensors)
     model = keras3.Model(inputs, outputs, name=plan.name.replace("/", "_"))
     return Placed(model, [(layer, layers[name]) for name, layer in made.items()])
-
-
-def _names(layers: Iterable[Any]) -> Callable[[str], str]:
-    """A function that gives each layer of a plan its name in Keras 3; call it once for each."""
-    taken = {layer.name for layer in layers if "/" not in layer.name}
-
-    def name_of(name: str) -> str:
-        return unique_name(name.replace("/", "_"), taken) if "/" in name else name
-
-    return name_of
 
 
 def _called(plan: keras.Model, node: Node, layer: Any, tensors: Mapping[str, Any]) -> Any:

@@ -50,27 +50,23 @@ _SEED = 20
 _RANGES = ((-1.0, 1.0), (0.0, 255.0))
 
 
-@dataclasses.dataclass(frozen=True)
-class Proof:
-    """The result of a proof."""
-
-    layer_difference: float  # The largest of a layer, as a fraction of its largest value.
-    num_calls: int  # How many layers and operations were compared.
-    codes_differing: int  # How many codes differ, all of them ties.
-    # The largest of the model's outputs, where the whole was compared.
-    difference: float | None = None
-
-
 @dataclasses.dataclass
-class _Found:
-    """The comparison of layers while a graph is run."""
+class Proof:
+    """The comparison of two models while their graph is run."""
 
-    # The largest of each, by name.
+    # The largest of each layer and operation, by name, as a fraction of its largest value.
     differences: dict[str, float] = dataclasses.field(default_factory=dict)
     # Those that differ by more than they may: a line on each.
     wrong: dict[str, str] = dataclasses.field(default_factory=dict)
     is_lower: bool = False  # Some tensors have a lower precision than float32.
-    codes: int = 0  # How many codes differ.
+    codes_differing: int = 0  # How many codes differ, all of them ties.
+    # The largest of the model's outputs, where the whole was compared.
+    difference: float | None = None
+
+    @property
+    def layer_difference(self) -> float:
+        """The largest of all layers."""
+        return max(self.differences.values(), default=0.0)
 
 
 def prove(made: Translated, *, whole: bool = False) -> Proof:
@@ -78,10 +74,15 @@ def prove(made: Translated, *, whole: bool = False) -> Proof:
 
     With `whole`, also their outputs, in which the differences of layers add up.
     """
-    found, largest = _Found(), 0.0
+    found = Proof(difference=0.0 if whole else None)
     for inputs in _random_inputs(made):
         expected = _run(made, inputs, found)
-        _refuse_layers(made, found)
+        for name, wrong in found.wrong.items():
+            raise ModelError(
+                made.graph.name,
+                f"{name}: {wrong}; it is the first of {len(found.wrong)} such. Build this layer "
+                "from others, or build the model with tf_keras and load the weights by layer name.",
+            )
         packed = made.graph.pack_inputs(inputs)
         if any(not type(model).call.__module__.startswith("keras.") for model in _models(made)):
             outputs = keras3.tree.flatten(made.graph.model(packed, training=False))
@@ -91,13 +92,12 @@ def prove(made: Translated, *, whole: bool = False) -> Proof:
         if whole:
             outputs = tf.nest.flatten(made.model(_as_tf(packed), training=False))
             off = max(map(_difference, expected, outputs))
-            largest = max(largest, off)
+            found.difference = max(found.difference or 0.0, off)
             if not made.is_quantized and off > TOLERANCE:
                 along = _walked(made, [_as_tf(values) for values in inputs], _in_tf_keras)
                 _refuse_whole(made, found, max(map(_difference, along, outputs)))
                 _judge_whole(made, found, off, _lost(made, inputs, expected), expected, outputs)
-    layers = max(found.differences.values(), default=0.0)
-    return Proof(layers, len(found.differences), found.codes, largest if whole else None)
+    return found
 
 
 def _models(made: Translated) -> Iterator[Any]:
@@ -108,17 +108,7 @@ def _models(made: Translated) -> Iterator[Any]:
             yield from _models(nested)
 
 
-def _refuse_layers(made: Translated, found: _Found) -> None:
-    for name, wrong in found.wrong.items():
-        raise ModelError(
-            made.graph.name,
-            f"{name}: {wrong}; it is the first of {len(found.wrong)} "
-            "such. Build this layer from others, or build the model with tf_keras and load the "
-            "weights by layer name.",
-        )
-
-
-def _refuse_whole(made: Translated, found: _Found, off: float) -> None:
+def _refuse_whole(made: Translated, found: Proof, off: float) -> None:
     if off <= TOLERANCE or found.is_lower:
         return
     raise ModelError(
@@ -131,7 +121,7 @@ def _refuse_whole(made: Translated, found: _Found, off: float) -> None:
 
 
 def _judge_whole(
-    made: Translated, found: _Found, off: float, lost: float, expected: Any, received: Any
+    made: Translated, found: Proof, off: float, lost: float, expected: Any, received: Any
 ) -> None:
     """Warns of a difference `off` that adds up from layers; refuses one that changes answers."""
     if off <= _TIMES_LOST * lost or found.is_lower:
@@ -225,7 +215,7 @@ def _in_tf_keras(call: Call, function: Any, values: dict[int, Any], name: str) -
     return _call_tf_keras(function, args, kwargs)
 
 
-def _run(made: Translated, inputs: list[Any], found: _Found) -> list[Any]:
+def _run(made: Translated, inputs: list[Any], found: Proof) -> list[Any]:
     """Runs the graph of Keras 3 call by call, and compares each; returns the outputs."""
 
     def compared(call: Call, function: Any, values: dict[int, Any], name: str) -> list[Any]:
@@ -235,7 +225,7 @@ def _run(made: Translated, inputs: list[Any], found: _Found) -> list[Any]:
         if isinstance(function, QuantizedLayer):
             given = _as_tf(call.filled_in(values, to_tf_keras)[0])
             off, codes = _compare_quantized(name, function, given[0], seen, outputs)
-            found.codes += codes
+            found.codes_differing += codes
         else:
             received = _in_tf_keras(call, function, values, name)
             off = max(map(_difference, outputs, received), default=0.0)

@@ -5,7 +5,6 @@ It needs Keras 3, NumPy and a backend: files with it load and train where Tensor
 
 import contextlib
 import inspect
-import math
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -150,11 +149,12 @@ class QuantizedLayer(keras3.layers.Wrapper):
         around: Any = self.output_quantizer
         if self.place == AROUND and around is not None:
             made = self.layer(quantize(inputs), **arguments)
-            found = around.code_range(self.output_variables)
-            size = getattr(self.layer, "pool_size", None)
-            count = None if size is None else math.prod(size)
-            return ops.cast(quantize(off_halves(made, found, count)), made.dtype)
-        slopes = self._slopes
+            window = getattr(self.layer, "pool_size", None)
+            moved = off_halves(made, around.code_range(self.output_variables), window)
+            return ops.cast(quantize(moved), made.dtype)
+        # A PReLU's slopes, which an NPU's operator has as int8.
+        is_npu = self.target is not None and PROCESSORS[self.target].native
+        slopes = "alpha" if is_npu and isinstance(self.layer, keras3.layers.PReLU) else ""
         if self.weight_quantizer is None and not slopes and self.place in (BEHIND, AROUND):
             return quantize(self.layer(inputs, **arguments))
         with _ONE_CALL_AT_A_TIME:
@@ -176,12 +176,6 @@ class QuantizedLayer(keras3.layers.Wrapper):
             return outputs
         outputs = quantize(outputs)
         return function(outputs) if self.place == BEFORE_ACTIVATION and function else outputs
-
-    @property
-    def _slopes(self) -> str:
-        """The attribute with a PReLU's slopes, which an NPU's operator has as int8; else ""."""
-        is_npu = self.target is not None and PROCESSORS[self.target].native
-        return "alpha" if is_npu and isinstance(self.layer, keras3.layers.PReLU) else ""
 
     def effective_kernel(self, training: bool = False) -> Any:
         """The effective kernel, in float32; None if the layer has no quantized kernel."""

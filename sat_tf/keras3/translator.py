@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras as keras3
@@ -33,19 +33,6 @@ from sat_tf.qat.wrapper import QuantizedLayer
 _LEFT_FLOAT = (
     "quantize the Keras 3 model as it is, by sat_tf.quantize_model with unsupported='float'"
 )
-
-
-def non_finite(names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[str]:
-    """Problems of arrays that hold NaN or infinite values, a line each."""
-    found = []
-    for name, array in zip(names, arrays, strict=True):
-        bad = int(np.count_nonzero(~np.isfinite(array.astype(np.float64))))
-        if bad:
-            found.append(
-                f"received {bad} of {array.size} values of {name.split('/')[-1]} that are NaN or "
-                "infinite, expected finite ones; load or train the model again"
-            )
-    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,18 +125,15 @@ class Translator:
             if isinstance(operation, keras3.Model):
                 self._check_model(operation, f"{prefix}{operation.name}/")
                 continue
-            problem = self._problem(call)
+            try:
+                is_layer = isinstance(operation, keras3.layers.Layer)
+                problem = (
+                    self._layer_problem(operation) if is_layer else self._operation_problem(call)
+                )
+            except ValueError as error:
+                problem = str(error)
             if problem:
                 self._problems.append(f"{prefix}{operation.name}: {problem.rstrip('.')}.")
-
-    def _problem(self, call: Call) -> str | None:
-        operation = call.operation
-        try:
-            if not isinstance(operation, keras3.layers.Layer):
-                return self._operation_problem(call)
-            return self._layer_problem(operation)
-        except ValueError as error:
-            return str(error)
 
     def _operation_problem(self, call: Call) -> str | None:
         if call.row is None and not self._calls_others:
@@ -169,7 +153,13 @@ class Translator:
                 "own, which unsupported='float' leaves float"
             )
         if isinstance(layer, QuantizedLayer3 | operations.OfSeveralTensors):
-            return self._inner_problem(layer)
+            inner = layer.layer
+            if getattr(layer, "place", None) == INSTEAD and not layer_table.is_known(inner):
+                return (
+                    f"received a quantizer instead of {type(inner).__name__}, expected a rectifier"
+                )
+            self._layer(layer)
+            return self._weights_problem(layer)
         if layer_table.is_built_in(layer) and kind in layer_table.PROGRAMS:
             return f"received {kind}, which holds a program, expected layers of Keras; use these"
         if not (
@@ -194,19 +184,18 @@ class Translator:
         self._layer(layer)
         return self._weights_problem(layer)
 
-    def _inner_problem(self, layer: Any) -> str | None:
-        """The problem of a layer of ours around another one, or of the layer inside."""
-        inner = layer.layer
-        if getattr(layer, "place", None) == INSTEAD and not layer_table.is_known(inner):
-            return f"received a quantizer instead of {type(inner).__name__}, expected a rectifier"
-        self._layer(layer)
-        return self._weights_problem(layer)
-
     def _weights_problem(self, layer: Any) -> str | None:
         if not layer.built and layer.weights:
             return "received a layer that is not built; call the model once on data"
-        names, arrays = weights_of_keras3(layer)
-        return "; ".join(non_finite(names, arrays)) or None
+        problems = []
+        for name, array in zip(*weights_of_keras3(layer), strict=True):
+            bad = int(np.count_nonzero(~np.isfinite(array.astype(np.float64))))
+            if bad:
+                problems.append(
+                    f"received {bad} of {array.size} values of {name.split('/')[-1]} that are NaN "
+                    "or infinite, expected finite ones; load or train the model again"
+                )
+        return "; ".join(problems) or None
 
     # -- building ------------------------------------------------------------------------------
 
@@ -272,21 +261,17 @@ class Translator:
         return self._layer(layer)
 
     def _function(self, call: Call) -> Callable[..., Any]:
-        key = id(call.node)
-        if key not in self._made:
-            self._made[key] = self._operation(call)
-        return self._made[key]
-
-    def _operation(self, call: Call) -> Callable[..., Any]:
         """What tf_keras has for an operation; where it has nothing, that of Keras 3."""
-        if call.row is None:
-            return CarriedOperation(call)
+        key = id(call.node)
+        if key in self._made:
+            return self._made[key]
         try:
-            return call.twin()
+            self._made[key] = CarriedOperation(call) if call.row is None else call.twin()
         except ValueError as error:
-            if not self._calls_others:
+            if call.row is None or not self._calls_others:
                 raise
-            return CarriedOperation(call, str(error))
+            self._made[key] = CarriedOperation(call, str(error))
+        return self._made[key]
 
     def _model(self, model: Any) -> Translated:
         graph = Keras3Graph(model)
@@ -359,11 +344,7 @@ class Translator:
 
 def to_tf_keras(value: Any) -> Any:
     """A constant argument of a Keras 3 call, for tf_keras: arrays of any backend become NumPy's."""
-    if isinstance(value, slice | str | bool | int | float | complex | np.ndarray | type(None)):
-        return value
-    if keras3.ops.is_tensor(value):
-        return keras3.ops.convert_to_numpy(value)
-    return value
+    return keras3.ops.convert_to_numpy(value) if keras3.ops.is_tensor(value) else value
 
 
 def _without(layer: Any) -> str:

@@ -175,7 +175,9 @@ def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> ker
     policy = BitPolicy.mobile() if policy is None else expect_policy(policy)
     with _without_collections():
         made = translated(model, is_twin=True)
-        originals = _originals(made)
+        # The Keras 3 layers by the names that their twins have in the flat model.
+        by_path, origins = dict(_by_path(made, "")), flattened(made.model).origins
+        originals = {name: by_path[path] for name, path in origins.items() if path in by_path}
         plan = quantized_model(made.model, None, policy, is_private=True)
         warn_of_lost_zeros(plan)
         return _of_plan(remember(plan, policy), originals, model)
@@ -205,13 +207,6 @@ def requantized(model: keras3.Model, policy: BitPolicy) -> keras3.Model:
         for layer, other in _layers(_twins[model])
     )
     return _of_plan(plan, {layer.name: Original(layer, other) for layer, other in inner}, model)
-
-
-def _originals(made: Translated) -> dict[str, Original]:
-    """The Keras 3 layers by the names that their twins have in the flat model."""
-    by_path = dict(_by_path(made, ""))
-    origins = flattened(made.model).origins
-    return {name: by_path[path] for name, path in origins.items() if path in by_path}
 
 
 def _by_path(made: Translated, prefix: str) -> Iterator[tuple[str, Original]]:
@@ -254,12 +249,17 @@ def _built(kind: type, model: keras3.Model, further: dict[str, Any]) -> keras3.M
     return made
 
 
-def as_numpy(value: Any) -> Any:
-    """Tensors of any backend as NumPy's, also in tuples, lists and dictionaries, and in batches."""
+def for_tf_keras(value: Any) -> Any:
+    """Models as their twins, and tensors of any backend as NumPy's, also in batches.
+
+    They may be in tuples, lists and dictionaries.
+    """
     if isinstance(value, dict):
-        return {key: as_numpy(inner) for key, inner in value.items()}
+        return {key: for_tf_keras(inner) for key, inner in value.items()}
     if type(value) in (tuple, list):
-        return type(value)(as_numpy(inner) for inner in value)
+        return type(value)(for_tf_keras(inner) for inner in value)
+    if isinstance(value, keras3.Model):
+        return twin_of(value)
     top = type(value).__module__.split(".")[0]
     if isinstance(value, keras3.Variable):
         return keras3.ops.convert_to_numpy(value)
@@ -283,5 +283,5 @@ class _Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches():
-            found = as_numpy(batch)
+            found = for_tf_keras(batch)
             yield tuple(found) if isinstance(found, list) else found

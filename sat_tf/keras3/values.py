@@ -30,8 +30,11 @@ def matched(sources: Sequence[str], targets: Sequence[str]) -> list[int]:
     [0]
     """
     for depth in range(1, _DEEPEST + 1):
-        ours, theirs = ([_tail(name, depth) for name in names] for names in (sources, targets))
-        if len(set(ours)) == len(ours) and sorted(ours) == sorted(theirs):
+        ours, theirs = (
+            [name.split(":")[0].split("/")[-depth:] for name in names]
+            for names in (sources, targets)
+        )
+        if len(set(map(tuple, ours))) == len(ours) and sorted(ours) == sorted(theirs):
             return [ours.index(name) for name in theirs]
     return list(range(len(targets)))
 
@@ -51,10 +54,6 @@ def arrange(
         if array.shape != shape:
             raise ValueError(f"received {name} of shape {array.shape}, expected {shape}")
     return ordered
-
-
-def _tail(name: str, depth: int) -> tuple[str, ...]:
-    return tuple(name.split(":")[0].split("/")[-depth:])
 
 
 def weights_of_keras3(layer: Any) -> tuple[list[str], list[np.ndarray]]:

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.activations import REACHES
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
@@ -324,7 +325,7 @@ def _function_behind(in_use: Network, node: Node) -> Function:
         layer_kinds.activation_name(reader) if layer_kinds.is_activation(reader) else "linear"
         for reader in readers
     }
-    if len(names) != 1 or not layer_kinds.is_known_function(*names):
+    if len(names) != 1 or not names <= REACHES.keys():
         return itself
     activation = readers[0].activation
     return lambda values: activation(tf.constant(values)).numpy()

@@ -125,10 +125,9 @@ class QuantizedLayer(keras.layers.Wrapper):
         if not isinstance(around, ActivationQuantizer):
             return self._run(inputs, training, quantize)
         made = self._run(quantize(inputs), training, tf.identity)
-        size = getattr(self.layer, "pool_size", None)
-        found = around.code_range(self.output_variables)
-        count = None if size is None else math.prod(size)
-        return tf.cast(quantize(off_halves(made, found, count)), made.dtype)
+        window = getattr(self.layer, "pool_size", None)
+        moved = off_halves(made, around.code_range(self.output_variables), window)
+        return tf.cast(quantize(moved), made.dtype)
 
     def before_quantization(self, inputs: Any, training: Any = False) -> Any:
         """The input of the output quantizer in `call`: the layer's output on effective weights."""
@@ -208,9 +207,9 @@ class QuantizedLayer(keras.layers.Wrapper):
     def _run(self, inputs: Any, training: Any, quantize: Callable[[Any], Any]) -> Any:
         if self.quantize_config.replaces(self.layer):
             return quantize(inputs)
-        own = layer_kinds.in_training(self.layer, inputs) if training else None
-        if own is not None:
-            return quantize(own)
+        with_gradient = layer_kinds.find_support(self.layer).in_training
+        if training and with_gradient is not None:
+            return quantize(with_gradient(self.layer, inputs))
         arguments = training_argument(self.layer.call, training)
         replaced = self.quantize_config.weights is not None or self._int8_weights
         if not replaced and not hasattr(self.layer, "activation"):

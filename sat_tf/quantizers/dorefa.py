@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sat_tf.core import dorefa
-from sat_tf.core.gradients import describe_surrogate
 from sat_tf.core.grid import LARGEST_INT8, axes_within, range_shape
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.quantizers.protocol import Predecessor, VariableSpec, WithSurrogate, bits_of
@@ -63,7 +62,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
                 self.grid,
                 self.detach_max,
                 range_axes=self.range_axes,
-                **self.passed_back,
+                surrogate=self.estimator,
             )
         if GAIN not in variables:
             return values
@@ -89,7 +88,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         'DoReFa weights of 4 bits on the dorefa grid, one range per channel, stddev rescale'
         """
         line = self._described("DoReFa", f" on the {self.grid_name} grid, one range")
-        return line + describe_surrogate(self.surrogate, self.surrogate_strength)
+        return line + self.estimator.describe()
 
     # -- codes -------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from sat_tf.core import grid as grids
-from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
+from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
 from sat_tf.core.grid import SMALLEST_SIZE, Bits, axes_within, grid_units
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 from sat_tf.quantizers.scaled import ScaledWithSurrogate, WeightsOnGrid
@@ -47,8 +47,7 @@ def quantize_weights(
     *,
     range_axes: tuple[int, ...] = (),
     over_size: bool = True,
-    surrogate: str = STRAIGHT_THROUGH,
-    strength: float | None = None,
+    surrogate: Surrogate = STRAIGHT_THROUGH,
 ) -> Tensor:
     """Clips and quantizes latent weights (N2UQ).
 
@@ -63,7 +62,6 @@ def quantize_weights(
     >>> quantize_weights([[-3.0, -0.5, 0.5, 0.0]], 2).numpy().tolist()
     [[-1.5, -0.5, 0.5, 0.5]]
     """
-    strength_of(surrogate, strength)
     grids.levels(num_bits, grid)
     return computed_in_float32(
         _forward,
@@ -74,7 +72,6 @@ def quantize_weights(
         range_axes=tuple(range_axes),
         over_size=over_size,
         surrogate=surrogate,
-        strength=strength,
     )
 
 
@@ -121,13 +118,12 @@ def _backward(
     half: Tensor,
     *,
     over_size: bool,
-    surrogate: str,
-    strength: float | None,
+    surrogate: Surrogate,
     **settings: Any,
 ) -> tuple[Tensor]:
     if surrogate != STRAIGHT_THROUGH:
         position = n.maximum(n.minimum(latent / size, 1.0), -1.0) * half
-        upstream = passed_back(upstream, position - centred, 2.0 * half, surrogate, strength)
+        upstream = passed_back(upstream, position - centred, 2.0 * half, surrogate)
     return (upstream / size if over_size else upstream,)
 
 
@@ -166,7 +162,7 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
             self.grid,
             range_axes=self.range_axes,
             over_size=self.over_size,
-            **self.passed_back,
+            surrogate=self.estimator,
         )
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:

@@ -88,14 +88,13 @@ class LsqQuantizer(ScaledWithSurrogate):
             magnitude.assign(self._first_magnitude(kernel, magnitude))
 
     def _first_magnitude(self, kernel: Any, otherwise: Any) -> Tensor:
-        n = namespace(kernel)
-        latent, otherwise = in_float32(n, kernel), n.tensor(otherwise)
-        of_layer = lsq.weight_magnitude(latent)
-        own = lsq.weight_magnitude(latent, range_axes=self.range_axes)
+        latent, axes = in_float32(namespace(kernel), kernel), self.range_axes
         if self.start == "error":
-            own = lsq.best_magnitude(latent, self.bits, range_axes=self.range_axes)
-        usual = n.where(of_layer >= SMALLEST_MAGNITUDE, of_layer, otherwise)
-        return n.where(own >= SMALLEST_MAGNITUDE, own, usual)
+            own = lsq.best_magnitude(latent, self.bits, range_axes=axes)
+        else:
+            own = lsq.weight_magnitude(latent, range_axes=axes)
+        of_layer = lsq.weight_magnitude(latent)
+        return self.of_range_or_layer(own, of_layer, otherwise, SMALLEST_MAGNITUDE)
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over the gain, and what magnitudes have become of their start."""
@@ -110,7 +109,8 @@ class LsqQuantizer(ScaledWithSurrogate):
         new.assign(old * (then / first))
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Any) -> Tensor:
-        return lsq.quantize_weights(latent, variables[MAGNITUDE], num_bits, **self.passed_back)
+        magnitude = variables[MAGNITUDE]
+        return lsq.quantize_weights(latent, magnitude, num_bits, surrogate=self.estimator)
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
         codes = lsq.weight_codes(latent, variables[MAGNITUDE], self.bits)
@@ -262,7 +262,7 @@ class LsqPlusQuantizer(BelowZero):
         level = scaled_gradient(self.level(variables), of_level)
         moved = scaled_gradient(n.tensor(variables.get(OFFSET, 0.0)), factor)
         scale, offset = self._scale_and_offset(level, moved, levels)
-        return lsq.quantize_with_offset(inputs, scale, offset, bits, **self.passed_back)
+        return lsq.quantize_with_offset(inputs, scale, offset, bits, surrogate=self.estimator)
 
     def _scale_and_offset(
         self, level: Tensor, moved: Tensor, levels: Tensor
@@ -279,7 +279,7 @@ class LsqPlusQuantizer(BelowZero):
         intervals = grid.levels(self.num_bits)
         moved, levels = n.tensor(variables.get(OFFSET, 0.0)), in_float32(n, intervals)
         scale, offset = self._scale_and_offset(n.tensor(level), moved, levels)
-        return CodeRange(scale, -lsq.codes_below_zero(scale, offset, self.num_bits), intervals)
+        return CodeRange(scale, -lsq.codes_below_zero(scale, offset, intervals), intervals)
 
 
 def _is_asymmetric(request: ActivationRequest) -> bool:

@@ -82,7 +82,7 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
     def quantized(self, inputs: Tensor, level: Tensor, bits: grid.Bits) -> Tensor:
         """`pact.quantize_activation`, or where `signed` `pact.quantize_stream`."""
         quantize = pact.quantize_stream if self.signed else pact.quantize_activation
-        return quantize(inputs, level, bits, self.gradient, **self.passed_back)
+        return quantize(inputs, level, bits, self.gradient, surrogate=self.estimator)
 
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes 0..a, or -a/2..a/2.
@@ -162,9 +162,9 @@ class StreamQuantizer(UpToItsLevel):
         # As far as a step moves the larger end, it moves the smaller one, which is κ times α: its
         # gradient is α times smaller than that of κ, and so is what κ has to move by.
         factor = self.rate / n.square(n.stop_gradient(level))
-        bits = bits_of(self.num_bits, variables)
+        skew, bits = scaled_gradient(skew, factor), bits_of(self.num_bits, variables)
         return asymmetric.quantize_skewed(
-            inputs, level, scaled_gradient(skew, factor), bits, self.gradient, **self.passed_back
+            inputs, level, skew, bits, self.gradient, surrogate=self.estimator
         )
 
     def code_range(self, variables: Variables) -> CodeRange:
@@ -228,7 +228,7 @@ class OffsetQuantizer(BelowZero):
             self.gradient,
             lowest=self.lowest,
             share=self.share,
-            **self.passed_back,
+            surrogate=self.estimator,
         )
 
     def code_range(self, variables: Variables) -> CodeRange:
@@ -262,7 +262,7 @@ class UnitQuantizer(_FixedQuantizer):
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         quantize = pact.quantize_stream if self.signed else pact.quantize_activation
-        return quantize(inputs, 1.0, bits_of(self.num_bits, variables), **self.passed_back)
+        return quantize(inputs, 1.0, bits_of(self.num_bits, variables), surrogate=self.estimator)
 
     def code_range(self, variables: Variables) -> CodeRange:
         return _up_to(1.0, self.num_bits, self.signed)
@@ -299,7 +299,7 @@ class FixedGridQuantizer(_FixedQuantizer):
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         bits = bits_of(self.num_bits, variables)
         return asymmetric.quantize_offset(
-            inputs, self.highest, bits, lowest=self.lowest, **self.passed_back
+            inputs, self.highest, bits, lowest=self.lowest, surrogate=self.estimator
         )
 
     def code_range(self, variables: Variables) -> CodeRange:

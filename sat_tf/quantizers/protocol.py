@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from sat_tf.core.asymmetric import Reach
-from sat_tf.core.gradients import STRAIGHT_THROUGH, strength_of
+from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate
 from sat_tf.core.grid import AUTOMATIC, LARGEST_INT8, is_bits
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.messages import did_you_mean
@@ -97,14 +97,9 @@ class Quantizer(abc.ABC):
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         """Effective weights in float32, or the quantized tensor in the type of `inputs`.
 
-        Differentiable. In training it may assign variables that follow the data, by each replica
-        for itself.
-
-        Args:
-            inputs: latent weights in float32; or a tensor of any floating type.
-            training: whether the layer is in training, which in TensorFlow a tensor may say; False
-                for a frozen layer.
-            variables: those of `variables`, by name.
+        Differentiable. Latent weights are in float32, other tensors of any floating type. In
+        training, which in TensorFlow a tensor may say, it may assign variables that follow the
+        data, by each replica for itself; a frozen layer is not in training.
         """
 
     def assume_fed(self, variables: Variables, scale: float) -> None:
@@ -206,17 +201,17 @@ _SURROGATE = ("surrogate", "surrogate_strength")
 class WithSurrogate(Quantizer):
     """A quantizer with a choice of what rounding passes back."""
 
-    surrogate: str = STRAIGHT_THROUGH  # A row of `gradients.SURROGATES`.
+    surrogate: str = STRAIGHT_THROUGH.name  # A row of `gradients.SURROGATES`.
     surrogate_strength: float | None = None  # See there; None is the usual one.
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        strength_of(self.surrogate, self.surrogate_strength)
+        Surrogate(self.surrogate, self.surrogate_strength)  # which raises what is wrong with them
 
     @property
-    def passed_back(self) -> dict[str, Any]:
-        """The arguments that functions of `core` take for it."""
-        return {"surrogate": self.surrogate, "strength": self.surrogate_strength}
+    def estimator(self) -> Surrogate:
+        """The choice, as functions of `core` take it."""
+        return Surrogate(self.surrogate, self.surrogate_strength)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor, without the choice where it is the usual one.
@@ -224,7 +219,7 @@ class WithSurrogate(Quantizer):
         Versions from before there was a choice read such models.
         """
         config = super().get_config()
-        if self.surrogate != STRAIGHT_THROUGH:
+        if self.estimator != STRAIGHT_THROUGH:
             return config
         return {name: value for name, value in config.items() if name not in _SURROGATE}
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from sat_tf.core import dorefa, grid
-from sat_tf.core.gradients import describe_surrogate
 from sat_tf.core.grid import LARGEST_INT8, Bits, Grid, find_grid, range_shape
 from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
 from sat_tf.quantizers.observers import when_training
@@ -190,6 +189,12 @@ class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
         shape = range_shape(known_sizes(kernel_shape), axes) if axes else ()
         return VariableSpec(shape=shape, start=start, trainable=True, lowest=lowest)
 
+    def of_range_or_layer(self, own: Tensor, of_layer: Tensor, usual: Any, lowest: float) -> Tensor:
+        """A size for each range: of one of zeros that of its layer, or else the usual one."""
+        n = namespace(own)
+        of_layer = n.where(of_layer >= lowest, of_layer, n.tensor(usual))
+        return n.where(own >= lowest, own, of_layer)
+
     def per_range(self, scales: Tensor, codes: Tensor) -> Tensor:
         """Scales that were learnt as `codes_and_scales` has them."""
         n = namespace(scales)
@@ -197,7 +202,7 @@ class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
         return scales if self.range_axes else n.reshape(scales, [1] * len(codes.shape))
 
     def describe(self) -> str:
-        return super().describe() + describe_surrogate(self.surrogate, self.surrogate_strength)
+        return super().describe() + self.estimator.describe()
 
 
 class LevelsOfWeights(ScaledQuantizer):

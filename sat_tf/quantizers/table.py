@@ -7,9 +7,10 @@ A quantizer of the user's own joins by a decorator:
     class PowerOfTwo(sat_tf.configs.WeightQuantizer): ...
 """
 
+import collections
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from sat_tf.messages import did_you_mean
@@ -34,33 +35,15 @@ from sat_tf.quantizers.protocol import (
 )
 
 
-class Classes(MutableMapping[str, Any]):
+class Classes(collections.UserDict[str, Any]):
     """Classes by name; that of a dotted path is imported when it is first asked for."""
 
-    def __init__(self, rows: Mapping[str, type | str]) -> None:
-        self._rows: dict[str, Any] = dict(rows)
-
     def __getitem__(self, name: str) -> Any:
-        row = self._rows[name]
+        row = self.data[name]
         if isinstance(row, str):
             module, _, class_name = row.rpartition(".")
-            row = self._rows[name] = getattr(importlib.import_module(module), class_name)
+            row = self.data[name] = getattr(importlib.import_module(module), class_name)
         return row
-
-    def __setitem__(self, name: str, cls: type) -> None:
-        self._rows[name] = cls
-
-    def __delitem__(self, name: str) -> None:
-        del self._rows[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._rows
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
 
 
 # Policies use these names. A quantizer of the package is one row here; whatever no policy names is

@@ -81,7 +81,7 @@ class CodeRange:
         return 0 if lowest == -highest else LARGEST_INT8 - highest
 
 
-def off_halves(values: Tensor, found: CodeRange, count: int | None) -> Tensor:
+def off_halves(values: Tensor, found: CodeRange, window: Sequence[int] | None) -> Tensor:
     """Values moved off halves, so that rounding half up has the ties of a kernel.
 
     AVERAGE_POOL_2D rounds means of stored integers, code + zero point, half away from zero. Such a
@@ -89,21 +89,21 @@ def off_halves(values: Tensor, found: CodeRange, count: int | None) -> Tensor:
     rounds half up; for the usual factors its sums are multiples of 1/16 or 1/64, and 1/512 makes up
     for the last bits of float32. No other value is rounded otherwise.
 
-    `count` is how many values are in the window of a mean; None for images that are resized. What
-    is returned is float32, with the gradient of the values.
+    A mean has a window of count values; images that are resized have none. What is returned is
+    float32, with the gradient of the values.
 
     >>> grid = CodeRange(np.float32(1.0), np.float32(0.0), 255)
-    >>> [float(x) for x in off_halves(np.float32([2.5, 200.5]), grid, 2)]
+    >>> [float(x) for x in off_halves(np.float32([2.5, 200.5]), grid, (1, 2))]
     [2.375, 200.625]
     """
     n = namespace(values)
     values = n.cast(n.tensor(values), "float32")
     scale, lowest = n.tensor(found.scale), n.tensor(found.lowest)
-    if count is None:
+    if window is None:
         return values + n.stop_gradient(scale / 512.0)
     highest = lowest + n.cast(n.tensor(found.intervals), "float32")
     zero_point = n.where(lowest == -highest, 0.0, LARGEST_INT8 - highest)
-    quarter = scale / (4.0 * count)
+    quarter = scale / (4.0 * math.prod(window))
     is_positive = values / scale + zero_point > 0.0
     return values + n.stop_gradient(n.where(is_positive, quarter, -quarter))
 

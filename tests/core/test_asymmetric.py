@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sat_tf.core import asymmetric, pact
+from sat_tf.core.gradients import Surrogate
 from tests import reference
 from tests.core.execution import MODES, array, draw, tensor, value_and_gradients
 
@@ -87,7 +88,7 @@ def test_a_3_bit_offset_worked_by_hand(mode):
 def test_nan_stays_in_its_own_element_and_infinities_are_clipped(surrogate, mode):
     x = np.float32([np.inf, -np.inf, np.nan])
     upstream = np.float32([7.0, 14.0, 5.0])
-    found = _run(x, 6.0, 3, upstream, mode, lowest=-1.0, surrogate=surrogate)
+    found = _run(x, 6.0, 3, upstream, mode, lowest=-1.0, surrogate=Surrogate(surrogate))
     np.testing.assert_array_equal(found[0], [6.0, -1.0, np.nan])
     np.testing.assert_array_equal(found[1], [0.0, 0.0, 0.0])
     assert found[2] == pytest.approx((7 * 6 - 14) / 7)
@@ -173,7 +174,8 @@ def test_a_skew_of_1_is_the_activation_of_the_paper():
 @pytest.mark.parametrize("surrogate", ["ste", "ewgs", "dsq"])
 def test_nan_and_infinities_in_a_skewed_range(surrogate, mode):
     x = np.float32([np.inf, -np.inf, np.nan])
-    found = _skewed(x, 6.0, 5 / 6, 3, np.float32([7, 14, 5]), mode, surrogate=surrogate)
+    choice = {"surrogate": Surrogate(surrogate)}
+    found = _skewed(x, 6.0, 5 / 6, 3, np.float32([7, 14, 5]), mode, **choice)
     np.testing.assert_allclose(found[0], [6.0, -1.0, np.nan], rtol=1e-6)
     np.testing.assert_array_equal(found[1], [0.0, 0.0, 0.0])
     assert [float(each) for each in found[2:]] == pytest.approx([7 - 14 / 6, 6 * 14])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sat_tf.core import asymmetric, dorefa, lsq
-from sat_tf.core.gradients import scaled_gradient, straight_through
+from sat_tf.core.gradients import Surrogate, scaled_gradient, straight_through
 from sat_tf.core.tensors import is_tensor, namespace, sum_as
 from sat_tf.quantizers import l1
 from sat_tf.quantizers.methods import kmeans, lq_nets, qil
@@ -82,7 +82,7 @@ def test_bits_may_be_a_tensor(name, bits):
 def test_what_is_not_finite_harms_nothing_else(name, surrogate):
     function, learnt = LEARNING[name]
     value, *gradients = value_and_gradients(
-        lambda *tensors: function(*tensors, 4, surrogate=surrogate),
+        lambda *tensors: function(*tensors, 4, surrogate=Surrogate(surrogate)),
         [SPECIAL, *map(np.float32, learnt)],
     )
     assert np.isnan(value[0])

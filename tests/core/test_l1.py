@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sat_tf.core.gradients import Surrogate
 from sat_tf.core.grid import GRIDS
 from sat_tf.quantizers import l1
 from tests import reference
@@ -96,8 +97,8 @@ def test_each_channel_is_quantized_as_if_all_had_its_bits(grid, mode):
     for choice in (
         {},
         {"over_size": False},
-        {"surrogate": "ewgs", "strength": 0.1},
-        {"surrogate": "dsq"},
+        {"surrogate": Surrogate("ewgs", 0.1)},
+        {"surrogate": Surrogate("dsq")},
     ):
         value, gradient = value_and_gradients(
             lambda w, choice=choice: l1.quantize_weights(w, bits, grid, range_axes=(3,), **choice),

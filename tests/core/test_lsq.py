@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import lsq
+from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate
 from sat_tf.core.lsq import lsq_code_ends
 from tests import reference
 from tests.core.execution import LONG_MODES, MODES, array, draw, value_and_gradients
@@ -69,9 +70,9 @@ def test_weights_and_gradients_are_those_of_the_reference(bits, axes, mode):
     scale = np.float64(magnitude) / math.sqrt(high)
     tie = np.abs(latent / scale - np.floor(latent / scale) - 0.5) < TIE
     latent[tie] += 3 * TIE * np.broadcast_to(scale, latent.shape)[tie].astype(np.float32)
-    for choice in ({}, {"surrogate": "ewgs", "strength": 0.5}, {"surrogate": "dsq"}):
-        value, by_v, by_m = _weights(latent, magnitude, bits, upstream, mode, **choice)
-        names = choice.get("surrogate", "ste"), choice.get("strength")
+    for surrogate in (STRAIGHT_THROUGH, Surrogate("ewgs", 0.5), Surrogate("dsq")):
+        value, by_v, by_m = _weights(latent, magnitude, bits, upstream, mode, surrogate=surrogate)
+        names = surrogate.name, surrogate.strength
         expected = reference.lsq_quantize(latent, scale, low, high)
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
         wanted, slopes = reference.lsq_gradients(latent, scale, low, high, upstream, *names)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sat_tf.core import asymmetric, dorefa, lsq, on_keras, on_tensorflow, pact
-from sat_tf.core.gradients import CLIPPING_GRADIENTS, scaled_gradient, straight_through
+from sat_tf.core.gradients import CLIPPING_GRADIENTS, Surrogate, scaled_gradient, straight_through
 from sat_tf.core.grid import GRIDS
 from sat_tf.core.on_tensorflow import with_gradient
 from sat_tf.quantizers import l1
@@ -71,7 +71,7 @@ FUNCTIONS = {
     "qil": lambda x: qil.quantize_weights(x, 1.0, 0.9, 3),
     "l1": lambda x: l1.quantize_weights(x, 3),
     "observed": lambda x: asymmetric.quantize_observed(x, -1.3, 2.9),
-    "surrogate": lambda x: pact.quantize_activation(x, 2.0, 3, surrogate="ewgs"),
+    "surrogate": lambda x: pact.quantize_activation(x, 2.0, 3, surrogate=Surrogate("ewgs")),
 }
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import pact
-from sat_tf.core.gradients import CLIPPING_GRADIENTS
+from sat_tf.core.gradients import CLIPPING_GRADIENTS, Surrogate
 from tests import reference
 from tests.core.execution import (
     MODES,
@@ -271,7 +271,7 @@ def test_infinities_are_clipped_and_nan_stays_in_its_own_element(kind, surrogate
     for gradient in CLIPPING_GRADIENTS:
         found = value_and_gradients(
             lambda x, level, gradient=gradient: QUANTIZERS[kind](
-                x, level, 4, gradient, surrogate=surrogate
+                x, level, 4, gradient, surrogate=Surrogate(surrogate)
             ),
             [x, np.float32(2.0)],
             upstream,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sat_tf.core import asymmetric, dorefa, lsq, pact
-from sat_tf.core.gradients import SURROGATES, passed_back
+from sat_tf.core.gradients import SURROGATES, Surrogate, passed_back
 from sat_tf.quantizers import l1
 from tests import reference
 from tests.core.execution import LONG_MODES, array, draw, value_and_gradients
@@ -22,13 +22,13 @@ DSQ = [(0.5, 1.0, math.log(9) / 1.6), (-0.5, 1.0, math.log(9) / 1.6), (0.0, 1.0,
 
 @pytest.mark.parametrize(("error", "upstream", "expected"), EWGS)
 def test_ewgs_worked_by_hand(error, upstream, expected):
-    found = passed_back(upstream, error, 3, "ewgs", 0.3)
+    found = passed_back(upstream, error, 3, Surrogate("ewgs", 0.3))
     assert float(found) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(("error", "upstream", "expected"), DSQ)
 def test_dsq_worked_by_hand(error, upstream, expected):
-    found = passed_back(upstream, error, 3, "dsq", 0.2)
+    found = passed_back(upstream, error, 3, Surrogate("dsq", 0.2))
     assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
@@ -46,7 +46,7 @@ def test_a_surrogate_is_that_of_the_reference_and_keeps_the_sign(name, share, in
     for sign in (1.0, -1.0):
         upstream = np.full(errors.shape, sign, np.float32)
         arguments = upstream, errors, intervals
-        found = array(passed_back(*arguments, name, strength))
+        found = array(passed_back(*arguments, Surrogate(name, strength)))
         expected = reference.passed_back(upstream, errors, intervals, name, strength)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
         assert (sign * found >= 0.0).all()
@@ -57,7 +57,7 @@ def test_a_surrogate_is_that_of_the_reference_and_keeps_the_sign(name, share, in
 @pytest.mark.parametrize("name", ["ewgs", "dsq"])
 def test_errors_beyond_a_half_count_as_a_half_and_nan_as_none(name):
     found, expected = (
-        array(passed_back(np.ones(4, np.float32), np.float32(errors), 3, name, 0.2))
+        array(passed_back(np.ones(4, np.float32), np.float32(errors), 3, Surrogate(name, 0.2)))
         for errors in ([0.7, -9.0, np.inf, np.nan], [0.5, -0.5, 0.5, 0.0])
     )
     np.testing.assert_array_equal(found, expected)
@@ -65,7 +65,7 @@ def test_errors_beyond_a_half_count_as_a_half_and_nan_as_none(name):
 
 def test_a_dsq_of_many_steps_is_nearly_straight_through():
     errors = np.linspace(-0.5, 0.5, 11, dtype=np.float32)
-    found = array(passed_back(np.ones_like(errors), errors, 15, "dsq", 0.5))
+    found = array(passed_back(np.ones_like(errors), errors, 15, Surrogate("dsq", 0.5)))
     assert 0.8 < found.min() < found.max() < 1.2
 
 
@@ -108,7 +108,7 @@ def test_activations_and_streams_pass_back_what_the_surrogate_does(
     for gradient in ("calibrated", "pact"):
         value, by_x, by_level = value_and_gradients(
             lambda x, level, gradient=gradient: quantize(
-                x, level, bits, gradient, surrogate=name, strength=strength
+                x, level, bits, gradient, surrogate=Surrogate(name, strength)
             ),
             [x, level],
             upstream,
@@ -129,7 +129,7 @@ def test_dorefa_weights_pass_back_what_the_surrogate_does_through_the_clamp(grid
     upstream = draw(latent.shape, 3, 1.0)
     _, found = value_and_gradients(
         lambda w: dorefa.quantize_weights(
-            w, 4, grid, range_axes=(3,), surrogate=name, strength=strength
+            w, 4, grid, range_axes=(3,), surrogate=Surrogate(name, strength)
         ),
         [latent],
         upstream,
@@ -145,9 +145,10 @@ def test_dorefa_weights_pass_back_what_the_surrogate_does_through_the_clamp(grid
 def test_the_offset_quantizer_passes_it_back_too():
     x, upstream = draw(2000, 4, 2.0), draw(2000, 5, 1.0)
     for name, strength in CHOICES:
+        surrogate = Surrogate(name, strength)
         _, by_x, _ = value_and_gradients(
-            lambda x, level, name=name, strength=strength: asymmetric.quantize_offset(
-                x, level, 3, lowest=-0.3, surrogate=name, strength=strength
+            lambda x, level, surrogate=surrogate: asymmetric.quantize_offset(
+                x, level, 3, lowest=-0.3, surrogate=surrogate
             ),
             [x, np.float32(2.0)],
             upstream,
@@ -176,9 +177,9 @@ def test_every_function_rounds_the_same_with_any_of_them_and_refuses_others(func
     x = draw((64, 4), 6, 1.0)
     plain = function(x)
     for name in SURROGATES:
-        np.testing.assert_array_equal(function(x, surrogate=name), plain)
+        np.testing.assert_array_equal(function(x, surrogate=Surrogate(name)), plain)
     with pytest.raises(ValueError, match=r"Did you mean dsq\?"):
-        function(x, surrogate="dsk")
+        function(x, surrogate=Surrogate("dsk"))
 
 
 @pytest.mark.parametrize("name", SURROGATES)
@@ -186,7 +187,7 @@ def test_every_function_rounds_the_same_with_any_of_them_and_refuses_others(func
 def test_nan_stays_in_its_own_element(function, name):
     values = draw((16, 4), 7, 1.0)
     values[3, 1] = np.nan
-    made, gradient = value_and_gradients(lambda x: function(x, surrogate=name), [values])
+    made, gradient = value_and_gradients(lambda x: function(x, surrogate=Surrogate(name)), [values])
     broken = np.isnan(values)
     np.testing.assert_array_equal(np.isnan(made), broken)
     assert np.isfinite(gradient[~broken]).all()

@@ -8,7 +8,7 @@ import tf_keras
 
 import sat_tf
 from sat_tf.graph.layers.activations import OF_KERAS3, keras3_name
-from sat_tf.keras3 import own_layers, proof, translator, twin, values
+from sat_tf.keras3 import own_layers, proof, twin, values
 from sat_tf.keras3.incoming import convert
 from sat_tf.keras3.proof import _are_ties, difference
 from tests.export.proofs import proved
@@ -146,10 +146,10 @@ def test_arrays_are_put_in_the_other_order():
 
 
 def test_values_that_are_no_numbers_are_told():
-    array = np.float32([1.0, np.nan, np.inf])
-    (problem,) = translator.non_finite(["dense/kernel"], [array])
-    assert problem.startswith("received 2 of 3 values of kernel that are NaN or infinite")
-    assert translator.non_finite(["dense/kernel"], [np.ones(3)]) == []
+    model = keras.Sequential([keras.Input((3,)), L.Dense(1)])
+    model.set_weights([np.float32([[1.0], [np.nan], [np.inf]]), np.float32([0.0])])
+    with pytest.raises(ValueError, match="received 2 of 3 values of kernel that are NaN or inf"):
+        sat_tf.from_keras3(model)
 
 
 A, ops = keras.activations, keras.ops

@@ -20,6 +20,8 @@ from sat_tf.graph.layers.kind import (
 )
 from sat_tf.graph.operation_layers import Clip
 
+L = keras.layers
+
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
 
@@ -143,9 +145,7 @@ ACTIVATIONS: dict[str, Activation] = {
         Reach(-0.1701), ("gelu",), native=NativeFunction("GELU", {"approximate": False})
     ),
     "gelu_by_tanh": Activation(
-        Reach(-0.1701),
-        function=gelu_by_tanh,
-        native=NativeFunction("GELU", {"approximate": True}),
+        Reach(-0.1701), function=gelu_by_tanh, native=NativeFunction("GELU", {"approximate": True})
     ),
     "hard_shrink": Activation(UNKNOWN, ("hard_shrink",), hard_shrink),
     "hard_sigmoid": Activation(UNIT),  # that of Keras 3 has another slope
@@ -315,14 +315,14 @@ def _refuse_softmax_at(layer: Any, rank: int) -> str | None:
 
 
 KINDS: Kinds = {
-    keras.layers.ReLU: LayerKind(
+    L.ReLU: LayerKind(
         _rectifier_role,
         function=Function(
             _rectifier_reach, on_each_value=lambda layer: True, native=_sloped_rectifier
         ),
         keras3=SAME,
     ),
-    keras.layers.Activation: LayerKind(
+    L.Activation: LayerKind(
         _activation_role,
         refuse_activation,
         function=Function(
@@ -334,7 +334,7 @@ KINDS: Kinds = {
         alike_at_all_sizes=True,
         keras3=SAME,
     ),
-    keras.layers.Softmax: LayerKind(
+    L.Softmax: LayerKind(
         Role.SOFTMAX,
         _refuse_softmax,
         refuse_at=_refuse_softmax_at,
@@ -342,7 +342,7 @@ KINDS: Kinds = {
         alike_at_all_sizes=True,
         keras3=SAME,
     ),
-    keras.layers.LeakyReLU: LayerKind(
+    L.LeakyReLU: LayerKind(
         Role.FUNCTION,
         function=Function(
             lambda layer: _leaky(float(layer.alpha)),
@@ -351,14 +351,14 @@ KINDS: Kinds = {
         ),
         keras3=Keras3(renamed={"alpha": "negative_slope"}),
     ),
-    keras.layers.PReLU: LayerKind(
+    L.PReLU: LayerKind(
         Role.FUNCTION,
         weights_by_channel=True,
         function=Function(spread=_sloped, native=lambda layer: _PRELU),
         alike_at_all_sizes=True,
         keras3=SAME,
     ),
-    keras.layers.ELU: LayerKind(
+    L.ELU: LayerKind(
         Role.FUNCTION,
         function=Function(
             lambda layer: Reach(-abs(float(layer.alpha))),

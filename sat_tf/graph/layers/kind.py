@@ -91,9 +91,7 @@ class Kernel:
     def fan_out(self, shape: Sequence[int], groups: int = 1) -> int:
         """Outputs of one input, n̂, strides left out as in the paper; at least 1.
 
-        Args:
-            shape: of the kernel.
-            groups: number of groups of channels; an input reaches those of its own.
+        Of the groups of channels an input reaches its own.
 
         >>> Kernel(KernelForm.CONVOLUTION, (3,), 2).fan_out((3, 3, 16, 32))
         288

@@ -21,6 +21,7 @@ from sat_tf.graph.layers.kind import (
 )
 from sat_tf.graph.operation_layers import DepthToSpace, Gather, Padding, Slice, SpaceToDepth
 
+L = keras.layers
 _Arguments = Callable[[Any], tuple[Any, ...]]
 
 
@@ -46,10 +47,6 @@ def _pad_sequence(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
 def _upsample_sequence(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
     size = (1, read[0] * int(layer.size))
     return _on_one_row(read, Move("RESIZE_NEAREST_NEIGHBOR", (size,), (1, *made), "image"))
-
-
-def _upsample_image(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
-    return (Move("RESIZE_NEAREST_NEIGHBOR", (tuple(made[:2]),)),)
 
 
 def _slice(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
@@ -102,25 +99,21 @@ _INTERPOLATION = Function(
 _OF_VOLUMES = LayerKind(Role.MOVEMENT, quantized=False, keras3=SAME)
 
 KINDS: Kinds = {
-    keras.layers.Flatten: LayerKind(
+    L.Flatten: LayerKind(
         Role.MOVEMENT,
         refuse_at=_refuse_flatten_at,
         moves=one_move("RESHAPE"),
         reshapes=True,
         keras3=SAME,
     ),
-    keras.layers.Reshape: LayerKind(
-        Role.MOVEMENT, moves=one_move("RESHAPE"), reshapes=True, keras3=SAME
+    L.Reshape: LayerKind(Role.MOVEMENT, moves=one_move("RESHAPE"), reshapes=True, keras3=SAME),
+    L.Permute: LayerKind(
+        Role.MOVEMENT, moves=one_move("TRANSPOSE", lambda layer: (tuple(layer.dims),)), keras3=SAME
     ),
-    keras.layers.Permute: LayerKind(
-        Role.MOVEMENT,
-        moves=one_move("TRANSPOSE", lambda layer: (tuple(layer.dims),)),
-        keras3=SAME,
-    ),
-    keras.layers.ZeroPadding1D: LayerKind(
+    L.ZeroPadding1D: LayerKind(
         Role.MOVEMENT, moves=_pad_sequence, keeps_channels=True, keras3=SAME
     ),
-    keras.layers.ZeroPadding2D: LayerKind(
+    L.ZeroPadding2D: LayerKind(
         Role.MOVEMENT,
         refuse_channels_first,
         moves=one_move("PAD", lambda layer: ((*map(tuple, layer.padding), (0, 0)),)),
@@ -128,14 +121,14 @@ KINDS: Kinds = {
         short_name="ZeroPad",
         keras3=SAME,
     ),
-    keras.layers.ZeroPadding3D: _OF_VOLUMES,
-    keras.layers.Cropping1D: LayerKind(
+    L.ZeroPadding3D: _OF_VOLUMES,
+    L.Cropping1D: LayerKind(
         Role.MOVEMENT,
         moves=one_move("STRIDED_SLICE", lambda layer: ((_without(*layer.cropping), _ALL),)),
         keeps_channels=True,
         keras3=SAME,
     ),
-    keras.layers.Cropping2D: LayerKind(
+    L.Cropping2D: LayerKind(
         Role.MOVEMENT,
         refuse_channels_first,
         moves=one_move(
@@ -145,21 +138,21 @@ KINDS: Kinds = {
         keeps_channels=True,
         keras3=SAME,
     ),
-    keras.layers.Cropping3D: _OF_VOLUMES,
-    keras.layers.UpSampling1D: LayerKind(
+    L.Cropping3D: _OF_VOLUMES,
+    L.UpSampling1D: LayerKind(
         Role.MOVEMENT, moves=_upsample_sequence, keeps_channels=True, keras3=SAME
     ),
-    keras.layers.UpSampling2D: LayerKind(
+    L.UpSampling2D: LayerKind(
         _upsampling_role,
         refuse_channels_first,
         refuse_at=_refuse_interpolation,
         function=_INTERPOLATION,
-        moves=_upsample_image,
+        moves=lambda layer, read, made: (Move("RESIZE_NEAREST_NEIGHBOR", (tuple(made[:2]),)),),
         keeps_channels=True,
         keras3=SAME,
     ),
-    keras.layers.UpSampling3D: _OF_VOLUMES,
-    keras.layers.Resizing: LayerKind(
+    L.UpSampling3D: _OF_VOLUMES,
+    L.Resizing: LayerKind(
         _resizing_role,
         refuse_at=_refuse_interpolation,
         function=_INTERPOLATION,
@@ -181,8 +174,7 @@ KINDS: Kinds = {
         ),
     ),
     Gather: LayerKind(
-        Role.MOVEMENT,
-        moves=one_move("GATHER", lambda layer: (tuple(layer.indices), layer.axis)),
+        Role.MOVEMENT, moves=one_move("GATHER", lambda layer: (tuple(layer.indices), layer.axis))
     ),
     Slice: LayerKind(Role.MOVEMENT, moves=_slice, keras3=SAME),
 }

@@ -24,6 +24,8 @@ from sat_tf.graph.layers.kind import (
     axes_of,
 )
 
+L = keras.layers
+
 
 @keras.utils.register_keras_serializable(package="sat_tf")
 class SynchronizedBatchNormalization(keras.layers.BatchNormalization):
@@ -236,13 +238,11 @@ _BATCH_NORMALIZATION = LayerKind(
 )
 
 KINDS: Kinds = {
-    keras.layers.BatchNormalization: dataclasses.replace(
-        _BATCH_NORMALIZATION,
-        keras3=Keras3(one_axis=True),
-        short_name="BN",
+    L.BatchNormalization: dataclasses.replace(
+        _BATCH_NORMALIZATION, keras3=Keras3(one_axis=True), short_name="BN"
     ),
     SynchronizedBatchNormalization: _BATCH_NORMALIZATION,
-    keras.layers.LayerNormalization: LayerKind(
+    L.LayerNormalization: LayerKind(
         Role.FUNCTION,
         _refuse_normalization_of_layers,
         weights_by_channel=True,
@@ -252,11 +252,11 @@ KINDS: Kinds = {
         alike_at_all_sizes=True,
         keras3=SAME,
     ),
-    keras.layers.GroupNormalization: LayerKind(
+    L.GroupNormalization: LayerKind(
         quantized=False, weights_by_channel=True, normalizes=True, keras3=SAME
     ),
-    keras.layers.UnitNormalization: LayerKind(quantized=False, keras3=SAME),
-    keras.layers.Rescaling: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
-    keras.layers.Normalization: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
+    L.UnitNormalization: LayerKind(quantized=False, keras3=SAME),
+    L.Rescaling: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
+    L.Normalization: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
     AdaptedNormalization: LayerKind(Role.AFFINE, affine_problem),
 }

@@ -62,23 +62,21 @@ OF_KERAS3_ALONE = {
     "Solarization": _IN_INFERENCE,
 }
 _IDENTITY = LayerKind(Role.IDENTITY, keras3=SAME)
+_ACT_IN_TRAINING = """
+    ActivityRegularization AlphaDropout Dropout GaussianDropout GaussianNoise Identity
+    RandomBrightness RandomFlip RandomRotation RandomTranslation RandomZoom SpatialDropout1D
+    SpatialDropout2D SpatialDropout3D
+"""
+_LEFT_FLOAT = """
+    AdditiveAttention Attention MultiHeadAttention Dot EinsumDense ConvLSTM1D ConvLSTM2D
+    ConvLSTM3D GRU GRUCell LSTM LSTMCell SimpleRNN SimpleRNNCell Masking CenterCrop
+    Discretization
+"""
 
 KINDS: Kinds = {
-    L.ActivityRegularization: _IDENTITY,
-    L.AlphaDropout: _IDENTITY,
-    L.Dropout: _IDENTITY,
-    L.GaussianDropout: _IDENTITY,
-    L.GaussianNoise: _IDENTITY,
-    L.Identity: _IDENTITY,
-    L.RandomBrightness: _IDENTITY,
+    **{getattr(L, name): _IDENTITY for name in _ACT_IN_TRAINING.split()},
+    **{getattr(L, name): _IN_BOTH for name in _LEFT_FLOAT.split()},
     L.RandomContrast: LayerKind(Role.IDENTITY, in_training=_contrasted, keras3=SAME),
-    L.RandomFlip: _IDENTITY,
-    L.RandomRotation: _IDENTITY,
-    L.RandomTranslation: _IDENTITY,
-    L.RandomZoom: _IDENTITY,
-    L.SpatialDropout1D: _IDENTITY,
-    L.SpatialDropout2D: _IDENTITY,
-    L.SpatialDropout3D: _IDENTITY,
     StopGradient: _IDENTITY,
     L.Lambda: LayerKind(
         quantized=False,
@@ -88,31 +86,14 @@ KINDS: Kinds = {
     L.RandomCrop: LayerKind(quantized=False, fix="it resizes in inference; crop in the data"),
     L.RandomHeight: LayerKind(quantized=False, fix=_OPEN_SIZE),
     L.RandomWidth: LayerKind(quantized=False, fix=_OPEN_SIZE),
-    L.AdditiveAttention: _IN_BOTH,
-    L.Attention: _IN_BOTH,
-    L.MultiHeadAttention: _IN_BOTH,
-    L.Dot: _IN_BOTH,
-    L.EinsumDense: _IN_BOTH,
     L.Embedding: _OF_IDS,
-    L.ConvLSTM1D: _IN_BOTH,
-    L.ConvLSTM2D: _IN_BOTH,
-    L.ConvLSTM3D: _IN_BOTH,
-    L.GRU: _IN_BOTH,
-    L.GRUCell: _IN_BOTH,
-    L.LSTM: _IN_BOTH,
-    L.LSTMCell: _IN_BOTH,
     L.RNN: LayerKind(quantized=False, keras3=Keras3(wrapped={"cell": "cell"})),
-    L.SimpleRNN: _IN_BOTH,
-    L.SimpleRNNCell: _IN_BOTH,
-    L.Masking: _IN_BOTH,
     L.RepeatVector: LayerKind(
         quantized=False,
         fix="sat_tf.quantize_model does; else use Reshape((1, size)) and UpSampling1D(n)",
         keras3=SAME,
     ),
     L.CategoryEncoding: _OF_IDS,
-    L.CenterCrop: _IN_BOTH,
-    L.Discretization: _IN_BOTH,
     L.SpectralNormalization: LayerKind(quantized=False, keras3=Keras3(wrapped={"layer": "layer"})),
     L.TimeDistributed: LayerKind(
         quantized=False,
@@ -123,8 +104,6 @@ KINDS: Kinds = {
     ),
     L.Bidirectional: LayerKind(
         quantized=False,
-        keras3=Keras3(
-            wrapped={"layer": "forward_layer", "backward_layer": "backward_layer"},
-        ),
+        keras3=Keras3(wrapped={"layer": "forward_layer", "backward_layer": "backward_layer"}),
     ),
 }

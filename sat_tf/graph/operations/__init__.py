@@ -5,21 +5,14 @@ layers of tf_keras that compute the same, and Keras 3's function, in both direct
 is imported, so that processes with Keras 3 alone can read it.
 """
 
-from collections.abc import Iterable
-
 from sat_tf.graph.operations import arithmetic, movements, pooling
-from sat_tf.graph.operations.operation import OperationKind
 
 OPERATIONS = (*arithmetic.OPERATIONS, *movements.OPERATIONS, *pooling.OPERATIONS)
 
 
-def _by_call(rows: Iterable[OperationKind]) -> dict[str, OperationKind]:
-    return {call: row for row in rows for call in row.calls}
-
-
-# The rows by the names of TensorFlow's functions, and those of functions of real numbers alone.
-CALLS = _by_call(OPERATIONS)
-OF_REALS = _by_call(arithmetic.OPERATIONS)
+# The rows by the names of TensorFlow's functions, and the names of those of real numbers alone.
+CALLS = {call: row for row in OPERATIONS for call in row.calls}
+OF_REALS = {call for row in arithmetic.OPERATIONS for call in row.calls}
 # The rows that have a twin in tf_keras, by the classes of Keras 3's operations.
 CLASSES = {
     name: row

@@ -341,16 +341,14 @@ def _merge(call: Any) -> Twin:
     return lambda x1, x2: function(typed(x1, dtype), typed(x2, dtype))
 
 
-def _comparison(call: Any) -> Twin:
-    """A function of two operands in the type that Keras 3 promotes both to; it gives truths."""
-    function, dtype = call.function, call.promoted_type
-    return lambda x1, x2: function(typed(x1, dtype), typed(x2, dtype))
+def _of_type(dtype: str = "") -> Callable[[Any], Twin]:
+    """A function of two operands in a type; by default that to which Keras 3 promotes both."""
 
+    def twin(call: Any) -> Twin:
+        function, own = call.function, dtype or call.promoted_type
+        return lambda x1, x2: function(typed(x1, own), typed(x2, own))
 
-def _of_truths(call: Any) -> Twin:
-    """A function of two operands that Keras 3 casts to truths."""
-    function = call.function
-    return lambda x1, x2: function(typed(x1, "bool"), typed(x2, "bool"))
+    return twin
 
 
 def _where(call: Any) -> Twin:
@@ -399,8 +397,8 @@ def _two(name: str, *calls: str, twin: Any = _merge, **others: Any) -> Operation
 
 
 def _comparing(name: str, *calls: str) -> OperationKind:
-    """An operation of two tensors, of truths or to truths."""
-    return _two(name, *calls, twin=_comparison)
+    """An operation of two tensors, to truths."""
+    return _two(name, *calls, twin=_of_type())
 
 
 def _activated(name: str, *calls: str) -> OperationKind:
@@ -483,8 +481,8 @@ OF_TWO = (
     _comparing("greater_equal", "math.greater_equal"),
     _comparing("less", "math.less"),
     _comparing("less_equal", "math.less_equal"),
-    _two("logical_and", "math.logical_and", twin=_of_truths),
-    _two("logical_or", "math.logical_or", twin=_of_truths),
+    _two("logical_and", "math.logical_and", twin=_of_type("bool")),
+    _two("logical_or", "math.logical_or", twin=_of_type("bool")),
     _comparing("not_equal", "math.not_equal"),
 )
 # Operations with settings of their own, and those that TensorFlow has no function for.

@@ -29,17 +29,13 @@ from sat_tf.graph.operations.operation import (
 def _reshaped(call: OldCall) -> Replacement | None:
     """Any change of the shape of each image that the shape of the result determines."""
     tensor = call.argument(0, "tensor", call.node.call_kwargs.get("input"))
-    if not is_keras(tensor) or _moves_batch(tensor, call):
+    if not is_keras(tensor) or tensor.shape[0] != call.node.outputs.shape[0]:
         return None
-    return one_layer(tensor, "Reshape", call.shape)
-
-
-def _moves_batch(tensor: Any, call: OldCall) -> bool:
-    """Whether pixels may move from one image to another."""
-    if tensor.shape[0] != call.node.outputs.shape[0] or None in (*tensor.shape[1:], *call.shape):
-        return True
-    before, after = (math.prod(map(int, shape)) for shape in (tensor.shape[1:], call.shape))
-    return before != after
+    if None in (*tensor.shape[1:], *call.shape):
+        return None
+    # Else pixels move from one image to another.
+    keeps_batch = math.prod(tensor.shape[1:]) == math.prod(call.shape)
+    return one_layer(tensor, "Reshape", call.shape) if keeps_batch else None
 
 
 def _transposed(call: OldCall) -> Replacement | None:

@@ -123,7 +123,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
             self.grid,
             range_axes=self.range_axes,
             over_size=self.over_size,
-            **self.passed_back,
+            surrogate=self.estimator,
         )
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from sat_tf.core import grid as grids
-from sat_tf.core.gradients import STRAIGHT_THROUGH, passed_back, strength_of
+from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
 from sat_tf.core.grid import FEWEST_SIGNED_BITS, Bits, axes_within, check_bits
 from sat_tf.core.tensors import (
     Namespace,
@@ -70,8 +70,7 @@ def quantize_weights(
     num_bits: grids.Bits,
     *,
     gradient_factor: float = 1.0,
-    surrogate: str = STRAIGHT_THROUGH,
-    strength: float | None = None,
+    surrogate: Surrogate = STRAIGHT_THROUGH,
 ) -> Tensor:
     """Quantizes latent weights between c - d and c + d (Jung et al. 2019, Eq. 2 to 5, γ = 1).
 
@@ -92,7 +91,6 @@ def quantize_weights(
     >>> quantize_weights([-9.0, -2.0, 0.9, 2.5], 2.0, 1.0, 3).numpy().tolist()
     [-3.0, -2.0, 0.0, 2.0]
     """
-    strength_of(surrogate, strength)
     return computed_in_float32(
         _forward,
         _backward,
@@ -100,7 +98,6 @@ def quantize_weights(
         highest=_highest(num_bits),
         gradient_factor=gradient_factor,
         surrogate=surrogate,
-        strength=strength,
     )
 
 
@@ -161,15 +158,14 @@ def _backward(
     *,
     highest: Any,
     gradient_factor: float,
-    surrogate: str,
-    strength: float | None,
+    surrogate: Surrogate,
 ) -> tuple[Tensor, Tensor, Tensor]:
     position = _position(n, latent, center, distance)
     inside = (position > 0.0) & (position < 1.0)
     sign = n.sign(latent)
     if surrogate != STRAIGHT_THROUGH:
         error = sign * highest * position - _codes(n, latent, position, highest)
-        upstream = passed_back(upstream, error, 2.0 * highest, surrogate, strength)
+        upstream = passed_back(upstream, error, 2.0 * highest, surrogate)
     slopes = n.where(inside, upstream * (center + distance) / (2.0 * distance), 0.0)
     outwards = n.where(inside, -gradient_factor * slopes * sign, 0.0)
     from_center = n.where(inside, (n.abs(latent) - center) / distance, 0.0)
@@ -230,13 +226,10 @@ class QilQuantizer(ScaledWithSurrogate):
         """
         if CENTER not in variables:
             return
-        n = namespace(kernel)
-        latent = in_float32(n, kernel)
-        own = first_end(latent, range_axes=self.range_axes) / 2.0
-        of_layer = first_end(latent) / 2.0
+        latent = in_float32(namespace(kernel), kernel)
+        own, of_layer = (first_end(latent, range_axes=axes) / 2.0 for axes in (self.range_axes, ()))
         for variable in (variables[CENTER], variables[DISTANCE]):
-            usual = n.where(of_layer >= SMALLEST_DISTANCE, of_layer, n.tensor(variable))
-            variable.assign(n.where(own >= SMALLEST_DISTANCE, own, usual))
+            variable.assign(self.of_range_or_layer(own, of_layer, variable, SMALLEST_DISTANCE))
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over the gain and the interval, but for one of other ranges."""
@@ -254,7 +247,7 @@ class QilQuantizer(ScaledWithSurrogate):
             variables[DISTANCE],
             num_bits,
             gradient_factor=self.gradient_factor,
-            **self.passed_back,
+            surrogate=self.estimator,
         )
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate
 from sat_tf.quantizers.methods import qil
 from sat_tf.quantizers.methods.qil import SMALLEST_DISTANCE, QilQuantizer, qil_largest_code
 from sat_tf.quantizers.protocol import Predecessor, WeightRequest
@@ -67,13 +68,13 @@ def test_weights_and_gradients_are_those_of_the_reference(bits, axes, mode):
     units = reference.qil_position(latent, center, distance) * (2 ** (bits - 1) - 1)
     tie = np.abs(units - np.floor(units) - 0.5) < TIE
     latent[tie] *= 1.02
-    for choice in ({}, {"surrogate": "ewgs", "strength": 0.5}, {"surrogate": "dsq"}):
+    for surrogate in (STRAIGHT_THROUGH, Surrogate("ewgs", 0.5), Surrogate("dsq")):
         value, by_w, *by_interval = _weights(
-            latent, center, distance, bits, upstream, mode, **choice
+            latent, center, distance, bits, upstream, mode, surrogate=surrogate
         )
         expected = reference.qil_quantize(latent, center, distance, bits)
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
-        names = choice.get("surrogate", "ste"), choice.get("strength")
+        names = surrogate.name, surrogate.strength
         wanted, *slopes = reference.qil_gradients(latent, center, distance, bits, upstream, *names)
         np.testing.assert_allclose(by_w, wanted, rtol=2e-3, atol=2e-4)
         shared = tuple(axis for axis in range(4) if axis not in axes)
@@ -135,7 +136,9 @@ def test_gradients_on_both_sides_of_each_edge(bits, sign):
 @pytest.mark.parametrize("surrogate", ["ste", "ewgs", "dsq"])
 def test_a_nan_weight_stays_in_its_own_element(surrogate, mode):
     latent = np.float32([np.nan, np.inf, -np.inf, 2.0])
-    value, by_w, by_c, by_d = _weights(latent, 2.0, 1.0, 3, mode=mode, surrogate=surrogate)
+    value, by_w, by_c, by_d = _weights(
+        latent, 2.0, 1.0, 3, mode=mode, surrogate=Surrogate(surrogate)
+    )
     np.testing.assert_array_equal(value, [np.nan, 3.0, -3.0, 2.0])
     assert by_w[:3].tolist() == [0, 0, 0]
     assert np.isfinite([by_w[3], by_c, by_d]).all()
