@@ -327,10 +327,7 @@ def argument_problems(
     values: Mapping[str, Any],
     elsewhere: Mapping[str, str] = types.MappingProxyType({}),
 ) -> list[str]:
-    """Returns what is wrong with arguments for a function that stand in a configuration.
-
-    Some of its arguments are set elsewhere, in a place that is named.
-    """
+    """Returns what is wrong with arguments in a configuration, where others are set elsewhere."""
     model = arguments_of(function, frozenset(elsewhere))
     listed = [f"{name} is not set here: {elsewhere[name]}." for name in values if name in elsewhere]
     try:

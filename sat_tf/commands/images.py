@@ -82,11 +82,7 @@ class ImageOptions:
 
     @value_errors_as_run_errors()
     def load(self, shape: tuple[int, ...], num_classes: int, said: Metadata = _NOTHING) -> Pixels:
-        """The images, for an input of this shape and an output of so many classes.
-
-        Pictures of a folder are prepared as the metadata of the file says, and labels are those of
-        its classes with the same names.
-        """
+        """The images for an input, with labels of an output, as the metadata of the file says."""
         if self.images is None:
             images = random_images(shape, self.num_images or _RANDOM_IMAGES, _RANDOM_SEED)
             source = ImagesFrom(f"random pixels, seed {_RANDOM_SEED}", _RANDOM_SEED)

@@ -57,10 +57,7 @@ def write_quantized(
     console: Console,
     settings: QuantizationSettings,
 ) -> None:
-    """Quantizes a model, exports it, verifies the file, and writes a report.
-
-    With labels, and behind a training, the results are in the folder and in the report.
-    """
+    """Quantizes a model, exports it, verifies the file, and writes results and a report."""
     if folder.holds_run:
         raise RunError(
             f"{folder.path}: received the folder of a run, expected one for other files; name one "

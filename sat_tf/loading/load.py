@@ -157,10 +157,7 @@ def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
 
 @contextlib.contextmanager
 def bounded_weights(weight_bytes: int | None) -> Iterator[None]:
-    """A scope in which TensorFlow creates no more variables than the weights of a file account for.
-
-    None bounds nothing.
-    """
+    """A scope in which TensorFlow creates no more variables than a file has weights for."""
     if weight_bytes is None:
         yield
         return

@@ -27,10 +27,7 @@ _FLOAT_BYTES = 4
 
 
 def conversions(graph: Graph) -> tuple[dict[str, str], dict[str, int]]:
-    """Converts the layers that are left float: why some cannot be, and the bytes of the others.
-
-    Layers that are alike are converted only once.
-    """
+    """Converts the layers that are left float: why some cannot be, and the bytes of the others."""
     problems: dict[str, str] = {}
     sizes: dict[str, int] = {}
     tried: dict[str, tuple[bytes, int] | str] = {}
@@ -93,10 +90,7 @@ class Deployment:
 
 
 def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = False) -> Deployment:
-    """How a previewed network, with shapes for one image size if sizes are open, is exported.
-
-    The graph of a model that cannot be quantized, which is tolerated, may lack what that needs.
-    """
+    """How a previewed network, with shapes for one image size if sizes are open, is exported."""
     names = {node.name: user_name(node) for node in preview}
     view = in_inference(preview)
     problems = find_problems(view, float_head=False)
@@ -106,7 +100,7 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
         graph = pack_graph(trace(view, kernels=outlines), settings.packing)
         if settings.processor.native:
             graph = settings.typed(graph)
-    except Exception as error:
+    except Exception as error:  # a model that cannot be quantized may lack what this needs
         if not (tolerant or isinstance(error, ValueError) or problems):
             raise
         problems = problems or problems_of(error)

@@ -329,11 +329,7 @@ class Plan(RowTable):
         ]
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes a page with the table: one file of HTML, with nothing to load.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
+        """Writes a page with the table: one file of HTML, with nothing to load."""
         write_text(path, plan_page(self))
 
     def write_overlay(self, path: str | os.PathLike[str]) -> None:
@@ -341,12 +337,6 @@ class Plan(RowTable):
 
         Nodes have the bits of their weights and of their output, its range and their bytes, and the
         colour of the bits. The tensors are those of the file that `export_tflite` writes.
-
-        Args:
-            path: of a .json file.
-
-        Raises:
-            ValueError: the path cannot be written, or the plan has no file.
         """
         rows_of: dict[str, list[LayerPlan]] = {}
         for row in self.rows:
@@ -388,9 +378,9 @@ def _mark(rows: Iterable[LayerPlan]) -> Mark:
 
 
 def _total(numbers: Iterable[int | None]) -> int | None:
-    found = list(numbers)
-    known = [number for number in found if number is not None]
-    return sum(known) if len(known) == len(found) else None
+    listed = list(numbers)
+    known = [number for number in listed if number is not None]
+    return sum(known) if len(known) == len(listed) else None
 
 
 # -- on a terminal --------------------------------------------------------------------------------

@@ -160,10 +160,7 @@ def tip(words: str) -> str:
 
 
 def svg_element(picture: "Picture", *, kind: str, title: str, summary: str = "") -> Markup:
-    """A picture drawn inside `drawn_for_a_page` as an element of a page, of a class of its CSS.
-
-    Title and summary are for screen readers, in plain text.
-    """
+    """A picture drawn inside `drawn_for_a_page` as an element of a page, of a class of its CSS."""
     content = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # equal pictures are equal text
     picture.savefig(content, format="svg", metadata=metadata)

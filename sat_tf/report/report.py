@@ -59,10 +59,7 @@ def write_file(
 
 
 def write_report(folder: OutputFolder, **of_run: Any) -> None:
-    """Writes report.html from the other files of a folder.
-
-    An unfinished run has a report too, without what is missing.
-    """
+    """Writes report.html from the other files of a folder, without what an unfinished run lacks."""
     results = _of_file(folder, output_folder.RESULTS, Results, "results")
     layers = folder.read_values(output_folder.LAYERS, _Layers, "a row for each layer").layers
     certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
