@@ -191,8 +191,8 @@ class Pictures(Sequence[Any]):
 
     def hashes(self) -> dict[str, str]:
         """Returns the SHA-256 of the file of each picture, by its name."""
-        files = {name: self.folder / name for name in self.names}
-        return {n: hashlib.sha256(file.read_bytes()).hexdigest() for n, file in files.items()}
+        contents = ((name, (self.folder / name).read_bytes()) for name in self.names)
+        return {name: hashlib.sha256(content).hexdigest() for name, content in contents}
 
 
 def open_pictures(

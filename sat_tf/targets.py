@@ -28,10 +28,8 @@ class Processor:
         >>> PROCESSORS["micro"].packing("auto"), PROCESSORS["micro"].packing("int4")
         ('none', 'int4')
         """
-        return "none" if pack == "auto" and min(self.stores) == _BITS_OF_A_BYTE else pack
+        return "none" if pack == "auto" and min(self.stores) == 8 else pack
 
-
-_BITS_OF_A_BYTE = 8
 
 _ROWS = (
     Processor(

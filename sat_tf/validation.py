@@ -379,10 +379,9 @@ def training_argument(function: Callable[..., Any], training: Any) -> dict[str, 
     {}
     """
     function = getattr(function, "__func__", function)
-    takes = None
-    with contextlib.suppress(TypeError):  # what is written in C may take no weak reference
-        takes = _takes_training.get(function)
-    if takes is None:
+    try:
+        takes = _takes_training[function]
+    except (KeyError, TypeError):  # what is written in C may take no weak reference
         takes = "training" in inspect.signature(function).parameters
         with contextlib.suppress(TypeError):
             _takes_training[function] = takes

@@ -15,8 +15,7 @@ from sat_tf.commands.models import is_built_by_name
 from sat_tf.commands.options import nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import Sample, feed_of, with_input_range
-from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.certificate.inputs import image_problems, random_images
+from sat_tf.export.certificate.inputs import ImagesFrom, image_problems, random_images
 from sat_tf.export.tflite.metadata import Metadata
 from sat_tf.export.tflite.tensors import Image
 from sat_tf.files import read_text

@@ -440,27 +440,24 @@ def _summary(plan: Plan) -> list[str]:
         f"{plan.parameters:,} parameters",
         *plan.inputs,
     ]
-    lines.append(_operations(plan))
+    products, bops, whole = plan.multiply_adds, plan.bit_operations, plan.float_bit_operations
+    if products is not None and bops is not None and whole is not None:
+        share = f", {bops / whole:.4f} of float32" if whole else ""
+        line = f"{products:,} multiply-adds an image, {bops:,} bit operations (BOPs){share}"
+    elif any(None in row.shape for row in plan.rows):
+        line = "multiply-adds: unknown, because image sizes are open; give image_size"
+    else:
+        known = sum(row.multiply_adds or 0 for row in plan.rows)
+        line = f"multiply-adds: at least {known:,}; unknown for {', '.join(plan.unknown)}"
+    lines.append(line)
     if plan.bytes is None:
         lines.append(f"TFLite file: unknown; float: about {plan.float_bytes:,} bytes")
     else:
-        share = plan.bytes / plan.float_bytes
         lines.append(
-            f"TFLite file: about {plan.bytes:,} bytes, {share:.2f} of a float one "
-            f"({plan.float_bytes:,})"
+            f"TFLite file: about {plan.bytes:,} bytes, {plan.bytes / plan.float_bytes:.2f} of a "
+            f"float one ({plan.float_bytes:,})"
         )
     return lines
-
-
-def _operations(plan: Plan) -> str:
-    products, bops, whole = plan.multiply_adds, plan.bit_operations, plan.float_bit_operations
-    if products is None or bops is None or whole is None:
-        known = sum(row.multiply_adds or 0 for row in plan.rows)
-        if any(None in row.shape for row in plan.rows):
-            return "multiply-adds: unknown, because image sizes are open; give image_size"
-        return f"multiply-adds: at least {known:,}; unknown for {', '.join(plan.unknown)}"
-    share = f", {bops / whole:.4f} of float32" if whole else ""
-    return f"{products:,} multiply-adds an image, {bops:,} bit operations (BOPs){share}"
 
 
 def _layers(plan: Plan, *, wide: bool = True) -> Table[LayerPlan]:
