@@ -2,7 +2,7 @@
 
 import sys
 
-from sat_tf.interruption import Terminated, end_on_signals, ignore_signals
+from sat_tf.interruption import end_on_signals, ending_of, ignore_signals
 
 
 def main() -> int:
@@ -14,10 +14,9 @@ def main() -> int:
         end_on_signals()
         from sat_tf.commands.main import main as run
     except KeyboardInterrupt as interrupt:
-        is_terminated = isinstance(interrupt, Terminated)
-        said = "terminated" if is_terminated else "interrupted"
-        print(f"{said}; nothing has been done", file=sys.stderr)
-        return 143 if is_terminated else 130
+        word, status = ending_of(interrupt)
+        print(f"{word}; nothing has been done", file=sys.stderr)
+        return status
     except ModuleNotFoundError as error:
         from sat_tf.messages import missing_package
 

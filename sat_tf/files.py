@@ -101,8 +101,6 @@ def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
     Renaming is atomic: nobody ever sees half a file, even if the writer is killed; a unique
     temporary name separates two writers of the same file. The contents are on the disk before the
     file is renamed: otherwise a power cut could leave an empty file of that name.
-
-    What killed writers have left in the folder is removed first.
     """
     remove_left_files(path.parent)
     temporary = path.with_name(f".{_own_prefix()}{uuid.uuid4().hex}{path.suffix}")

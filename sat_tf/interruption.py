@@ -12,6 +12,11 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM has ended a command that has nothing to save, as Ctrl-C would have."""
 
 
+def ending_of(interrupt: KeyboardInterrupt) -> tuple[str, int]:
+    """The word for what has ended a command, and its exit status."""
+    return ("terminated", 143) if isinstance(interrupt, Terminated) else ("interrupted", 130)
+
+
 _A_MOMENT_SECONDS = 0.01
 
 

@@ -110,10 +110,7 @@ class OutputFolder:
     def read_values(
         self, name: str, kind: type[_Kind], expected: str, left_out: Collection[str] = ()
     ) -> _Kind:
-        """Reads one of `FILES` that is JSON, as a value of a type; a missing file holds {}.
-
-        Errors say in words what is expected, and some keys can be left out.
-        """
+        """Reads one of `FILES` that is JSON, as a value of a type; a missing file holds {}."""
         values = {key: value for key, value in self.read_json(name).items() if key not in left_out}
         try:
             return TypeAdapter(kind).validate_python(values)

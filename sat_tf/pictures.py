@@ -158,10 +158,7 @@ class Pictures(Sequence[Any]):
         return is_held_out
 
     def images(self) -> tuple[npt.NDArray[Any], "Pictures"]:
-        """Reads them all as the input takes them: (n, rows, columns, channels), uint8 of pictures.
-
-        Beside the images are the pictures that could be read, with a note of the others.
-        """
+        """Reads them all as the input takes them, uint8; returns also which could be read."""
         if self.array is not None:
             return np.asarray(self.array), self
         if len(self.shape) != 3 or self.shape[2] not in MODES:
@@ -194,8 +191,8 @@ class Pictures(Sequence[Any]):
 
     def hashes(self) -> dict[str, str]:
         """Returns the SHA-256 of the file of each picture, by its name."""
-        files = {name: self.folder / name for name in self.names}
-        return {n: hashlib.sha256(file.read_bytes()).hexdigest() for n, file in files.items()}
+        contents = ((name, (self.folder / name).read_bytes()) for name in self.names)
+        return {name: hashlib.sha256(content).hexdigest() for name, content in contents}
 
 
 def open_pictures(
@@ -396,11 +393,7 @@ def pixels_of(
 
 
 def image_of(encoded: bytes, mode: str, *, turns: bool) -> Image.Image:
-    """Decodes a picture.
-
-    Transparency is dropped, animations give their first frame, and 16-bit values lose their lower
-    half.
-    """
+    """Decodes a picture, without transparency, later frames and the lower half of 16-bit values."""
     with opened(encoded) as stored:
         image = _eight_bits(stored)
         # It knows that Pillow has turned the pixels of TIFF files already.

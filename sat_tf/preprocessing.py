@@ -52,10 +52,7 @@ class Preprocessing:
     def geometry(
         self, size: tuple[int, int], shape: tuple[int, int]
     ) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The size of the resized picture, and the upper left corner of the crop in it.
-
-        They follow from the size of the turned picture, and the rows and columns of the input.
-        """
+        """The size to which a turned picture is resized, and the upper left corner of the crop."""
         covered = self.covered(shape)
         factor = max(part / side for part, side in zip(covered, size, strict=True))
         # The share of a pixel is for rounding errors of a side that is exactly covered.

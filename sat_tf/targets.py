@@ -1,8 +1,4 @@
-"""The processors that files are made for, and what everybody has to know of them.
-
-The operators that each computes are a table of their own, `sat_tf.export.targets.table`, since only
-whoever has a file needs them.
-"""
+"""The processors that files are made for; their operators are in `sat_tf.export.targets.table`."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -32,10 +28,8 @@ class Processor:
         >>> PROCESSORS["micro"].packing("auto"), PROCESSORS["micro"].packing("int4")
         ('none', 'int4')
         """
-        return "none" if pack == "auto" and min(self.stores) == _BITS_OF_A_BYTE else pack
+        return "none" if pack == "auto" and min(self.stores) == 8 else pack
 
-
-_BITS_OF_A_BYTE = 8
 
 _ROWS = (
     Processor(

@@ -327,10 +327,7 @@ def argument_problems(
     values: Mapping[str, Any],
     elsewhere: Mapping[str, str] = types.MappingProxyType({}),
 ) -> list[str]:
-    """Returns what is wrong with arguments for a function that stand in a configuration.
-
-    Some of its arguments are set elsewhere, in a place that is named.
-    """
+    """Returns what is wrong with arguments in a configuration, where others are set elsewhere."""
     model = arguments_of(function, frozenset(elsewhere))
     listed = [f"{name} is not set here: {elsewhere[name]}." for name in values if name in elsewhere]
     try:
@@ -382,10 +379,9 @@ def training_argument(function: Callable[..., Any], training: Any) -> dict[str, 
     {}
     """
     function = getattr(function, "__func__", function)
-    takes = None
-    with contextlib.suppress(TypeError):  # what is written in C may take no weak reference
-        takes = _takes_training.get(function)
-    if takes is None:
+    try:
+        takes = _takes_training[function]
+    except (KeyError, TypeError):  # what is written in C may take no weak reference
         takes = "training" in inspect.signature(function).parameters
         with contextlib.suppress(TypeError):
             _takes_training[function] = takes

@@ -21,6 +21,10 @@ _LONGEST_SHOWN = 24
 _INTEGER_LIMIT = 2**63
 
 
+def _refusal(node: yaml.Node, why: str) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, why, node.start_mark)
+
+
 class _Loader(yaml.SafeLoader):
     """YAML with the numbers of its version 1.2, and no key given twice."""
 
@@ -29,13 +33,9 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = key_node.value
             if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(
-                    None, None, "a key is not a plain word", key_node.start_mark
-                )
+                raise _refusal(key_node, "a key is not a plain word")
             if key in keys:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
+                raise _refusal(key_node, f"the key {key!r} is given twice")
             keys.add(key)
         return super().construct_mapping(node, deep)
 
@@ -49,12 +49,10 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     value = loader.construct_yaml_int(node) if len(text) <= _LONGEST_INTEGER else None
     if value is None or not -_INTEGER_LIMIT <= value < _INTEGER_LIMIT:
         shown = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
-        raise yaml.constructor.ConstructorError(
-            None,
-            None,
+        raise _refusal(
+            node,
             f"received an integer of {len(text):,} characters ({shown}), expected one of 64 bits "
             "at most",
-            node.start_mark,
         )
     return int(value)
 
@@ -141,9 +139,8 @@ def _count_values(root: yaml.Node) -> None:
             above.remove(node)
         return counts[node]
 
-    found = count(root)
-    if found > _MOST_VALUES:
+    if count(root) > _MOST_VALUES:
         raise ValueError(
-            f"received {found:,} values, with its aliases expanded, expected at most "
+            f"received {counts[root]:,} values, with its aliases expanded, expected at most "
             f"{_MOST_VALUES:,}"
         )

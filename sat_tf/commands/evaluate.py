@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 from rich.console import Console
 
-from sat_tf.commands.images import ImageOptions, add_image_arguments, image_options, say_notes
+from sat_tf.commands.images import add_image_arguments, image_options, say_notes
 from sat_tf.commands.parser import Parser
 from sat_tf.export.evaluate import evaluate_tflite, file_interface
 from sat_tf.export.tflite.metadata import read_metadata
@@ -19,8 +19,6 @@ examples:
   sat-tf evaluate model.tflite --images pixels.npy --labels labels.npy
   sat-tf evaluate model.tflite --images photos/
 """
-
-_USUAL_TOP = (1, 5)
 
 
 def add_arguments(parser: Parser) -> None:
@@ -42,16 +40,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         )
     if not path.is_file():
         raise RunError(f"{path}: received a device or a pipe, expected a TFLite file; name one.")
-    evaluate_file(path, console, wanted=wanted)
-
-
-def evaluate_file(
-    path: pathlib.Path,
-    console: Console,
-    *,
-    wanted: ImageOptions,
-) -> None:
-    """Prints top-1 and top-5 of a TFLite file."""
     if wanted.images is None:
         raise RunError(
             f"{path}: received a TFLite file without images, expected labelled ones; name them "
@@ -72,7 +60,7 @@ def evaluate_file(
                 "of pictures for each class, or --labels beside an .npy file."
             )
         say_notes(pixels.notes, console)
-        top = [k for k in _USUAL_TOP if k <= interface.num_outputs]
+        top = [k for k in (1, 5) if k <= interface.num_outputs]
         found = evaluate_tflite(path, pixels.images, pixels.labels, top=top)
     shares = ", ".join(f"top-{k} {100 * share:.2f} %" for k, share in found.top.items())
     say(

@@ -21,7 +21,6 @@ from sat_tf.commands.policy import (
     add_quantization,
     asked_policy,
     converts_pixels,
-    usual_policy,
     with_input_range,
 )
 from sat_tf.commands.quantize import expect_float
@@ -100,24 +99,19 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 )
         elif arguments.images is not None:
             expect_float(pathlib.Path(name), model)
-            policy = asked or usual_policy(arguments)
+            policy = asked or BitPolicy.mobile()
             # These are the pictures that `sat-tf quantize` looks at.
             sample = range_sample(model, arguments.images, policy, arguments.labels)
             asked = with_input_range(policy, model, name, sample, console)
         else:
-            asked = asked or usual_policy(arguments)
+            asked = asked or BitPolicy.mobile()
             is_pixels = not (asked.states_input_range or is_built_by_name(name))
         plan = explain(model, asked, image_size=size)
         plan.print_to(console)
         if is_pixels and not plan.problems:
             for note in _guesses(model, plan.policy):
                 say(console, f"Note: {note}", style="yellow")
-        write_outputs(
-            arguments,
-            html=plan.write_page,
-            csv=plan.write_csv,
-            json=plan.write_overlay,
-        )
+        write_outputs(arguments, html=plan.write_page, csv=plan.write_csv, json=plan.write_overlay)
     return not plan.problems
 
 

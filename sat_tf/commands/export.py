@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from sat_tf import output_folder
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import (
     OWN_TYPE,
@@ -20,14 +21,7 @@ from sat_tf.commands.parser import Parser
 from sat_tf.export.tflite.metadata import checked_metadata, lines_of
 from sat_tf.files import check_writable, read_text
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, RunError, say, value_errors_as_run_errors
-from sat_tf.output_folder import (
-    CERTIFICATE,
-    CONFIG,
-    LABELS,
-    QUANTIZED_MODEL,
-    TFLITE_MODEL,
-    OutputFolder,
-)
+from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import marked_text
 from sat_tf.yaml_text import load_yaml
 
@@ -176,14 +170,14 @@ def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path,
             "(.keras)."
         )
     folder = OutputFolder(path)
-    folder.require(QUANTIZED_MODEL)
+    folder.require(output_folder.QUANTIZED_MODEL)
     try:
-        config = load_yaml(folder.read_text(CONFIG)) or {}
+        config = load_yaml(folder.read_text(output_folder.CONFIG)) or {}
         of_run = {name: (config.get("export") or {}).get(name) for name in _OF_RUN}
         of_run["target"] = (config.get("policy") or {}).get("target")
     except (ValueError, AttributeError) as error:
-        raise folder.damaged(CONFIG, error, "the configuration") from error
-    return folder.file(QUANTIZED_MODEL), {
+        raise folder.damaged(output_folder.CONFIG, error, "the configuration") from error
+    return folder.file(output_folder.QUANTIZED_MODEL), {
         **{name: value for name, value in of_run.items() if value is not None},
         **settled,
     }
@@ -201,8 +195,9 @@ def export(
     """Writes a quantized model as a TFLite file."""
     model_path, settings = _find_model(source, settings)
     in_folder = model_path != pathlib.Path(source)
-    own = model_path.with_name(TFLITE_MODEL) if in_folder else model_path.with_suffix(".tflite")
-    path = pathlib.Path(out) if out else own
+    path = pathlib.Path(out) if out else model_path.with_suffix(".tflite")
+    if in_folder and not out:
+        path = model_path.with_name(output_folder.TFLITE_MODEL)
     with value_errors_as_run_errors():
         check_writable(path)
     if path.suffix in _OTHER_FILES or (path.exists() and path.samefile(model_path)):
@@ -219,7 +214,7 @@ def export(
     if in_folder and settings.get("route", "direct") == "direct":
         # A file has what its run has written down of classes and of preprocessing.
         folder = OutputFolder(pathlib.Path(source))
-        if labels := folder.read_text(LABELS):
+        if labels := folder.read_text(output_folder.LABELS):
             settings.setdefault("labels", lines_of(labels))
         if (preprocessing := folder.preprocessing) and takes_pixels(Network(model)):
             settings.setdefault("preprocessing", preprocessing)
@@ -231,7 +226,7 @@ def export(
         console.print(kernels.to_rich())
     for statement in report.statements:
         say(console, marked_text(statement))
-    certificate = path.with_name(CERTIFICATE)
+    certificate = path.with_name(output_folder.CERTIFICATE)
     if certificate.is_file() and report.sha256.encode() not in certificate.read_bytes():
         say(console, f"Note: {certificate} is about another file; renew it with sat-tf verify")
     for cost in report.storage if compare_storage else []:

@@ -15,8 +15,7 @@ from sat_tf.commands.models import is_built_by_name
 from sat_tf.commands.options import nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import Sample, feed_of, with_input_range
-from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.certificate.inputs import image_problems, random_images
+from sat_tf.export.certificate.inputs import ImagesFrom, image_problems, random_images
 from sat_tf.export.tflite.metadata import Metadata
 from sat_tf.export.tflite.tensors import Image
 from sat_tf.files import read_text
@@ -82,11 +81,7 @@ class ImageOptions:
 
     @value_errors_as_run_errors()
     def load(self, shape: tuple[int, ...], num_classes: int, said: Metadata = _NOTHING) -> Pixels:
-        """The images, for an input of this shape and an output of so many classes.
-
-        Pictures of a folder are prepared as the metadata of the file says, and labels are those of
-        its classes with the same names.
-        """
+        """The images for an input, with labels of an output, as the metadata of the file says."""
         if self.images is None:
             images = random_images(shape, self.num_images or _RANDOM_IMAGES, _RANDOM_SEED)
             source = ImagesFrom(f"random pixels, seed {_RANDOM_SEED}", _RANDOM_SEED)

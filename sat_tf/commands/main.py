@@ -16,7 +16,7 @@ from typing import Any
 
 from sat_tf.commands.parser import SHELLS, Parser, completion
 from sat_tf.files import temporary_folder
-from sat_tf.interruption import Terminated
+from sat_tf.interruption import ending_of
 from sat_tf.messages import (
     ReadingError,
     RunError,
@@ -31,8 +31,6 @@ from sat_tf.version import __version__
 
 _FAILED = 1
 _BAD_INPUT = 2
-_INTERRUPTED = 130
-_TERMINATED = 143
 # Rich would take 80 columns, and break words to fit them. No table is wider than this.
 _WIDTH_WITHOUT_TERMINAL = 2000
 
@@ -189,10 +187,9 @@ def report_errors(command: Callable[[], bool | None]) -> int:
         say(errors, f"error: {sentence}", style="red")
         return _BAD_INPUT
     except KeyboardInterrupt as interrupt:
-        is_terminated = isinstance(interrupt, Terminated)
-        word = "terminated" if is_terminated else "interrupted"
+        word, status = ending_of(interrupt)
         say(errors, str(interrupt) or f"{word}; the files written so far are whole", style="red")
-        return _TERMINATED if is_terminated else _INTERRUPTED
+        return status
 
 
 def _sentence(error: Exception) -> str | None:

@@ -42,10 +42,7 @@ def several(one: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
 
 
 def add_outputs(parser: Parser, *, instead: Mapping[str, str] | None = None, **kinds: str) -> None:
-    """Adds --out, for files of some kinds, each with its ending, that a command writes if asked to.
-
-    For an ending that is refused it may be said what to do instead.
-    """
+    """Adds --out, for files of some kinds, each with its ending, that a command writes if asked."""
     listed = "; ".join(f".{ending}: {what}" for ending, what in kinds.items())
     parser.add_argument(
         "--out",

@@ -1,7 +1,4 @@
-"""How commands are told to quantize a model, and the policy and input range that follow.
-
-The same words mean the same in every command that has them.
-"""
+"""How every command is told to quantize a model, and the policy and input range that follow."""
 
 import argparse
 import dataclasses

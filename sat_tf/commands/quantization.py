@@ -15,7 +15,7 @@ from sat_tf.commands.images import QuantizationImages
 from sat_tf.commands.policy import feed_of
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.tflite.metadata import label_text
-from sat_tf.interruption import Terminated
+from sat_tf.interruption import ending_of
 from sat_tf.messages import RunError, first_ones, reason_of, say
 from sat_tf.output_folder import OutputFolder
 from sat_tf.preprocessing import COVERING
@@ -57,10 +57,7 @@ def write_quantized(
     console: Console,
     settings: QuantizationSettings,
 ) -> None:
-    """Quantizes a model, exports it, verifies the file, and writes a report.
-
-    With labels, and behind a training, the results are in the folder and in the report.
-    """
+    """Quantizes a model, exports it, verifies the file, and writes results and a report."""
     if folder.holds_run:
         raise RunError(
             f"{folder.path}: received the folder of a run, expected one for other files; name one "
@@ -199,7 +196,7 @@ def _saying_what_is_saved(checkpoint: "Checkpoint", folder: OutputFolder) -> Ite
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        word = "terminated" if isinstance(interrupt, Terminated) else "interrupted"
+        word, _ = ending_of(interrupt)
         said = (
             f"saved in {folder.path}: {checkpoint.saved}; the same command goes on from there"
             if checkpoint.saved

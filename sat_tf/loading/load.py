@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import sys
 import traceback
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.files import expect_path, temporary_folder
@@ -157,10 +157,7 @@ def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
 
 @contextlib.contextmanager
 def bounded_weights(weight_bytes: int | None) -> Iterator[None]:
-    """A scope in which TensorFlow creates no more variables than the weights of a file account for.
-
-    None bounds nothing.
-    """
+    """A scope in which TensorFlow creates no more variables than a file has weights for."""
     if weight_bytes is None:
         yield
         return
@@ -263,7 +260,17 @@ called one after the other
 
 
 def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
-    _expect_one_name_each(layers)
+    names: dict[Hashable, Hashable] = {}
+    for layer in layers:  # those that are one object share a list of calls, in no defined order
+        shared = layer.get("shared_object_id")
+        if shared is None or not isinstance(shared, Hashable):
+            continue
+        name = names.setdefault(shared, layer["name"])
+        if name != layer["name"]:
+            raise ValueError(
+                f"{layer['name']}: received a layer that is the same object as {name}, expected "
+                "one name for it"
+            )
     nodes: dict[Hashable, list[Any]] = {}
     for layer in layers:  # a repeated name adds calls to the first layer of that name
         nodes.setdefault(layer["name"], []).extend(layer["inbound_nodes"])
@@ -309,21 +316,6 @@ def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
             f"{error.args[1][0][0]}: received a layer that reads what comes after it, expected "
             "layers that can be called one after the other"
         ) from error
-
-
-def _expect_one_name_each(layers: Iterable[dict[str, Any]]) -> None:
-    """Layers that are one object share a list of calls, which is then in no defined order."""
-    names: dict[Hashable, Hashable] = {}
-    for layer in layers:
-        shared = layer.get("shared_object_id")
-        if shared is None or not isinstance(shared, Hashable):
-            continue
-        name = names.setdefault(shared, layer["name"])
-        if name != layer["name"]:
-            raise ValueError(
-                f"{layer['name']}: received a layer that is the same object as {name}, expected "
-                "one name for it"
-            )
 
 
 def _tensors(node: Any) -> Iterator[tuple[str, Any]]:

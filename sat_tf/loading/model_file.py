@@ -165,11 +165,8 @@ def _read_hdf5(path: pathlib.Path) -> tuple[str, str, int]:
     with h5py.File(path) as file:
         weight_bytes = _array_bytes(file)
         _expect_size(weight_bytes, path)
-        text, version = file.attrs["model_config"], file.attrs.get("keras_version", "")
-        if isinstance(text, bytes):
-            text = text.decode()
-        if isinstance(version, bytes):
-            version = version.decode()
+        stored = file.attrs["model_config"], file.attrs.get("keras_version", "")
+        text, version = (each.decode() if isinstance(each, bytes) else each for each in stored)
         return str(version), text, weight_bytes
 
 

@@ -6,8 +6,9 @@ called while the model is being built, including those that write files. `check`
 known to only compute on tensors, and names everything else.
 """
 
+import operator
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sat_tf.loading.model_file import Part, parts
@@ -184,11 +185,7 @@ def keras_classes() -> frozenset[str]:
     }
 
 
-def _modules(names: tuple[str, ...]) -> Iterator[types.ModuleType]:
+def _modules(names: tuple[str, ...]) -> list[types.ModuleType]:
     import tf_keras as keras
 
-    for name in names:
-        module: Any = keras
-        for word in name.split("."):
-            module = getattr(module, word)
-        yield module
+    return [operator.attrgetter(name)(keras) for name in names]

@@ -95,9 +95,6 @@ def _numbers(values: Sequence[float]) -> str:
     return listed if len(values) == 1 else f"({listed})"
 
 
-_IMAGE_BITS = 8
-
-
 class LayerDecisions:
     """Reads what a policy has decided for a float model, layer by layer.
 
@@ -108,8 +105,7 @@ class LayerDecisions:
         self, network: Network, placement: Placement, policy: BitPolicy, *, requantized: bool
     ) -> None:
         self._network, self._placement, self._policy = network, placement, policy
-        self._requantized = requantized
-        self._reasons = placement.reasons
+        self._requantized, self._reasons = requantized, placement.reasons
 
     def of(self, name: str) -> dict[str, Any]:
         """The fields of a layer's `LayerPlan` that the placement decides."""
@@ -146,11 +142,10 @@ class LayerDecisions:
     def _float_reason(self, name: str) -> str:
         """Why a layer is left float."""
         config = self._placement.configs.get(name)
-        problem = ""
-        if self._reasons.roles[name] is Role.OPAQUE:
-            problem = layer_kinds.unsupported_problem(self._network[name].layer) or ""
-        elif config is not None:
+        is_opaque = self._reasons.roles[name] is Role.OPAQUE
+        if config is not None and not is_opaque:
             return self._activation_reason(name, config.output)
+        problem = layer_kinds.unsupported_problem(self._network[name].layer) if is_opaque else None
         return problem or "it is not annotated"
 
     def _weights(self, name: str) -> WeightPlan | None:
@@ -273,12 +268,12 @@ class LayerDecisions:
         return f"; clipping level from {source}{guess}"
 
     def _readers(self, name: str, *kinds: str) -> str:
-        found = [
+        readers = [
             demand.reader or "the output"
             for demand in self._reasons.demands[name]
             if not kinds or demand.kind in kinds
         ]
-        return ", ".join(dict.fromkeys(found)) or "nothing"
+        return ", ".join(dict.fromkeys(readers)) or "nothing"
 
     def _moved(self, name: str) -> str:
         roles = self._reasons.roles
@@ -288,7 +283,7 @@ class LayerDecisions:
 def activation_plan(quantizer: Quantizer | None, *, stream: bool = False) -> ActivationPlan | None:
     """The plan of a quantizer, if it makes codes."""
     if quantizer is not None and quantizer.input_type is not None:
-        return ActivationPlan(bits=_IMAGE_BITS, signed=quantizer.input_type != INPUT_TYPES[0])
+        return ActivationPlan(bits=8, signed=quantizer.input_type != INPUT_TYPES[0])
     if not isinstance(quantizer, ActivationQuantizer):
         return None
     level = quantizer.initial_clipping_level

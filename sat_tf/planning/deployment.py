@@ -2,10 +2,9 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from sat_tf.export.litert.converter import float_operators
 from sat_tf.export.lowering.layers import find_problems
@@ -27,10 +26,7 @@ _FLOAT_BYTES = 4
 
 
 def conversions(graph: Graph) -> tuple[dict[str, str], dict[str, int]]:
-    """Converts the layers that are left float: why some cannot be, and the bytes of the others.
-
-    Layers that are alike are converted only once.
-    """
+    """Converts the layers that are left float: why some cannot be, and the bytes of the others."""
     problems: dict[str, str] = {}
     sizes: dict[str, int] = {}
     tried: dict[str, tuple[bytes, int] | str] = {}
@@ -93,10 +89,7 @@ class Deployment:
 
 
 def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = False) -> Deployment:
-    """How a previewed network, with shapes for one image size if sizes are open, is exported.
-
-    The graph of a model that cannot be quantized, which is tolerated, may lack what that needs.
-    """
+    """How a previewed network, with shapes for one image size if sizes are open, is exported."""
     names = {node.name: user_name(node) for node in preview}
     view = in_inference(preview)
     problems = find_problems(view, float_head=False)
@@ -106,7 +99,7 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
         graph = pack_graph(trace(view, kernels=outlines), settings.packing)
         if settings.processor.native:
             graph = settings.typed(graph)
-    except Exception as error:
+    except Exception as error:  # a model that cannot be quantized may lack what this needs
         if not (tolerant or isinstance(error, ValueError) or problems):
             raise
         problems = problems or problems_of(error)
@@ -143,34 +136,26 @@ class _Reading:
     """Finds the operations of each layer in a graph."""
 
     def __init__(
-        self,
-        graph: Graph,
-        network: Network,
-        names: Mapping[str, str],
-        in_file: Mapping[str, str],
+        self, graph: Graph, network: Network, names: Mapping[str, str], in_file: Mapping[str, str]
     ) -> None:
         self.graph, self.network, self.names, self.in_file = graph, network, names, in_file
         self.tensors = {names[name]: tensor for name, tensor in graph.layer_outputs.items()}
-        self.operations = self._by_maker()
-
-    def _by_maker(self) -> dict[str, list[Operation]]:
-        """The operations of each layer: up to the one that makes its tensor."""
         makers: dict[str, str] = {}
         for layer, tensor in self.tensors.items():
             makers.setdefault(tensor, layer)
         # A layer that acts in training alone makes no tensor, though one may have its name.
-        makers |= {name: name for name in (self.names[node.name] for node in self.network)}
-        of_layers: dict[str, list[Operation]] = {}
+        makers |= {name: name for name in (names[node.name] for node in network)}
+        # The operations of each layer: up to the one that makes its tensor.
+        self.operations: dict[str, list[Operation]] = {}
         waiting: list[Operation] = []
         last = ""
-        for operation in self.graph.operations:
+        for operation in graph.operations:
             waiting.append(operation)
             if operation.output in makers:
                 last = makers[operation.output]
-                of_layers.setdefault(last, []).extend(waiting)
+                self.operations.setdefault(last, []).extend(waiting)
                 waiting = []
-        of_layers.setdefault(last, []).extend(waiting)  # those that dequantize the output
-        return of_layers
+        self.operations.setdefault(last, []).extend(waiting)  # those that dequantize the output
 
     def deployed(self, node: Node) -> Deployed:
         """How one layer of the network gets into the file."""
@@ -227,7 +212,7 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
         channels_first = getattr(node.layer, "data_format", None) == "channels_first"
         axes = slice(1, None) if channels_first else slice(None, -1)
         sizes = [shape[axes] for shape in (input_shapes[0], node.shape)]
-        places = [None if None in size else int(np.prod(size)) for size in sizes]
+        places = [None if None in size else math.prod(side or 0 for side in size) for size in sizes]
         counts = [
             kernel.products(getattr(node.layer, kernel.attribute).shape, *places)
             for kernel in kind.kernels

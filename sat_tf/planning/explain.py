@@ -158,13 +158,8 @@ def plan_of(
     is_quantized = source.quantized is not None
     inputs = input_lines(source.network, policy, kept, is_quantized=is_quantized)
     problems = refused + problems
-    plan = Plan(
-        model=source.network.name,
-        policy=policy,
-        rows=(),
-        problems=tuple(problems),
-        inputs=inputs,
-    )
+    name = source.network.name
+    plan = Plan(model=name, policy=policy, rows=(), problems=tuple(problems), inputs=inputs)
     if placement is None:  # nothing could be decided
         named = by_layer(problems, [node.name for node in source.network])
         reason = "nothing is quantized, because of the problems of the model"

@@ -1,8 +1,7 @@
 """The bytes of a file before there is a model to write: the file itself, with other numbers in it.
 
-A TFLite file is as long as its graph makes it, whatever its weights are. So the graph of the
-quantized model is lowered and packed as the export does it, its kernels are filled with codes that
-differ from layer to layer, and the file is written to memory. Its length is that of the real one.
+A file is as long as its graph makes it, whatever its weights are: the graph is lowered and packed
+as by the export, with kernels that differ from layer to layer, and the file written to memory.
 """
 
 import dataclasses
@@ -29,8 +28,8 @@ from sat_tf.qat.policy import BitPolicy
 def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> int:
     """Returns the length of the file that `export_tflite` will write of a model, in bytes.
 
-    It is exact for integer files of default settings. Clipping levels are assumed to be all
-    different, as after training; between two tensors with equal levels the file needs no operator.
+    It is exact for integer files of default settings whose clipping levels are all different, as
+    after training: between two tensors with equal levels the file needs no operator.
     """
     network = _previewed(read_source(model, processor=policy.processor), policy)
     settings = FileSettings(pack=pack, output_type=None, target=policy.processor.name)

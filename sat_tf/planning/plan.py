@@ -329,11 +329,7 @@ class Plan(RowTable):
         ]
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes a page with the table: one file of HTML, with nothing to load.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
+        """Writes a page with the table: one file of HTML, with nothing to load."""
         write_text(path, plan_page(self))
 
     def write_overlay(self, path: str | os.PathLike[str]) -> None:
@@ -341,12 +337,6 @@ class Plan(RowTable):
 
         Nodes have the bits of their weights and of their output, its range and their bytes, and the
         colour of the bits. The tensors are those of the file that `export_tflite` writes.
-
-        Args:
-            path: of a .json file.
-
-        Raises:
-            ValueError: the path cannot be written, or the plan has no file.
         """
         rows_of: dict[str, list[LayerPlan]] = {}
         for row in self.rows:
@@ -388,9 +378,9 @@ def _mark(rows: Iterable[LayerPlan]) -> Mark:
 
 
 def _total(numbers: Iterable[int | None]) -> int | None:
-    found = list(numbers)
-    known = [number for number in found if number is not None]
-    return sum(known) if len(known) == len(found) else None
+    listed = list(numbers)
+    known = [number for number in listed if number is not None]
+    return sum(known) if len(known) == len(listed) else None
 
 
 # -- on a terminal --------------------------------------------------------------------------------
@@ -450,27 +440,24 @@ def _summary(plan: Plan) -> list[str]:
         f"{plan.parameters:,} parameters",
         *plan.inputs,
     ]
-    lines.append(_operations(plan))
+    products, bops, whole = plan.multiply_adds, plan.bit_operations, plan.float_bit_operations
+    if products is not None and bops is not None and whole is not None:
+        share = f", {bops / whole:.4f} of float32" if whole else ""
+        line = f"{products:,} multiply-adds an image, {bops:,} bit operations (BOPs){share}"
+    elif any(None in row.shape for row in plan.rows):
+        line = "multiply-adds: unknown, because image sizes are open; give image_size"
+    else:
+        known = sum(row.multiply_adds or 0 for row in plan.rows)
+        line = f"multiply-adds: at least {known:,}; unknown for {', '.join(plan.unknown)}"
+    lines.append(line)
     if plan.bytes is None:
         lines.append(f"TFLite file: unknown; float: about {plan.float_bytes:,} bytes")
     else:
-        share = plan.bytes / plan.float_bytes
         lines.append(
-            f"TFLite file: about {plan.bytes:,} bytes, {share:.2f} of a float one "
-            f"({plan.float_bytes:,})"
+            f"TFLite file: about {plan.bytes:,} bytes, {plan.bytes / plan.float_bytes:.2f} of a "
+            f"float one ({plan.float_bytes:,})"
         )
     return lines
-
-
-def _operations(plan: Plan) -> str:
-    products, bops, whole = plan.multiply_adds, plan.bit_operations, plan.float_bit_operations
-    if products is None or bops is None or whole is None:
-        known = sum(row.multiply_adds or 0 for row in plan.rows)
-        if any(None in row.shape for row in plan.rows):
-            return "multiply-adds: unknown, because image sizes are open; give image_size"
-        return f"multiply-adds: at least {known:,}; unknown for {', '.join(plan.unknown)}"
-    share = f", {bops / whole:.4f} of float32" if whole else ""
-    return f"{products:,} multiply-adds an image, {bops:,} bit operations (BOPs){share}"
 
 
 def _layers(plan: Plan, *, wide: bool = True) -> Table[LayerPlan]:

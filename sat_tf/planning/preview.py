@@ -1,7 +1,4 @@
-"""The quantized network that a placement gives, and its file, before there is a model.
-
-The file has the operators of the real one, and other numbers.
-"""
+"""The quantized network that a placement gives, and its file with other numbers in it."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +56,14 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
     """
     if image_size is None:
         return network
-    size = _checked(image_size)
+    sizes: Any = (image_size, image_size) if is_integer(image_size, lowest=1) else image_size
+    is_known = isinstance(sizes, tuple | list) and len(sizes) in (1, 2)
+    if not (is_known and all(is_integer(side, lowest=1) for side in sizes)):
+        raise ValueError(
+            f"image_size={image_size!r}: expected a positive integer, or rows and columns; write "
+            "224 or (224, 224), or (length,) for sequences."
+        )
+    size = tuple(map(int, sizes))
     shapes: dict[str, Shape] = {name: network[name].shape for name in network.inputs}
     sized = {
         name: (*size, shape[-1])
@@ -78,7 +82,7 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
     for node in network:
         if node.name not in shapes:
             shapes[node.name] = _output_shape(node, [shapes[name] for name in node.inputs])
-            if any(found is not None and found < 1 for found in shapes[node.name]):
+            if any(side is not None and side < 1 for side in shapes[node.name]):
                 raise ValueError(
                     f"image_size={image_size!r}: received images that are too small for "
                     f"{node.name}, whose output would be empty; give a larger size."
@@ -91,17 +95,6 @@ def input_shape(node: Node, shapes: Sequence[Shape]) -> Any:
     """A layer's input shape as Keras takes it: with the batch, in a list for several inputs."""
     whole = [tf.TensorShape((None, *shape)) for shape in shapes]
     return whole if node.takes_list or len(whole) != 1 else whole[0]
-
-
-def _checked(image_size: Any) -> tuple[int, ...]:
-    sizes = (image_size, image_size) if is_integer(image_size, lowest=1) else image_size
-    known = isinstance(sizes, tuple | list) and len(sizes) in (1, 2)
-    if known and all(is_integer(size, lowest=1) for size in sizes):
-        return tuple(map(int, sizes))
-    raise ValueError(
-        f"image_size={image_size!r}: expected a positive integer, or rows and columns; write 224 "
-        "or (224, 224), or (length,) for sequences."
-    )
 
 
 def _output_shape(node: Node, shapes: list[Shape]) -> Shape:

@@ -68,19 +68,14 @@ def styled() -> Iterator[None]:
 
 
 def canvas(
-    rows: int = 1,
-    columns: int = 1,
-    *,
-    size: tuple[float, float] = (6.4, 4.2),
-    sharex: bool = False,
-    sharey: bool = False,
+    rows: int = 1, columns: int = 1, *, size: tuple[float, float] = (6.4, 4.2), **options: Any
 ) -> Any:
-    """An empty picture and its axes."""
+    """An empty picture and its axes, with options of matplotlib's `subplots`."""
     # Not through pyplot, whose figures stay in memory until closed.
     from matplotlib.figure import Figure as Picture
 
     picture = Picture(figsize=size)
-    return picture, picture.subplots(rows, columns, sharex=sharex, sharey=sharey)
+    return picture, picture.subplots(rows, columns, **options)
 
 
 def save(picture: "Picture", path: Any) -> None:
@@ -160,10 +155,7 @@ def tip(words: str) -> str:
 
 
 def svg_element(picture: "Picture", *, kind: str, title: str, summary: str = "") -> Markup:
-    """A picture drawn inside `drawn_for_a_page` as an element of a page, of a class of its CSS.
-
-    Title and summary are for screen readers, in plain text.
-    """
+    """A picture drawn inside `drawn_for_a_page` as an element of a page, of a class of its CSS."""
     content = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))  # equal pictures are equal text
     picture.savefig(content, format="svg", metadata=metadata)
@@ -343,10 +335,7 @@ def save_charts(charts: Sequence[LineChart], title: str, path: str | os.PathLike
 def _with_axes(
     size: tuple[float, float], area: tuple[float, float, float, float]
 ) -> "tuple[Picture, Any]":
-    """A picture without a ground, with axes in this area: left, bottom, width and height.
-
-    All are in units of the SVG.
-    """
+    """A picture without a ground, with axes in an area: left, bottom, width, height of the SVG."""
     from matplotlib.figure import Figure
 
     (width, height), (left, bottom, across, up) = size, area
@@ -519,9 +508,7 @@ _WIDEST_BAR = 8.0
 def histogram(counts: Sequence[int], caption: str) -> Markup:
     """A picture for a cell of a table with a place for every code, in the page's colours.
 
-    It is one path, written here: a page of a certificate has two for each tensor, for which
-    matplotlib would take seconds.
-
+    It is one path: a certificate has two for each tensor, for which matplotlib would take seconds.
     Heights are square roots of shares, because one code, often that of 0, has most of them. A code
     that occurs at all has a visible bar, and one that does not has none.
     """

@@ -33,10 +33,7 @@ class Mark(NamedTuple):
 
 
 def write_overlay(path: str | os.PathLike[str], title: str, marks: Mapping[str, Mark]) -> None:
-    """Writes an overlay of marks, by the names of tensors; the file appears whole, or not at all.
-
-    The title says what their values are.
-    """
+    """Writes an overlay of marks, by the names of tensors; the title says what they are."""
     if not marks:
         raise ValueError(
             f"{os.fspath(path)}: received an overlay for a model that has no file, expected one "

@@ -322,11 +322,7 @@ class RowTable(Displayed):
         """Prints the result."""
 
     def table(self, width: int | None = None) -> str:
-        """The result as text for the terminal.
-
-        Args:
-            width: columns of the terminal; by default as wide as needed.
-        """
+        """The result as text for a terminal of a width, by default as wide as needed."""
         text = io.StringIO()
         self.print_to(make_console(file=text, width=width or self._width))
         return text.getvalue()
@@ -335,11 +331,7 @@ class RowTable(Displayed):
         return self.table()
 
     def to_frame(self) -> "pandas.DataFrame":
-        """The rows as a data frame: NaN or None for unknown values.
-
-        Raises:
-            ImportError: pandas is not installed, which does not come with sat-tf.
-        """
+        """The rows as a data frame of pandas: NaN or None for unknown values."""
         try:
             import pandas
         except ModuleNotFoundError as error:
@@ -351,12 +343,6 @@ class RowTable(Displayed):
         return pandas.DataFrame(self.to_rows(), columns=list(self.COLUMNS))
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
-        """Writes the rows; the file appears whole, or not at all.
-
-        None is left empty, and floats have six digits.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
+        """Writes the rows: None is left empty, and floats have six digits."""
         rows = ([row[name] for name in self.COLUMNS] for row in self.to_rows())
         write_text(path, write_table(self.COLUMNS, rows))

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import rich.table
@@ -50,11 +50,6 @@ class FittingTable(rich.table.Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Renders the table, or the tables that it is divided into."""
-        for part in self._parts(console, options):
-            yield from rich.table.Table.__rich_console__(part, console, options)
-
-    def _parts(self, console: Console, options: ConsoleOptions) -> Iterator[rich.table.Table]:
-        """The tables, each with columns of widths that fit together."""
         whole = options.update(width=_ANY_WIDTH)
         sizes = [_Sizes.of(column, console, whole) for column in self.columns]
         following = list(range(1, len(self.columns)))
@@ -79,7 +74,7 @@ class FittingTable(rich.table.Table):
             following = following[count:]
             part.title = None if number else self.title
             part.caption = None if following else self.caption
-            yield part
+            yield from rich.table.Table.__rich_console__(part, console, options)
             if not following:
                 break
 

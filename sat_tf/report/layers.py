@@ -37,10 +37,7 @@ class ActivationUse:
 
 
 def clipping_levels(model: keras.Model) -> dict[str, tf.Variable]:
-    """The trainable clipping levels of a model, by the name of the user's layer, in graph order.
-
-    Empty for a model that is not quantized.
-    """
+    """The trainable clipping levels of a model, by the name of the user's layer, in graph order."""
     return {
         name: layer.output_variables[CLIPPING_LEVEL]
         for name, layer in clipping_layers(model).items()
@@ -48,7 +45,7 @@ def clipping_levels(model: keras.Model) -> dict[str, tf.Variable]:
 
 
 def clipping_layers(model: keras.Model) -> dict[str, QuantizedLayer]:
-    """The layers with clipping levels, likewise."""
+    """The layers with clipping levels, likewise; none of a model that is not quantized."""
     return {
         call_name(node): node.layer
         for node in Network(model)

@@ -13,9 +13,9 @@ from sat_tf.export.certificate.certificate import (
     FLOAT_RULE,
     LOSS_RULE,
     Certificate,
-    ImagesFrom,
     severest,
 )
+from sat_tf.export.certificate.inputs import ImagesFrom
 from sat_tf.export.export import ExportReport, export_tflite
 from sat_tf.export.tflite.metadata import lines_of
 from sat_tf.export.verify import verify_tflite
@@ -59,17 +59,22 @@ def write_file(
 
 
 def write_report(folder: OutputFolder, **of_run: Any) -> None:
-    """Writes report.html from the other files of a folder.
-
-    An unfinished run has a report too, without what is missing.
-    """
+    """Writes report.html from the other files of a folder, without what an unfinished run lacks."""
     results = _of_file(folder, output_folder.RESULTS, Results, "results")
     layers = folder.read_values(output_folder.LAYERS, _Layers, "a row for each layer").layers
     certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
     fitted = Fitted.read(folder)
     differing = certificate.differing if certificate else results.differing if results else None
     values: dict[str, Any] = {
-        **_OF_RUN,
+        # A folder of no run has none of these to show.
+        "name": "",
+        "is_run": False,
+        "curves": [],
+        "training": {},
+        "epochs": "",
+        "num_epochs": 0,
+        "environment": {},
+        "config": "",
         "verb": "Reconstructed" if fitted and fitted.kept else "Calibrated",
         **(_of_results(results, differing) if results else _NO_RESULTS),
         "unlabelled": _unlabelled(certificate) if certificate else None,
@@ -89,18 +94,6 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
     folder.write_text(output_folder.REPORT, page)
 
 
-# A folder of no run has none of these to show: its name, the learning curves and what they are
-# about, a table of epochs and how many there are, the environment, and the configuration.
-_OF_RUN: dict[str, Any] = {
-    "name": "",
-    "is_run": False,
-    "curves": [],
-    "training": {},
-    "epochs": "",
-    "num_epochs": 0,
-    "environment": {},
-    "config": "",
-}
 _NO_RESULTS: dict[str, Any] = {
     "verdict": {},
     "accuracy": "",

@@ -1,5 +1,6 @@
 """The example that runs a file: pixels and classes are those of `sat-tf evaluate`."""
 
+import argparse
 import importlib.util
 import io
 import itertools
@@ -17,8 +18,7 @@ from rich.console import Console
 from sklearn.datasets import load_sample_image
 
 import sat_tf
-from sat_tf.commands.evaluate import evaluate_file
-from sat_tf.commands.images import ImageOptions
+from sat_tf.commands import evaluate
 from sat_tf.commands.main import main
 from sat_tf.pictures import open_pictures
 from sat_tf.preprocessing import AS_IN_IMAGENET, COVERING, RESIZED_AND_CROPPED
@@ -162,5 +162,6 @@ def test_its_classes_are_those_that_evaluate_counts(labels, pictures, tmp_path):
         [LABELS[number] == file.parent.name for number, file in zip(numbers, files, strict=True)]
     )
     console = Console(file=io.StringIO(), width=200)
-    evaluate_file(path, console, wanted=ImageOptions(str(pictures / "val"), usual=None))
+    words = {"file": path, "images": str(pictures / "val"), "labels": None, "num_images": None}
+    evaluate.run(argparse.Namespace(**words), console)
     assert f"top-1 {100 * right:.2f} %" in console.file.getvalue()

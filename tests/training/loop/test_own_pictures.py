@@ -1,5 +1,6 @@
 """A run on a folder of pictures: what it says, refuses, and hands on to its file."""
 
+import argparse
 import io
 import zipfile
 
@@ -9,9 +10,8 @@ import tensorflow as tf
 from PIL import Image
 from rich.console import Console
 
-from sat_tf.commands.evaluate import evaluate_file
+from sat_tf.commands import evaluate
 from sat_tf.commands.export import export
-from sat_tf.commands.images import ImageOptions
 from sat_tf.commands.train import folder_config, train
 from sat_tf.export.tflite.metadata import Metadata, read_metadata
 from sat_tf.messages import RunError
@@ -91,5 +91,6 @@ def test_its_file_knows_the_classes_and_the_preprocessing(tmp_path):
     # The same from the run folder, and of its own held-out pictures.
     export(str(folder.path), console, out=str(tmp_path / "again.tflite"))
     assert (tmp_path / "again.tflite").read_bytes() == path.read_bytes()
-    evaluate_file(path, console, wanted=ImageOptions(images=str(root), usual=None))
+    words = {"file": path, "images": str(root), "labels": None, "num_images": None}
+    evaluate.run(argparse.Namespace(**words), console)
     assert "numbered by the names in the file" in console.file.getvalue()
