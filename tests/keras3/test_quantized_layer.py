@@ -5,11 +5,7 @@ import keras
 import numpy as np
 import pytest
 
-from sat_tf.keras3.quantized_layer import (
-    ACTIVATION,
-    AtLeast,
-    QuantizedLayer,
-)
+from sat_tf.keras3.quantized_layer import ACTIVATION, BEFORE_ACTIVATION, AtLeast, QuantizedLayer
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.observers import RangeObserver
 from sat_tf.quantizers.pact import PactQuantizer
@@ -33,6 +29,14 @@ def quantized_convolution(**options):
         place=ACTIVATION,
         **options,
     )
+
+
+def test_an_observer_stands_before_a_softmax():
+    classifier, x = keras.layers.Dense(3, activation="softmax", name="classifier"), images(2, 5)
+    before = QuantizedLayer(classifier, None, RangeObserver(), place=BEFORE_ACTIVATION)
+    np.testing.assert_allclose(np.sum(numpy(before(x, training=True)), axis=-1), 1.0, rtol=1e-5)
+    logits = x @ numpy(classifier.kernel) + numpy(classifier.bias)
+    np.testing.assert_allclose(before.output_variables["highest"], logits.max(), rtol=1e-5)
 
 
 def test_a_frozen_layer_observes_nothing():

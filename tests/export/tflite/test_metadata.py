@@ -17,7 +17,6 @@ from sat_tf.export.tflite.contents import _separated, names_of, read_contents, u
 from sat_tf.export.tflite.metadata import (
     Metadata,
     append_archive,
-    checked_metadata,
     encode,
     lines_of,
     misfits,
@@ -219,13 +218,6 @@ def test_damaged_labels_are_named(content):
     with pytest.raises(ValueError, match=r"labels.txt is damaged"):
         _labels(damaged)
     assert _labels(append_archive(b"any file", Metadata(labels=("a",)).files)) == ["a"]
-
-
-@pytest.mark.parametrize("description", ["", "  ", 7, ["text"], "\ud800"])
-def test_a_description_is_a_text(description):
-    _, problems = checked_metadata(description, None)
-    assert len(problems) == 1
-    assert "expected a text" in problems[0]
 
 
 @pytest.mark.parametrize(
