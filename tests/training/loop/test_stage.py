@@ -10,8 +10,8 @@ import tf_keras as keras
 from rich.console import Console
 
 import sat_tf
+from sat_tf import output_folder
 from sat_tf.messages import RunError
-from sat_tf.output_folder import CONFIG
 from sat_tf.report.layers import clipping_levels
 from sat_tf.report.results import Results
 from sat_tf.training.audit.kappa import kappa_0
@@ -316,7 +316,7 @@ def test_the_curves_are_a_picture(tmp_path, count):
     folder = RunFolder(tmp_path)
     write_rows(folder, rows()[:count])
     config = parse_config("name: demo", ["data.name=digits", "model.name=mobilenet_v2"])
-    folder.write_text(CONFIG, config_text(config))
+    folder.write_text(output_folder.CONFIG, config_text(config))
     write_curves(folder)
     picture = matplotlib.image.imread(tmp_path / "curves.png")
     assert picture.shape[:2] == (736, 1664)
