@@ -30,8 +30,7 @@ from sat_tf.export.certificate.runtimes import is_installed
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models
-from tests.arm.processors import check_on_arm
-from tests.arm.system import find_system
+from tests.arm.system import check_on_arm, find_system
 
 L = keras.layers
 

@@ -29,8 +29,7 @@ from sat_tf.export.litert.runtime import loaded
 from sat_tf.export.operations.graph import Graph, simulate
 from sat_tf.export.operations.graph_file import serialize
 from tests.arm.operators import FUNCTIONS, OF_SEVERAL, compared, functions_of_codes, subject_of
-from tests.arm.processors import PROCESSORS, check_on_arm
-from tests.arm.system import find_system
+from tests.arm.system import PROCESSORS, check_on_arm, find_system
 from tests.export.proofs import KERNELS
 
 _GRIDS = flags.DEFINE_integer("grids", 12, "how many grids of the input")

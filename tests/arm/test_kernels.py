@@ -16,7 +16,7 @@ from sat_tf.export.operations.pools import Mean
 from sat_tf.export.operations.quantize import Dequantize, ShiftImage
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from tests.arm.operators import subject_of
-from tests.arm.processors import PROCESSORS, check_on_arm
+from tests.arm.system import PROCESSORS, check_on_arm
 
 ONE = np.float32(1.0)
 

@@ -19,7 +19,7 @@ from tests.arm.operators import (
     resized_codes,
     subject_of,
 )
-from tests.arm.processors import check_on_arm
+from tests.arm.system import check_on_arm
 from tests.export.proofs import KERNELS
 
 

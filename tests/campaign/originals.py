@@ -60,7 +60,7 @@ def write_one_of_each(folder: pathlib.Path) -> None:
     from sat_tf.training.config import config_text, parse_config
     from tests.export.device.kits import certificate_in, checked
     from tests.loading.hostile import small
-    from tests.training.small import small_images
+    from tests.training.small import small_images, write_pictures
 
     images = np.random.default_rng(0).integers(0, 256, (64, 6, 6, 3)).astype(np.uint8)
     model = small()
@@ -77,10 +77,7 @@ def write_one_of_each(folder: pathlib.Path) -> None:
     for name in ("a.png", "b.png", "c.jpg", *(f"{number}.png" for number in range(9))):
         Image.fromarray(images[0]).save(folder / "pictures" / name)
     bright = small_images(train=36)
-    for number, label in enumerate(bright.train_labels):
-        classes = folder / "classes" / f"class_{label}"
-        classes.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(bright.train_images[number]).save(classes / f"{number:02}.png")
+    write_pictures(folder / "classes", bright.train_images, bright.train_labels)
     words = ["verify", str(folder / "model.tflite"), "--images", str(folder / "images.npy")]
     words += ["--kit", str(folder / "kit.zip")]
     assert main.main([*words, "--out", str(folder / "proof"), "--runtime", "xnnpack"]) == 0

@@ -7,7 +7,6 @@ import shutil
 import pytest
 import tf_keras as keras
 import yaml
-from PIL import Image
 
 import sat_tf
 import sat_tf.planning.explain
@@ -17,13 +16,13 @@ from sat_tf.commands.policy import usual_policy
 from sat_tf.messages import RunError
 from sat_tf.qat.policy import USUAL_BITS, BitPolicy
 from sat_tf.quantizers.input_range import NAMED
-from tests.commands.light import told_without_tensorflow
 from tests.planning.models import sin, with_odd_activation
 from tests.training.small import (
     model_of_one_range,
     model_of_small_range,
     small_float_model,
     small_images,
+    write_pictures,
 )
 
 
@@ -125,12 +124,8 @@ def pictures(tmp_path_factory):
     """Models, pictures in folders of classes and without, and a policy."""
     folder = tmp_path_factory.mktemp("words")
     images = small_images(train=1, test=96)
-    for index, (pixels, label) in enumerate(
-        zip(images.test_images, images.test_labels, strict=True)
-    ):
-        for path in (folder / "photos" / f"class_{label}", folder / "plain"):
-            path.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(path / f"{index:03}.png")
+    write_pictures(folder / "photos", images.test_images, images.test_labels)
+    write_pictures(folder / "plain", images.test_images)
     (folder / "policy.yaml").write_text("weight_bits: 3\nactivation_bits: 5\nstream_bits: 8\n")
     return folder
 
@@ -198,21 +193,6 @@ def test_explain_says_what_it_takes_for_granted_without_pictures(pictures, monke
     assert "taken to be fed pixels, 0 to 255; --images DIR finds its range" in told
     assert main.main(["explain", "rescaled.keras", "--bits", "4"]) == 0
     assert "taken to be" not in said()
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["explain", "m.keras", "--images", "nowhere"], "nowhere: not found; expected a folder"),
-        (["explain", "m.keras", "--policy", "weigth_bits=3"], "Did you mean weight_bits?"),
-        (["quantize", "m.keras", "--images", ".", "--policy", "rescale=std"], "mean stddev?"),
-        (["explain", "m.keras", "--unsupported", "flot"], "Did you mean float?"),
-    ],
-)
-def test_bad_words_are_refused_before_tensorflow_is_loaded(words, expected, tmp_path):
-    (tmp_path / "m.keras").write_text("")
-    said = told_without_tensorflow(*words, status=2, cwd=tmp_path)
-    assert expected in " ".join(said.split())
 
 
 def test_without_a_number_the_command_and_python_have_8_bits():

@@ -16,8 +16,12 @@ from sat_tf.export.tflite.metadata import Metadata
 from sat_tf.messages import RunError
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import NAMED
-from tests.commands.light import told_without_tensorflow
-from tests.training.small import model_of_one_range, model_of_small_range, small_images
+from tests.training.small import (
+    model_of_one_range,
+    model_of_small_range,
+    small_images,
+    write_pictures,
+)
 
 # -- folders and arrays ----------------------------------------------------------------------------
 
@@ -113,25 +117,6 @@ def test_arrays_hold_class_numbers(values, tmp_path):
     assert read_labels(str(tmp_path / "labels.npy"), 3, 3).tolist() == [0, 2, 1]
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--images", "."], "received --images ., a folder, expected them for images in an .npy"),
-        (["--images", "x.npy", "--labels", "l.json"], "received .json, expected one of .npy, .txt"),
-        (["--images", "x.npy", "--labels", "no.txt"], "no.txt: not found"),
-    ],
-)
-def test_labels_without_their_images_are_refused_before_tensorflow_is_loaded(
-    words, expected, tmp_path
-):
-    np.save(tmp_path / "x.npy", np.zeros((2, 2), np.uint8))
-    (tmp_path / "m.keras").touch()
-    words = words if "--labels" in words else [*words, "--labels", "labels.txt"]
-    for command in ("quantize", "sensitivity", "explain"):
-        said = told_without_tensorflow(command, "m.keras", *words, status=2, cwd=tmp_path)
-        assert expected in " ".join(said.split())
-
-
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*images give unreliable statistics")
 def test_all_commands_measure_by_the_labels_of_arrays(tmp_path, capsys):
@@ -175,11 +160,7 @@ def files(tmp_path_factory):
     model_of_small_range(inside=True).save(folder / "rescaled.keras")
     model_of_one_range(NAMED["tf"]).save(folder / "one.keras")
     images = small_images(train=1, test=64)
-    for index, (pixels, label) in enumerate(
-        zip(images.test_images, images.test_labels, strict=True)
-    ):
-        (folder / "photos" / str(label)).mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(folder / "photos" / str(label) / f"{index:03}.png")
+    write_pictures(folder / "photos", images.test_images, images.test_labels)
     policy = BitPolicy(weight_bits=8, activation_bits=8, input_range=(0, 1))
     quantized = sat_tf.quantize_model(model_of_small_range(), policy)
     unit = images.test_images.astype(np.float32) / 255

@@ -10,7 +10,6 @@ import pytest
 import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 from markupsafe import escape
-from PIL import Image
 
 import sat_tf
 import sat_tf.qat.reconstruction.checkpoint
@@ -22,7 +21,12 @@ from sat_tf.export.tflite.contents import read_contents
 from sat_tf.presentation.tables import Marked
 from sat_tf.quantizers.input_range import NAMED
 from sat_tf.report.results import Results
-from tests.training.small import model_of_one_range, model_of_small_range, small_images
+from tests.training.small import (
+    model_of_one_range,
+    model_of_small_range,
+    small_images,
+    write_pictures,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images give unreliable statistics")
 
@@ -39,17 +43,9 @@ def files(tmp_path_factory):
     model_of_small_range().save(folder / "lenient.keras")
     model_of_small_range(inside=True).save(folder / "rescaled.keras")
     images = small_images(train=96, test=64)
-    for split, pixels, labels in (
-        ("train", images.train_images, images.train_labels),
-        ("val", images.test_images, images.test_labels),
-    ):
-        for index, (image, label) in enumerate(zip(pixels, labels, strict=True)):
-            path = folder / "photos" / split / f"class_{label}" / f"{index:03}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(path)
-            if split == "val":
-                (folder / "plain").mkdir(exist_ok=True)
-                Image.fromarray(image).save(folder / "plain" / path.name)
+    write_pictures(folder / "photos" / "train", images.train_images, images.train_labels)
+    write_pictures(folder / "photos" / "val", images.test_images, images.test_labels)
+    write_pictures(folder / "plain", images.test_images)
     return folder
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import tf_keras
-from PIL import Image
 
 import sat_tf
 from sat_tf.commands import main
 from sat_tf.export.certificate.certificate import read_certificate
 from sat_tf.preprocessing import COVERING
 from sat_tf.training.data.digits import load_digits
+from tests.training.small import write_pictures
 
 _IMAGES = 64
 
@@ -42,10 +42,8 @@ def keras(request):
 def photos(tmp_path):
     """A folder of pictures, and the same as an array."""
     folder = tmp_path / "photos"
-    folder.mkdir()
     images = load_digits(8).test_images[:_IMAGES]
-    for index, image in enumerate(images):
-        Image.fromarray(image).save(folder / f"{index:03}.png")
+    write_pictures(folder, images)
     return folder, images
 
 

@@ -24,22 +24,10 @@ from tests.commands.light import run_alone, told_without_tensorflow
 # -- commands and options that are not there, and packages that are missing ------------------------
 
 
-def test_every_unknown_option_is_named_before_what_is_missing():
-    said = " ".join(told_without_tensorflow("quantize", "--lr", "1", "--wat", status=2).split())
-    assert "Did you mean --learning_rate? --wat: no option of sat-tf quantize." in said
-    assert "required" not in said
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_typo_prints_the_usage_of_its_command(command):
     said = told_without_tensorflow(command, "--hlep", status=2)
     assert said.startswith(f"usage: sat-tf {command} ")
-
-
-def test_words_behind_two_dashes_and_negative_numbers_are_no_options(tmp_path):
-    words = ["explain", "--input_range", "-1,1", "--", "--model"]
-    said = told_without_tensorflow(*words, status=2, cwd=tmp_path)
-    assert "--model: received no file, expected a Keras model" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -294,8 +282,3 @@ def test_other_shells_have_scripts_of_the_same_words(shell, tmp_path):
         path = tmp_path / "script"
         path.write_text(text, encoding="utf-8")
         subprocess.run([shell, "-n", path], check=True)
-
-
-def test_a_shell_that_is_not_known_is_refused_with_those_that_are():
-    said = told_without_tensorflow("--completion", "tcsh", status=2)
-    assert "invalid choice: 'tcsh' (choose from 'bash', 'zsh', 'fish')" in " ".join(said.split())

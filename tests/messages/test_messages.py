@@ -20,9 +20,12 @@ def test_every_call_is_answered_by_the_message_of_the_table(name):
 
 
 @pytest.mark.thorough
-def test_words_alone_are_answered_without_tensorflow_and_leave_no_file(tmp_path):
-    (tmp_path / "text.py").write_text("text")
-    for call in (row.call for row in session.read("words") if row.call.startswith("$ ")):
+def test_words_alone_are_answered_without_tensorflow_and_leave_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    calls = [row.call for row in session.read("words")]
+    exec("\n".join(call[4:] for call in calls if call.startswith(">>> ")), {})
+    before = set(os.listdir(tmp_path))
+    for call in (call for call in calls if call.startswith("$ ")):
         told = run_alone(*shlex.split(call)[2:], cwd=tmp_path)
         assert (told.status, told.loaded, "Traceback" in told.err) == (2, set(), False), call
-    assert os.listdir(tmp_path) == ["text.py"]
+    assert set(os.listdir(tmp_path)) == before

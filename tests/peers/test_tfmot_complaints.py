@@ -53,61 +53,41 @@ def _classifier(image, tensor):
     return keras.Model(image, L.Dense(4, name="classifier")(L.Flatten(name="flatten")(tensor)))
 
 
-def _nested():
-    image = _image()
-    inner = keras.Sequential([L.Conv2D(2, 3, name="conv", input_shape=(8, 8, 3))], name="inner")
-    return _classifier(image, inner(image))
+def _chain(*layers, shape=(8, 8, 3)):
+    """A classifier of layers one after the other."""
+    image = tensor = keras.Input(shape, name="image")
+    for layer in layers:
+        tensor = layer(tensor)
+    return _classifier(image, tensor)
+
+
+def _conv(**options):
+    return L.Conv2D(2, 3, **{"name": "conv", **options})
 
 
 def _slicing():
     image = _image()
-    return keras.Model(image, L.Conv2D(2, 3, name="conv")(image[:, 1:]))
+    return keras.Model(image, _conv()(image[:, 1:]))
 
 
 def _multiplication():
     image = _image()
-    return keras.Model(image, L.Conv2D(2, 3, name="conv")(image * 2.0))
+    return keras.Model(image, _conv()(image * 2.0))
 
 
 def _lambda():
-    image = _image()
-    scaled = L.Lambda(lambda pixels: pixels / 255.0, name="scaled")(image)
-    return _classifier(image, L.Conv2D(2, 3, name="conv")(scaled))
-
-
-def _conv1d():
-    series = keras.Input((8, 3), name="image")
-    return _classifier(series, L.Conv1D(2, 3, name="conv")(series))
+    return _chain(L.Lambda(lambda pixels: pixels / 255.0, name="scaled"), _conv())
 
 
 def _transposed():
-    image = _image()
-    tensor = L.Conv2DTranspose(2, 3, name="conv")(L.Conv2D(2, 3, name="before")(image))
-    return _classifier(
-        image, L.ReLU(name="relu")(L.BatchNormalization(momentum=0.0, name="bn")(tensor))
-    )
-
-
-def _prelu():
-    image = _image()
-    return _classifier(image, L.PReLU(name="prelu")(L.Conv2D(2, 3, name="conv")(image)))
-
-
-def _rescaling():
-    image = _image()
-    scaled = L.Rescaling(1 / 255.0, name="rescaling")(image)
-    return _classifier(image, L.Conv2D(2, 3, name="conv")(scaled))
-
-
-def _swish():
-    image = _image()
-    return _classifier(image, L.Conv2D(2, 3, activation="swish", name="conv")(image))
+    normalization = L.BatchNormalization(momentum=0.0, name="bn")
+    transposed = L.Conv2DTranspose(2, 3, name="conv")
+    return _chain(_conv(name="before"), transposed, normalization, L.ReLU(name="relu"))
 
 
 def _shared():
-    image = _image()
     twice = L.Conv2D(3, 3, padding="same", name="twice")
-    return _classifier(image, twice(twice(image)))
+    return _chain(twice, twice)
 
 
 class _Subclassed(keras.Model):
@@ -136,7 +116,7 @@ def _keras_3():
 COMPLAINTS = {
     "nested models": Complaint(
         "mo#957, mo#638, mo#377, tf#57034",
-        _nested,
+        lambda: _chain(keras.Sequential([_conv(input_shape=(8, 8, 3))], name="inner")),
         "Quantizing a keras Model inside another keras Model is not supported",
     ),
     "slices": Complaint("mo#1139", _slicing, "SlicingOpLambda'> is not supported"),
@@ -147,13 +127,24 @@ COMPLAINTS = {
         "Requested the deserialization of a Lambda layer",
         "scaled: received Lambda",
     ),
-    "Conv1D": Complaint("mo#1031", _conv1d, "Conv1D'> is not supported"),
+    "Conv1D": Complaint(
+        "mo#1031",
+        lambda: _chain(L.Conv1D(2, 3, name="conv"), shape=(8, 3)),
+        "Conv1D'> is not supported",
+    ),
     "Conv2DTranspose": Complaint("tf#43939", _transposed, ""),
     "PReLU": Complaint(
-        "mo#602, mo#942", _prelu, "PReLU'> is not supported", float_layers=("prelu",)
+        "mo#602, mo#942",
+        lambda: _chain(_conv(), L.PReLU(name="prelu")),
+        "PReLU'> is not supported",
+        float_layers=("prelu",),
     ),
-    "preprocessing": Complaint("mo#764", _rescaling, "Rescaling'> is not supported"),
-    "swish": Complaint("mo#372, mo#718", _swish, ""),
+    "preprocessing": Complaint(
+        "mo#764",
+        lambda: _chain(L.Rescaling(1 / 255.0, name="rescaling"), _conv()),
+        "Rescaling'> is not supported",
+    ),
+    "swish": Complaint("mo#372, mo#718", lambda: _chain(_conv(activation="swish")), ""),
     "shared layers": Complaint("mo#756", _shared, ""),
     "subclassed models": Complaint(
         "mo#292",

@@ -1,9 +1,11 @@
 """Models and a data set small enough to train in a moment."""
 
 import functools
+import pathlib
 
 import numpy as np
 import tf_keras as keras
+from PIL import Image
 
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
@@ -60,6 +62,14 @@ def small_images(train: int = 96, test: int = 33) -> ImageSet:
         test_labels=labels[train:],
         num_classes=NUM_CLASSES,
     )
+
+
+def write_pictures(folder: pathlib.Path, pixels: np.ndarray, labels: np.ndarray | None = None):
+    """Writes pictures into a folder, or into a folder for each class where they have labels."""
+    for index, image in enumerate(pixels):
+        place = folder if labels is None else folder / f"class_{labels[index]}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{index:03}.png")
 
 
 L = keras.layers

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tf_keras as keras
 
-import sat_tf
 from sat_tf.graph.layer_kinds import role_of
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
@@ -340,14 +339,6 @@ def test_without_them_rectifiers_stand_only_behind_normalizations(head):
     assert names == [*expected, "head_relu"]
 
 
-def test_residual_sums_take_what_is_not_rectified():
-    model = _build(rectified_inputs=True)
-    for name, shortcut in (("block_3_add", "block_2_project_bn"), ("block_5_add", "block_4_")):
-        sources = model.get_layer(name).inbound_nodes[0].inbound_layers
-        assert sources[0].name.startswith(shortcut)
-        assert not any(isinstance(source, keras.layers.ReLU) for source in sources)
-
-
 @pytest.mark.thorough
 def test_heads_and_rectifiers_do_not_change_the_initial_weights():
     reference = _build()
@@ -386,16 +377,6 @@ def test_in_the_papers_setting_every_linear_layer_reads_codes(head, rectified):
         kinds = PactQuantizer if rectified else (PactQuantizer, StreamQuantizer)
         assert isinstance(quantizer, kinds), layer.name
         assert quantizer.num_bits == 4
-
-
-@pytest.mark.thorough
-def test_clipping_levels_start_where_the_policy_says_if_rectifiers_have_no_maximum():
-    policy = BitPolicy.paper(2, initial_clipping_level=2.5, initial_classifier_clipping_level=2.5)
-    model = _build(head="pool_first", rectified_inputs=True, rectifier_max=None)
-    quantized = sat_tf.quantize_model(model, policy)
-    levels = [w for w in quantized.trainable_weights if "clipping_level" in w.name]
-    assert len(levels) == len(_linear_layers(model)) - 1
-    assert {float(level.numpy()) for level in levels} == {2.5}
 
 
 # -- ResNets ---------------------------------------------------------------------------------------

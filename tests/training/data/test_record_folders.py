@@ -83,10 +83,12 @@ def test_an_epoch_sees_every_picture_once_in_another_order_each_time(source):
 
 @pytest.mark.thorough
 def test_the_global_seed_changes_nothing(source):
-    tf.random.set_seed(0)
-    one = labels_of(source, 2)
-    tf.random.set_seed(7)
-    assert labels_of(source, 2).tolist() == one.tolist()
+    found = []
+    for seed in (0, 7):
+        tf.random.set_seed(seed)
+        found.append((labels_of(source, 2), source.training_sample(3, seed=1)))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.thorough
@@ -110,16 +112,6 @@ def test_each_worker_reads_a_share_of_its_own(source):
         for held_out in (source.held_out_batches(batch_size=4, shard=shard) for shard in shards)
     ]
     assert len(parts[0]) == len(parts[1])
-    assert sorted(label for part in parts for label in part if label >= 0) == list(range(22, 29))
-
-
-@pytest.mark.slow
-def test_workers_share_records_where_files_are_fewer(source):
-    shards = [Shard(worker=worker, workers=3) for worker in range(3)]
-    parts = [
-        np.concatenate([labels for _, labels in pieces(source.held_out_batches(shard=s))])
-        for s in shards
-    ]
     assert sorted(label for part in parts for label in part if label >= 0) == list(range(22, 29))
 
 
@@ -247,11 +239,3 @@ def test_a_part_without_records_is_named(tmp_path):
     root = write_set(tmp_path / "set", (1,), (0,))
     with pytest.raises(ValueError, match=r"received no records in validation-\*"):
         open_records(root)
-
-
-def test_a_sample_does_not_depend_on_the_global_seed(source):
-    found = []
-    for seed in (0, 7):
-        tf.random.set_seed(seed)
-        found.append(source.training_sample(3, seed=1))
-    np.testing.assert_array_equal(*found)
