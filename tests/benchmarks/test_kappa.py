@@ -7,8 +7,8 @@ from benchmarks.paper import kappa
 from benchmarks.paper.kappa import PRINTED
 from benchmarks.paper.variances import gaussian
 from sat_tf.training import models
-from sat_tf.training.data.source import ImageSet
 from sat_tf.training.audit.kappa import kappa_0
+from sat_tf.training.data.source import ImageSet
 from sat_tf.training.models.resnet import resnet18
 from tests import reference
 

@@ -12,8 +12,8 @@ import pytest
 import sat_tf
 from sat_tf import BitPolicy, output_folder
 from sat_tf.planning.plan import plan_page
-from sat_tf.training.models.mobilenet import mobilenet_v2
 from sat_tf.training.loop.outcome import write_report
+from sat_tf.training.models.mobilenet import mobilenet_v2
 from sat_tf.training.run_folder import RunFolder
 from tests.training.report_folder import HOSTILE, fill
 
