@@ -18,7 +18,11 @@ from rich.console import Console
 
 from sat_tf.commands import export, train
 from sat_tf.commands.main import report_errors
-from sat_tf.messages import RunError
+from sat_tf.commands.models import load_model, quiet_tensorflow
+from sat_tf.messages import ProblemsError, RunError, value_errors_as_run_errors
+from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL
+from sat_tf.training.config import read_config
+from sat_tf.training.run_folder import RunFolder
 
 _CONFIG = flags.DEFINE_string("config", None, "YAML file of the run; default: the digits demo.")
 _SET = flags.DEFINE_multi_string(
@@ -44,10 +48,32 @@ def _run() -> bool:
         return train.train(config, folder, Console(), resume=_RESUME.value)
     _refuse_settings()
     if _MODE.value == "evaluate":
-        train.evaluate(folder, Console())
+        evaluate(folder, Console())
     else:
         export.export(str(folder.path), Console())
     return True
+
+
+def evaluate(folder: RunFolder, console: Console) -> None:
+    """Prints the held-out top-1 of a finished run's quantized model."""
+    folder.require(CONFIG, QUANTIZED_MODEL)
+    path, config = folder.file(QUANTIZED_MODEL), read_config(folder.file(CONFIG))
+    quiet_tensorflow()
+    from sat_tf.training.loop.runner import reading_errors_explained
+    from sat_tf.training.loop.stage import held_out_metrics
+    from sat_tf.training.loop.start import fed_range, fed_source, load_source
+    from sat_tf.training.trained_models import data_problems
+
+    model, source = load_model(path), load_source(config)
+    if problems := data_problems(model, source.image_size, source.num_classes):
+        raise RunError(ProblemsError(str(path), problems))
+    source = fed_source(source, fed_range(model))
+    with value_errors_as_run_errors(path), reading_errors_explained(source):
+        metrics = held_out_metrics(model, source)
+    console.print(
+        f"{config.name}: held-out top-1 {100 * metrics['top1']:.2f} % ({metrics['images']} images)",
+        highlight=False,
+    )
 
 
 def _refuse_settings() -> None:

@@ -7,13 +7,13 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from sat_tf.commands.models import load_model, load_tensorflow, quiet_tensorflow
+from sat_tf.commands.models import load_tensorflow, quiet_tensorflow
 from sat_tf.commands.options import add_overrides, add_resume, add_target, add_trust, nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude
 from sat_tf.interruption import Terminated
-from sat_tf.messages import ProblemsError, RunError, say, value_errors_as_run_errors
-from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL, TFLITE_MODEL, UNFINISHED
+from sat_tf.messages import say
+from sat_tf.output_folder import CONFIG, TFLITE_MODEL, UNFINISHED
 from sat_tf.report.results import Results
 from sat_tf.training.config import DEMO, FOLDER, Config, choose, parse_config, read_config
 from sat_tf.training.run_folder import RunFolder, expect_same_run
@@ -133,30 +133,6 @@ def conclude_folder(folder: RunFolder, console: Console) -> bool:
     from sat_tf.report.report import headline_of
 
     return conclude(folder.file(TFLITE_MODEL), headline_of(folder), console)
-
-
-def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> None:
-    """Prints the held-out top-1 of a finished run's quantized model."""
-    folder.require(CONFIG, QUANTIZED_MODEL)
-    config = read_config(folder.file(CONFIG))
-    quiet_tensorflow()
-    from sat_tf.training.loop.runner import reading_errors_explained
-    from sat_tf.training.loop.stage import held_out_metrics
-    from sat_tf.training.loop.start import fed_range, fed_source, load_source
-    from sat_tf.training.trained_models import data_problems
-
-    model = load_model(folder.file(QUANTIZED_MODEL), trust=trust)
-    source = load_source(config)
-    problems = data_problems(model, source.image_size, source.num_classes)
-    if problems:
-        raise RunError(ProblemsError(str(folder.file(QUANTIZED_MODEL)), problems))
-    source = fed_source(source, fed_range(model))
-    with value_errors_as_run_errors(folder.file(QUANTIZED_MODEL)), reading_errors_explained(source):
-        found = held_out_metrics(model, source)
-    console.print(
-        f"{config.name}: held-out top-1 {100 * found['top1']:.2f} % ({found['images']} images)",
-        highlight=False,
-    )
 
 
 _Result = TypeVar("_Result")

@@ -172,8 +172,9 @@ class Config(Section):
         return self.policy.processor.packing(self.export.pack)
 
     @model_validator(mode="after")
-    def _reconstruction_has_its_models(self) -> "Config":
-        steps, listed = self.calibration.reconstruction_steps, []
+    def _settings_fit_together(self) -> "Config":
+        steps = self.calibration.reconstruction_steps
+        listed = self.recipes.problems(self.stages.by_name())
         if steps and not self.calibration.num_images:
             listed.append(
                 f"calibration.reconstruction_steps={steps} with calibration.num_images=0: expected "
@@ -186,11 +187,6 @@ class Config(Section):
                 "reconstruction_steps to 0."
             )
         refuse(*listed)
-        return self
-
-    @model_validator(mode="after")
-    def _recipes_have_their_stages(self) -> "Config":
-        refuse(*self.recipes.problems(self.stages.by_name()))
         return self
 
 
@@ -326,21 +322,7 @@ class FolderChoice(NamedTuple):
     name: str  # Of the run, after the folder.
     data_dir: str  # The folder, absolute, so that the run is not tied to where it was started.
     num_train: int  # Pictures to train on.
-    side: int | None  # The median of their shorter sides; None if none can be read.
-    size: Size  # The row of `SIZES`.
-
-    @property
-    def image_size(self) -> int:
-        """The size of the row, or the largest multiple of 32 that the pictures have."""
-        if self.side is None:
-            return self.size.image_size
-        return min(self.size.image_size, max(self.side // _SIDE * _SIDE, _SIDE))
-
-    @property
-    def batch_size(self) -> int:
-        """The size of the row, or the largest power of two that makes four batches; at least 2."""
-        most = max(self.num_train // _FEWEST_STEPS, 2)
-        return min(self.size.batch_size, 2 ** int(math.log2(most)))
+    size: Size  # The row of `SIZES`, made smaller where the pictures are smaller, or few.
 
     @property
     def data_override(self) -> str:
@@ -348,11 +330,11 @@ class FolderChoice(NamedTuple):
         quoted = self.data_dir.replace("'", "''")
         return f"data.options.data_dir='{quoted}'"
 
-    def overrides(self, given: Iterable[str] = ()) -> list[str]:
-        """The settings, as `parse_config` takes them."""
-        stride = 2 if self.image_size >= _FULL_STRIDE_FROM else 1
+    def overrides(self, changes: Iterable[str] = ()) -> list[str]:
+        """The settings, as `parse_config` takes them; stages that changes shorten warm up less."""
+        stride = 2 if self.size.image_size >= _FULL_STRIDE_FROM else 1
         size, warmups = self.size, []
-        for setting in given:
+        for setting in changes:
             key, _, value = setting.partition("=")
             stage = key.removesuffix(".epochs")
             if stage != key and value.isdecimal() and int(value) < _FEW_EPOCHS:
@@ -360,10 +342,10 @@ class FolderChoice(NamedTuple):
         return [
             *warmups,
             f"name={self.name}",
-            f"data.options.image_size={self.image_size}",
+            f"data.options.image_size={size.image_size}",
             f"model.options.width_multiplier={size.width_multiplier}",
             f"model.options.stem_stride={stride}",
-            f"stages.float.batch_size={self.batch_size}",
+            f"stages.float.batch_size={size.batch_size}",
             f"stages.float.epochs={size.epochs}",
             f"stages.float.base_learning_rate={size.base_learning_rate}",
             f"stages.quantized.epochs={size.epochs // 2}",
@@ -372,11 +354,11 @@ class FolderChoice(NamedTuple):
 
     def describe(self) -> str:
         """The choice in one line."""
+        size = self.size
         return (
             f"Chosen for {self.num_train:,} pictures to train on: mobilenet_v2 of width "
-            f"{self.size.width_multiplier}, {self.image_size}x{self.image_size} pixels, batches of "
-            f"{self.batch_size}, {self.size.epochs} + {self.size.epochs // 2} epochs; "
-            "--set changes each."
+            f"{size.width_multiplier}, {size.image_size}x{size.image_size} pixels, batches of "
+            f"{size.batch_size}, {size.epochs} + {size.epochs // 2} epochs; --set changes each."
         )
 
 
@@ -388,7 +370,19 @@ def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
         train, _ = read_tree(path)
     except ValueError as error:
         raise RunError(f"--data: {error}") from error
-    count = len(train.paths)
-    size = next(size for size in SIZES if count < size.below)
-    name = run_name(path.name, "folder")
-    return FolderChoice(name, str(path), count, median_side(train.paths), size)
+    count, name = len(train.paths), run_name(path.name, "folder")
+    return FolderChoice(name, str(path), count, size_of(count, median_side(train.paths)))
+
+
+def size_of(num_train: int, side: int | None) -> Size:
+    """The row of `SIZES` for so many pictures, whose shorter sides have a median, if known.
+
+    Images are at most the largest multiple of 32 that the pictures have, batches the largest power
+    of two that makes four of them, and at least 2.
+    """
+    size = next(size for size in SIZES if num_train < size.below)
+    batch_size = 2 ** int(math.log2(max(num_train // _FEWEST_STEPS, 2)))
+    image_size = size.image_size if side is None else max(side // _SIDE * _SIDE, _SIDE)
+    return size._replace(
+        image_size=min(size.image_size, image_size), batch_size=min(size.batch_size, batch_size)
+    )

@@ -312,8 +312,8 @@ class EpochMetrics(Row):
     seconds: float | None = None  # Wall-clock time of the epoch, held-out images included.
 
 
-def _line(label: str, colour: str, **style: bool) -> Line:
-    return Line(label=label, colour=f"var(--{colour})", **style)
+def _line(label: str, colour: str, *, dashed: bool = False, dots: bool = False) -> Line:
+    return Line(label=label, colour=f"var(--{colour})", dashed=dashed, dots=dots)
 
 
 _NUMBER, _PERCENT, _DECAYED = digits(".4g"), percent(), "training, with weight decay"

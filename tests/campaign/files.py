@@ -51,7 +51,7 @@ _READ = """\
 import sys
 from sat_tf.commands.main import report_errors
 from sat_tf.commands.train import load_config
-from sat_tf.training.config.config import config_text, parse_config
+from sat_tf.training.config import config_text, parse_config
 
 def read():
     found = load_config("run.yaml")

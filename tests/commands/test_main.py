@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import pathlib
+import runpy
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,7 @@ from tests.export import zoo
 from tests.export.zoo import Specimen
 from tests.training.small import small_float_model
 
+EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "train_imagenet.py"
 TINY = """
 name: tiny
 seed: 0
@@ -241,7 +243,8 @@ def test_a_dry_run_prints_whole_words_where_nobody_says_how_wide_a_line_is(tiny_
 
 
 def test_a_run_is_evaluated_again_with_the_top1_of_its_results(tiny_run, capsys):
-    train.evaluate(RunFolder(tiny_run), Console(width=200))
+    example = runpy.run_path(str(EXAMPLE))
+    example["evaluate"](RunFolder(tiny_run), Console(width=200))
     share = read_json(tiny_run / "results.json")["quantized_top1"]
     assert f"held-out top-1 {100 * share:.2f} %" in capsys.readouterr().out
 
@@ -422,7 +425,6 @@ def test_an_error_of_the_program_itself_keeps_its_traceback():
 
 
 def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
-    from sat_tf.commands import train
 
     config = train.load_config()
     assert config.name == "digits_mobilenet_v2_w4a4"

@@ -363,14 +363,17 @@ class Audit(RowTable):
 
     def findings(self) -> Iterator[tuple[str, Finding]]:
         """The broken rules, each with the name of the layer."""
-        for audited in (*self.layers, *self.activations):
+        for audited in self._audited():
             for finding in audited.findings:
                 yield audited.name, finding
+
+    def _audited(self) -> list[LayerAudit | ActivationAudit]:
+        return [*self.layers, *self.activations]
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each linear layer and each activation, all with the same keys."""
         rows = []
-        for audited in (*self.layers, *self.activations):
+        for audited in self._audited():
             row = {name: getattr(audited, name, None) for name in COLUMNS}
             row |= {
                 "row": "activation",
@@ -434,7 +437,7 @@ class Audit(RowTable):
 
     def _summary(self) -> str:
         """The verdict in a line."""
-        verdicts = [row.verdict for row in (*self.layers, *self.activations)]
+        verdicts = [row.verdict for row in self._audited()]
         parts = [f"{len(self.layers)} linear layers"]
         if self.activations:
             parts.append(f"{len(self.activations)} quantized activations")

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,51 +79,6 @@ class Taps:
     kernels: dict[tuple[int, str], list[tf.Tensor]] = dataclasses.field(default_factory=dict)
     # The clipping levels, by the name of the user's layer.
     levels: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
-
-
-@contextlib.contextmanager
-def tapped(
-    model: keras.Model,
-    tape: tf.GradientTape,
-    *,
-    in_inference: Iterable[keras.layers.Layer] = (),
-    without_softmax: Iterable[keras.layers.Layer] = (),
-) -> Iterator[Taps]:
-    """Inside, a call of the model computes as in training, and its tensors are tapped.
-
-    To be called with training=False, so that nothing is dropped at random and no statistics move.
-    BatchNormalization nevertheless uses the statistics of its batch, as in training, unless it is
-    frozen, or among those `in_inference`, which the model itself calls with training=False. The
-    layers `without_softmax` leave it out, so that the output is logits.
-    """
-    taps = Taps()
-    frozen = {id(layer) for layer in in_inference}
-    with contextlib.ExitStack() as stack:
-        for layer in model._flatten_layers(include_self=False, recursive=True):
-            if isinstance(layer, QuantizedLayer):
-                variables = layer.output_variables
-                if CLIPPING_LEVEL in variables:
-                    level = tf.identity(tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
-                    tape.watch(level)
-                    taps.levels[layer.layer.name] = level
-                    variables = {**variables, CLIPPING_LEVEL: level}
-                    stack.enter_context(_replaced(layer, "output_variables", variables))
-            elif layer_kinds.kernels_of(layer):
-                stack.enter_context(_replaced(layer, "call", _tapping(layer, tape, taps)))
-            # Frozen layers use the statistics they have.
-            elif (
-                layer_kinds.is_batch_normalization(layer)
-                and layer.trainable
-                and id(layer) not in frozen
-            ):
-                stack.enter_context(_replaced(layer, "call", _by_batch(layer)))
-        for layer in without_softmax:
-            # A quantizing wrapper observes the input of the function it finds as the activation.
-            of_function = ("activation", keras.activations.linear)
-            of_layer = ("call", lambda inputs, *_, **__: inputs)
-            softmax = of_function if hasattr(layer, "activation") else of_layer
-            stack.enter_context(_replaced(layer, *softmax))
-        yield taps
 
 
 def _tapping(layer: Any, tape: tf.GradientTape, taps: Taps) -> Callable[..., Any]:
@@ -262,7 +217,6 @@ class GradientProbe:
         compiled: bool = False,
     ) -> None:
         network = read_through(model) if network is None else network
-        self._tail = tail(network)
         _expect_logits(network)
         if sample.labels is None:
             raise ValueError("dataset: received no labels, expected them: gradients need a loss.")
@@ -270,9 +224,11 @@ class GradientProbe:
         self._images = tf.cast(sample.images, model.inputs[0].dtype)
         self._shares = tf.constant(class_shares(sample.labels, model.output_shape[-1]))
         self._linear_calls = linear_calls(network)
-        self._in_inference = [
-            unwrapped(node.layer) for node in network if node.arguments.get("training") is False
-        ]
+        last_layers = [unwrapped(node.layer) for node in tail(network)]
+        self._softmaxes = [layer for layer in last_layers if is_softmax(layer)]
+        self._frozen = {
+            id(unwrapped(node.layer)) for node in network if node.arguments.get("training") is False
+        }
         self._measure = as_graph(self._run) if compiled else self._run
 
     def __call__(self) -> GradientFlow:
@@ -313,13 +269,46 @@ class GradientProbe:
             {name: float(value) for name, value in levels.items()},
         )
 
+    @contextlib.contextmanager
+    def _tapped(self, tape: tf.GradientTape) -> Iterator[Taps]:
+        """Inside, a call of the model computes as in training, and its tensors are tapped.
+
+        To be called with training=False, so that nothing is dropped at random and no statistics
+        move. BatchNormalization nevertheless uses the statistics of its batch, as in training,
+        unless it is frozen, or the model itself calls it with training=False. A softmax at the end
+        is left out, so that the output is logits.
+        """
+        taps = Taps()
+        with contextlib.ExitStack() as stack:
+            for layer in self._model._flatten_layers(include_self=False, recursive=True):
+                if isinstance(layer, QuantizedLayer):
+                    variables = layer.output_variables
+                    if CLIPPING_LEVEL in variables:
+                        level = tf.identity(tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
+                        tape.watch(level)
+                        taps.levels[layer.layer.name] = level
+                        variables = {**variables, CLIPPING_LEVEL: level}
+                        stack.enter_context(_replaced(layer, "output_variables", variables))
+                elif layer_kinds.kernels_of(layer):
+                    stack.enter_context(_replaced(layer, "call", _tapping(layer, tape, taps)))
+                # Frozen layers use the statistics they have.
+                elif (
+                    layer_kinds.is_batch_normalization(layer)
+                    and layer.trainable
+                    and id(layer) not in self._frozen
+                ):
+                    stack.enter_context(_replaced(layer, "call", _by_batch(layer)))
+            for layer in self._softmaxes:
+                # A quantizing wrapper observes the input of the function that is the activation.
+                of_function = ("activation", keras.activations.linear)
+                of_layer = ("call", lambda inputs, *_, **__: inputs)
+                softmax = of_function if hasattr(layer, "activation") else of_layer
+                stack.enter_context(_replaced(layer, *softmax))
+            yield taps
+
     def _run(self, images: tf.Tensor, shares: tf.Tensor) -> Any:
-        last_layers = [unwrapped(node.layer) for node in self._tail]
-        softmaxes = [layer for layer in last_layers if is_softmax(layer)]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with tapped(
-                self._model, tape, in_inference=self._in_inference, without_softmax=softmaxes
-            ) as taps:
+            with self._tapped(tape) as taps:
                 logits = tf.cast(self._model(images, training=False), tf.float32)
             losses = tf.nn.softmax_cross_entropy_with_logits(shares, logits)
             loss = tf.reduce_mean(losses)

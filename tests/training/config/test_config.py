@@ -15,12 +15,12 @@ from sat_tf.training.config import (
     DEMO,
     FOLDER,
     SHIPPED,
-    SIZES,
     Config,
     FolderChoice,
     config_text,
     parse_config,
     read_config,
+    size_of,
 )
 from sat_tf.training.config_sections import RecipesConfig, StageConfig
 from sat_tf.training.data import DATA_SETS
@@ -274,8 +274,7 @@ def test_aliases_and_merge_keys_of_an_honest_size_are_read():
 
 
 def choice(num_train, side=300):
-    size = next(size for size in SIZES if num_train < size.below)
-    return FolderChoice("photos", "/photos", num_train, side, size)
+    return FolderChoice("photos", "/photos", num_train, size_of(num_train, side))
 
 
 def pictures(root, count, side=70):

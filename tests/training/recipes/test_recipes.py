@@ -34,6 +34,7 @@ CONFIG = """
 name: small
 data: {name: digits, shift_pixels: 1}
 model: {name: mobilenet_v1}
+training: {keep: last}
 stages:
   float: {epochs: 8, batch_size: 32, base_learning_rate: 1.6, warmup_epochs: 0}
 """

@@ -233,7 +233,7 @@ def test_resolving_loads_no_tensorflow_and_gives_the_same_digest_in_every_proces
     code = (
         "import sys, json\n"
         "from sat_tf.training.paper_rows import entries\n"
-        "from sat_tf.training.reproduction.resolve import resolve\n"
+        "from sat_tf.training.paper_rows import resolve\n"
         "name = resolve(entries()['glyphs/4bits/pact']).name\n"
         "print(json.dumps([name, 'tensorflow' in sys.modules]))"
     )
