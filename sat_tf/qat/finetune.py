@@ -28,8 +28,13 @@ from sat_tf.messages import ProblemsError, RunError
 from sat_tf.qat.calibrate import calibrate, estimate_statistics
 from sat_tf.qat.images import BATCH_SIZE, TrainingBatches, TrainingImages, fed, held_out_batches
 from sat_tf.qat.inputs import input_ranges
-from sat_tf.qat.reconstruction.checkpoint import key_of
-from sat_tf.qat.reconstruction.fit import TEMPERATURE, logits_of, rows_of_classes, soft_divergence
+from sat_tf.qat.reconstruction.fit import (
+    TEMPERATURE,
+    key_of,
+    logits_of,
+    rows_of_classes,
+    soft_divergence,
+)
 from sat_tf.qat.wrapper import ConstantWeights, weight_quantizer
 from sat_tf.quantizers.input_range import PIXELS
 

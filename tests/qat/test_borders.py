@@ -7,7 +7,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat.borders import AnotherBorderWarning
+from sat_tf.qat.inputs import AnotherBorderWarning
 from sat_tf.qat.policy import BitPolicy
 
 L = keras.layers

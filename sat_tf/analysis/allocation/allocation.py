@@ -392,7 +392,7 @@ def allocate(
             fewest=min(fewest_used, used[name]) / unit,
             most=max(most_used, used[name]) / unit,
         )
-    layers = []
+    layers, sizes = [], choices.sizes
     for option in solution.chosen:
         layer, (bits_of_weights, bits_of_activations) = problem.options[option]
         tied = [other.name for other in choices.layers if other.tie == layer.tie >= 0]
@@ -405,7 +405,7 @@ def allocate(
                 chosen=layer.chosen,
                 tied=", ".join(name for name in tied if name != layer.name),
                 num_weights=layer.num_weights,
-                bytes=choices.sizes and choices.sizes.kernel_bytes(layer.name, bits_of_weights),
+                bytes=None if sizes is None else sizes.kernel_bytes(layer.name, bits_of_weights),
                 milliseconds=None if milliseconds is None else milliseconds[option],
                 cost=float(knapsack.cost[option]),
             )

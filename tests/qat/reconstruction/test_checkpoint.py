@@ -5,8 +5,8 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.graph.network import Network
 from sat_tf.messages import RunError
-from sat_tf.qat.reconstruction import checkpoint
-from sat_tf.qat.reconstruction.checkpoint import Checkpoint, FitState, key_of
+from sat_tf.qat.reconstruction import fit
+from sat_tf.qat.reconstruction.fit import Checkpoint, FitState, key_of
 from tests.qat import float_models
 
 FIT = {"block": "conv", "error_after": 0.5}
@@ -19,8 +19,8 @@ def model():
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(checkpoint, "_SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr(checkpoint, "_COST", 0.0)
+    monkeypatch.setattr(fit, "_SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(fit, "_COST", 0.0)
 
 
 def _opened(model, path, key="key", **options):

@@ -7,8 +7,8 @@ import pytest
 
 import sat_tf
 from sat_tf.presentation.progress_bar import Progress
-from sat_tf.qat.reconstruction import checkpoint, reconstruct
-from sat_tf.qat.reconstruction.checkpoint import Checkpoint
+from sat_tf.qat.reconstruction import fit, reconstruct
+from sat_tf.qat.reconstruction.fit import Checkpoint
 from tests.qat import float_models
 
 STEPS = 10
@@ -225,8 +225,8 @@ class _Interrupted(Progress):
 @pytest.fixture
 def progress_of(monkeypatch):
     """Lets reconstructions be interrupted after so many steps, and saves each step."""
-    monkeypatch.setattr(checkpoint, "_SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr(checkpoint, "_COST", 0.0)
+    monkeypatch.setattr(fit, "_SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(fit, "_COST", 0.0)
 
     def use(calls):
         progress = _Interrupted(calls)
