@@ -248,9 +248,6 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         return f"PlacedConfig(weights={self.weights!r}, output={self.output!r})"
 
 
-# -- of a whole model ----------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Insertion:
     """A quantizer inserted as a layer between a tensor and some of its readers."""

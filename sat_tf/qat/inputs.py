@@ -378,8 +378,6 @@ def _along(layer: keras.layers.Layer, values: np.ndarray, shape: Sequence[int]) 
     return values.reshape([-1 if index == axis else 1 for index in range(len(shape))])
 
 
-# -- borders --------------------------------------------------------------------------------------
-
 # Layers pad with real 0. Kernels on integers pad with the zero point, which is one pixel for all
 # channels, the nearest to their zeros: where 0 is no pixel of the range, as in (1, 2), or another
 # one in each channel, what is around an image is another value in the file, and in the quantized
