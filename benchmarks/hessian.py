@@ -21,7 +21,6 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.allocation.allocation import BitCosts, combined
 from sat_tf.analysis.allocation.choices import Choice, ModelChoices
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
 from sat_tf.analysis.one_at_a_time import one_at_a_time
@@ -280,12 +279,12 @@ def hessian_costs(
     _refuse_flat(found)
     _warn_of_negative_traces(found)
     errors = runner.activation_errors(sample.images[: runner.images_at_once()])
-    weights: BitCosts = {}
+    weights: dict[str, dict[int | None, float]] = {}
     for name, one in kernels.items():
         bits = range(one.weight_bits or _MOST_BITS, _MOST_BITS + 1)
         trace = abs(traces.kernels[name])
         weights[name] = {b: trace * e for b, e in zip(bits, one.weight_errors, strict=True)}
-    activations: BitCosts = {}
+    activations: dict[str, dict[int | None, float]] = {}
     for call, one in readers.items():
         bits = range(one.activation_bits or _MOST_BITS, _MOST_BITS + 1)
         own = activations.setdefault(names[call], {})
@@ -293,10 +292,15 @@ def hessian_costs(
         own_errors = errors.get(call) or (0.0,) * len(bits)
         for number, error in zip(bits, own_errors, strict=True):
             own[number] = own.get(number, 0.0) + abs(traces.inputs[call]) * error
-    costs = iter(combined(choices.layers, weights, activations))
-    return {
-        layer.name: {choice: next(costs) for choice in layer.choices} for layer in choices.layers
-    }
+    costs: dict[str, dict[Choice, float]] = {}
+    for layer in choices.layers:
+        of_weights = weights[layer.name] if layer.chooses_weights else {}
+        of_activations = activations[layer.name] if layer.chooses_activations else {}
+        costs[layer.name] = {
+            (own, read): of_weights.get(own, 0.0) + of_activations.get(read, 0.0)
+            for own, read in layer.choices
+        }
+    return costs
 
 
 def _refuse_flat(traces: Mapping[str, float]) -> None:

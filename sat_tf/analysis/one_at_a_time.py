@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -42,8 +42,7 @@ class Quantization:
     makes: QuantizedLayer | None = None  # The quantizer of the tensor it makes, for a stream.
 
 
-@dataclasses.dataclass(frozen=True)
-class LayerQuantizations:
+class LayerQuantizations(NamedTuple):
     """A layer, and its tensors to quantize."""
 
     layer: QuantizableLayer  # A linear layer or a stream.
@@ -54,25 +53,24 @@ class LayerQuantizations:
 class OneAtATime:
     """Runs a float model, and again with one layer quantized, from that layer on.
 
-    The layer has the codes of the quantized model, in the float model: its kernel is multiplied by
-    the factor that the normalization behind it was divided by. Activations are quantized on their
-    way into this layer only, and stay float for other readers.
-
-    Args:
-        network: the float model; it is not changed.
-        quantized: the model quantized with latent_start="keep_function" and calibrated clipping
-            levels.
-        streams: the layers of the float model whose outputs have the bits of streams.
+    The layer has the codes of the quantized model, which keeps the function, in the float model:
+    its kernel is multiplied by the factor that the normalization behind it was divided by.
+    Activations are quantized on their way into this layer only, and stay float for other readers.
+    The outputs of `streams` have the bits of streams.
     """
 
     def __init__(self, network: Network, quantized: keras.Model, streams: Collection[str]) -> None:
-        self._streams = streams
-        self._network = network
-        self._nodes = list(self._network)
+        self._streams, self._network, self._nodes = streams, network, list(network)
         self._place = {node.name: index for index, node in enumerate(self._nodes)}
         self._quantized = Network(quantized)
-        self.last_layer = self._network[self._network.output].layer
-        self.layers = list(self._quantizations())
+        self.last_layer = network[network.output].layer
+        self.layers: list[LayerQuantizations] = []
+        for node in self._quantized:
+            layer = node.layer
+            if isinstance(layer, QuantizedLayer) and not layer.quantize_config.inserted:
+                quantized_layer = self._quantizations_of(node, network[call_name(node)])
+                if len(quantized_layer.quantizations) > 1:
+                    self.layers.append(quantized_layer)
 
     def images_at_once(self) -> int:
         """The batch size that fits into memory."""
@@ -103,14 +101,6 @@ class OneAtATime:
         return dict(self._network.computed({self._network.input: tf.cast(images, tf.float32)}))
 
     def _output_with(self, quantization: Quantization, tensors: dict[str, Any]) -> tf.Tensor:
-        changed: dict[str, Any] = {quantization.layer: self._changed(quantization, tensors)}
-        for node in self._nodes[self._place[quantization.layer] + 1 :]:
-            if any(name in changed for name in node.inputs):
-                inputs = [changed.get(name, tensors[name]) for name in node.inputs]
-                changed[node.name] = call_in_inference(node, node.layer, inputs)
-        return changed.get(self._network.output, tensors[self._network.output])
-
-    def _changed(self, quantization: Quantization, tensors: dict[str, Any]) -> tf.Tensor:
         node, output = self._network[quantization.layer], tensors[quantization.layer]
         if quantization.kernel is not None or quantization.reads is not None:
             inputs = [tensors[name] for name in node.inputs]
@@ -118,15 +108,14 @@ class OneAtATime:
                 inputs = [_quantize(quantization.reads, tensor) for tensor in inputs]
             with _kernel_of(node.layer, quantization.kernel):
                 output = call_in_inference(node, node.layer, inputs)
-        return output if quantization.makes is None else _quantize(quantization.makes, output)
-
-    def _quantizations(self) -> Iterator[LayerQuantizations]:
-        for node in self._quantized:
-            layer = node.layer
-            if isinstance(layer, QuantizedLayer) and not layer.quantize_config.inserted:
-                layer_quantizations = self._quantizations_of(node, self._network[call_name(node)])
-                if len(layer_quantizations.quantizations) > 1:
-                    yield layer_quantizations
+        if quantization.makes is not None:
+            output = _quantize(quantization.makes, output)
+        changed: dict[str, Any] = {node.name: output}
+        for node in self._nodes[self._place[quantization.layer] + 1 :]:
+            if any(name in changed for name in node.inputs):
+                inputs = [changed.get(name, tensors[name]) for name in node.inputs]
+                changed[node.name] = call_in_inference(node, node.layer, inputs)
+        return changed.get(self._network.output, tensors[self._network.output])
 
     def _quantizations_of(self, node: Node, own: Node) -> LayerQuantizations:
         """The quantized tensors of one layer; there may be none."""
@@ -162,8 +151,8 @@ class OneAtATime:
             name=name,
             kind=type(own.layer).__name__,
             weight_bits=weight_bits,
-            activation_bits=None if reads is None else _bits(reads),
-            stream_bits=None if makes is None else _bits(makes),
+            activation_bits=None if reads is None else int(reads.quantize_config.output.num_bits),
+            stream_bits=None if makes is None else int(makes.quantize_config.output.num_bits),
             num_weights=num_weights,
             values_read=_count(counted.shape),
             values_made=_count(own.shape),
@@ -250,11 +239,6 @@ def _kernel_of(layer: keras.layers.Layer, kernel: tf.Tensor | None) -> Iterator[
         yield
     finally:
         vars(layer)[name] = own
-
-
-def _bits(layer: QuantizedLayer) -> int | None:
-    quantizer = _activation_quantizer(layer)
-    return None if quantizer is None else int(quantizer.num_bits)
 
 
 def _count(shape: tuple[int | None, ...]) -> int:

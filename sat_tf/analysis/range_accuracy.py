@@ -78,17 +78,11 @@ def range_accuracies(
 
     Another range is clearly better if its top-1 is higher by 5 points, by 3 standard errors of the
     difference and by 8 pictures, and higher than the share of the most frequent class, which an
-    untrained model can reach.
+    untrained model can reach. Pixels are uint8 (n, rows, columns, channels), and labels class
+    numbers (n,), negative ones for images without a label.
 
-    Args:
-        model: a float model.
-        pixels: uint8 (n, rows, columns, channels).
-        labels: class numbers (n,), negative ones for images without a label; or None.
-        given: the range that the model is fed.
-
-    Returns:
-        The accuracies; None if the model is not a classifier or already contains its range, or
-        there are no labels.
+    Returned is None if the model is not a classifier or already contains its range, or there are no
+    labels.
     """
     # A range that is one of the usual ones is measured once.
     measured = _measured(model, pixels, labels, list(dict.fromkeys((given, *_USUAL))))
@@ -108,11 +102,7 @@ def range_accuracies(
 def found_range(
     subject: str, model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None
 ) -> RangeAccuracies:
-    """The usual range that is clearly better than all others, by labelled pictures.
-
-    Returns:
-        The accuracies, `given` and `fitting` being the range that is found.
-    """
+    """The accuracies in the usual range that is clearly better than all others, by pictures."""
     measured = _measured(model, pixels, labels, _USUAL)
     if measured is None:
         received = (

@@ -31,9 +31,7 @@ USUAL_IMAGES = 256
 class DamageMeter:
     """Accumulates the damage over batches of outputs, compared with the float model's.
 
-    Args:
-        probabilities: the outputs are probabilities, not logits.
-        classes: the outputs are a row of classes.
+    The outputs are a row of classes, or not, and of these probabilities, or logits.
     """
 
     def __init__(self, *, probabilities: bool, classes: bool) -> None:

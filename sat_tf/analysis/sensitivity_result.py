@@ -52,7 +52,7 @@ class Metric:
 
     def of(self, damage: Damage | None) -> float | None:
         """Returns its value; None where nothing was measured."""
-        value: float | None = damage and getattr(damage, self.field)
+        value: float | None = None if damage is None else getattr(damage, self.field)
         return value
 
     def loss(self, damage: Damage) -> float:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import tf_keras as keras
 
     from sat_tf.qat.finetune import FineTuned
-    from sat_tf.qat.reconstruction.checkpoint import Checkpoint
+    from sat_tf.qat.reconstruction.fit import Checkpoint
 
 _BATCH_SIZE = 32
 
@@ -81,7 +81,7 @@ def write_quantized(
     from sat_tf.qat.calibrate import calibrate
     from sat_tf.qat.images import fed_batches
     from sat_tf.qat.layout import GuessedClippingLevelsWarning
-    from sat_tf.qat.reconstruction.checkpoint import Checkpoint
+    from sat_tf.qat.reconstruction.fit import Checkpoint
     from sat_tf.qat.scheme import quantize_model
     from sat_tf.report.layers import SAMPLE, layer_rows
     from sat_tf.report.report import write_file, write_layers, write_report

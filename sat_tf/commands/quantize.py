@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     quiet_tensorflow()
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)
-    from sat_tf.qat.finetune import refusal, row_of
+    from sat_tf.qat.finetune import row_of
     from sat_tf.qat.reconstruction.reconstruct import STEPS
     from sat_tf.report.report import headline_of
 
@@ -128,8 +128,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     is_reconstructed = arguments.bits <= _MOST_RECONSTRUCTED and arguments.epochs != 0
     with value_errors_as_run_errors(path):
         expect_float(path, model)
-        row = row_of(model)
-        why_not = refusal(model, row)
+        row, why_not = row_of(model)
         if epochs and why_not:
             raise RunError(
                 f"{path}: received {why_not}, expected one to train: of one output, a row of the "

@@ -9,9 +9,8 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.planning.plan import ActivationPlan, Fate, WeightPlan
-from sat_tf.qat.borders import borders
-from sat_tf.qat.inputs import find_folds, own_type
-from sat_tf.qat.placed import Placement
+from sat_tf.qat.configs import Placement
+from sat_tf.qat.inputs import borders, find_folds, own_type
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange, can_be_pictures
 from sat_tf.quantizers.protocol import BITS_FIELDS, ActivationQuantizer, Quantizer, WeightQuantizer

@@ -24,9 +24,9 @@ from sat_tf.planning.deployment import (
 )
 from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan
 from sat_tf.planning.preview import by_layer, planned_elsewhere, preview, with_image_size
+from sat_tf.qat.configs import Placement, PlacementError
 from sat_tf.qat.layout import is_quantized, maker_of_codes, non_finite_weights, user_name
 from sat_tf.qat.model_class import policy_of, processor_of
-from sat_tf.qat.placed import Placement, PlacementError
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.requantize import completed, effective_kernels, without_quantizers

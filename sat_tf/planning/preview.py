@@ -16,8 +16,8 @@ from sat_tf.export.targets.table import TARGETS, Elsewhere
 from sat_tf.export.tflite.contents import read_contents
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
+from sat_tf.qat.configs import Placement
 from sat_tf.qat.layout import arranged, inner_layer
-from sat_tf.qat.placed import Placement
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 from sat_tf.validation import is_integer

@@ -28,8 +28,13 @@ from sat_tf.messages import ProblemsError, RunError
 from sat_tf.qat.calibrate import calibrate, estimate_statistics
 from sat_tf.qat.images import BATCH_SIZE, TrainingBatches, TrainingImages, fed, held_out_batches
 from sat_tf.qat.inputs import input_ranges
-from sat_tf.qat.reconstruction.checkpoint import key_of
-from sat_tf.qat.reconstruction.fit import TEMPERATURE, logits_of, rows_of_classes, soft_divergence
+from sat_tf.qat.reconstruction.fit import (
+    TEMPERATURE,
+    key_of,
+    logits_of,
+    rows_of_classes,
+    soft_divergence,
+)
 from sat_tf.qat.wrapper import ConstantWeights, weight_quantizer
 from sat_tf.quantizers.input_range import PIXELS
 
@@ -67,21 +72,21 @@ class FineTuned:
     passed_over: tuple[int, ...] = ()  # The places of images that could not be read.
 
 
-def row_of(float_model: keras.Model) -> str:
-    """What the only output of a model is a row of: "logits", "probabilities", or "" of neither."""
+def row_of(float_model: keras.Model) -> tuple[str, str]:
+    """What the only output of a model is a row of: "logits" or "probabilities".
+
+    Of a model whose quantized form cannot be fine-tuned, it is "", and why, in words.
+    """
     if len(float_model.outputs) > 1:
-        return ""
+        return "", f"a model of {len(float_model.outputs)} outputs"
     network = Network(with_layers_for_operations(float_model))
     shape = network[network.output].shape
-    return rows_of_classes(network, network.output, shape) if len(shape) == 1 else ""
-
-
-def refusal(float_model: keras.Model, row: str) -> str:
-    """Why the quantized form of a model cannot be fine-tuned, in words; empty where it can."""
-    if len(float_model.outputs) > 1:
-        return f"a model of {len(float_model.outputs)} outputs"
-    shape = tuple(float_model.output_shape[1:])
-    return "" if row else f"a model with outputs of shape {shape} that are no row of classes"
+    row = rows_of_classes(network, network.output, shape) if len(shape) == 1 else ""
+    sizes = tuple(float_model.output_shape[1:])
+    return (
+        row,
+        "" if row else f"a model with outputs of shape {sizes} that are no row of classes",
+    )
 
 
 def finetune(
@@ -96,7 +101,7 @@ def finetune(
     learning_rate: float | None = None,
     batch_size: int = 32,
     seed: int = 0,
-    row: str | None = None,
+    row: str = "",
     folder: pathlib.Path | None = None,
     is_expected: bool = False,
     finish: Callable[[keras.Model], object] = lambda model: None,
@@ -121,9 +126,9 @@ def finetune(
         ValueError: the model or the images cannot be trained; lists every problem.
         RunError: a backup was expected.
     """
-    row = row_of(float_model) if row is None else row
+    row, reason = (row, "") if row else row_of(float_model)
     problems = []
-    if reason := refusal(float_model, row):
+    if reason:
         problems.append(f"received {reason}, expected one row of logits or probabilities.")
     if not quantized.trainable_variables:
         problems.append("received a frozen model, expected one to train; set trainable=True.")

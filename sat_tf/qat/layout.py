@@ -14,11 +14,9 @@ from sat_tf.graph.layers.normalization import adapted_copy, is_adapted
 from sat_tf.graph.network import Network, Node, as_layer_name, output_names, refuse_losses
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import ModelError, first_ones, warn
-from sat_tf.qat.borders import AnotherBorderWarning, borders
-from sat_tf.qat.configs import PlacedConfig
-from sat_tf.qat.inputs import apply_fold, find_folds, reads_floats
+from sat_tf.qat.configs import PlacedConfig, Placement
+from sat_tf.qat.inputs import AnotherBorderWarning, apply_fold, borders, find_folds, reads_floats
 from sat_tf.qat.model_class import of_class_of
-from sat_tf.qat.placed import Placement
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer

@@ -9,9 +9,8 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction, Role
 from sat_tf.graph.network import Network, Node, are_numbers, as_layer_name
 from sat_tf.messages import kind_of, problems_of
-from sat_tf.qat import inputs, placed
-from sat_tf.qat.configs import LayerConfig, PlacedConfig
-from sat_tf.qat.placed import Demand, Insertion, Placement, PlacementError, Reasons
+from sat_tf.qat import configs, inputs
+from sat_tf.qat.configs import Demand, Insertion, LayerConfig, PlacedConfig, Placement, Reasons
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
@@ -119,13 +118,13 @@ class _Placer:
         outputs = {node.name: self._output(node) for node in self.network}
         self._check_narrow_streams(outputs)
         insertions = tuple(self._insertions(outputs))
-        configs = {}
+        of_layers = {}
         is_usual = self.policy.processor.name == DEFAULT_TARGET
         target = None if is_usual else self.policy.processor.name
         for name in self.annotations:
             if self.roles.get(name, Role.INPUT) is Role.INPUT or name in self.without_codes:
                 continue
-            configs[name] = PlacedConfig(
+            of_layers[name] = PlacedConfig(
                 weights=self._weights(name) if name in self.linear else None,
                 output=outputs.get(name),
                 annotation=self.annotations[name] or None,
@@ -154,7 +153,7 @@ class _Placer:
                 for name in self.linear
             },
         )
-        return Placement(configs, insertions, behind, frozenset(self.kept), reasons)
+        return Placement(of_layers, insertions, behind, frozenset(self.kept), reasons)
 
     def _refuse(self, problem: str) -> None:
         if problem not in self.problems:  # a tensor is visited more than once
@@ -162,7 +161,9 @@ class _Placer:
 
     def _raise_problems(self) -> None:
         if self.problems:
-            raise PlacementError(self.network.name, self.problems, names_supported=self.unsupported)
+            raise configs.PlacementError(
+                self.network.name, self.problems, names_supported=self.unsupported
+            )
 
     # -- what the graph says -------------------------------------------------------------------
 
@@ -287,7 +288,7 @@ class _Placer:
 
     def _check(self) -> None:
         if not self.linear:
-            self.problems.append(placed.without_linear_layers(self.network, self.annotations))
+            self.problems.append(configs.without_linear_layers(self.network, self.annotations))
         named = [
             node.name
             for node in self.whole

@@ -346,13 +346,12 @@ def _linear(layer: keras.layers.Layer, kernel: Any, given: Spread) -> _Array:
         variance = (both * given.variance[:, None]).reshape(-1)
     else:
         per_group = (groups, sums.shape[0], -1)
-        means, variances = (
+        mean, variance = (
             np.einsum(
                 "gi,igo->go", part.reshape(per_group[:2]), terms.reshape(sums.shape[0], groups, -1)
             ).reshape(-1)
             for part, terms in ((given.mean, share * sums), (given.variance, both))
         )
-        mean, variance = means, variances
     if getattr(layer, "bias", None) is not None:
         mean = mean + np.asarray(layer.bias, np.float64)
     if not given.known:

@@ -12,7 +12,7 @@ from ai_edge_litert.interpreter import Interpreter
 from markupsafe import escape
 
 import sat_tf
-import sat_tf.qat.reconstruction.checkpoint
+import sat_tf.qat.reconstruction.fit
 import sat_tf.qat.reconstruction.reconstruct
 from sat_tf.commands import main
 from sat_tf.commands.quantize import accuracy, next_step
@@ -275,7 +275,7 @@ def test_a_reconstruction_without_a_run_goes_on_from_its_finished_blocks(
     assert status in DONE, said
     expected = (tmp_path / "out" / "model.tflite").read_bytes()
     shutil.rmtree(tmp_path / "out")
-    finish = sat_tf.qat.reconstruction.checkpoint.Checkpoint.finish
+    finish = sat_tf.qat.reconstruction.fit.Checkpoint.finish
 
     def interrupted(self, fit):
         finish(self, fit)
@@ -283,7 +283,7 @@ def test_a_reconstruction_without_a_run_goes_on_from_its_finished_blocks(
         monkeypatch.setattr("sat_tf.qat.reconstruction.reconstruct.STEPS", 10)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sat_tf.qat.reconstruction.checkpoint.Checkpoint.finish", interrupted)
+    monkeypatch.setattr("sat_tf.qat.reconstruction.fit.Checkpoint.finish", interrupted)
     status, said = told("rescaled.keras", "plain", "--bits", "3")
     assert status == 130
     saved = (

@@ -8,7 +8,7 @@ import sat_tf
 from sat_tf.graph import layer_kinds
 from sat_tf.keras3.call_graph import Keras3Graph
 from sat_tf.keras3.incoming import translated
-from sat_tf.qat.placement import PlacementError
+from sat_tf.qat.configs import PlacementError
 from tests.keras3 import table
 
 L, ops = keras.layers, keras.ops

@@ -1,5 +1,6 @@
 """Bits where they pay: the policy with the least estimated loss within a budget, proven."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,8 +37,6 @@ _BYTES_ASIDE = (64, 0, -16, -64, -512)
 # A tensor of fewer bits is clipped by its operator, which has an option more in the file.
 _UNCLIPPED_BITS, _CLIPPING_BYTES = 8, 4
 _LARGEST_COST = 1e300  # so that sums of many are finite
-
-BitCosts = dict[str, dict[int | None, float]]  # {layer: {bits: cost}}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -181,44 +180,33 @@ def costs_of_sensitivity(measured: Sensitivity, layers: Sequence[LayerChoices]) 
 
     What a tensor loses at the measured bits is taken to fall with the power of its rounding error,
     which is known for all bits from the measured ones to 8. Of a classifier it is the divergence of
-    the classes, else the squared distance of the outputs.
+    the classes, else the squared distance of the outputs. Costs of layers are added up, and so are
+    those of a layer's kernel and of what it reads: whoever takes them for the whole model assumes
+    that rounding errors do not meet.
     """
-    costs: dict[str, BitCosts] = {"weight_bits": {}, "activation_bits": {}}
-    for layer in measured.layers:
-        for width in layer.widths():
-            if width.field in costs:
-                of_bits = costs[width.field].setdefault(layer_of_call(layer.name), {})
-                metric = "distance" if width.damage.divergence is None else "divergence"
-                for bits in range(width.bits, MOST_BITS + 1):
-                    of_bits[bits] = of_bits.get(bits, 0.0) + width.loss(metric, bits)
-    return combined(layers, costs["weight_bits"], costs["activation_bits"])
-
-
-def combined(
-    layers: Sequence[LayerChoices], weights: BitCosts, activations: BitCosts
-) -> list[float]:
-    """Returns the sum of both for each choice; what is not chosen counts as 0.
-
-    Costs of layers are added up, and so are those of a layer's kernel and of what it reads: whoever
-    takes them for the whole model assumes that rounding errors do not meet.
-    """
+    # By layer, field of the policy, and bits.
+    of_bits: dict[tuple[str, str, int | None], float] = collections.defaultdict(float)
+    for measured_layer in measured.layers:
+        name = layer_of_call(measured_layer.name)
+        for width in measured_layer.widths():
+            metric = "distance" if width.damage.divergence is None else "divergence"
+            for bits in range(width.bits, MOST_BITS + 1):
+                of_bits[name, width.field, bits] += width.loss(metric, bits)
     problems: list[str] = []
     costs: list[float] = []
     for layer in layers:
-        of_weights = weights.get(layer.name, {}) if layer.chooses_weights else None
-        of_activations = activations.get(layer.name, {}) if layer.chooses_activations else None
-        for field, measured in (("weight_bits", of_weights), ("activation_bits", of_activations)):
-            missing = [bits for bits in getattr(layer, field) if bits not in (measured or {})]
-            if measured is not None and missing:
+        free = {"weight_bits": layer.chooses_weights, "activation_bits": layer.chooses_activations}
+        for field in [field for field, is_free in free.items() if is_free]:
+            every = getattr(layer, field)
+            if missing := [bits for bits in every if (layer.name, field, bits) not in of_bits]:
                 problems.append(
                     f"{layer.name}: received no {field}={missing[0]} among what was measured, "
                     "expected the fewest bits of the choices and more; measure a policy with "
                     f"{field}={missing[0]} there, or leave those bits out."
                 )
-        costs += [
-            (of_weights or {}).get(weight_bits, 0.0) + (of_activations or {}).get(bits, 0.0)
-            for weight_bits, bits in layer.choices
-        ]
+        for choice in layer.choices:
+            pairs = [(field, own) for field, own in zip(free, choice, strict=True) if free[field]]
+            costs.append(math.fsum(of_bits[layer.name, field, own] for field, own in pairs))
     if problems:
         raise ProblemsError("cost", problems)
     return costs
@@ -392,7 +380,7 @@ def allocate(
             fewest=min(fewest_used, used[name]) / unit,
             most=max(most_used, used[name]) / unit,
         )
-    layers = []
+    layers, sizes = [], choices.sizes
     for option in solution.chosen:
         layer, (bits_of_weights, bits_of_activations) = problem.options[option]
         tied = [other.name for other in choices.layers if other.tie == layer.tie >= 0]
@@ -405,7 +393,7 @@ def allocate(
                 chosen=layer.chosen,
                 tied=", ".join(name for name in tied if name != layer.name),
                 num_weights=layer.num_weights,
-                bytes=choices.sizes and choices.sizes.kernel_bytes(layer.name, bits_of_weights),
+                bytes=None if sizes is None else sizes.kernel_bytes(layer.name, bits_of_weights),
                 milliseconds=None if milliseconds is None else milliseconds[option],
                 cost=float(knapsack.cost[option]),
             )

@@ -13,7 +13,7 @@ from sat_tf.presentation.tables import digits, percent
 if TYPE_CHECKING:
     import tf_keras as keras
 
-    from sat_tf.qat.reconstruction.checkpoint import Checkpoint
+    from sat_tf.qat.reconstruction.fit import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,15 @@ from sat_tf.qat.input_range_checks import (
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction.blocks import Block, Front, find_blocks, find_reference
-from sat_tf.qat.reconstruction.checkpoint import Checkpoint, as_checkpoint, key_of
-from sat_tf.qat.reconstruction.fit import Aim, FitSchedule, Part, trained
+from sat_tf.qat.reconstruction.fit import (
+    Aim,
+    Checkpoint,
+    FitSchedule,
+    Part,
+    as_checkpoint,
+    key_of,
+    trained,
+)
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.values import COUNT

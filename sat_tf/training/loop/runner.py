@@ -22,7 +22,7 @@ from sat_tf.messages import ReadingError, RunError, say, value_errors_as_run_err
 from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_statistics
 from sat_tf.qat.images import fed_batches
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.reconstruction.checkpoint import Checkpoint
+from sat_tf.qat.reconstruction.fit import Checkpoint
 from sat_tf.qat.reconstruction.fitted import fit
 from sat_tf.report.results import Results
 from sat_tf.training import run_folder

@@ -10,8 +10,8 @@ import sat_tf
 from sat_tf.graph.network import Network
 from sat_tf.messages import RunError
 from sat_tf.output_folder import RECONSTRUCTION
-from sat_tf.qat.reconstruction import blocks, checkpoint, fit, fitted
-from sat_tf.qat.reconstruction.checkpoint import Checkpoint, FitState, key_of
+from sat_tf.qat.reconstruction import blocks, fit, fitted
+from sat_tf.qat.reconstruction.fit import Checkpoint, FitState, key_of
 from sat_tf.qat.reconstruction.fitted import Fitted
 from sat_tf.qat.wrapper import weight_quantizer
 from sat_tf.training.run_folder import RunFolder
@@ -263,8 +263,8 @@ def model():
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    monkeypatch.setattr(checkpoint, "_SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr(checkpoint, "_COST", 0.0)
+    monkeypatch.setattr(fit, "_SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(fit, "_COST", 0.0)
 
 
 def _opened(model, path, key="key", **options):

@@ -11,8 +11,8 @@ from sat_tf.graph.network import Network
 from sat_tf.presentation.progress_bar import Progress
 from sat_tf.qat import images as qat_images
 from sat_tf.qat.model_class import processor_of
-from sat_tf.qat.reconstruction import blocks, checkpoint, reconstruct
-from sat_tf.qat.reconstruction.checkpoint import Checkpoint
+from sat_tf.qat.reconstruction import blocks, fit, reconstruct
+from sat_tf.qat.reconstruction.fit import Checkpoint
 from tests.export.proofs import proved
 from tests.qat import float_models
 
@@ -203,8 +203,8 @@ class _Interrupted(Progress):
 @pytest.fixture
 def progress_of(monkeypatch):
     """Lets reconstructions be interrupted after so many steps, and saves each step."""
-    monkeypatch.setattr(checkpoint, "_SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr(checkpoint, "_COST", 0.0)
+    monkeypatch.setattr(fit, "_SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(fit, "_COST", 0.0)
 
     def use(calls):
         progress = _Interrupted(calls)
