@@ -127,20 +127,20 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 2600,
-    "commands": 4300,
-    "core": 2800,
-    "export": 17200,
-    "graph": 5800,
-    "keras3": 3200,
+    "analysis": 2500,
+    "commands": 4200,
+    "core": 2600,
+    "export": 16900,
+    "graph": 5500,
+    "keras3": 3100,
     "loading": 1100,
-    "planning": 2100,
-    "presentation": 1300,
+    "planning": 2000,
+    "presentation": 1200,
     "qat": 8500,
     "quantizers": 4800,
     "report": 900,
-    "training": 10100,
-    ".": 2800,  # the modules beside the rooms, together
+    "training": 9700,
+    ".": 2700,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.
