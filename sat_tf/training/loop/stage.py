@@ -148,7 +148,8 @@ def train_stage(
 
     best = None
     if run.keeps_best(name):
-        best = BestEpoch(backup.folder, [row for row in run.rows if row.stage == name])
+        rows = [row for row in run.rows if row.stage == name]
+        best = BestEpoch(backup.folder, rows, writes=run.writes)
         best.set_model(learner)
     callbacks = [
         *([] if best is None else [best]),
