@@ -19,6 +19,7 @@ import tf_keras as keras
 from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
+from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.report.layers import clipping_levels
 from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.data.source import ImageSource
@@ -235,9 +236,12 @@ class StopWhenNotFinite(keras.callbacks.Callback):
     # Keras would otherwise fetch every logged value after every step, and wait for the device.
     _supports_tf_logs = True
 
-    def __init__(self, stage: str, source: ImageSource, backup: Backup) -> None:
+    def __init__(
+        self, stage: str, source: ImageSource, backup: Backup, input_range: InputRange = PIXELS
+    ) -> None:
         super().__init__()
         self._stage, self._source, self._backup = stage, source, backup
+        self._input_range = input_range
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -257,7 +261,8 @@ class StopWhenNotFinite(keras.callbacks.Callback):
             if not math.isfinite(float(value)):
                 learner: Learner = self.model
                 step = int(learner.optimizer.iterations.numpy())
-                images = self._source.training_sample(_PROBED_IMAGES, seed=0)
+                pixels = self._source.training_sample(_PROBED_IMAGES, seed=0)
+                images = self._input_range.fed(pixels)
                 raise RunError(
                     f"{self._stage} stage, epoch {self._epoch}, {where}step {step}: {what} is NaN "
                     f"or infinite ({describe_break(learner.student, images)}), expected finite "
