@@ -61,15 +61,14 @@ def evaluate(folder: RunFolder, console: Console) -> None:
     quiet_tensorflow()
     from sat_tf.training.loop.runner import reading_errors_explained
     from sat_tf.training.loop.stage import held_out_metrics
-    from sat_tf.training.loop.start import fed_range, fed_source, load_source
+    from sat_tf.training.loop.start import fed_range, load_source
     from sat_tf.training.trained_models import data_problems
 
     model, source = load_model(path), load_source(config)
     if problems := data_problems(model, source.image_size, source.num_classes):
         raise RunError(ProblemsError(str(path), problems))
-    source = fed_source(source, fed_range(model))
     with value_errors_as_run_errors(path), reading_errors_explained(source):
-        metrics = held_out_metrics(model, source)
+        metrics = held_out_metrics(model, source, fed_range(model))
     console.print(
         f"{config.name}: held-out top-1 {100 * metrics['top1']:.2f} % ({metrics['images']} images)",
         highlight=False,

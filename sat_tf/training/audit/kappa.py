@@ -199,13 +199,10 @@ class GradientFlow:
 class GradientProbe:
     """Measures the gradient-flowing law of a classifier, on the same images whenever it is called.
 
-    The loss is the mean cross entropy over the images. BatchNormalization uses the statistics of
-    these images, as in training; dropout is off, and the model does not change. The layers are
-    those of `layer_kinds.kernels_of`; in a quantized model their effective weights are the
-    quantized and rescaled ones, in a plain one the kernels themselves.
-
-    The model has one input and one output, logits or their softmax. To be `compiled`, that is
-    traced, pays off after a few calls.
+    The loss is the mean cross entropy over the images. The layers are those of
+    `layer_kinds.kernels_of`; in a quantized model their effective weights are the quantized and
+    rescaled ones, in a plain one the kernels themselves. The model does not change. To be
+    `compiled`, that is traced, pays off after a few calls.
     """
 
     def __init__(

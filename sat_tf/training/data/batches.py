@@ -8,6 +8,7 @@ import tensorflow as tf
 from pydantic import Field
 
 from sat_tf.pictures import spread_evenly
+from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.data.source import NO_LABEL, ImageSet, ImageSource, Order
 from sat_tf.validation import check
 
@@ -15,6 +16,7 @@ from sat_tf.validation import check
 RANDOM = "philox"
 # Makes the draws of the shifts independent of those of the order, which have the same seed.
 _SHIFTS = 1
+_CHANNELS = 3
 
 
 def shuffled_spans(count: int, order: Order) -> tf.data.Dataset:
@@ -61,6 +63,26 @@ def held_out_pieces(images: tf.data.Dataset, count: int, order: Order) -> tf.dat
     filled = images.concatenate(tf.data.Dataset.from_tensors(black).repeat())
     steps = -(-count // order.batch_size)
     return order.in_pieces(filled.take(steps * size).batch(size, drop_remainder=True))
+
+
+def fed(batches: tf.data.Dataset, input_range: InputRange) -> tf.data.Dataset:
+    """Returns batches of images as float32 real values of a range; pixels, where models take them.
+
+    A pixel is looked up among the real values of its channel, which are computed once.
+    """
+    if input_range == PIXELS:
+        return batches
+    every = np.repeat(np.arange(256, dtype=np.uint8)[:, None], _CHANNELS, axis=1)
+    # The channels of a pixel are side by side.
+    values = input_range.fed(every).reshape(-1)
+
+    def real(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        if input_range.reversed_channels:
+            images = images[..., ::-1]
+        numbers = tf.cast(images, tf.int32) * _CHANNELS + tf.range(_CHANNELS)
+        return tf.gather(tf.constant(values), numbers), labels
+
+    return batches.map(real)
 
 
 def as_given(dataset: tf.data.Dataset, *, deterministic: bool = True) -> tf.data.Dataset:

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from sat_tf.messages import ProblemsError, ReadingError
 from sat_tf.preprocessing import COVERING, Preprocessing
-from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.validation import Count, Seed, find_problems, is_integer, up_to
 
 _MOST_CLASSES = 1_000_000  # The models of `sat_tf.training.models` have no more.
@@ -115,14 +114,8 @@ class ImageSource(abc.ABC):
     class_names: tuple[str, ...] | None = None
     # How a picture becomes an image like the held-out ones.
     preprocessing: Preprocessing = COVERING
-    input_range: InputRange = PIXELS  # What models are fed for its pixels.
     decoder: str = ""  # What makes those of files, in words; "" of a set that is none of files.
     notes: tuple[str, ...] = ()  # What to tell those who train on it.
-
-    @property
-    def pixels(self) -> "ImageSource":
-        """The source of the pixels themselves, which a file of the model takes."""
-        return self
 
     @property
     def reading_error(self) -> ReadingError | None:

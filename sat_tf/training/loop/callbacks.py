@@ -5,7 +5,6 @@
 
 import dataclasses
 import math
-import operator
 import os
 import pathlib
 import shutil
@@ -20,6 +19,7 @@ import tf_keras as keras
 from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
+from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.report.layers import clipping_levels
 from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.data.source import ImageSource
@@ -63,54 +63,58 @@ class Backup(keras.callbacks.BackupAndRestore):
             raise
 
 
-def _rank(score: Any, loss: Any) -> tuple[float, float]:
-    return float(score), -float(loss)
-
-
-class BestEpoch(keras.callbacks.ModelCheckpoint):
+class BestEpoch(keras.callbacks.Callback):
     """Saves the weights of the epoch that is best on the held-out images: by score, then by loss.
 
     It comes before callbacks that measure other weights than those of the last step, so that what
-    is saved is what was measured. Epoch 0, the start of the stage, is not saved.
+    is saved is what was measured. Epoch 0, the start of the stage, is not saved. Keras'
+    ModelCheckpoint saves behind an epoch, when other callbacks have changed the weights again.
 
     Attributes:
         epoch: the best one.
     """
 
-    def __init__(self, folder: pathlib.Path, rows: Sequence[EpochMetrics]) -> None:
-        # A resumed run may do its last epoch again, so that each has a file of its own.
-        name = str(folder / "best-{epoch}.npz")
-        super().__init__(name, "rank", save_best_only=True, save_weights_only=True, mode="max")
-        self.monitor_op = operator.gt  # NaN is not better
-        self.folder, self.epoch, self.best = folder, 0, (-1.0, 0.0)
+    def __init__(
+        self, folder: pathlib.Path, rows: Sequence[EpochMetrics], *, writes: bool = True
+    ) -> None:
+        super().__init__()
+        self.folder, self.epoch, self._writes = folder, 0, writes
+        self._rank, self._current = (-1.0, 0.0), 0
         for row in rows:
-            rank = _rank(row.held_out_top1, row.held_out_loss)
-            if rank > self.best:
-                self.epoch, self.best = row.epoch, rank
+            self._is_best(row.epoch, row.held_out_top1, row.held_out_loss)
 
-    def set_model(self, model: keras.Model) -> None:
-        super().set_model(model.student)
+    def _is_best(self, epoch: int, score: Any, loss: Any) -> bool:
+        """Takes an epoch as the best if it is better than those before; NaN is not better."""
+        rank = float(score), -float(loss)
+        is_best = rank > self._rank
+        if is_best:
+            self.epoch, self._rank = epoch, rank
+        return is_best
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Removes the weights of earlier epochs: none is resumed from, as the last one is saved."""
-        super().on_epoch_begin(epoch, logs)
+        self._current = epoch + 1
         for file in self.folder.glob("best-*.npz"):
             if file != self._file:
                 file.unlink(missing_ok=True)
 
     def on_test_end(self, logs: Any = None) -> None:
         """Saves the weights that were measured, where they are the best."""
-        rank = _rank(logs["top1"], logs["loss"])
-        super().on_epoch_end(self._current_epoch, {"rank": rank})
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Does nothing: other callbacks have changed the weights since they were measured."""
+        if not self._is_best(self._current, logs["top1"], logs["loss"]):
+            return
+        # Every worker reads them: statistics are the means of those of all.
+        weights = self.model.student.get_weights()
+        if self._writes:
+            folder = OutputFolder(self.folder)
+            folder.make()
+            with folder.written(self._file.name) as temporary:
+                np.savez(temporary, *weights)
 
     def restore(self) -> None:
         """Gives the model the weights of the best epoch."""
         try:
             with np.load(self._file) as arrays:
-                self.model.set_weights([arrays[name] for name in arrays])
+                self.model.student.set_weights([arrays[name] for name in arrays])
         except Exception as error:  # NumPy has many types for a file that is damaged.
             raise RunError(
                 f"{self._file}: cannot be read ({reason_of(error)}), expected the weights of the "
@@ -119,13 +123,8 @@ class BestEpoch(keras.callbacks.ModelCheckpoint):
 
     @property
     def _file(self) -> pathlib.Path:
+        # A resumed run may do its last epoch again, so that each has a file of its own.
         return self.folder / f"best-{self.epoch}.npz"
-
-    def _save_handler(self, filepath: str) -> None:
-        path = pathlib.Path(filepath)
-        with OutputFolder(path.parent).written(path.name) as temporary:
-            np.savez(temporary, *self.model.get_weights())
-        self.epoch = self._current_epoch + 1
 
 
 class EpochLog(keras.callbacks.CSVLogger):
@@ -155,6 +154,7 @@ class EpochLog(keras.callbacks.CSVLogger):
         super().on_epoch_end(row.epoch, dataclasses.asdict(row))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Adds what an epoch that ends has logged."""
         self.add(EpochMetrics(stage=self._stage, epoch=epoch + 1, **logged(EPOCHS, logs)))
 
 
@@ -236,9 +236,12 @@ class StopWhenNotFinite(keras.callbacks.Callback):
     # Keras would otherwise fetch every logged value after every step, and wait for the device.
     _supports_tf_logs = True
 
-    def __init__(self, stage: str, source: ImageSource, backup: Backup) -> None:
+    def __init__(
+        self, stage: str, source: ImageSource, backup: Backup, input_range: InputRange = PIXELS
+    ) -> None:
         super().__init__()
         self._stage, self._source, self._backup = stage, source, backup
+        self._input_range = input_range
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -258,7 +261,8 @@ class StopWhenNotFinite(keras.callbacks.Callback):
             if not math.isfinite(float(value)):
                 learner: Learner = self.model
                 step = int(learner.optimizer.iterations.numpy())
-                images = self._source.training_sample(_PROBED_IMAGES, seed=0)
+                pixels = self._source.training_sample(_PROBED_IMAGES, seed=0)
+                images = self._input_range.fed(pixels)
                 raise RunError(
                     f"{self._stage} stage, epoch {self._epoch}, {where}step {step}: {what} is NaN "
                     f"or infinite ({describe_break(learner.student, images)}), expected finite "

@@ -60,7 +60,7 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
     if stages.quantized is not None:
         run.say("report     measuring each layer")
         sample = run.source.training_sample(SAMPLE, seed=run.config.seed)
-        report.write_layers(folder, layer_rows(model, sample))
+        report.write_layers(folder, layer_rows(model, run.input_range.fed(sample)))
     write_report(folder)
     shutil.rmtree(folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
     folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     floats = folder.file(output_folder.FLOAT_MODEL)
     is_safe = not run.config.training.trust_model
     float_model = load_model(floats, safe_mode=is_safe) if floats.is_file() else None
-    pixels, labels = source.pixels.held_out_sample(config.verify_images)
+    pixels, labels = source.held_out_sample(config.verify_images)
     run.say(f"file       exporting, and verifying on {len(pixels):,} held-out images")
     is_of_pixels = takes_pixels(Network(quantized))
     try:
@@ -123,7 +123,7 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
         return entries
     run.say(f"file       measuring its top-1 on all {num_held_out:,} held-out images")
     dtype = read_subject(path).graph.images[0].type
-    batches = source.pixels.held_out_batches(batch_size=_BATCH_SIZE)
+    batches = source.held_out_batches(batch_size=_BATCH_SIZE)
 
     def examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for pixels, labels in batches.as_numpy_iterator():

@@ -44,7 +44,6 @@ from sat_tf.training.loop.start import (
     check_range,
     describe_environment,
     expect_same_on_all_workers,
-    fed_source,
     float_model,
     is_ordinary,
     load_source,
@@ -94,7 +93,8 @@ def train(
     parameters = sum(inner_layer(layer).count_params() for layer in model.layers)
     run = Run(
         config=config,
-        source=fed_source(pixels, input_range),
+        source=pixels,
+        input_range=input_range,
         folder=folder,
         strategy=strategy,
         console=console if writes else Console(quiet=True),
@@ -208,7 +208,7 @@ def _candidates(run: Run, start: keras.Model) -> Iterator[Candidate]:
             # As at the end of the stage. A model whose activations are non-finite is measured as it
             # is, which says so.
             with contextlib.suppress(ValueError):
-                batches = fed_batches(sample, run.source.input_range.fed)
+                batches = fed_batches(sample, run.input_range.fed)
                 estimate_statistics(model, batches, num_images=len(sample))
 
         settle = measure_again
@@ -256,7 +256,7 @@ def _best_candidate(
     for epoch, model in candidates:  # of which the first is trained now
         if not measured:
             run.say(f"{name:9}  measuring held-out top-1")
-        metrics = held_out_metrics(model, run.source)
+        metrics = held_out_metrics(model, run.source, run.input_range)
         measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
         best = max((row.held_out_top1 or 0.0 for row in run.rows if row.stage == name), default=0.0)
         if epoch is None or metrics["top1"] >= best:
@@ -304,7 +304,7 @@ def _calibrate(
 ) -> None:
     """Calibrates a model in place; of an ordinary float model, the statistics of normalization."""
     sample = _calibration_sample(run)
-    images, count = fed_batches(sample, run.source.input_range.fed), len(sample)
+    images, count = fed_batches(sample, run.input_range.fed), len(sample)
     with value_errors_as_run_errors(), warnings.catch_warnings():
         if not keep_function:
             # Stale statistics are expected here: training comes next, or has just ended.
@@ -333,11 +333,13 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
         fitted = fit(
             model,
             float_model,
-            fed_batches(sample, run.source.input_range.fed),
+            fed_batches(sample, run.input_range.fed),
             num_images=len(sample),
             steps=steps,
             seed=run.config.seed,
-            measure=lambda: held_out_metrics(_with_snapped_biases(run, model), run.source),
+            measure=lambda: held_out_metrics(
+                _with_snapped_biases(run, model), run.source, run.input_range
+            ),
             keep_better=run.keeps_best("quantized"),
             progress=run.writes,
             checkpoint=Checkpoint(unfinished, say=run.say) if run.writes else None,
@@ -356,7 +358,7 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
 def _calibration_sample(run: Run) -> np.ndarray:
     """Pixels of the training set, drawn with the run's seed."""
     count = min(run.config.calibration.num_images, run.source.num_train)
-    return run.source.pixels.training_sample(count, seed=run.config.seed)
+    return run.source.training_sample(count, seed=run.config.seed)
 
 
 # -- failures outside the program, as errors that say how to resume ----------------------------

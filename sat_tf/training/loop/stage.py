@@ -2,16 +2,18 @@
 
 import contextlib
 import dataclasses
-import functools
 import zlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.messages import RunError, say
+from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.config import Config
+from sat_tf.training.data.batches import fed
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.distribution import distributed, from_first_worker
 from sat_tf.training.learner import Learner, make_optimizer, training_copy
@@ -47,12 +49,19 @@ class Run:
 
     config: Config  # The whole configuration.
     source: ImageSource  # The data set.
+    input_range: InputRange = PIXELS  # What models are fed for its pixels.
     folder: RunFolder  # Where the files go.
     strategy: tf.distribute.Strategy  # Under which strategy to train.
     console: Console  # Where to show progress.
     writes: bool = True  # Whether this process writes the folder.
     # The metrics so far; every epoch appends one.
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
+
+    def distributed(self, batches: Callable[..., tf.data.Dataset], **options: Any) -> Any:
+        """Batches of the source as `fit` takes them: for this strategy, in the range of the run."""
+        return distributed(
+            self.strategy, lambda **shard: fed(batches(**options, **shard), self.input_range)
+        )
 
     def keeps_best(self, name: str) -> bool:
         """Whether a stage ends with its best epoch; only one behind a trained model does."""
@@ -125,10 +134,7 @@ def train_stage(
         around_measuring.append(settling(trained, settle))
     around_measuring += kept_current(trained)
     held_out = {
-        "x": distributed(
-            run.strategy,
-            functools.partial(run.source.held_out_batches, batch_size=_HELD_OUT_BATCH_SIZE),
-        ),
+        "x": run.distributed(run.source.held_out_batches, batch_size=_HELD_OUT_BATCH_SIZE),
         "steps": -(-run.source.num_test // _HELD_OUT_BATCH_SIZE),
     }
     if done:
@@ -148,12 +154,13 @@ def train_stage(
 
     best = None
     if run.keeps_best(name):
-        best = BestEpoch(backup.folder, [row for row in run.rows if row.stage == name])
+        rows = [row for row in run.rows if row.stage == name]
+        best = BestEpoch(backup.folder, rows, writes=run.writes)
         best.set_model(learner)
     callbacks = [
         *([] if best is None else [best]),
         *around_measuring,
-        StopWhenNotFinite(name, run.source, backup),
+        StopWhenNotFinite(name, run.source, backup, run.input_range),
         keras.callbacks.ProgbarLogger(count_mode="steps"),
         EpochFacts(trained, steps_per_epoch=steps_per_epoch, total_steps=total_steps),
         keras.callbacks.TensorBoard(str(run.folder.file(TENSORBOARD) / name), write_graph=False),
@@ -165,7 +172,7 @@ def train_stage(
     try:
         for epochs, steps in ((whole, steps_per_epoch), (whole + 1, rest)):
             if steps and done < epochs:
-                batches = functools.partial(
+                batches = run.distributed(
                     run.source.training_batches,
                     batch_size=stage.batch_size,
                     seed=run.config.seed,
@@ -173,7 +180,7 @@ def train_stage(
                 )
                 with contextlib.redirect_stdout(run.console.file):
                     learner.fit(
-                        distributed(run.strategy, batches),
+                        batches,
                         initial_epoch=done,
                         epochs=epochs,
                         steps_per_epoch=steps,
@@ -202,11 +209,13 @@ def train_stage(
     return best.epoch, training_copy(trained)
 
 
-def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float]:
+def held_out_metrics(
+    model: keras.Model, source: ImageSource, input_range: InputRange = PIXELS
+) -> dict[str, float]:
     """The loss and accuracy of a model on the held-out images, measured on this machine alone."""
     learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)
     learner.compile()
-    batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)
+    batches = fed(source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE), input_range)
     logs = learner.evaluate(batches, verbose=0, return_dict=True, callbacks=kept_current(model))
     metrics = {name: float(value) for name, value in logs.items()}
     if not all(value == value for value in metrics.values()):  # NaN is not equal to itself

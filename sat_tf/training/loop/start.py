@@ -10,7 +10,6 @@ import subprocess
 import warnings
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
@@ -21,7 +20,6 @@ from sat_tf.graph.network import Network
 from sat_tf.loading.load import bounded_variables
 from sat_tf.messages import (
     ProblemsError,
-    ReadingError,
     RunError,
     first_ones,
     say,
@@ -36,7 +34,7 @@ from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training import data, models
 from sat_tf.training.config import Config
-from sat_tf.training.data.source import ImageSource, Order
+from sat_tf.training.data.source import ImageSource
 from sat_tf.training.distribution import from_all_workers
 from sat_tf.training.run_folder import differences, float_model_hash
 from sat_tf.training.trained_models import read_teacher, trained_float_model
@@ -49,12 +47,11 @@ _OF_A_MACHINE = {
     *("data.options.data_dir", "data.options.cache_dir", "training.float_model"),
     *("recipes.distillation.teacher", "training.trust_model"),
 }
-_CHANNELS = 3
 _PACKAGES = (*COMPUTING, "scikit-learn", "matplotlib", "pillow")
 
 
 def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
-    """Opens the data set of a run, whose images are pixels; see `fed_source`."""
+    """Opens the data set of a run, which fits its configuration."""
     try:
         source = data.source(
             config.data.name, shift_pixels=config.data.shift_pixels, **config.data.options
@@ -111,53 +108,6 @@ def about_data(source: ImageSource) -> list[str]:
         f"train on, {source.num_test:,} held out, {source.image_size}x{source.image_size} pixels",
         *(f"Note: {note}" for note in source.notes),
     ]
-
-
-class FedSource(ImageSource):
-    """The images of a source of pixels as float32 real values of an input range."""
-
-    def __init__(self, pixels: ImageSource, input_range: InputRange) -> None:
-        self._pixels, self.input_range = pixels, input_range
-        self.name, self.image_size = pixels.name, pixels.image_size
-        self.num_classes = pixels.num_classes
-        self.num_train, self.num_test = pixels.num_train, pixels.num_test
-        self.class_names, self.preprocessing = pixels.class_names, pixels.preprocessing
-        self.decoder, self.notes = pixels.decoder, pixels.notes
-        # The real value of each pixel in each channel, the channels of a pixel side by side.
-        every = np.repeat(np.arange(256, dtype=np.uint8)[:, None], _CHANNELS, axis=1)
-        self._values = input_range.fed(every).reshape(-1)
-
-    @property
-    def pixels(self) -> ImageSource:
-        return self._pixels
-
-    @property
-    def reading_error(self) -> ReadingError | None:
-        return self.pixels.reading_error
-
-    def _training_batches(self, order: Order) -> Any:
-        return self.pixels._training_batches(order).map(self._fed)
-
-    def _held_out_batches(self, order: Order) -> Any:
-        return self.pixels._held_out_batches(order).map(self._fed)
-
-    def training_sample(self, count: int, *, seed: int) -> Any:
-        return self.input_range.fed(self.pixels.training_sample(count, seed=seed))
-
-    def held_out_sample(self, most: int) -> tuple[Any, Any]:
-        images, labels = self.pixels.held_out_sample(most)
-        return self.input_range.fed(images), labels
-
-    def _fed(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        if self.input_range.reversed_channels:
-            images = images[..., ::-1]
-        numbers = tf.cast(images, tf.int32) * _CHANNELS + tf.range(_CHANNELS)
-        return tf.gather(tf.constant(self._values), numbers), labels
-
-
-def fed_source(pixels: ImageSource, input_range: InputRange) -> ImageSource:
-    """The source in an input range; the source itself where models take pixels."""
-    return pixels if input_range == PIXELS else FedSource(pixels, input_range)
 
 
 def fed_range(model: keras.Model) -> InputRange:

@@ -14,15 +14,13 @@ from sat_tf.output_folder import FLOAT_MODEL, QUANTIZED_MODEL
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS, range_of
 from sat_tf.training.config import parse_config
-from sat_tf.training.data.batches import ArraySource
+from sat_tf.training.data.batches import ArraySource, fed
 from sat_tf.training.loop import runner
 from sat_tf.training.loop import start as module
 from sat_tf.training.loop.runner import train
 from sat_tf.training.loop.start import (
-    FedSource,
     check_range,
     expect_same_on_all_workers,
-    fed_source,
     float_model,
     float_start,
     is_ordinary,
@@ -178,20 +176,19 @@ OF_RANGES = ArraySource(small_images(test=128))
 
 
 @pytest.mark.parametrize("value", [(0, 1), (-1, 1), "torch", "caffe"], ids=str)
-def test_a_source_gives_what_the_range_makes_of_its_pixels(value):
-    found = range_of(value)
-    fed = FedSource(OF_RANGES, found)
-    assert (fed.pixels, OF_RANGES.pixels) == (OF_RANGES, OF_RANGES)
-    for give in (
-        lambda source: next(iter(source.held_out_batches(batch_size=32)))[0].numpy(),
-        lambda source: next(iter(source.training_batches(batch_size=32, seed=1)))[0].numpy(),
-        lambda source: source.training_sample(9, seed=1),
-        lambda source: source.held_out_sample(9)[0],
+def test_batches_hold_what_the_range_makes_of_their_pixels(value):
+    input_range = range_of(value)
+    for batches in (
+        OF_RANGES.held_out_batches(batch_size=32),
+        OF_RANGES.training_batches(batch_size=32, seed=1),
     ):
-        values, expected = give(fed), found.fed(give(OF_RANGES))
-        assert values.dtype == np.float32
-        assert np.array_equal(values, expected)
-    assert fed_source(OF_RANGES, PIXELS) is OF_RANGES
+        (pixels, labels), (values, same) = (
+            next(iter(b)) for b in (batches, fed(batches, input_range))
+        )
+        assert values.dtype == tf.float32
+        assert np.array_equal(values, input_range.fed(pixels.numpy()))
+        assert np.array_equal(labels, same)
+        assert fed(batches, PIXELS) is batches
 
 
 @pytest.fixture(scope="module")
