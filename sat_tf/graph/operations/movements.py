@@ -33,9 +33,9 @@ def _reshaped(call: OldCall) -> Replacement | None:
         return None
     if None in (*tensor.shape[1:], *call.shape):
         return None
+    before, after = (math.prod(map(int, shape)) for shape in (tensor.shape[1:], call.shape))
     # Else pixels move from one image to another.
-    keeps_batch = math.prod(tensor.shape[1:]) == math.prod(call.shape)
-    return one_layer(tensor, "Reshape", call.shape) if keeps_batch else None
+    return one_layer(tensor, "Reshape", call.shape) if before == after else None
 
 
 def _transposed(call: OldCall) -> Replacement | None:
