@@ -32,7 +32,7 @@ ALL_BITS = tuple(range(2, 9))
 USUAL_IMAGES = 256
 # The file may be shorter than the sum over layers by some tens of bytes, or longer by fewer. The
 # limit on the sum is first raised by so many, so that nothing that fits is left out; if the file of
-# the choice is too long, it is lowered.
+# the choice is too long, which is what counts, it is lowered.
 _BYTES_ASIDE = (64, 0, -16, -64, -512)
 # A tensor of fewer bits is clipped by its operator, which has an option more in the file.
 _UNCLIPPED_BITS, _CLIPPING_BYTES = 8, 4
@@ -57,29 +57,32 @@ class BitProblem:
     def solutions(self) -> Iterator[Solution]:
         """Yields the cheapest choice within the limits, then cheap ones of fewer and fewer bytes.
 
-        The last one is the cheapest of those with the smallest contents of a file.
+        The last ones are the cheapest of the fewest bytes, by the sum over layers and by contents.
+        All have the bound of the first limit on the sum, which leaves out nothing that fits.
 
         Raises:
-            ValueError: no choice keeps the limits; with the smallest possible value of each.
+            ValueError: no choice keeps the other limits; with the smallest possible value of each.
         """
-        others = {name: limit for name, limit in self.knapsack.limits.items() if name != "bytes"}
+        problem, limits = self.knapsack, self.knapsack.limits
+        bound = math.fsum(
+            problem.cost[problem.item == item].min() for item in np.unique(problem.item)
+        )
         for aside in _BYTES_ASIDE:
-            limits = {**self.knapsack.limits}
-            if "bytes" in limits:
-                limits["bytes"] += aside
-            solution = solve(dataclasses.replace(self.knapsack, limits=limits))
+            raised = {name: limit + aside * (name == "bytes") for name, limit in limits.items()}
+            solution = solve(dataclasses.replace(problem, limits=raised))
             if solution is None:
                 break
-            yield solution
-        if aside == _BYTES_ASIDE[0]:
-            raise self.refusal()
-        for lengths in (self.knapsack.usage["bytes"], self.contents):
-            fewest = solve(dataclasses.replace(self.knapsack, cost=lengths, limits=others))
-            if fewest is not None:
-                usage = {**self.knapsack.usage, "bytes": lengths}
-                limits = {**others, "bytes": fewest.cost}
-                solution = solve(dataclasses.replace(self.knapsack, usage=usage, limits=limits))
-                yield solution or fewest
+            bound = solution.bound if aside == _BYTES_ASIDE[0] else bound
+            yield dataclasses.replace(solution, bound=bound)
+        others = {name: limit for name, limit in limits.items() if name != "bytes"}
+        for lengths in (problem.usage.get("bytes", self.contents), self.contents):
+            fewest = solve(dataclasses.replace(problem, cost=lengths, limits=others))
+            if fewest is None or "bytes" not in limits:
+                raise self.refusal()
+            usage = {**problem.usage, "bytes": lengths}
+            within = {**others, "bytes": fewest.cost}
+            solution = solve(dataclasses.replace(problem, usage=usage, limits=within)) or fewest
+            yield dataclasses.replace(solution, bound=bound)
 
     def refusal(self, fewest_bytes: int | None = None) -> ProblemsError:
         """Returns the error that no choice keeps the limits; the bytes are those of a file."""
@@ -357,8 +360,10 @@ def allocate(
     milliseconds = None if npu is None else milliseconds_of(model, choices, weight_bits, npu)
     problem = make_problem(choices, limits, milliseconds)
     knapsack = problem.knapsack
-    next(problem.solutions())  # before anything is measured, which takes long
     if is_measured:
+        # Whether any choice keeps the limits is known before it is measured, which takes long.
+        smallest = dataclasses.replace(knapsack, cost=problem.contents)
+        _fitting(model, dataclasses.replace(problem, knapsack=smallest), pack)
         fewest = choices.policy_at(min(weight_bits), min(activation_bits))
         cost = sensitivity(model, dataset, fewest, num_images=num_images, progress=progress)
     is_table = isinstance(cost, Mapping)
@@ -412,13 +417,9 @@ def allocate(
 def _fitting(
     model: keras.Model, problem: BitProblem, pack: str
 ) -> tuple[Solution, BitPolicy, int | None]:
-    """Returns the cheapest solution whose file keeps its limit, its policy, and the file's bytes.
-
-    The bound is that of the first limit on the sum of bytes, which leaves out nothing that fits.
-    """
-    bounds, lengths = [], []
+    """Returns the cheapest solution whose file keeps its limit, its policy, and those bytes."""
+    lengths = []
     for solution in problem.solutions():
-        bounds.append(solution.bound)
         policy = problem.choices.policy_of(problem.chosen(solution.chosen))
         if problem.choices.sizes is None:
             return solution, policy, None
@@ -432,7 +433,7 @@ def _fitting(
                 "average_weight_bits, or use pack='auto'."
             ) from error
         if lengths[-1] <= problem.knapsack.limits.get("bytes", math.inf):
-            return dataclasses.replace(solution, bound=bounds[0]), policy, lengths[-1]
+            return solution, policy, lengths[-1]
     raise problem.refusal(min(lengths))
 
 
