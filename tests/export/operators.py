@@ -1,10 +1,11 @@
-"""The operators of the file of every model: `python -m tests.export.operators` writes them anew.
+"""Operators of the files of all models: `python -m tests.export.operators NAME` writes a line.
 
 A line of `operators.txt` is of one model: all operators of its file, and the kinds of those that
 read or make float tensors, in order. The difference in the lines shows what files get more or less.
 """
 
 import pathlib
+import sys
 import tempfile
 
 import sat_tf
@@ -30,15 +31,17 @@ def line_of(report: ExportReport) -> str:
     return f"{every}; {' '.join(each.split()[0] for each in report.float_operators)}"
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, TABLE.open("w", encoding="utf-8") as table:
-        for name, specimen in {**ZOO, **MODELS}.items():
-            path = pathlib.Path(folder) / "model.tflite"
-            report = sat_tf.export_tflite(
-                specimen.quantized(), path, float_head=specimen.float_head
-            )
-            print(f"{name}: {line_of(report)}", file=table)
+def main(names: list[str]) -> None:
+    """Writes the lines of these models, or of all, anew."""
+    models = {**ZOO, **MODELS}
+    lines = read() if names else {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.tflite"
+        for name in names or models:
+            model, float_head = models[name].quantized(), models[name].float_head
+            lines[name] = line_of(sat_tf.export_tflite(model, path, float_head=float_head))
+    TABLE.write_text("".join(f"{name}: {lines[name]}\n" for name in models), "utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
