@@ -3,7 +3,6 @@
 import csv
 import logging
 import os
-import pathlib
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
-from sat_tf.files import check_writable, refusals_explained, written_whole
+from sat_tf.files import check_writable, refusals_explained, write_text
 from sat_tf.messages import kind_of
 from sat_tf.presentation.tables import write_table
 from sat_tf.qat.walk import as_graph
@@ -36,16 +35,14 @@ class RuleLog:
 
     def __init__(self, path: str) -> None:
         self._path = check_writable(path)
-        if self._path.exists():
-            self._read()
+        self._read()
         self._started = False
 
     def write(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Adds the rows of a step."""
         if not self._started:
             kept = [row.values() for row in self._read() if int(row["step"]) < step]
-            with written_whole(self._path) as name:
-                name.write_text(write_table(RULE_COLUMNS, kept), encoding="utf-8", newline="")
+            write_text(self._path, write_table(RULE_COLUMNS, kept))
             self._started = True
         values = [[{"step": step, **row}.get(name) for name in RULE_COLUMNS] for row in rows]
         _, _, lines = write_table(RULE_COLUMNS, values).partition("\n")
@@ -56,7 +53,7 @@ class RuleLog:
             file.write(lines)
 
     def _read(self) -> list[dict[str, str]]:
-        if not pathlib.Path(self._path).exists():
+        if not self._path.exists():
             return []
         with self._path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)

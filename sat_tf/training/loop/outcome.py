@@ -39,7 +39,7 @@ _MOST_MEASURED = 10_000
 
 def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) -> Results:
     """Exports and verifies the model of a run, and writes its results, curves and report."""
-    folder, stages = run.folder, run.config.stages
+    folder, stage = run.folder, run.config.stages.quantized
     write_curves(folder)  # also of a run whose model has no file
     accuracies: dict[str, Any] = {
         f"{stage}_{metric}": metrics.get(metric)
@@ -47,17 +47,28 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
         for metric in ("top1", "top5")
     }
     num_held_out = int(state.stages["float"].get("images", run.source.num_test))
+    training: dict[str, Any] = {}
+    if stage is not None and stage.trains:
+        training = {
+            "learning_rate": stage.peak_learning_rate,
+            "kept_epoch": state.stages["quantized"].get("kept_epoch"),
+        }
+        # They have the digits of the file, because a run that has resumed has no others.
+        for row in EpochMetrics.read(folder):
+            if (row.stage, row.epoch) == ("quantized", 0):
+                training |= {"start_top1": row.held_out_top1, "start_top5": row.held_out_top5}
     results = Results(
         held_out_images=num_held_out,
         parameters=parameters,
         **accuracies,
-        **_of_training(run, state),
+        given_float_model=run.config.training.float_model is not None,
+        **training,
         reconstruction=Fitted.read(folder),
-        **({} if stages.quantized is None else _of_file(run, model, num_held_out)),
+        **({} if stage is None else _of_file(run, model, num_held_out)),
         seconds=state.seconds_so_far(),
     )
     folder.write_json(output_folder.RESULTS, results.to_dict())
-    if stages.quantized is not None:
+    if stage is not None:
         run.say("report     measuring each layer")
         sample = run.source.training_sample(SAMPLE, seed=run.config.seed)
         report.write_layers(folder, layer_rows(model, run.input_range.fed(sample)))
@@ -65,23 +76,6 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
     shutil.rmtree(folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
     folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
     return results
-
-
-def _of_training(run: Run, state: RunState) -> dict[str, Any]:
-    """How the quantized stage was trained, as entries of the results."""
-    entries: dict[str, Any] = {"given_float_model": run.config.training.float_model is not None}
-    stage = run.config.stages.quantized
-    if stage is None or not stage.trains:
-        return entries
-    # They have the digits of the file, because a run that has resumed has no others.
-    for row in EpochMetrics.read(run.folder):
-        if (row.stage, row.epoch) == ("quantized", 0):
-            entries |= {"start_top1": row.held_out_top1, "start_top5": row.held_out_top5}
-    return {
-        **entries,
-        "learning_rate": stage.peak_learning_rate,
-        "kept_epoch": state.stages["quantized"].get("kept_epoch"),
-    }
 
 
 def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, Any]:
