@@ -33,7 +33,7 @@ def counted(folder: pathlib.Path) -> dict[str, Any]:
     files = sorted(folder.glob("*.tflite"))
     for path in files:
         file = read_any_file(path)
-        images = [random_images(one.shape, _IMAGES.value, 0) for one in file.images]
+        images = [random_images(one.shape, _IMAGES.value, 0) for one in file.graph.images]
         found = compare_operators(
             file, images if len(images) > 1 else images[0], runtimes=_RUNTIMES, progress=False
         )

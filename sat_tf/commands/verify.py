@@ -260,11 +260,11 @@ def _compare(
     file = read_any_file(path)
     count = wanted.num_images or _IMAGES_OF_OPERATORS
     wanted = dataclasses.replace(wanted, num_images=count)
-    classes = file.read.contents.outputs[0].shape[-1:] or (1,)
-    first, *others = file.images
+    classes = file.contents.outputs[0].shape[-1:] or (1,)
+    first, *others = inputs = file.graph.images
     if others and wanted.images is not None:
         raise RunError(
-            f"{path}: received images for a file with {len(file.images)} inputs, expected none: "
+            f"{path}: received images for a file with {len(inputs)} inputs, expected none: "
             "random ones are taken for each; leave them out, or give a list of arrays to "
             "sat_tf.export.compare_operators."
         )

@@ -28,7 +28,7 @@ from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import has_biases_of_file, snapped, with_image_size
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.tflite.contents import differences, read_contents
-from sat_tf.export.tflite.tensors import Codes, Pixels, arrays_of, joined, number_of
+from sat_tf.export.tflite.tensors import Codes, Image, Pixels, arrays_of, joined, number_of
 from sat_tf.files import expect_path
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
@@ -161,25 +161,24 @@ def verify_tflite(
             model = with_image_size(model, np.shape(first)[1:-1])
     network = Network(model)
     images, problems = network.given(images), file_problems(path)
-    kept = kept_inputs(network)
-    images, wrong = checked_images(
-        images,
-        [tuple(tensor.shape[1:]) for tensor in model.inputs],
-        list(input_types(network).values()),
-        [name in kept for name in network.inputs],
-    )
+    kept, types = kept_inputs(network), input_types(network)
+    inputs = [
+        Image(name, tuple(tensor.shape[1:]), None if name in kept else np.float32(1.0), type=kind)
+        for (name, kind), tensor in zip(types.items(), model.inputs, strict=True)
+    ]
+    images, wrong = checked_images(images, inputs)
     problems += wrong
+    names = _names_of_outputs(model, network)
     if problems and np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
         # There is no file, so that the model's own outputs serve; they may be sigmoids or not.
         outputs = [
             Output(name, tuple(tensor.shape[1:]), "sigmoid")
             for name, tensor in zip(model.output_names, model.outputs, strict=True)
         ]
-        problems += labels_of(labels, outputs, count, _names_of_outputs(model, network))[1]
+        problems += labels_of(labels, outputs, count, names)[1]
     if problems:
         raise ProblemsError("verify_tflite", problems)
     subject, settings = _subject(network, path)
-    names = _names_of_outputs(model, network)
     of_outputs, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
         raise ProblemsError("verify_tflite", problems)

@@ -10,7 +10,7 @@ import numpy as np
 
 from sat_tf.export.certificate.outputs import as_array
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.tflite.tensors import Pixels, arrays_of
+from sat_tf.export.tflite.tensors import Image, Pixels, arrays_of
 from sat_tf.presentation.tables import Marked
 
 
@@ -111,25 +111,25 @@ def images_hash(images: Pixels) -> str:
     return digest.hexdigest()
 
 
-def checked_images(
-    images: Any, shapes: list[tuple[int, ...]], kinds: list[str], kept: list[bool]
-) -> tuple[Pixels, list[str]]:
+def checked_images(images: Any, inputs: Sequence[Image]) -> tuple[Pixels, list[str]]:
     """Images as an array, of several inputs one for each, and what is wrong with them."""
-    if len(shapes) == 1:
+    if len(inputs) == 1:
         array, problems = as_array(images, "images")
-        return array, problems or image_problems(array, shapes[0], kinds[0], kept=kept[0])
-    if not isinstance(images, list | tuple) or len(images) != len(shapes):
+        (only,) = inputs
+        return array, problems or image_problems(array, only.shape, only.type, kept=only.is_kept)
+    if not isinstance(images, list | tuple) or len(images) != len(inputs):
         count = len(images) if isinstance(images, list | tuple) else 1
         return np.empty(0), [
-            f"images: received {count} array{'s' if count != 1 else ''} for {len(shapes)} inputs, "
+            f"images: received {count} array{'s' if count != 1 else ''} for {len(inputs)} inputs, "
             "expected a list with one for each, in the order of the model's inputs."
         ]
     arrays, problems = [], []
-    expected = zip(images, shapes, kinds, kept, strict=True)
-    for index, (given, shape, kind, is_kept) in enumerate(expected):
+    for index, image in enumerate(inputs):
         name = f"images[{index}]"
-        array, of_input = as_array(given, name)
-        problems += of_input or image_problems(array, shape, kind, kept=is_kept, name=name)
+        array, of_input = as_array(images[index], name)
+        problems += of_input or image_problems(
+            array, image.shape, image.type, kept=image.is_kept, name=name
+        )
         arrays.append(array)
     if not problems and len({len(array) for array in arrays}) > 1:
         counts = ", ".join(str(len(array)) for array in arrays)

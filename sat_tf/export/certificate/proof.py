@@ -135,7 +135,7 @@ def checked_inputs(
     graph = subject.graph
     graph.expect_one_of_each(f"{caller}: {subject.path}")
     image = graph.images[0]
-    images, problems = checked_images(images, [image.shape], [image.type], [image.is_kept])
+    images, problems = checked_images(images, [image])
     arrays, found = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
     problems += found
     if problems:

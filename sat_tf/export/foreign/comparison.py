@@ -26,7 +26,7 @@ from sat_tf.export.litert.runtime import MicroRuntime, Runtime, loaded
 from sat_tf.export.operations.graph_file import ForeignFile, read_foreign
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.contents import MoreGraph, StoredOperator, read_contents
-from sat_tf.export.tflite.tensors import Image, Pixels, arrays_of, number_of, some_of
+from sat_tf.export.tflite.tensors import Pixels, arrays_of, number_of, some_of
 from sat_tf.files import write_text
 from sat_tf.messages import ProblemsError, first_ones, say
 from sat_tf.presentation.progress_bar import image_bar
@@ -327,17 +327,11 @@ _PIXEL_ENDS = 255.0
 
 
 @dataclasses.dataclass(frozen=True)
-class AnyFile:
-    """A TFLite file that any tool may have written."""
+class AnyFile(ForeignFile):
+    """A TFLite file that any tool may have written, and its operators, as far as they are known."""
 
     path: pathlib.Path  # Of the file.
     content: bytes  # The file.
-    read: ForeignFile  # Its operators, as far as they are known.
-
-    @property
-    def images(self) -> tuple[Image, ...]:
-        """Its inputs."""
-        return self.read.graph.images
 
     def taken(self, images: Any) -> Any:
         """Pixels as values of its input, or of each in a list; anything else as it is.
@@ -345,11 +339,12 @@ class AnyFile:
         What range a file wants its pixels in, it does not say: they are spread over all codes of
         the input, or over 0 to 1 where it is float and nothing quantizes it.
         """
-        several = len(self.images) != 1
-        if several and (not isinstance(images, list | tuple) or len(images) != len(self.images)):
+        inputs = self.graph.images
+        several = len(inputs) != 1
+        if several and (not isinstance(images, list | tuple) or len(images) != len(inputs)):
             return images
         taken = []
-        for image, values in zip(self.images, images if several else [images], strict=True):
+        for image, values in zip(inputs, images if several else [images], strict=True):
             is_pixels = isinstance(values, np.ndarray) and values.dtype == np.uint8
             try:
                 if not is_pixels or image.type == "uint8":
@@ -409,7 +404,7 @@ def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
         )
     if problems:
         raise ProblemsError(str(path), problems)
-    return AnyFile(path, content, foreign)
+    return AnyFile(**vars(foreign), path=path, content=content)
 
 
 # -- the comparison --------------------------------------------------------------------------------
@@ -446,16 +441,10 @@ def compare_operators(
             that LiteRT does not run; lists every problem with its fix.
     """
     file = path if isinstance(path, AnyFile) else read_any_file(path)
-    inputs = file.images
-    taken, problems = checked_images(
-        file.taken(images),
-        [image.shape for image in inputs],
-        [image.type for image in inputs],
-        [image.is_kept for image in inputs],
-    )
+    taken, problems = checked_images(file.taken(images), file.graph.images)
     if problems:
         raise ProblemsError(f"compare_operators: {file.path}", problems)
-    pixels = taken_by(file.read.graph, taken)
+    pixels = taken_by(file.graph, taken)
     kinds, refused = chosen(runtimes), dict[str, str]()
     here = [kind for kind in kinds if not kind.is_simulated]
     reasons = refusals(file.content, [kind.name for kind in here])
@@ -465,7 +454,7 @@ def compare_operators(
             f"({reasons['xnnpack']}), expected one that it does; convert the model again."
         )
     for kind in here:
-        if reason := reasons[kind.name] or file.read.graph.ends_process(kind.kernels):
+        if reason := reasons[kind.name] or file.graph.ends_process(kind.kernels):
             refused[kind.name] = reason
     running = {
         kind.name: loaded(file.content, kind.name, keep_tensors=True)
@@ -473,7 +462,7 @@ def compare_operators(
         if kind.name not in refused
     }
     compared = [kind for kind in kinds if kind.is_simulated or kind.name in running]
-    counter = _Counter(file.read, compared, running)
+    counter = _Counter(file, compared, running)
     with image_bar(file.path.name, number_of(pixels), shown=progress) as advance:
         for index in range(number_of(pixels)):
             counter.add(some_of(pixels, index, index + 1))
@@ -486,8 +475,8 @@ def compare_operators(
         runtimes=tuple(kind.name for kind in compared),
         refused=refused,
         outputs=counter.outputs,
-        more_graphs=file.read.contents.more_graphs,
-        warnings=tuple(wrong_before(file.read.contents)),
+        more_graphs=file.contents.more_graphs,
+        warnings=tuple(wrong_before(file.contents)),
     )
 
 

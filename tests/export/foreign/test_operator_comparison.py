@@ -120,7 +120,7 @@ def test_names_of_tensors_need_not_differ(tmp_path):
 
 def test_values_and_codes_are_taken_as_they_are():
     file = read_any_file(path_of("tfmot"))
-    codes = file.images[0].codes
+    codes = file.graph.images[0].codes
     values = (PIXELS.astype(np.float32) - 128 - codes.zero_point) * codes.scale
     assert compared(file, images=values).to_rows() == compared(file).to_rows()
     stored = (PIXELS.astype(np.int32) - 128).astype(np.int8)
