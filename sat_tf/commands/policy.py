@@ -72,8 +72,7 @@ def _input_range(text: str) -> Any:
     except ValueError:
         ends = []
     value: Any = text if not ends else (0.0, *ends) if len(ends) == 1 else tuple(ends)
-    problem = range_problem(value)
-    if problem:
+    if problem := range_problem(value):
         raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
     return value
 

@@ -27,9 +27,6 @@ examples:
 exit status: 0; 2 if something cannot be read or measured.
 """
 
-_METRICS = ("top1", "distance", "divergence")
-
-
 _MeanBits = Annotated[float, Field(ge=1, le=8, description="a number from 1 to 8")]
 _Drop = Annotated[float, Field(ge=0, allow_inf_nan=False, description="a number of 0 or more")]
 
@@ -41,7 +38,7 @@ def add_arguments(parser: Parser) -> None:
     add_quantization(parser)
     parser.advanced.add_argument(
         "--metric",
-        choices=_METRICS,
+        choices=("top1", "distance", "divergence"),
         help="what layers are ranked by; default: top1 with labels, distance without",
     )
     parser.add_argument(

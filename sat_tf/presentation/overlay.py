@@ -13,16 +13,8 @@ from sat_tf.files import write_text
 
 GOOD, BAD = "#b7e1cd", "#f4a79d"
 # viridis, whose order survives colour blindness and greyscale prints: 1 bit is the lightest.
-BIT_COLORS = {
-    1: "#fde725",
-    2: "#a0da39",
-    3: "#5ec962",
-    4: "#1fa187",
-    5: "#277f8e",
-    6: "#365c8d",
-    7: "#46327e",
-    8: "#440154",
-}
+_VIRIDIS = "#fde725 #a0da39 #5ec962 #1fa187 #277f8e #365c8d #46327e #440154"
+BIT_COLORS = dict(enumerate(_VIRIDIS.split(), start=1))
 
 
 class Mark(NamedTuple):
