@@ -216,6 +216,15 @@ def open_pictures(
     folders = [entry.name for entry in _entries(root, problems) if _is_folder(entry)]
     part = TRAIN if TRAIN in folders else ""
     held_out = next((name for name in HELD_OUT if name in folders), "")
+    if part and not any(map(_is_folder, _entries(root / part, []))):
+        beside = [name for name in folders if name not in (part, held_out)]
+        if classes := [name for name in beside if _has_pictures(root / name)]:
+            problems.append(
+                f"received pictures in {part} itself and in {first_ones(classes)} beside it, so "
+                "it may be a class or all there is to train on; expected one of both: if a class, "
+                f"move all of them into {part}, this one as {part}/{part}; if not, move the others "
+                "away."
+            )
     if held_out and not part and any(map(_is_folder, _entries(root / held_out, problems))):
         problems.append(
             f"received the folders {first_ones(folders)} and none to train on; expected {TRAIN} "
@@ -286,6 +295,10 @@ def _array_in(path: pathlib.Path) -> npt.NDArray[Any]:
         what = "a single number" if isinstance(array, np.ndarray) else "an archive"
         raise ValueError(f"{path}: received {what}, {expected}; write it with np.save.")
     return array
+
+
+def _has_pictures(folder: pathlib.Path) -> bool:
+    return any(_is_picture(entry.name) for entry in _entries(folder, []))
 
 
 def _listed(root: pathlib.Path, part: str, problems: list[str], *, alone: bool) -> Pictures:
@@ -407,7 +420,7 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
     if not encoded:
         raise ValueError("it is empty")
     # Copies that broke off are often filled with zeros, which Pillow decodes.
-    if encoded.startswith(JPEG) and _END_OF_JPEG not in encoded:
+    if encoded.startswith(JPEG) and _END_OF_JPEG not in encoded[_first_scan(encoded) :]:
         raise ValueError("it is truncated")
     try:
         with warnings.catch_warnings():
@@ -421,6 +434,15 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
         is_truncated = "truncated" in str(error).lower()
         why = "is truncated" if is_truncated else f"cannot be decoded ({type(error).__name__})"
         raise ValueError(f"it {why}") from error
+
+
+def _first_scan(encoded: bytes) -> int:
+    """Returns where the pixels of a JPEG begin: behind a preview, which has an end of its own."""
+    place = 2
+    while encoded[place : place + 1] == b"\xff" and encoded[place + 1 : place + 2] != b"\xda":
+        is_fill = encoded[place + 1 : place + 2] == b"\xff"
+        place += 1 if is_fill else 2 + int.from_bytes(encoded[place + 2 : place + 4], "big")
+    return place
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -130,6 +130,16 @@ def test_a_class_may_be_called_as_a_part_is(tmp_path):
     assert open_pictures(tmp_path).class_names == ("control", "test")
 
 
+@pytest.mark.parametrize("beside", [["bus", "car"], ["bus", "val"]])
+def test_a_train_that_may_be_a_class_or_a_part_is_refused(tmp_path, beside):
+    touch(tmp_path, *(f"{name}/1.jpg" for name in ("train", *beside)))
+    with pytest.raises(ValueError, match=r"received pictures in train itself and in bus.* beside"):
+        open_pictures(tmp_path)
+    parts = tmp_path / "divided" / "train"
+    touch(parts, *(f"{name}/1.jpg" for name in ("bus", "car", "train")))
+    assert open_pictures(tmp_path / "divided").class_names == ("bus", "car", "train")
+
+
 def test_folders_that_cannot_be_read_are_named(tmp_path, monkeypatch):
     touch(tmp_path, "a/1.jpg", "a/more/2.jpg", "b/1.jpg")
     scan = os.scandir
@@ -355,6 +365,19 @@ def test_a_jpeg_that_breaks_off_is_truncated(options):
             with pytest.raises(ValueError, match="it is truncated"):
                 image_of(jpeg[: int(share * len(jpeg))] + end, "RGB", turns=True)
     image_of(jpeg + b"\0" * 100 + b"what a camera writes behind it", "RGB", turns=True)
+
+
+def test_a_preview_inside_does_not_hide_that_a_jpeg_breaks_off():
+    pixels, preview, whole = photograph(203, 299), io.BytesIO(), io.BytesIO()
+    Image.fromarray(pixels[:40, :40]).save(preview, "JPEG")
+    exif = b"Exif\0\0" + preview.getvalue()
+    Image.fromarray(pixels).save(whole, "JPEG", exif=exif)
+    jpeg = whole.getvalue()
+    image_of(jpeg, "RGB", turns=True)
+    for share in (0.5, 0.9):
+        cut = len(exif) + int(share * (len(jpeg) - len(exif)))
+        with pytest.raises(ValueError, match="it is truncated"):
+            image_of(jpeg[:cut] + bytes(len(jpeg) - cut), "RGB", turns=True)
 
 
 def test_damaged_pictures_are_left_out_and_named(tmp_path):

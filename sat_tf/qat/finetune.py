@@ -25,6 +25,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.messages import ProblemsError, RunError
+from sat_tf.pictures import Pictures
 from sat_tf.qat.calibrate import calibrate, estimate_statistics
 from sat_tf.qat.images import BATCH_SIZE, TrainingBatches, TrainingImages, fed, held_out_batches
 from sat_tf.qat.inputs import input_ranges
@@ -145,9 +146,19 @@ def finetune(
     classes = np.zeros(len(images), np.int32) if labels is None else np.asarray(labels, np.int32)
     backup, saved = [], None
     if folder is not None:
-        settings = {"epochs": epochs, "rate": learning_rate, "batch_size": batch_size, "seed": seed}
+        settings: dict[str, Any] = {
+            "epochs": epochs,
+            "rate": learning_rate,
+            "batch_size": batch_size,
+            "seed": seed,
+        }
         reference = Network(with_layers_for_operations(float_model))
-        key = key_of(network, reference, (sample, held_out[0], classes), title=title, **settings)
+        arrays = [sample, classes, *(array for array in held_out if array is not None)]
+        if isinstance(images, Pictures) and images.array is None:
+            settings["files"] = images.hashes()
+        else:
+            arrays.append(images.array if isinstance(images, Pictures) else np.asarray(images))
+        key = key_of(network, reference, tuple(arrays), title=title, **settings)
         place = folder / key[:_KEY_LENGTH]
         saved = tf.train.latest_checkpoint(place / "chief")
         if is_expected and saved is None:

@@ -96,9 +96,12 @@ def test_a_training_that_is_stopped_ends_with_the_model_of_one_that_is_not(tmp_p
     assert resumed.kept_epoch == expected.kept_epoch
     assert resumed.tried == expected.tried
     np.testing.assert_equal(whole.get_weights(), again.get_weights())
-    # That of other settings is not gone on with.
-    with pytest.raises(sat_tf.messages.RunError, match="received no unfinished training"):
-        _tuned(_calibrated(), is_expected=True, **{**options, "epochs": 2})
+    # That of other settings, labels or images is not gone on with.
+    other_labels = (HELD_OUT[0], (HELD_OUT[1] + 1) % 5)
+    other_images = np.where(np.arange(len(TRAIN[0]))[:, None, None, None] == 7, 0, TRAIN[0])
+    for other in ({"epochs": 2}, {"held_out": other_labels}, {"images": other_images}):
+        with pytest.raises(sat_tf.messages.RunError, match="received no unfinished training"):
+            _tuned(_calibrated(), is_expected=True, **{**options, **other})
 
 
 @pytest.mark.thorough
