@@ -60,7 +60,10 @@ def add_arguments(parser: Parser) -> None:
         help=f"what the model may use at most: {', '.join(NAMES)}; see below",
     )
     parser.refused = {
-        f"--{name}": REMOVED[f"allocate.{name}"] for name in ("cost", "latency", "seconds")
+        "--cost": REMOVED["allocate.cost"],
+        "--latency": "use --npu ethos-u55-128 or another Ethos-U, whose compiler estimates "
+        "milliseconds",
+        "--seconds": "use fewer --bits, which are proven sooner",
     }
     parser.add_argument(
         "--npu",
