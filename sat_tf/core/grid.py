@@ -26,6 +26,7 @@ Bits may be tensors where values are rounded.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeGuard
 
@@ -410,6 +411,34 @@ def grid_units(values: Tensor, maximum: Tensor, num_bits: Bits, grid: str) -> Te
         if units is not None:
             return units
     return n.clip(rounded(position), 0.0, top if is_tensor(top) else float(top))
+
+
+def off_halves(
+    values: Tensor, scale: Any, lowest: Any, intervals: Any, window: Sequence[int] | None
+) -> Tensor:
+    """Values moved off halves of their codes, so that rounding half up has the ties of a kernel.
+
+    AVERAGE_POOL_2D rounds means of stored integers, code + zero point, half away from zero. Such a
+    mean is a multiple of 1 / count, of which a quarter is added or taken away. RESIZE_BILINEAR
+    rounds half up; for the usual factors its sums are multiples of 1/16 or 1/64, and 1/512 makes up
+    for the last bits of float32. No other value is rounded otherwise.
+
+    A mean has a window of count values; images that are resized have none. What is returned is
+    float32, with the gradient of the values.
+
+    >>> [float(x) for x in off_halves(np.float32([2.5, 200.5]), 1.0, 0.0, 255, (1, 2))]
+    [2.375, 200.625]
+    """
+    n = namespace(values)
+    values = in_float32(n, values)
+    scale, lowest = in_float32(n, scale), in_float32(n, lowest)
+    if window is None:
+        return values + n.stop_gradient(scale / 512.0)
+    highest = lowest + in_float32(n, intervals)
+    zero_point = n.where(lowest == -highest, 0.0, LARGEST_INT8 - highest)
+    quarter = scale / (4.0 * math.prod(window))
+    is_positive = values / scale + zero_point > 0.0
+    return values + n.stop_gradient(n.where(is_positive, quarter, -quarter))
 
 
 def round_to_largest(x: Tensor, num_bits: Bits, *, range_axes: tuple[int, ...] = ()) -> Tensor:

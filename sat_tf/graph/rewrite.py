@@ -57,7 +57,8 @@ def _replacement_of_operation(call: OldCall) -> Replacement | None:
     """The layers that replace an operation; None where there are none."""
     row = operations.CALLS.get(call.symbol)
     # The layers for arithmetic are those of real numbers; others move values of any type.
-    if call.symbol in operations.OF_REALS and not call.makes_reals:
+    is_real = all(output.dtype.is_floating for output in tf.nest.flatten(call.node.outputs))
+    if call.symbol in operations.OF_REALS and not is_real:
         row = None
     # Each operation that has layers is computed by them bit for bit.
     replacement = row.layers(call) if row and row.layers else None
@@ -384,7 +385,7 @@ class _Rewriter:
             else:
                 made = [
                     new.layer(name=self._name(new.suffix, call.layer.name), dtype=call.dtype)
-                    for new in replacement.all_layers
+                    for new in (*replacement.fronts.values(), *replacement.layers)
                 ]
             for layer in made:
                 layer.trainable = call.layer.trainable

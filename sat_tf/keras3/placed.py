@@ -19,19 +19,12 @@ from sat_tf.graph.layers.kind import Keras3
 from sat_tf.graph.network import Network, Node
 from sat_tf.keras3 import layer_table, operations
 from sat_tf.keras3.own_layers import OfKeras3
-from sat_tf.keras3.quantized_layer import (
-    ACTIVATION,
-    AROUND,
-    BEFORE_ACTIVATION,
-    BEHIND,
-    INSTEAD,
-)
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.values import copy_to_keras3, without_initial_values
 from sat_tf.messages import ModelError, did_you_mean, reason_of
-from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.values import AROUND, INSTEAD
 
 # Settings that say nothing of what a layer computes, or are set beside.
 _BESIDE = ("name", "trainable", "dtype", "batch_input_shape")
@@ -133,11 +126,12 @@ def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Ori
     if not isinstance(layer, QuantizedLayer):
         return _plain(layer, name_of(layer.name), originals)
     config, inner = layer.quantize_config, layer.layer
+    place = config.place_at(inner)
     return QuantizedLayer3(
         _plain(inner, name_of(inner.name), originals),
         config.weights,
         config.output,
-        place=_place(config, inner),
+        place=AROUND if config.around and place != INSTEAD else place,
         annotation=config.annotation,
         inserted=config.inserted,
         target=config.target,
@@ -145,16 +139,6 @@ def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Ori
         name=name_of(layer.name),
         trainable=layer.trainable,
     )
-
-
-def _place(config: PlacedConfig, layer: Any) -> str:
-    if config.replaces(layer):
-        return INSTEAD
-    if config.around:
-        return AROUND
-    if not config.get_activations_and_quantizers(layer):
-        return BEHIND
-    return BEFORE_ACTIVATION if layer_kinds.is_softmax(layer) else ACTIVATION
 
 
 def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:

@@ -16,18 +16,10 @@ from sat_tf.core.grid import on_int8_codes
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.protocol import Quantizer, VariableSpec
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
-from sat_tf.quantizers.values import off_halves
+from sat_tf.quantizers.values import AROUND, BEHIND, INSTEAD, PLACES, quantized_output
 from sat_tf.targets import PROCESSORS
 from sat_tf.validation import training_argument
 from sat_tf.version import marked, unmarked
-
-# The places of the output quantizer.
-BEHIND = "behind"  # of the whole layer
-ACTIVATION = "activation"  # instead of the layer's activation function, which rectifies
-BEFORE_ACTIVATION = "before activation"  # a softmax
-INSTEAD = "instead"  # of the whole layer, which rectifies
-AROUND = "around"  # in front of the whole layer and behind: what it reads is on the same grid
-PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD, AROUND)
 
 # One for all layers: a call holds it while its layer computes with other weights than its own.
 _ONE_CALL_AT_A_TIME = threading.RLock()
@@ -143,39 +135,35 @@ class QuantizedLayer(keras3.layers.Wrapper):
                 return tensor
             return self.output_quantizer(tensor, observes, self.output_variables)
 
-        if self.place == INSTEAD:
-            return quantize(inputs)
-        arguments = {"training": training} if self._takes_training else {}
-        around: Any = self.output_quantizer
-        if self.place == AROUND and around is not None:
-            made = self.layer(quantize(inputs), **arguments)
-            window = getattr(self.layer, "pool_size", None)
-            moved = off_halves(made, around.code_range(self.output_variables), window)
-            return ops.cast(quantize(moved), made.dtype)
         # A PReLU's slopes, which an NPU's operator has as int8.
         is_npu = self.target is not None and PROCESSORS[self.target].native
         slopes = "alpha" if is_npu and isinstance(self.layer, keras3.layers.PReLU) else ""
-        if self.weight_quantizer is None and not slopes and self.place in (BEHIND, AROUND):
-            return quantize(self.layer(inputs, **arguments))
-        with _ONE_CALL_AT_A_TIME:
-            stand_ins: dict[str, Any] = {}
-            if self.weight_quantizer is not None:
-                effective = ops.cast(self.effective_kernel(observes), self.layer.compute_dtype)
-                stand_ins[_kernel_name(self.layer)] = effective
-            if slopes:
-                rounded = on_int8_codes(ops.convert_to_tensor(vars(self.layer)[slopes]))
-                stand_ins[slopes] = ops.cast(rounded, self.layer.compute_dtype)
-            function = getattr(self.layer, "activation", None)
-            if self.place == ACTIVATION:
-                stand_ins["activation"] = quantize
-            elif self.place == BEFORE_ACTIVATION:
-                stand_ins["activation"] = None
-            with standing_in(self.layer, stand_ins):
-                outputs = self.layer(inputs, **arguments)
-        if self.place == ACTIVATION:
-            return outputs
-        outputs = quantize(outputs)
-        return function(outputs) if self.place == BEFORE_ACTIVATION and function else outputs
+
+        def run(tensor: Any, activation: Any = None) -> Any:
+            arguments = {"training": training} if self._takes_training else {}
+            if self.weight_quantizer is None and not slopes and activation is None:
+                return self.layer(tensor, **arguments)
+            with _ONE_CALL_AT_A_TIME:
+                stand_ins = {} if activation is None else {"activation": activation}
+                if self.weight_quantizer is not None:
+                    effective = ops.cast(self.effective_kernel(observes), self.layer.compute_dtype)
+                    stand_ins[_kernel_name(self.layer)] = effective
+                if slopes:
+                    rounded = on_int8_codes(ops.convert_to_tensor(vars(self.layer)[slopes]))
+                    stand_ins[slopes] = ops.cast(rounded, self.layer.compute_dtype)
+                with standing_in(self.layer, stand_ins):
+                    return self.layer(tensor, **arguments)
+
+        quantizer: Any = self.output_quantizer
+        return quantized_output(
+            BEHIND if quantizer is None and self.place == AROUND else self.place,
+            self.layer,
+            inputs,
+            run=run,
+            quantize=quantize,
+            code_range=lambda: quantizer.code_range(self.output_variables),
+            lock=_ONE_CALL_AT_A_TIME,
+        )
 
     def effective_kernel(self, training: bool = False) -> Any:
         """The effective kernel, in float32; None if the layer has no quantized kernel."""

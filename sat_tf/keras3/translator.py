@@ -17,7 +17,6 @@ from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import layer_table, operations
 from sat_tf.keras3.call_graph import Call, Keras3Graph, functional_of
 from sat_tf.keras3.own_layers import CarriedOperation, OfKeras3, layer_of_keras3
-from sat_tf.keras3.quantized_layer import AROUND, INSTEAD
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.values import (
     copy_to_twin,
@@ -28,6 +27,7 @@ from sat_tf.keras3.values import (
 from sat_tf.messages import ModelError, kind_of, name_problem, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.values import AROUND, INSTEAD
 
 # What to do with a model that tf_keras does not have the layers for.
 _LEFT_FLOAT = (

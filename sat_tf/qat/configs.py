@@ -16,6 +16,7 @@ from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, combination_problems,
 from sat_tf.qat.policy_fields import KernelFields, warn_of
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
+from sat_tf.quantizers.values import ACTIVATION, BEFORE_ACTIVATION, BEHIND, INSTEAD
 from sat_tf.targets import PROCESSORS, target_problem
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
@@ -212,6 +213,14 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         """Whether `output` takes the place of the whole layer: a quantizer for a rectifier."""
         plain = layer_kinds.rectifies(layer) and not hasattr(layer, "activation")
         return plain and self._rectifies()
+
+    def place_at(self, layer: keras.layers.Layer) -> str:
+        """The place of `output` at a layer, one of `PLACES`, were it not around the layer."""
+        if self.replaces(layer):
+            return INSTEAD
+        if not self.stands_at_activation(layer):
+            return BEHIND
+        return BEFORE_ACTIVATION if layer_kinds.is_softmax(layer) else ACTIVATION
 
     def stands_at_activation(self, layer: keras.layers.Layer) -> bool:
         """Whether `output` replaces the layer's activation function, or precedes its softmax."""

@@ -15,7 +15,7 @@ from sat_tf.core.grid import on_int8_codes
 from sat_tf.graph import flatten, layer_kinds
 from sat_tf.qat.configs import PlacedConfig, make_variables
 from sat_tf.quantizers.protocol import BIT_FLOOR, ActivationQuantizer, Quantizer, WeightQuantizer
-from sat_tf.quantizers.values import off_halves
+from sat_tf.quantizers.values import AROUND, quantized_output
 from sat_tf.validation import training_argument
 from sat_tf.version import marked, unmarked
 
@@ -121,13 +121,10 @@ class QuantizedLayer(keras.layers.Wrapper):
                 return tensor
             return quantizer(tensor, observes, self._with_floor(self.output_variables))
 
-        around = self.quantize_config.output if self.quantize_config.around else None
-        if not isinstance(around, ActivationQuantizer):
-            return self._run(inputs, training, quantize)
-        made = self._run(quantize(inputs), training, tf.identity)
-        window = getattr(self.layer, "pool_size", None)
-        moved = off_halves(made, around.code_range(self.output_variables), window)
-        return tf.cast(quantize(moved), made.dtype)
+        config = self.quantize_config
+        is_around = config.around and isinstance(config.output, ActivationQuantizer)
+        place = AROUND if is_around else config.place_at(self.layer)
+        return self._quantized(inputs, training, quantize, place)
 
     def before_quantization(self, inputs: Any, training: Any = False) -> Any:
         """The input of the output quantizer in `call`: the layer's output on effective weights."""
@@ -137,8 +134,8 @@ class QuantizedLayer(keras.layers.Wrapper):
             seen.append(tensor)
             return tensor
 
-        outputs = self._run(inputs, training, catch)
-        return seen[0] if seen else outputs
+        self._quantized(inputs, training, catch, self.quantize_config.place_at(self.layer))
+        return seen[0]
 
     def effective_kernel(self, training: Any = False) -> tf.Tensor | None:
         """The effective kernel, in float32; None if the layer has no kernel."""
@@ -204,38 +201,38 @@ class QuantizedLayer(keras.layers.Wrapper):
     def _with_floor(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
         return {**variables, BIT_FLOOR: self._bit_floor}
 
-    def _run(self, inputs: Any, training: Any, quantize: Callable[[Any], Any]) -> Any:
-        if self.quantize_config.replaces(self.layer):
-            return quantize(inputs)
-        with_gradient = layer_kinds.find_support(self.layer).in_training
-        if training and with_gradient is not None:
-            return quantize(with_gradient(self.layer, inputs))
-        arguments = training_argument(self.layer.call, training)
-        replaced = self.quantize_config.weights is not None or self._int8_weights
-        if not replaced and not hasattr(self.layer, "activation"):
-            # Nothing to replace, and no lock: synchronized BatchNormalization waits in here for the
-            # thread of another replica.
-            return quantize(self.layer(inputs, **arguments))
-        config = self.quantize_config
-        with self._one_call_at_a_time:
-            at_activation = config.stands_at_activation(self.layer)
-            # Logits are observed in front of a softmax, outside the lock: an observer waits for
-            # other replicas, whose threads wait for the lock.
-            softmax = at_activation and layer_kinds.is_softmax(self.layer)
-            function = self.layer.activation if softmax else None
-            with self._stand_ins(training, tf.identity if softmax else quantize, at_activation):
-                outputs = self.layer(inputs, **arguments)
-        if function is not None:
-            return function(quantize(outputs))
-        return outputs if config.output is None or at_activation else quantize(outputs)
+    def _quantized(
+        self, inputs: Any, training: Any, quantize: Callable[[Any], Any], place: str
+    ) -> Any:
+        def run(tensor: Any, activation: Any = None) -> Any:
+            with_gradient = layer_kinds.find_support(self.layer).in_training
+            if training and with_gradient is not None:
+                return with_gradient(self.layer, tensor)
+            arguments = training_argument(self.layer.call, training)
+            is_weighted = self.quantize_config.weights is not None or self._int8_weights
+            if not is_weighted and activation is None:
+                # Nothing to replace, and no lock: synchronized BatchNormalization waits in here for
+                # the thread of another replica.
+                return self.layer(tensor, **arguments)
+            with self._one_call_at_a_time, self._stand_ins(training, activation):
+                return self.layer(tensor, **arguments)
+
+        quantizer: Any = self.quantize_config.output
+        return quantized_output(
+            place,
+            self.layer,
+            inputs,
+            run=run,
+            quantize=quantize,
+            code_range=lambda: quantizer.code_range(self.output_variables),
+            lock=self._one_call_at_a_time,
+        )
 
     @contextlib.contextmanager
-    def _stand_ins(
-        self, training: Any, stand_in: Callable[[Any], Any], at_activation: bool
-    ) -> Iterator[None]:
+    def _stand_ins(self, training: Any, activation: Any) -> Iterator[None]:
         """Effective weights for those of the layer, and another activation, for one call."""
         layer = self.layer
-        values: dict[str, Any] = {"activation": stand_in} if at_activation else {}
+        values: dict[str, Any] = {} if activation is None else {"activation": activation}
         effective = self.effective_kernel(training if self.trainable else False)
         if effective is not None:
             values[layer_kinds.kernel_name(layer)] = tf.cast(effective, layer.compute_dtype)

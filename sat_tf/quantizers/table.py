@@ -137,14 +137,11 @@ def _registering_problem(name: Any, cls: Any, table: Classes, kind: type) -> str
         return f"received {cls.__name__} without {', '.join(missing)}; write them."
     other = QUANTIZERS.get(name)
     # A cell of a notebook that runs again makes the same class again.
-    again = other is not None and table.get(name) is other and _place(other) == _place(cls)
+    is_same = other and (other.__module__, other.__qualname__) == (cls.__module__, cls.__qualname__)
+    again = is_same and table.get(name) is other
     if not again and (other is not None or name in table):
         return "received a name that another quantizer has; choose another one."
     return None
-
-
-def _place(cls: Any) -> tuple[str, str]:
-    return cls.__module__, cls.__qualname__
 
 
 def make_weight_quantizer(name: str, request: WeightRequest) -> WeightQuantizer:

@@ -1,4 +1,4 @@
-"""The variables, samples, codes and scales that quantizers are given and answer with; options."""
+"""What quantizers are given and answer with, and the places in which they quantize outputs."""
 
 import dataclasses
 import math
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.core.grid import LARGEST_INT8, axes_within
+from sat_tf.core.grid import LARGEST_INT8, axes_within, off_halves
 from sat_tf.core.tensors import Tensor, namespace
 
 # The variables of a quantizer by name.
@@ -81,31 +81,45 @@ class CodeRange:
         return 0 if lowest == -highest else LARGEST_INT8 - highest
 
 
-def off_halves(values: Tensor, found: CodeRange, window: Sequence[int] | None) -> Tensor:
-    """Values moved off halves, so that rounding half up has the ties of a kernel.
+# The places of the quantizer of a layer's output.
+BEHIND = "behind"  # of the whole layer
+ACTIVATION = "activation"  # instead of the layer's activation function, which rectifies
+BEFORE_ACTIVATION = "before activation"  # a softmax
+INSTEAD = "instead"  # of the whole layer, which rectifies
+AROUND = "around"  # in front of the whole layer and behind: what it reads is on the same grid
+PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD, AROUND)
 
-    AVERAGE_POOL_2D rounds means of stored integers, code + zero point, half away from zero. Such a
-    mean is a multiple of 1 / count, of which a quarter is added or taken away. RESIZE_BILINEAR
-    rounds half up; for the usual factors its sums are multiples of 1/16 or 1/64, and 1/512 makes up
-    for the last bits of float32. No other value is rounded otherwise.
 
-    A mean has a window of count values; images that are resized have none. What is returned is
-    float32, with the gradient of the values.
+def quantized_output(
+    place: str,
+    layer: Any,
+    inputs: Any,
+    *,
+    run: Callable[..., Any],
+    quantize: Callable[[Any], Any],
+    code_range: Callable[[], CodeRange],
+    lock: Any,
+) -> Any:
+    """What a layer of either Keras makes of its inputs, with a quantizer in a place.
 
-    >>> grid = CodeRange(np.float32(1.0), np.float32(0.0), 255)
-    >>> [float(x) for x in off_halves(np.float32([2.5, 200.5]), grid, (1, 2))]
-    [2.375, 200.625]
+    `run` calls the layer, or calls it with another activation function; it holds the lock while
+    anything stands in for what the layer has. Logits are quantized outside the lock: an observer
+    waits for other replicas, whose threads wait for the lock.
     """
-    n = namespace(values)
-    values = n.cast(n.tensor(values), "float32")
-    scale, lowest = n.tensor(found.scale), n.tensor(found.lowest)
-    if window is None:
-        return values + n.stop_gradient(scale / 512.0)
-    highest = lowest + n.cast(n.tensor(found.intervals), "float32")
-    zero_point = n.where(lowest == -highest, 0.0, LARGEST_INT8 - highest)
-    quarter = scale / (4.0 * math.prod(window))
-    is_positive = values / scale + zero_point > 0.0
-    return values + n.stop_gradient(n.where(is_positive, quarter, -quarter))
+    if place == INSTEAD:
+        return quantize(inputs)
+    if place == ACTIVATION:
+        return run(inputs, quantize)
+    if place == BEFORE_ACTIVATION:
+        with lock:  # else it might be what stands in for it in another thread
+            function = layer.activation
+        return function(quantize(run(inputs, lambda logits: logits)))
+    if place == AROUND:
+        outputs = run(quantize(inputs))
+        codes, window = code_range(), getattr(layer, "pool_size", None)
+        moved = off_halves(outputs, codes.scale, codes.lowest, codes.intervals, window)
+        return namespace(moved).cast(quantize(moved), outputs.dtype)
+    return quantize(run(inputs))
 
 
 def usual_deviation(kernel_shape: Sequence[int]) -> float:

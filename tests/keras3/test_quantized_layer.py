@@ -5,10 +5,11 @@ import keras
 import numpy as np
 import pytest
 
-from sat_tf.keras3.quantized_layer import ACTIVATION, BEFORE_ACTIVATION, AtLeast, QuantizedLayer
+from sat_tf.keras3.quantized_layer import AtLeast, QuantizedLayer
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.observers import RangeObserver
 from sat_tf.quantizers.pact import PactQuantizer
+from sat_tf.quantizers.values import ACTIVATION, BEFORE_ACTIVATION
 
 
 def images(*shape, seed=0):

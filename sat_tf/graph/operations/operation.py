@@ -41,11 +41,6 @@ class OldCall:
         """The type, or the policy, of the layers that replace it."""
         return _flat(self.node.outputs)[0].dtype if self.symbol else self.layer.dtype_policy
 
-    @property
-    def makes_reals(self) -> bool:
-        """Whether it makes real numbers, not integers, truth values or complex numbers."""
-        return all(output.dtype.is_floating for output in _flat(self.node.outputs))
-
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument of the function, however it was passed."""
         if position < len(self.node.call_args):
@@ -83,11 +78,6 @@ class Replacement:
     # Layers between single sources, by their index, and the first one.
     fronts: Mapping[int, NewLayer] = dataclasses.field(default_factory=dict)
     beside: bool = False  # Each of the layers reads the source, and makes one of several outputs.
-
-    @property
-    def all_layers(self) -> list[NewLayer]:
-        """All of them, those of single sources first."""
-        return [*self.fronts.values(), *self.layers]
 
 
 # Finds the replacement of a call; None where it stays.

@@ -304,7 +304,7 @@ class LqNetsQuantizer(LevelsOfWeights):
         return next_basis(latent, levels, range_axes=self.range_axes, momentum=self.momentum)
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        return weight_codes(latent, self._basis(variables), range_axes=self.range_axes)
+        return weight_codes(latent, variables[self.levels_name], range_axes=self.range_axes)
 
     @property
     def holds_zero(self) -> bool:
@@ -312,16 +312,12 @@ class LqNetsQuantizer(LevelsOfWeights):
         return self.num_bits is None
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        return weight_units(latent, self._basis(variables), range_axes=self.range_axes)
+        return weight_units(latent, variables[self.levels_name], range_axes=self.range_axes)
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
         return namespace(latent).ones_like(latent, dtype="bool")
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
-        basis = self._basis(variables)
+        basis = variables[self.levels_name]
         values = level_values(units, basis, range_axes=self.range_axes)
         return namespace(latent).where(held, values, latent)
-
-    def _basis(self, variables: Variables) -> Tensor:
-        basis = variables[self.levels_name]
-        return namespace(basis).tensor(basis)
