@@ -166,11 +166,22 @@ def _layers(
     for row in low.layers:
         if row.weights is not None:
             calls.setdefault(source.network[row.name].layer.name, []).append(row)
+    following = {
+        name: [row for row in rows if row.reading_bits != high[row.name].reading_bits]
+        for name, rows in calls.items()
+    }
+    groups: list[tuple[set[str], set[str]]] = []  # layers, and the tensors that they read
+    for name, rows in following.items():
+        readers, tensors = {name}, {_quantized_source(low, row).name for row in rows}
+        for group in [group for group in groups if group[1] & tensors]:
+            groups.remove(group)
+            readers, tensors = readers | group[0], tensors | group[1]
+        groups.append((readers, tensors))
+    shared = [readers for readers, _ in groups if len(readers) > 1]
+    ties = {name: number for number, readers in enumerate(shared) for name in readers}
     layers: list[LayerChoices] = []
-    ties: list[tuple[set[str], set[str]]] = []  # layers, and the tensors that they read
     for name, rows in calls.items():
-        first = rows[0].name
-        following = [row for row in rows if row.reading_bits != high[row.name].reading_bits]
+        first, free = rows[0].name, following[name]
         low_weights, high_weights, weights = (plan[first].weights for plan in (low, high, usual))
         follows = bool(low_weights and high_weights and low_weights.bits != high_weights.bits)
         usual_bits = weights.bits if weights else None
@@ -181,22 +192,15 @@ def _layers(
                 num_weights=math.prod(layer_kinds.kernel_of(source.network[first].layer).shape),
                 usual_bits=usual_bits,
                 weight_bits=weight_bits if follows else (usual_bits,),
-                activation_bits=activation_bits if following else (usual[first].reading_bits,),
+                activation_bits=activation_bits if free else (usual[first].reading_bits,),
                 chooses_weights=follows,
-                chooses_activations=bool(following),
-                reads_settled=len(following) < len(rows),
-                tie=-1,
+                chooses_activations=bool(free),
+                reads_settled=len(free) < len(rows),
+                tie=ties.get(name, -1),
                 values_read=_values_read(source, low, rows),
             )
         )
-        readers, tensors = {name}, {_quantized_source(low, row).name for row in following}
-        for group in [group for group in ties if group[1] & tensors]:
-            ties.remove(group)
-            readers, tensors = readers | group[0], tensors | group[1]
-        ties.append((readers, tensors))
-    shared = [readers for readers, _ in ties if len(readers) > 1]
-    numbers = {name: number for number, readers in enumerate(shared) for name in readers}
-    return tuple(dataclasses.replace(layer, tie=numbers.get(layer.name, -1)) for layer in layers)
+    return tuple(layers)
 
 
 def _quantized_source(plan: Plan, row: LayerPlan) -> LayerPlan:
