@@ -1,4 +1,4 @@
-"""Facts that hold for every method: types, numbers of bits, and weights that are not finite."""
+"""Facts that hold for every method, and for every library of tensors beneath them."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Models of the layers beside the usual ones, many of a kind in each, and what their files hold."""
+"""Models of the layers beside the usual ones, many of a kind in each, and of other tasks."""
 
 import functools
 from collections.abc import Callable

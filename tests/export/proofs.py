@@ -1,4 +1,4 @@
-"""The way of most tests here: a float model, quantized and calibrated, its file, and the proof."""
+"""A model, its file and the proof, as most tests want them; and how far each operation is off."""
 
 import dataclasses
 import pathlib

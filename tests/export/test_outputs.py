@@ -1,4 +1,4 @@
-"""Outputs of integers: the file ends in its last codes, and what reads them gets real values."""
+"""Outputs: of integers, real values of which readers get, and of the names that users gave."""
 
 import functools
 import importlib.util

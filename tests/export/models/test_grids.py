@@ -1,4 +1,4 @@
-"""Policies of every grid: each is exported exactly, or says before the training that it is not."""
+"""Policies of every grid and method: exported exactly, or said before the training not to be."""
 
 import warnings
 from typing import Any

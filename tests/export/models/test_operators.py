@@ -1,4 +1,4 @@
-"""Operators beside the usual ones, one in each model, at all bits."""
+"""Operators beside the usual ones, one in each model, and models of other tasks."""
 
 import dataclasses
 from collections.abc import Callable

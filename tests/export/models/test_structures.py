@@ -1,4 +1,4 @@
-"""Exported: models that nest, share and preprocess, with several inputs and outputs."""
+"""Exported: models that nest, share, preprocess and stream, with several inputs and outputs."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The graphs of a training step and of an evaluation step hold nothing needless."""
+"""The graphs of steps hold nothing needless, and live no longer than what they are of."""
 
 import collections
 import gc
