@@ -23,7 +23,7 @@ from sat_tf.export.certificate.proof import prove, read_subject, verify_file
 from sat_tf.export.certificate.runtimes import Hold, holds_of, verdict_of
 from sat_tf.export.kernels import kernel_sets
 from sat_tf.export.litert.processes import Machine
-from sat_tf.export.operations import linear
+from sat_tf.export.operations import windows
 from sat_tf.export.operations.graph import Graph, batches, simulate, simulate_on
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.pairs import Concatenate, Pair
@@ -339,7 +339,7 @@ def test_a_portable_file_has_the_same_codes_on_arm_and_a_packed_one_has_not(cert
 def test_what_is_the_same_is_not_simulated_again(files, images, monkeypatch):
     graph = files["none"].graph
     known = simulate(graph, images)
-    monkeypatch.setattr(linear, "sums", None)
+    monkeypatch.setattr(windows, "sums", None)
     assert simulate_on(graph.on(kernel_sets.ARM), images, known, set()).keys() == known.keys()
 
 
