@@ -380,6 +380,6 @@ class FileSettings:
                 pass  # No version writes other values: the file is not ours either.
         raise ValueError(
             f"{path}: received a TFLite file that sat_tf.export_tflite did not write, or wrote "
-            "with route='converter', which is not proven; expected one that it wrote from this model; "
-            "export the model again, without a route."
+            "with route='converter', which is not proven; expected one that it wrote from this "
+            "model; export the model again, without a route."
         )
