@@ -340,6 +340,14 @@ def test_a_file_that_fits_is_not_left_out_because_the_sum_over_layers_is_too_lon
     found = by_table(model, policy=policy, budget={"bytes": real})
     assert found.proof.cost == loose.proof.cost
     assert found.totals["bytes"].value <= real
+    # So can the limit be that of the smallest file, below which there is none.
+    smallest = file_bytes(model, ModelChoices(model, policy, *BITS.values()).policy_at(2, 8))
+    found = by_table(model, policy=policy, budget={"bytes": smallest})
+    assert found.totals["bytes"].value == smallest
+    with pytest.raises(
+        ValueError, match=f"={smallest - 1:,}: the smallest possible is {smallest:,}"
+    ):
+        by_table(model, policy=policy, budget={"bytes": smallest - 1})
 
 
 # -- the time on an NPU ----------------------------------------------------------------------------
