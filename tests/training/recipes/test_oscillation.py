@@ -108,12 +108,22 @@ def test_layers_of_more_bits_are_left_alone():
     assert [count.layer for count in every] == ["stem", "depthwise", "pointwise", "classifier"]
 
 
-def test_the_threshold_goes_down_on_half_a_cosine_from_the_start_on():
+def test_the_threshold_goes_down_on_half_a_cosine_from_the_start_on(monkeypatch):
     oscillation = Oscillation(
         _model(), total_steps=100, first_threshold=0.04, last_threshold=0.02, start=0.5
     )
-    for step, expected in [(0, 0.04), (50, 0.04), (75, 0.03), (100, 0.02)]:
-        assert float(oscillation._threshold(tf.constant(float(step)))) == pytest.approx(expected)
+    kind, thresholds = type(oscillation.kernels[0]), []
+    follow = kind.follow
+
+    def recorded(kernel, begun, momentum, threshold):
+        thresholds.append(float(threshold))
+        return follow(kernel, begun, momentum, threshold)
+
+    monkeypatch.setattr(kind, "follow", recorded)
+    for step, expected in [(1, 0.04), (50, 0.04), (75, 0.03), (100, 0.02)]:
+        oscillation.steps.assign(step - 1)
+        oscillation()
+        assert thresholds[-1] == pytest.approx(expected)
 
 
 @pytest.mark.thorough
