@@ -154,10 +154,11 @@ def finetune(
         }
         reference = Network(with_layers_for_operations(float_model))
         arrays = [sample, classes, *(array for array in held_out if array is not None)]
-        if isinstance(images, Pictures) and images.array is None:
+        pixels = images.array if isinstance(images, Pictures) else images
+        if isinstance(images, Pictures) and pixels is None:
             settings["files"] = images.hashes()
-        else:
-            arrays.append(images.array if isinstance(images, Pictures) else np.asarray(images))
+        elif pixels is not None:
+            arrays.extend([pixels] if isinstance(pixels, np.ndarray) else pixels)
         key = key_of(network, reference, tuple(arrays), title=title, **settings)
         place = folder / key[:_KEY_LENGTH]
         saved = tf.train.latest_checkpoint(place / "chief")
