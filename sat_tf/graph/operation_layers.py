@@ -114,6 +114,10 @@ class OfTensorFlow(keras.layers.Layer):
             args[1:] = [tuple(value) if isinstance(value, list) else value for value in args[1:]]
         return self._operation.function(*args, **options)
 
+    def get_config(self) -> dict[str, Any]:
+        # Keras' own refuses each subclass with a constructor, even where it takes options alone.
+        return dict(super().get_config())
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "OfTensorFlow":
         return type(self).from_config(self.get_config())
 
