@@ -405,6 +405,8 @@ class _Rewriter:
 
 L = keras.layers
 
+# -- functions in the forms that NPUs have operators for -------------------------------------------
+
 _HARD_SWISHES = ("hard_silu", "hard_swish")
 # Products of a tensor and of a function of it, by their names.
 _GATES = {
