@@ -5,19 +5,15 @@ import math
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
 from benchmarks.haq_searches import (
-    ACTIVATIONS,
-    WEIGHTS,
     greedy_search,
     random_search,
-    stepped,
     within_budget,
 )
-from benchmarks.hessian import hessian_costs, hutchinson, model_traces
+from benchmarks.hessian import hessian_costs, model_traces
 from sat_tf.analysis.allocation.budget import Knapsack, solve
 from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.analysis.labelled_images import LabelledImages
@@ -78,16 +74,6 @@ def test_the_budget_is_met_from_the_last_layer_backwards():
         assert chosen_bits(bits, found) == expected
     problem, bits = layers(279)
     assert within_budget(problem, bits, same_bits(bits, 8)) is None
-
-
-def test_items_of_a_tie_step_together():
-    problem, bits = layers(1e9, tie=(0, -1, 0))
-    start = same_bits(bits, 4)
-    moved = stepped(problem, bits, start, 0, ACTIVATIONS, -1)
-    assert chosen_bits(bits, moved) == [(4, 2), (4, 4), (4, 2)]
-    moved = stepped(problem, bits, start, 0, WEIGHTS, 1)
-    assert chosen_bits(bits, moved) == [(8, 4), (4, 4), (4, 4)]
-    assert stepped(problem, bits, same_bits(bits, 8), 0, WEIGHTS, 1) is None
 
 
 @pytest.mark.parametrize("tie", [(-1, -1, -1), (0, -1, 0)])
@@ -172,21 +158,6 @@ def exact(model):
         trace_of(lambda w: cross_entropies([first, w], LABELS).mean(), second),
         trace_of(lambda d: cross_entropies([first, second], LABELS, d).mean(), hidden),
     )
-
-
-def test_the_mean_over_all_directions_is_the_trace_of_each_block():
-    matrix = np.random.default_rng(0).normal(size=(5, 5))
-    matrix += matrix.T
-    points = [tf.Variable(np.array([1.0, 2.0])), tf.Variable(np.array([[3.0, 0.0, 1.0]]))]
-
-    def loss():
-        whole = tf.concat([points[0], points[1][0]], 0)
-        return tf.tensordot(whole, tf.linalg.matvec(matrix, whole), 1) / 2
-
-    draw = AllSigns(2, 3)
-    mean = sum(hutchinson(loss, points, draw) for _ in range(2**5)) / 2**5
-    expected = np.trace(matrix[:2, :2]), np.trace(matrix[2:, 2:])
-    np.testing.assert_allclose(mean, expected, rtol=1e-12)
 
 
 @pytest.fixture

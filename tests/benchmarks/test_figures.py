@@ -22,15 +22,6 @@ def test_values_of_the_sigmoid_worked_by_hand():
     assert at[-1.0] == pytest.approx([0.268941, 0.196612], abs=1e-6)
 
 
-def test_the_derivative_is_the_slope():
-    table = gradients.sigmoid()
-    slope = np.gradient(table["sigmoid"], table["x"])[1:-1]
-    # Central differences over 0.05 are off by 0.05² / 6 of the third derivative, which is ≤ 1/8.
-    np.testing.assert_allclose(table["derivative"][1:-1], slope, atol=1e-4)
-    (found,) = gradients.compare_sigmoid(table)
-    assert found.holds
-
-
 def test_gradients_of_a_level_worked_by_hand():
     # 2 bits, α = 3: codes 0 to 3. 0.4 -> 0, 0.6 -> 1, 2.9 -> 3, and what is clipped.
     x = np.array([-1.0, 0.4, 0.6, 2.9, 3.5])

@@ -100,14 +100,6 @@ def test_the_short_run_measures_all_that_is_checked():
     }
 
 
-def test_claims_are_differences():
-    for claim in CLAIMS:
-        assert len(claim.plus.split()) == len(claim.minus.split())
-        assert claim.low < claim.high
-        # A claim of the paper names its place; its figures are there in words.
-        assert claim.printed or not claim.source or "released code" in claim.source
-
-
 # -- trainings and their page ----------------------------------------------------------------------
 
 # Full: three seeds of 4 float models, of 8 quantized ones and of 4 from the other start; once 6

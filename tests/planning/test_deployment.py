@@ -13,8 +13,7 @@ from sat_tf.qat.policy import BitPolicy
 from tests.export import operators, zoo
 from tests.export.proofs import calibrated
 from tests.export.zoo import Specimen, block, chain, convolution, head
-from tests.planning.following import problem_lines
-from tests.planning.models import with_odd_activation
+from tests.planning.models import problem_lines, with_odd_activation
 
 L = keras.layers
 

@@ -14,8 +14,13 @@ from sat_tf.training import models
 from tests.export import zoo
 from tests.export.proofs import calibrated
 from tests.export.zoo import make_realistic
-from tests.planning.following import assert_followed, problem_lines
-from tests.planning.models import convolutions, residual, with_odd_activation
+from tests.planning.models import (
+    assert_followed,
+    convolutions,
+    problem_lines,
+    residual,
+    with_odd_activation,
+)
 from tests.planning.test_file_size import assert_near
 from tests.qat import float_models
 from tests.qat.models import nested_models

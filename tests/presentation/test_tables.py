@@ -113,13 +113,6 @@ def test_columns_without_anything_can_be_left_out():
     assert [column.title for column in table.columns] == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"), [(None, ""), (3, "3"), ("words", "words"), (0, "0"), (False, "False")]
-)
-def test_a_value_is_shown_as_it_is(value, shown):
-    assert Column("", lambda row: row).cell(value) == shown
-
-
 class Rows(RowTable):
     COLUMNS = ("name", "value")
 

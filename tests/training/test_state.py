@@ -1,7 +1,6 @@
 import contextlib
 import dataclasses
 import errno
-import json
 import os
 import warnings
 
@@ -39,12 +38,6 @@ def test_a_second_run_keeps_the_files_of_the_first(tmp_path):
     assert not folder.file(run_folder.METRICS).exists()
 
 
-def test_files_of_others_stay_where_they_are(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    RunFolder(tmp_path).start()
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
 def test_a_text_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_text(output_folder.CONFIG, "old")
@@ -52,12 +45,6 @@ def test_a_text_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_p
         folder.write_text(output_folder.CONFIG, "new \ud800")
     assert folder.file(output_folder.CONFIG).read_text() == "old"
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_json_reads_back(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.write_json(output_folder.RESULTS, {"top1": 0.5, "name": "ü"})
-    assert json.loads(folder.file(output_folder.RESULTS).read_text()) == {"top1": 0.5, "name": "ü"}
 
 
 def test_a_full_disk_is_an_error_that_says_how_to_go_on(tmp_path):

@@ -47,12 +47,6 @@ SHIFTED = ArraySource(IMAGES, shift_pixels=2)
 labels_of = functools.partial(contract.labels_of, batch_size=16, seed=5)
 
 
-def test_it_tells_what_it_holds():
-    assert (PLAIN.name, PLAIN.image_size, PLAIN.num_classes) == ("noise", 8, 100)
-    assert IMAGES.image_size == 8
-    assert (PLAIN.num_train, PLAIN.num_test) == (70, 45)
-
-
 def test_the_same_seed_gives_the_same_batches():
     first, second = (SHIFTED.training_batches(batch_size=16, seed=5) for _ in range(2))
     contract.assert_same(pieces(first, 10), pieces(second, 10))
@@ -242,16 +236,6 @@ def test_images_keep_their_labels(scans):
     ):
         for image, label in zip(images, labels, strict=True):
             assert label_of[image[:, :, 0].tobytes()] == label
-
-
-def test_the_three_channels_are_equal(digits):
-    assert (digits.train_images == digits.train_images[..., :1]).all()
-
-
-def test_the_darkest_and_brightest_scanned_values_are_0_and_255():
-    images = load_digits(8).train_images
-    assert images.min() == 0
-    assert images.max() == 255
 
 
 @pytest.mark.thorough

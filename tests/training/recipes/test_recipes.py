@@ -1,5 +1,7 @@
 import csv
 import dataclasses
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.learner import Learner, cross_entropy, training_copy
+from sat_tf.training.loop.callbacks import StopWhenNotFinite
 from sat_tf.training.loop.stage import held_out_metrics, train_stage
 from sat_tf.training.recipes import (
     ProgressiveBits,
@@ -26,7 +29,6 @@ from sat_tf.training.trained_models import read_teacher
 from tests.training.loop import test_stage
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas, units_of
 from tests.training.small import small_float_model, small_images, small_quantized_model
-from tests.training.stopped import stop_behind
 
 # -- in a stage ------------------------------------------------------------------------------------
 
@@ -56,6 +58,18 @@ def make_run(folder, *overrides, strategy=None):
 
 def trained(run):
     return train_stage(run, "quantized", small_quantized_model())[1]
+
+
+def stop_behind(monkeypatch, step):
+    """Sends SIGINT to this process behind so many steps of any stage."""
+    check = StopWhenNotFinite.on_train_batch_end
+
+    def on_train_batch_end(callback, batch, logs=None):
+        check(callback, batch, logs)
+        if int(callback.model.optimizer.iterations.numpy()) == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(StopWhenNotFinite, "on_train_batch_end", on_train_batch_end)
 
 
 @pytest.fixture(scope="module")

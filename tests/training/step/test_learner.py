@@ -176,13 +176,6 @@ def test_the_decay_is_saved_and_loaded_with_the_model(tmp_path):
 LOGITS = np.float32([[3, 1, 2], [0, 0.5, 0.2], [1, 2, 3], [9, 8, 7]])
 
 
-@pytest.mark.parametrize("labels", [np.array([0, 1, 2, 2]), np.array([[0], [1], [2], [2]])])
-def test_top1_is_the_share_of_labels_with_the_largest_logit(labels):
-    metric = Top1()
-    metric.update_state(labels, LOGITS)
-    assert float(metric.result()) == 0.75
-
-
 def test_top1_counts_over_batches_and_starts_over_after_a_reset():
     metric = Top1()
     metric.update_state([0, 1], LOGITS[:2])
@@ -221,7 +214,8 @@ def test_top5_agrees_with_sorting_the_logits():
     labels = generator.randint(0, 9, 400)
     order = np.argsort(-logits, axis=1, kind="stable")
     for metric in (Top1(), TopK(2), Top5()):
-        metric.update_state(labels, logits)
+        metric.update_state(labels[:200], logits[:200])
+        metric.update_state(labels[200:, None], logits[200:])
         expected = np.mean((order[:, : metric.k] == labels[:, None]).any(axis=1))
         assert float(metric.result()) == pytest.approx(expected, abs=1e-7)
 
