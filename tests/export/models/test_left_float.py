@@ -101,7 +101,7 @@ def test_it_is_saved_and_in_the_file_what_it_is_in_keras_and_keeps_no_state(name
     path, pixels = tmp_path / "model.tflite", _images(8).astype(np.uint8)
     capfd.readouterr()
     report, _ = proved(quantized, path, pixels)
-    assert not is_layer or report.islands[0] == "left"
+    assert not is_layer or "left" in " ".join(report.islands).split()
     assert "loc(" not in capfd.readouterr().err
     # Codes behind what is left float depend on it: the whole file is held against Keras. In the
     # mean, because a code that differs may be on the other side of a threshold.
