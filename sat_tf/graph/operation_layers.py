@@ -66,6 +66,10 @@ class StopGradient(keras.layers.Layer):
     def compute_output_shape(self, input_shape: Any) -> Any:
         return tf.TensorShape(input_shape)
 
+    def get_config(self) -> dict[str, Any]:
+        # Keras' own refuses a layer without a constructor that has a dtype policy.
+        return dict(super().get_config())
+
 
 @_layer
 class OfSeveralTensors(keras.layers.Wrapper):
