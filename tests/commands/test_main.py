@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import pathlib
-import runpy
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
-from rich.console import Console
 
 import sat_tf.__main__
 from sat_tf import output_folder
@@ -29,7 +27,6 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models, run_folder
 from sat_tf.training.config import read_config
 from sat_tf.training.data import source
-from sat_tf.training.run_folder import RunFolder
 from tests.commands.light import run_alone
 from tests.export import zoo
 from tests.export.zoo import Specimen
@@ -242,11 +239,12 @@ def test_a_dry_run_prints_whole_words_where_nobody_says_how_wide_a_line_is(tiny_
     assert sorted(tiny_run.iterdir()) == before
 
 
-def test_a_run_is_evaluated_again_with_the_top1_of_its_results(tiny_run, capsys):
-    example = runpy.run_path(str(EXAMPLE))
-    example["evaluate"](RunFolder(tiny_run), Console(width=200))
+@pytest.mark.thorough
+def test_a_run_is_evaluated_again_with_the_top1_of_its_results(tiny_run):
+    words = [sys.executable, str(EXAMPLE), "--mode=evaluate", f"--run_dir={tiny_run}"]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     share = read_json(tiny_run / "results.json")["quantized_top1"]
-    assert f"held-out top-1 {100 * share:.2f} %" in capsys.readouterr().out
+    assert f"held-out top-1 {100 * share:.2f} %" in printed
 
 
 def test_export_writes_the_same_file_again_and_another_one_with_a_float_head(tiny_run, tmp_path):

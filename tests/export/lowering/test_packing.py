@@ -386,7 +386,7 @@ def test_a_model_snapped_for_its_packing_has_the_biases_of_the_packed_file():
 OTHER = FileSettings(float_head=True, pack="int4", softmax=True, resizable=True)
 
 
-@pytest.mark.parametrize("settings", [*map(FileSettings().with_pack, PACKINGS), OTHER])
+@pytest.mark.parametrize("settings", [*(FileSettings(pack=pack) for pack in PACKINGS), OTHER])
 def test_a_file_gives_back_its_settings(settings):
     assert FileSettings.of_file(json.loads(settings.to_json({})), "model.tflite") == settings
 
