@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from sat_tf.arguments import is_number
 from sat_tf.messages import say
 from sat_tf.planning.plan import Plan
 from sat_tf.presentation import charts
 from sat_tf.presentation.overlay import Mark, write_overlay
 from sat_tf.presentation.tables import Column, RowTable, Table
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.validation import is_number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture

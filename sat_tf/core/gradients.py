@@ -32,9 +32,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from sat_tf.arguments import is_number
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 from sat_tf.messages import did_you_mean
-from sat_tf.validation import is_number
 
 CLIPPING_GRADIENTS: dict[str, Callable[[Any, Any], Any]] = {
     "calibrated": lambda x, q: x,

@@ -12,13 +12,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.arguments import training_argument
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layer_kinds import works_on_each_value
 from sat_tf.graph.layers.activations import is_of_keras
 from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import check_model, keras_calls, own_call_problem, subclassed_problem
 from sat_tf.messages import ModelError, kind_of
-from sat_tf.validation import training_argument
 
 _INVALID = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 

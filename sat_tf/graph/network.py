@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.arguments import training_argument
 from sat_tf.graph.operations import fix_of
 from sat_tf.messages import ModelError, first_ones, kind_of, name_problem
-from sat_tf.validation import training_argument
 
 # How calls of a layer from the second on are named.
 _ANOTHER_CALL = re.compile(r"@\d+$")

@@ -11,9 +11,9 @@ from typing import Any
 import keras as keras3
 from keras import ops
 
+from sat_tf.arguments import training_argument
 from sat_tf.graph.operations import CALLS
 from sat_tf.graph.shared_layers import FORMULAS, ScalingLayer, SliceLayer, filled_in
-from sat_tf.validation import training_argument
 
 _register = functools.partial(keras3.saving.register_keras_serializable, package="sat_tf")
 

@@ -25,6 +25,7 @@ import keras as keras3
 import numpy as np
 import tensorflow as tf
 
+from sat_tf.arguments import training_argument
 from sat_tf.keras3.call_graph import LOWER_PRECISIONS, Call
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.quantized_layer import standing_in
@@ -33,7 +34,6 @@ from sat_tf.keras3.values import keep_codes
 from sat_tf.messages import ModelError, kind_of, reason_of, warn
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer
-from sat_tf.validation import training_argument
 
 TOLERANCE = 1e-5
 # Differences are rounding up to so many times what float32 loses; no layer's is above the limit.

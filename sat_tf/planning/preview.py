@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sat_tf.arguments import is_integer
 from sat_tf.export.export import file_content
 from sat_tf.export.lowering.layers import KernelOutline
 from sat_tf.export.lowering.packing import FileSettings, is_trained
@@ -20,7 +21,6 @@ from sat_tf.qat.configs import Placement
 from sat_tf.qat.layout import arranged, inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
-from sat_tf.validation import is_integer
 
 
 def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:

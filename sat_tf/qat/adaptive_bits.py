@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 from tf_keras.src.engine import compile_utils  # what `compile` makes; Keras has no public name
 
+from sat_tf.arguments import is_integer
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.messages import ModelError, ProblemsError
@@ -15,7 +16,6 @@ from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import graphs_go_with
-from sat_tf.validation import is_integer
 
 _HIGHEST = 8
 # The fields of a policy that each width replaces.

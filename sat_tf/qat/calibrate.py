@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.arguments import training_argument
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.activations import REACHES
 from sat_tf.graph.layers.kind import Role
@@ -40,7 +41,6 @@ from sat_tf.quantizers.observers import expected_largest
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, PixelQuantizer
 from sat_tf.quantizers.seen_values import USUAL
 from sat_tf.quantizers.values import Function, itself
-from sat_tf.validation import training_argument
 
 
 @contextlib.contextmanager

@@ -11,12 +11,12 @@ import tensorflow as tf
 import tf_keras as keras
 from tensorflow.python.framework import ops
 
+from sat_tf.arguments import training_argument
 from sat_tf.core.grid import on_int8_codes
 from sat_tf.graph import flatten, layer_kinds
 from sat_tf.qat.configs import PlacedConfig, make_variables
 from sat_tf.quantizers.protocol import BIT_FLOOR, ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.values import AROUND, quantized_output
-from sat_tf.validation import training_argument
 from sat_tf.version import marked, unmarked
 
 _followed: "weakref.WeakSet[tf.Graph]" = weakref.WeakSet()

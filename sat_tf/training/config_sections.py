@@ -5,9 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from sat_tf.arguments import is_number
 from sat_tf.training.data import DATA_SETS, is_in_memory
 from sat_tf.training.models import MODELS
-from sat_tf.validation import STRICT, argument_problems, is_number, one_of, refuse
+from sat_tf.validation import STRICT, argument_problems, one_of, refuse
 
 # No setting needs a larger number, and larger ones overflow somewhere far behind its key.
 _LARGEST = 2**32

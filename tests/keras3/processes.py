@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_ABSENT = ("tensorflow", "tf_keras", "tensorflow_model_optimization", "wrapt")
+_ABSENT = ("tensorflow", "tf_keras", "tensorflow_model_optimization", "wrapt", "pydantic")
 
 
 def block_tensorflow():
-    """From now on nothing of it can be imported; on its own backend, nothing happens."""
+    """From now on neither it nor what it brings can be imported, but on its own backend."""
     if os.environ["KERAS_BACKEND"] != "tensorflow":
         sys.modules.update(dict.fromkeys(_ABSENT))
 

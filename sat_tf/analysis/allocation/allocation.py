@@ -21,12 +21,13 @@ from sat_tf.analysis.allocation.choices import (
 from sat_tf.analysis.allocation.result import AllocatedLayer, Allocation, Proof, Total
 from sat_tf.analysis.sensitivity import refuse_all_but_float, sensitivity
 from sat_tf.analysis.sensitivity_result import MOST_BITS, Sensitivity
+from sat_tf.arguments import is_integer, is_number
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
 from sat_tf.graph.network import layer_of_call
 from sat_tf.messages import ProblemsError, did_you_mean, first_ones, instead_of, shortened
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.validation import check, is_integer, is_number
+from sat_tf.validation import check
 
 ALL_BITS = tuple(range(2, 9))
 USUAL_IMAGES = 256

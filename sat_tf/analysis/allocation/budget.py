@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from sat_tf.arguments import is_number
 from sat_tf.messages import ProblemsError, instead_of
-from sat_tf.validation import is_number
 
 # HiGHS keeps limits to a part in a million. It stops within such a distance of the optimum, which
 # is nothing beside costs up to this; with larger ones it has to repair what it finds.

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+from sat_tf.arguments import is_number
 from sat_tf.core.gradients import straight_through
 from sat_tf.core.grid import (
     LARGEST_INT8,
@@ -26,7 +27,6 @@ from sat_tf.core.grid import (
 from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 from sat_tf.quantizers.scaled import LevelsOfWeights
 from sat_tf.quantizers.values import Variables
-from sat_tf.validation import is_number
 
 # A basis vector that no weight tells from another one moves by so little towards the solution.
 _RIDGE = 1e-4

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from sat_tf.arguments import is_number
 from sat_tf.core import grid as grids
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
 from sat_tf.core.grid import FEWEST_SIGNED_BITS, Bits, axes_within, check_bits
@@ -29,7 +30,6 @@ from sat_tf.core.tensors import (
 from sat_tf.quantizers.protocol import Predecessor, VariableSpec
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
 from sat_tf.quantizers.values import Variables, known_sizes, usual_deviation
-from sat_tf.validation import is_number
 
 
 def qil_largest_code(num_bits: int) -> int:
