@@ -204,6 +204,7 @@ def open_pictures(
 
     Folders are classes, numbered from 0 in the order of their names; without folders there are no
     labels. A divided folder has train, with such folders, beside val, validation or test, or alone.
+    A train that holds pictures itself is refused beside other folders of pictures than these three.
     Hidden files, files of other names, pipes, sockets and devices are passed over; subfolders of
     the classes, and links to folders, are not.
     """
@@ -216,9 +217,9 @@ def open_pictures(
     folders = [entry.name for entry in _entries(root, problems) if _is_folder(entry)]
     part = TRAIN if TRAIN in folders else ""
     held_out = next((name for name in HELD_OUT if name in folders), "")
-    if part and not any(map(_is_folder, _entries(root / part, []))):
-        beside = [name for name in folders if name not in (part, held_out)]
-        if classes := [name for name in beside if _has_pictures(root / name)]:
+    if part and _is_flat(root / part):
+        beside = [name for name in folders if name not in (part, *HELD_OUT)]
+        if classes := [name for name in beside if _walked(root, name, [])[0]]:
             problems.append(
                 f"received pictures in {part} itself and in {first_ones(classes)} beside it, so "
                 "it may be a class or all there is to train on; expected one of both: if a class, "
@@ -297,8 +298,10 @@ def _array_in(path: pathlib.Path) -> npt.NDArray[Any]:
     return array
 
 
-def _has_pictures(folder: pathlib.Path) -> bool:
-    return any(_is_picture(entry.name) for entry in _entries(folder, []))
+def _is_flat(folder: pathlib.Path) -> bool:
+    """Whether a folder holds pictures, and no folders."""
+    entries = _entries(folder, [])
+    return any(_is_picture(entry.name) for entry in entries) and not any(map(_is_folder, entries))
 
 
 def _listed(root: pathlib.Path, part: str, problems: list[str], *, alone: bool) -> Pictures:

@@ -130,7 +130,7 @@ def test_a_class_may_be_called_as_a_part_is(tmp_path):
     assert open_pictures(tmp_path).class_names == ("control", "test")
 
 
-@pytest.mark.parametrize("beside", [["bus", "car"], ["bus", "val"]])
+@pytest.mark.parametrize("beside", [["bus", "car"], ["bus", "val"], ["bus/large"]])
 def test_a_train_that_may_be_a_class_or_a_part_is_refused(tmp_path, beside):
     touch(tmp_path, *(f"{name}/1.jpg" for name in ("train", *beside)))
     with pytest.raises(ValueError, match=r"received pictures in train itself and in bus.* beside"):
@@ -138,6 +138,11 @@ def test_a_train_that_may_be_a_class_or_a_part_is_refused(tmp_path, beside):
     parts = tmp_path / "divided" / "train"
     touch(parts, *(f"{name}/1.jpg" for name in ("bus", "car", "train")))
     assert open_pictures(tmp_path / "divided").class_names == ("bus", "car", "train")
+
+
+def test_parts_without_classes_may_have_a_third_beside_them(tmp_path):
+    touch(tmp_path, *(f"{name}/1.jpg" for name in ("train", "val", "test")))
+    assert open_pictures(tmp_path).labels is None
 
 
 def test_folders_that_cannot_be_read_are_named(tmp_path, monkeypatch):

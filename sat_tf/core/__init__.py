@@ -1,1 +1,1 @@
-"""The arithmetic of all methods: pure functions on tensors of any library, no state, no layers."""
+"""The arithmetic that methods share: pure functions on tensors of any library, without state."""

@@ -155,12 +155,14 @@ LARGEST_INT8 = 127
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """One row of the table of grids."""
+    """One row of the table of grids, of which both numbers of codes are 2^b less a constant."""
 
     name: str  # The name users write.
     fewest_bits: int  # The smallest number of bits that leaves at least two values.
-    divisor_less: int  # 2^b less this is the number of intervals in the unit interval,
-    top_less: int  # and less this the largest integer n.
+    # 2^b less the first is the number of intervals in the unit interval; less the second, the
+    # largest integer n.
+    divisor_less: int
+    top_less: int
     codes_per_unit: int  # Difference between the codes of n and n + 1.
     # How divisor * u becomes an integer: to the nearest, ties up; or down.
     rounding: Literal["half up", "down"] = "half up"

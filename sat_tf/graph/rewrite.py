@@ -403,8 +403,6 @@ class _Rewriter:
         return name
 
 
-L = keras.layers
-
 # -- functions in the forms that NPUs have operators for -------------------------------------------
 
 _HARD_SWISHES = ("hard_silu", "hard_swish")

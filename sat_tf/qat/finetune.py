@@ -10,6 +10,7 @@ what layers such as Dropout draw.
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import math
 import pathlib
 import shutil
@@ -114,8 +115,8 @@ def finetune(
     The loss is half the cross-entropy of the labels and half T² KL(p_float || p) of probabilities
     at a temperature of T = 4; without labels it is the latter alone, and the class that is right is
     that of the float model. The optimizer is SGD with Nesterov momentum. Pictures are cut at
-    random; other inputs are taken as they are. Frozen layers stay frozen. The `row` is that of
-    `row_of`, where it is known.
+    random; other inputs are taken as they are. Frozen layers stay frozen. The `row` is the
+    first of `row_of`, where it is known.
 
     The best epoch is chosen by the held-out images, of the size that the model takes, and their
     labels. The trial is judged by the `sample` of the training, prepared likewise, on which
@@ -127,7 +128,9 @@ def finetune(
         ValueError: the model or the images cannot be trained; lists every problem.
         RunError: a backup was expected.
     """
-    row, reason = (row, "") if row else row_of(float_model)
+    reason = ""
+    if not row:
+        row, reason = row_of(float_model)
     problems = []
     if reason:
         problems.append(f"received {reason}, expected one row of logits or probabilities.")
@@ -154,11 +157,7 @@ def finetune(
         }
         reference = Network(with_layers_for_operations(float_model))
         arrays = [sample, classes, *(array for array in held_out if array is not None)]
-        pixels = images.array if isinstance(images, Pictures) else images
-        if isinstance(images, Pictures) and pixels is None:
-            settings["files"] = images.hashes()
-        elif pixels is not None:
-            arrays.extend([pixels] if isinstance(pixels, np.ndarray) else pixels)
+        settings["images"] = _hashes(images)
         key = key_of(network, reference, tuple(arrays), title=title, **settings)
         place = folder / key[:_KEY_LENGTH]
         saved = tf.train.latest_checkpoint(place / "chief")
@@ -218,6 +217,20 @@ def finetune(
         tried=state.tried,
         passed_over=tuple(sorted(batches.passed_over)),
     )
+
+
+def _hashes(images: TrainingImages) -> list[str]:
+    """Returns a hash of each image, or of its file; "" of one that cannot be read."""
+    hashes = [""] * len(images)
+    for place in range(len(images)):
+        with contextlib.suppress(OSError, ValueError):
+            if isinstance(images, Pictures) and images.array is None:
+                content = (images.folder / images.names[place]).read_bytes()
+            else:
+                pixels = np.ascontiguousarray(images[place])
+                content = repr((pixels.shape, pixels.dtype.str)).encode() + pixels.tobytes()
+            hashes[place] = hashlib.sha256(content).hexdigest()
+    return hashes
 
 
 def remove_backups(folder: pathlib.Path, but: str = "") -> None:

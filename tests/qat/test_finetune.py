@@ -127,14 +127,14 @@ def test_probabilities_train_as_their_logits_do():
     assert other.epochs[1].held_out_loss == pytest.approx(one.epochs[1].held_out_loss, rel=1e-3)
 
 
-def test_pictures_that_cannot_be_read_are_passed_over():
+def test_pictures_that_cannot_be_read_are_passed_over(tmp_path):
     class Broken(list):
         def __getitem__(self, place):
             if place in (3, 63):
                 raise OSError("not there")
             return super().__getitem__(place)
 
-    tuned = _tuned(_calibrated(), images=Broken(TRAIN[0]))
+    tuned = _tuned(_calibrated(), images=Broken(TRAIN[0]), folder=tmp_path)
     assert tuned.passed_over == (3, 63)
 
 

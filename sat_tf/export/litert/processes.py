@@ -24,10 +24,10 @@ import numpy as np
 from sat_tf.export.litert.runtime import Interface, Runtime, loaded
 
 
-def child_command(*runtimes: str) -> list[str]:
-    """The command of a process that tries a file in runtimes; without any, of a `Worker`."""
+def child_command(*words: str) -> list[str]:
+    """The command of a process that tries a file, "try" and runtimes, or of a `Worker`, "work"."""
     # -P: modules come from where this process has them, not from the working directory.
-    return [sys.executable, "-P", "-m", "sat_tf.export.litert.processes", *runtimes]
+    return [sys.executable, "-P", "-m", "sat_tf.export.litert.processes", *words]
 
 
 def child_environment() -> dict[str, str]:
@@ -101,7 +101,7 @@ class Worker:
         # Closed with the process.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            child_command(),
+            child_command("work"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -190,7 +190,7 @@ def trial(
 ) -> subprocess.CompletedProcess[bytes]:
     """A process that tries a file in runtimes, once it has ended; see `refusals`."""
     return subprocess.run(
-        child_command(*runtimes),
+        child_command("try", *runtimes),
         input=content,
         capture_output=True,
         env=child_environment(),
@@ -307,8 +307,9 @@ def _work() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        _try_file(sys.argv[1:])
-    else:
+    # What comes to the one is a file that nobody trusts; only the other reads pickles.
+    if sys.argv[1] == "try":
+        _try_file(sys.argv[2:])
+    elif sys.argv[1] == "work":
         with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
             _work()

@@ -67,7 +67,7 @@ def rectifier(activation: Activation) -> Rule:
         (source,), output = call.grids, call.output
         if call.kernels is MICRO and activation is not Activation.RELU:
             # It clips the codes of the input, and does not bring them to another grid.
-            ends = source.clipped(activation)
+            ends = Codes(source.scale, source.zero_point).clipped(activation)
             return np.clip(call.stored[0], ends.lowest, ends.highest)
         ratio = fixed_point.fixed_point(float(np.float32(source.scale / output.scale)))
         return stored_codes(fixed_point.rounded_twice_away(call.codes(), ratio), output)

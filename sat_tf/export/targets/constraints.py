@@ -29,7 +29,8 @@ def with_settings(
 
 def moved_tensors(operator: StoredOperator) -> list[StoredTensor]:
     """The tensors that it reads and makes, without its constants."""
-    return [*(tensor for tensor in operator.reads if tensor.data is None), *operator.outputs]
+    read = [tensor for tensor in operator.inputs if tensor is not None and tensor.data is None]
+    return [*read, *operator.outputs]
 
 
 @with_settings
@@ -51,8 +52,8 @@ def quantized(operator: StoredOperator, *, fix: str) -> tuple[str, str]:
 @with_settings
 def weights_of(operator: StoredOperator, *types: str, fix: str) -> tuple[str, str]:
     """The kernel has one of some types, and is a constant."""
-    kernel = operator.reads[1]
-    if kernel.data is None:
+    kernel = operator.inputs[1]
+    if kernel is None or kernel.data is None:
         return "its weights are made by another operator", ""
     if kernel.type in types:
         return _MET
@@ -61,16 +62,16 @@ def weights_of(operator: StoredOperator, *types: str, fix: str) -> tuple[str, st
 
 def no_packed_products(operator: StoredOperator) -> tuple[str, str]:
     """The kernel of a matrix product is not packed."""
-    kernel = operator.reads[1]
-    if kernel.type not in ("INT4", "INT2"):
+    kernel = operator.inputs[1]
+    if kernel is None or kernel.type not in ("INT4", "INT2"):
         return _MET
     return f"its weights are {kernel.type}, it takes INT8", "export with pack='none'"
 
 
 def one_scale(operator: StoredOperator) -> tuple[str, str]:
     """The kernel has one scale."""
-    kernel = operator.reads[1]
-    if kernel.scales.size <= 1:
+    kernel = operator.inputs[1]
+    if kernel is None or kernel.scales.size <= 1:
         return _MET
     return (
         f"its weights have {kernel.scales.size} scales, it takes one",
@@ -81,8 +82,8 @@ def one_scale(operator: StoredOperator) -> tuple[str, str]:
 @with_settings
 def largest_sum_of_weights(operator: StoredOperator, limit: int) -> tuple[str, str]:
     """The magnitudes of the weights of one output do not add up to more."""
-    codes = operator.reads[1].values
-    if codes is None:
+    kernel = operator.inputs[1]
+    if kernel is None or (codes := kernel.values) is None:
         return _MET
     axis = codes.ndim - 1 if operator.name == "DEPTHWISE_CONV_2D" else 0
     others = tuple(index for index in range(codes.ndim) if index != axis)
@@ -127,8 +128,8 @@ def pooled_windows(operator: StoredOperator, *, largest_padded: int | None) -> t
 @with_settings
 def reduced_axes(operator: StoredOperator, *, largest: int) -> tuple[str, str]:
     """The axes of a mean are no longer than `largest`, and not that of the batch."""
-    source, axes = operator.reads[:2]
-    if (numbers := axes.values) is None:
+    source, axes = operator.inputs[0], operator.inputs[1]
+    if source is None or axes is None or (numbers := axes.values) is None:
         return "its axes are not constant", ""
     rank = len(source.shape)
     found = sorted(int(axis) % rank for axis in numbers.reshape(-1))
@@ -143,8 +144,8 @@ def reduced_axes(operator: StoredOperator, *, largest: int) -> tuple[str, str]:
 
 def one_of_a_batch(operator: StoredOperator) -> tuple[str, str]:
     """There is one image."""
-    source = operator.reads[0]
-    if len(source.shape) != _IMAGE_AXES or source.shape[0] == 1:
+    source = operator.inputs[0]
+    if source is None or len(source.shape) != _IMAGE_AXES or source.shape[0] == 1:
         return _MET
     return f"it reads {source.shape[0]} images, it takes one", "write the file for one image"
 
@@ -192,8 +193,8 @@ def scales_to_at_most(operator: StoredOperator, limit: int) -> tuple[str, str]:
 
 def _resized(operator: StoredOperator) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The rows and columns that are read and made; None for what are no images."""
-    source = operator.reads[0]
-    if len(source.shape) != _IMAGE_AXES:
+    source = operator.inputs[0]
+    if source is None or len(source.shape) != 4:
         return None
     return source.shape[1:3], operator.outputs[0].shape[1:3]
 
@@ -204,7 +205,9 @@ def _resizes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
 
 def small_strides(operator: StoredOperator) -> tuple[str, str]:
     """The strides of a transposed convolution are both 1 or both 2, or 1 where there is one row."""
-    kernel, source = operator.reads[1:3]
+    kernel, source = operator.inputs[1:3]
+    if source is None or kernel is None:
+        return "it has no input", ""
     found = _option(operator, "strideH"), _option(operator, "strideW")
     flat = [source.shape[axis] == kernel.shape[axis] == 1 for axis in (1, 2)]
     allowed = {(1, 1), (2, 2), *([(1, 2)] if flat[0] else []), *([(2, 1)] if flat[1] else [])}
@@ -215,7 +218,9 @@ def small_strides(operator: StoredOperator) -> tuple[str, str]:
 
 def grown_by_strides(operator: StoredOperator) -> tuple[str, str]:
     """The output of a transposed convolution is as large as padding makes it."""
-    kernel, source = operator.reads[1:3]
+    kernel, source = operator.inputs[1:3]
+    if source is None or kernel is None:
+        return "it has no input", ""
     found = _option(operator, "strideH"), _option(operator, "strideW")
     same = _option(operator, "padding") == tfl.Padding.SAME
     expected = tuple(
@@ -230,23 +235,25 @@ def grown_by_strides(operator: StoredOperator) -> tuple[str, str]:
 
 def strided_slice(operator: StoredOperator) -> tuple[str, str]:
     """Steps are 1, or positive along rows and columns alone."""
-    steps = operator.reads[3].values
-    if steps is None:
+    steps = operator.inputs[3]
+    if steps is None or (values := steps.values) is None:
         return "its steps are not constant", ""
-    return ("it runs backwards", "") if np.any(steps < 1) else _MET
+    if np.any(values < 1):
+        return "it runs backwards", ""
+    return _MET
 
 
 def slices_by_one(operator: StoredOperator) -> tuple[str, str]:
     """All steps are 1."""
-    steps = operator.reads[3].values
-    if steps is None or np.any(steps != 1):
+    steps = operator.inputs[3]
+    if steps is None or (values := steps.values) is None or np.any(values != 1):
         return "it takes every second value or fewer", "pool, or convolve with strides"
     return _MET
 
 
 def same_grids(operator: StoredOperator) -> tuple[str, str]:
     """All that it reads and makes has one scale and one zero point."""
-    tensors = *operator.reads, *operator.outputs
+    tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
     grids = {(tensor.scales.tobytes(), tensor.zero_points.tobytes()) for tensor in tensors}
     return _MET if len(grids) == 1 else ("its tensors have different scales", "")
 
@@ -285,5 +292,6 @@ def one_dilation(operator: StoredOperator) -> tuple[str, str]:
 @with_settings
 def values_at_most(operator: StoredOperator, limit: int) -> tuple[str, str]:
     """It reads no more values."""
-    count = math.prod(operator.reads[0].shape)
+    source = operator.inputs[0]
+    count = 0 if source is None else math.prod(source.shape)
     return _MET if count <= limit else (f"it reads {count:,} values, at most {limit:,}", "")

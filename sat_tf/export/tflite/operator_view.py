@@ -167,7 +167,8 @@ class OperatorView:
         """The name of the activation that is fused into it, or that it is itself; "NONE"."""
         if self.name in _KNOWN_ACTIVATIONS:
             return self.name
-        return _ACTIVATIONS[getattr(self.stored.options, "fusedActivationFunction", 0)]
+        number = getattr(self.stored.options, "fusedActivationFunction", 0)
+        return _ACTIVATIONS.get(number, str(number))
 
     def fused_codes(self) -> Codes | None:
         """How the output is stored, clipped by its activation where it has one."""

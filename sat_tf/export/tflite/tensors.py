@@ -14,7 +14,7 @@ from sat_tf.quantizers.input_range import InputRange
 
 
 class Activation(enum.Enum):
-    """The fused activation that makes a kernel clip where the quantizer does."""
+    """The rectifier, fused or an operator of its own, that clips where the quantizer does."""
 
     NONE = "NONE"
     RELU = "RELU"

@@ -7,10 +7,13 @@ from hypothesis import strategies as st
 
 from sat_tf.export.certificate.runtimes import is_installed
 from sat_tf.export.kernels.kernel_sets import (
+    MICRO,
     builtin_of_this_machine,
 )
 from sat_tf.export.litert.runtime import loaded
+from sat_tf.export.operations.arithmetic import RULES, Call
 from sat_tf.export.operations.graph_file import read_foreign
+from sat_tf.export.tflite.tensors import Codes
 from tests import reference
 from tests.export.foreign.one_operator import Grid, constant, file_of
 from tests.export.proofs import KERNELS
@@ -85,6 +88,14 @@ def test_functions_worked_by_hand(name, stored, scale, zero_point, expected):
     (operation,) = file.graph.operations
     made = operation.simulate(file.graph, np.array([stored], np.int32))
     assert made.tolist() == [expected]
+
+
+def test_a_rectifier_of_tflite_micro_clips_codes_between_its_own_ends_alone():
+    # One that stands in front of it may have left codes that are not of the grid that it makes.
+    clipped = Codes(np.float32(0.1), 0, lowest=0, highest=60)
+    rule, _ = RULES["RELU_N1_TO_1"]
+    call = Call(MICRO, [np.array([-20, -5, 3])], (clipped,), Codes(np.float32(0.5), 0), {})
+    assert rule(call).tolist() == [-10, -5, 3]
 
 
 @pytest.mark.parametrize("name", reference.FUNCTIONS)

@@ -84,7 +84,7 @@ def test_a_file_that_ends_the_process_ends_no_other(small_file):
 def test_the_signal_is_named_and_the_other_runtimes_are_tried(monkeypatch):
     # Answers for the first runtime, and dies in the second.
     code = (
-        "import json, os, sys; names = sys.argv[1:];"
+        "import json, os, sys; names = sys.argv[2:];"
         "print(json.dumps({'runtime': names[0], 'refusal': None}), flush=True);"
         f"len(names) > 1 and os.kill(os.getpid(), {int(signal.SIGABRT)})"
     )
