@@ -157,7 +157,7 @@ def finetune(
         }
         reference = Network(with_layers_for_operations(float_model))
         arrays = [sample, classes, *(array for array in held_out if array is not None)]
-        settings["images"] = _hashes(images)
+        settings["files"] = _hashes(images)
         key = key_of(network, reference, tuple(arrays), title=title, **settings)
         place = folder / key[:_KEY_LENGTH]
         saved = tf.train.latest_checkpoint(place / "chief")

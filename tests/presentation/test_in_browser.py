@@ -12,6 +12,7 @@ import pytest
 import sat_tf
 from sat_tf import BitPolicy, output_folder
 from sat_tf.planning.plan import plan_page
+from sat_tf.training.config import read_config
 from sat_tf.training.loop.outcome import write_report
 from sat_tf.training.models.mobilenet import mobilenet_v2
 from sat_tf.training.run_folder import RunFolder
@@ -77,7 +78,8 @@ def browse(tmp_path, page, *options):
 
 
 def _report(folder, layer="block_{}_relu"):
-    write_report(fill(RunFolder(folder), layer=layer))
+    run = fill(RunFolder(folder), layer=layer)
+    write_report(run, read_config(run.file(output_folder.CONFIG)))
     return (folder / output_folder.REPORT).read_text(encoding="utf-8")
 
 

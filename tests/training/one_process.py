@@ -17,6 +17,7 @@ from rich.console import Console
 
 from sat_tf.interruption import end_on_signals
 from sat_tf.messages import RunError
+from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.distribution import make_strategy, shard_of, writes_files
@@ -55,6 +56,7 @@ def main(folder, method, overrides):
     run = Run(
         config=config,
         source=ArraySource(small_images(), shift_pixels=1),
+        input_range=PIXELS,
         folder=RunFolder(folder),
         strategy=strategy,
         console=Console(file=io.StringIO()),

@@ -27,7 +27,7 @@ from sat_tf.report.layers import SAMPLE, layer_rows
 from sat_tf.report.report import write_file
 from sat_tf.report.results import Results, of_certificate
 from sat_tf.training import run_folder
-from sat_tf.training.config import Config, read_config
+from sat_tf.training.config import Config
 from sat_tf.training.data.source import NO_LABEL
 from sat_tf.training.loop.stage import Run
 from sat_tf.training.run_folder import EPOCHS, EpochMetrics, RunFolder, RunState
@@ -40,7 +40,7 @@ _MOST_MEASURED = 10_000
 def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) -> Results:
     """Exports and verifies the model of a run, and writes its results, curves and report."""
     folder, stage = run.folder, run.config.stages.quantized
-    write_curves(folder)  # also of a run whose model has no file
+    write_curves(folder, run.config)  # also of a run whose model has no file
     accuracies: dict[str, Any] = {
         f"{stage}_{metric}": metrics.get(metric)
         for stage, metrics in state.stages.items()
@@ -72,7 +72,7 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
         run.say("report     measuring each layer")
         sample = run.source.training_sample(SAMPLE, seed=run.config.seed)
         report.write_layers(folder, layer_rows(model, run.input_range.fed(sample)))
-    write_report(folder)
+    write_report(folder, run.config)
     shutil.rmtree(folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
     folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
     return results
@@ -130,9 +130,9 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     return {**entries, **shares, "tflite_images": measured.num_images}
 
 
-def write_curves(folder: RunFolder) -> None:
+def write_curves(folder: RunFolder, config: Config) -> None:
     """Writes curves.png, the loss and the accuracy of a run that has trained."""
-    epochs, config = EpochMetrics.read(folder), read_config(folder.file(output_folder.CONFIG))
+    epochs = EpochMetrics.read(folder)
     if not epochs:
         return
     curves = learning_curves(epochs, EPOCHS, targets=_targets(config))
@@ -141,9 +141,9 @@ def write_curves(folder: RunFolder) -> None:
         save_charts(shown, config.name, temporary)
 
 
-def write_report(folder: RunFolder) -> None:
+def write_report(folder: RunFolder, config: Config) -> None:
     """Writes report.html from the files of a run."""
-    epochs, config = EpochMetrics.read(folder), read_config(folder.file(output_folder.CONFIG))
+    epochs = EpochMetrics.read(folder)
     curves = learning_curves(epochs, EPOCHS, targets=_targets(config)) if epochs else []
     training: dict[str, str] = {}
     if folder.file(output_folder.RESULTS).exists():

@@ -11,7 +11,7 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.messages import RunError, say
-from sat_tf.quantizers.input_range import PIXELS, InputRange
+from sat_tf.quantizers.input_range import InputRange
 from sat_tf.training.config import Config
 from sat_tf.training.data.batches import fed
 from sat_tf.training.data.source import ImageSource
@@ -49,7 +49,7 @@ class Run:
 
     config: Config  # The whole configuration.
     source: ImageSource  # The data set.
-    input_range: InputRange = PIXELS  # What models are fed for its pixels.
+    input_range: InputRange  # What models are fed for its pixels.
     folder: RunFolder  # Where the files go.
     strategy: tf.distribute.Strategy  # Under which strategy to train.
     console: Console  # Where to show progress.
@@ -202,6 +202,8 @@ def train_stage(
         recipes.finish()
     if best is None:
         return None, training_copy(trained)
+    # The first worker alone writes the file of the best epoch, which all read.
+    from_first_worker(run.strategy, [0])
     if best.epoch:
         best.restore()
     else:
@@ -210,7 +212,7 @@ def train_stage(
 
 
 def held_out_metrics(
-    model: keras.Model, source: ImageSource, input_range: InputRange = PIXELS
+    model: keras.Model, source: ImageSource, input_range: InputRange
 ) -> dict[str, float]:
     """The loss and accuracy of a model on the held-out images, measured on this machine alone."""
     learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)

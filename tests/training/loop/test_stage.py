@@ -10,12 +10,12 @@ import tf_keras as keras
 from rich.console import Console
 
 import sat_tf
-from sat_tf import output_folder
 from sat_tf.messages import RunError
+from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.report.layers import clipping_levels
 from sat_tf.report.results import Results
 from sat_tf.training.audit.kappa import kappa_0
-from sat_tf.training.config import config_text, parse_config
+from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.learner import Learner, make_optimizer, training_copy
 from sat_tf.training.loop import stage
@@ -43,6 +43,7 @@ def make_run(folder, *overrides, strategy=None, source=None, text=CONFIG):
     return Run(
         config=parse_config(text, overrides),
         source=source or ArraySource(small_images(), shift_pixels=1),
+        input_range=PIXELS,
         folder=RunFolder(folder),
         strategy=strategy or tf.distribute.get_strategy(),
         console=Console(file=io.StringIO()),
@@ -62,7 +63,9 @@ def test_a_stage_learns_and_leaves_its_start_alone(tmp_path):
     assert [(row.stage, row.epoch) for row in run.rows] == [("float", epoch) for epoch in (1, 2)]
     assert run.rows[-1].loss < run.rows[0].loss
     assert run.rows[-1].learning_rate < run.rows[0].learning_rate
-    assert held_out_metrics(model, run.source)["top1"] == run.rows[-1].held_out_top1
+    assert (
+        held_out_metrics(model, run.source, run.input_range)["top1"] == run.rows[-1].held_out_top1
+    )
     assert all(np.array_equal(*pair) for pair in zip(before, start.get_weights(), strict=True))
     assert len((tmp_path / METRICS).read_text().splitlines()) == 3
 
@@ -95,10 +98,10 @@ def test_a_stage_ends_with_its_best_epoch(tmp_path):
     epoch, model = train_stage(run, "quantized", start)
     of_start, *of_epochs = run.rows
     assert (of_start.epoch, of_start.step, of_start.loss) == (0, 0, None)
-    assert held_out_metrics(start, run.source)["top1"] == of_start.held_out_top1
+    assert held_out_metrics(start, run.source, run.input_range)["top1"] == of_start.held_out_top1
     assert [row.epoch for row in of_epochs] == [1, 2]
     best = max(row.held_out_top1 for row in run.rows)
-    assert held_out_metrics(model, run.source)["top1"] == best
+    assert held_out_metrics(model, run.source, run.input_range)["top1"] == best
     assert run.rows[epoch].held_out_top1 == best
 
 
@@ -118,14 +121,14 @@ def test_the_top1_of_a_model_with_nan_logits_is_an_error():
     model = training_copy(small_quantized_model())
     model.layers[-1].layer.kernel.assign(tf.fill(model.layers[-1].layer.kernel.shape, np.nan))
     with pytest.raises(RunError, match="NaN or infinite logits for held-out images"):
-        held_out_metrics(model, ArraySource(small_images()))
+        held_out_metrics(model, ArraySource(small_images()), PIXELS)
 
 
 def test_top1_counts_every_held_out_image_once():
     model, images = training_copy(small_quantized_model()), small_images()
     logits = model(images.test_images.astype(np.float32), training=False).numpy()
     hits = np.argmax(logits, axis=1) == images.test_labels
-    found = held_out_metrics(model, ArraySource(images))
+    found = held_out_metrics(model, ArraySource(images), PIXELS)
     assert found["top1"] == pytest.approx(np.mean(hits), abs=1e-7)
     assert found["images"] == len(images.test_labels)
 
@@ -316,8 +319,7 @@ def test_the_curves_are_a_picture(tmp_path, count):
     folder = RunFolder(tmp_path)
     write_rows(folder, rows()[:count])
     config = parse_config("name: demo", ["data.name=digits", "model.name=mobilenet_v2"])
-    folder.write_text(output_folder.CONFIG, config_text(config))
-    write_curves(folder)
+    write_curves(folder, config)
     picture = matplotlib.image.imread(tmp_path / "curves.png")
     assert picture.shape[:2] == (736, 1664)
     assert picture.std() > 0

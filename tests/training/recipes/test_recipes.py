@@ -86,7 +86,9 @@ def test_each_recipe_changes_what_a_stage_learns(name, tmp_path, without_recipes
     pairs = zip(without_recipes, model.get_weights(), strict=True)
     assert not all(np.array_equal(*pair) for pair in pairs)
     # The stage hands back the model that was measured after the last epoch.
-    assert held_out_metrics(model, run.source)["top1"] == run.rows[-1].held_out_top1
+    assert (
+        held_out_metrics(model, run.source, run.input_range)["top1"] == run.rows[-1].held_out_top1
+    )
 
 
 @pytest.mark.slow
@@ -141,7 +143,9 @@ def test_every_recipe_works_on_two_replicas(tmp_path, replicas):
     run = make_run(tmp_path, *ALL, "training.keep=last", strategy=replicas)
     model = trained(run)
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
-    assert held_out_metrics(model, run.source)["top1"] == run.rows[-1].held_out_top1
+    assert (
+        held_out_metrics(model, run.source, run.input_range)["top1"] == run.rows[-1].held_out_top1
+    )
 
 
 def test_a_teacher_that_is_missing_is_an_error_before_any_training():

@@ -22,7 +22,8 @@ from tests.training.report_folder import HOSTILE, fill
 
 
 def shown(folder):
-    write_report(folder)
+    config = parse_config(folder.read_text(output_folder.CONFIG))
+    write_report(folder, config)
     return folder.file(output_folder.REPORT).read_text(encoding="utf-8")
 
 
@@ -229,7 +230,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, name, text, message):
     folder = fill(RunFolder(tmp_path))
     folder.write_text(name, text)
     with pytest.raises(RunError, match=message):
-        write_report(folder)
+        shown(folder)
     assert not folder.file(output_folder.REPORT).exists()
 
 
