@@ -235,6 +235,12 @@ def test_the_table_has_the_most_sensitive_layer_first(found):
     assert max(map(len, narrow.splitlines()[3:])) <= 80
 
 
+def test_a_notebook_shows_the_most_sensitive_layer_first(found):
+    html = found._repr_html_()
+    places = [html.index(f"<td>{layer.name}</td>") for layer in found.ranked()]
+    assert places == sorted(places)
+
+
 def test_rows_say_what_was_measured(found):
     rows = found.to_rows()
     assert all(tuple(row) == found.COLUMNS for row in rows)

@@ -9,7 +9,7 @@ from sat_tf.keras3.quantized_layer import AtLeast, QuantizedLayer
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.observers import RangeObserver
 from sat_tf.quantizers.pact import PactQuantizer
-from sat_tf.quantizers.values import ACTIVATION, BEFORE_ACTIVATION
+from sat_tf.quantizers.values import ACTIVATION, BEFORE_ACTIVATION, INSTEAD
 
 
 def images(*shape, seed=0):
@@ -30,6 +30,22 @@ def quantized_convolution(**options):
         place=ACTIVATION,
         **options,
     )
+
+
+def test_a_convolution_computes_with_its_effective_kernel_and_keeps_its_own():
+    layer, x = quantized_convolution(), images(2, 6, 6, 3)
+    found = numpy(layer(x))
+    assert len(np.unique(numpy(layer.effective_kernel()))) == 4
+    assert len(np.unique(numpy(layer.layer.kernel))) > 50
+    by_hand = keras.ops.conv(x, layer.effective_kernel()) + layer.layer.bias
+    codes = np.floor(np.clip(numpy(by_hand), 0.0, 3.0) + 0.5)
+    np.testing.assert_array_equal(found, codes)
+
+
+def test_a_quantizer_takes_the_place_of_a_rectifier():
+    quantizer, x = PactQuantizer(num_bits=8, initial_clipping_level=4.0), images(2, 5)
+    instead = QuantizedLayer(keras.layers.ReLU(name="relu"), None, quantizer, place=INSTEAD)
+    np.testing.assert_allclose(numpy(instead(x)), np.clip(x, 0, 4), atol=4 / 255)
 
 
 def test_an_observer_stands_before_a_softmax():

@@ -276,6 +276,15 @@ def test_channels_become_multiples_of_8(channels, rounded):
     assert make_divisible(channels) == rounded
 
 
+@pytest.mark.parametrize("divisor", [1, 4, 8, 16])
+def test_rounding_never_loses_more_than_a_tenth(divisor):
+    channels = np.linspace(0.5, 2000, 4001)
+    rounded = np.array([make_divisible(value, divisor) for value in channels])
+    assert (rounded % divisor == 0).all()
+    assert (rounded >= 0.9 * channels).all()
+    assert (rounded <= np.maximum(divisor, channels + divisor)).all()
+
+
 # -- MobileNet-V2 of small images ------------------------------------------------------------------
 
 HEADS = ("gap", "pool_first")

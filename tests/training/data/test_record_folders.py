@@ -116,6 +116,16 @@ def test_each_worker_reads_a_share_of_its_own(source):
 
 
 @pytest.mark.thorough
+def test_workers_share_records_where_files_are_fewer(source):
+    shards = [Shard(worker=worker, workers=3) for worker in range(3)]
+    parts = [
+        np.concatenate([labels for _, labels in pieces(source.held_out_batches(shard=shard))])
+        for shard in shards
+    ]
+    assert sorted(label for part in parts for label in part if label >= 0) == list(range(22, 29))
+
+
+@pytest.mark.thorough
 def test_held_out_images_come_in_the_order_of_the_files(source):
     images, labels = contract.assert_held_out_is_padded(source, batch_size=4)
     assert labels.tolist() == list(range(22, 29))
