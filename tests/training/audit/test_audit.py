@@ -304,7 +304,6 @@ def test_the_data_frame_holds_the_rows(audit):
     assert frame["effective_variance"].dtype == "float64"
 
 
-
 def test_tables_show_every_layer_and_finding(audit):
     assert repr(audit).startswith(f"<Audit: {audit.model}: broken; ")
     text = audit.table()
