@@ -12,7 +12,7 @@ from tests.core.execution import MODES, array, tensor, value_and_gradients
 
 
 def _rescaled(weights, *arguments):
-    return weights * dorefa.rescale_factor(weights, *arguments)
+    return dorefa.rescale_factor(weights, *arguments) * weights
 
 
 def test_rescaled_weights_worked_by_hand():
