@@ -83,8 +83,7 @@ class Pictures(Sequence[Any]):
         if self.array is not None:
             return self.array[place]
         turns = self.preprocessing.exif_orientation
-        content = (self.folder / self.names[place]).read_bytes()
-        pixels = np.asarray(image_of(content, MODES[self.shape[2]], turns=turns))
+        pixels = np.asarray(image_of(self.encoded(place), MODES[self.shape[2]], turns=turns))
         return pixels.reshape(*pixels.shape[:2], -1)
 
     @functools.cached_property
@@ -189,9 +188,13 @@ class Pictures(Sequence[Any]):
         notes = (note, *self.notes) if corrupt else self.notes
         return images[: len(kept)], dataclasses.replace(self.take(kept), notes=notes)
 
+    def encoded(self, place: int) -> bytes:
+        """Returns what the file of a picture holds."""
+        return (self.folder / self.names[place]).read_bytes()
+
     def hashes(self) -> dict[str, str]:
         """Returns the SHA-256 of the file of each picture, by its name."""
-        contents = ((name, (self.folder / name).read_bytes()) for name in self.names)
+        contents = ((name, self.encoded(place)) for place, name in enumerate(self.names))
         return {name: hashlib.sha256(content).hexdigest() for name, content in contents}
 
 

@@ -88,7 +88,8 @@ def write_quantized(
     from sat_tf.report.results import Results, of_certificate
     from sat_tf.report.training import of_training
 
-    begun, held_out = time.monotonic(), pictures.held_out
+    begun = time.monotonic()
+    held_out = pictures.held_out
     say(console, f"Calibrating on {len(pictures.images):,} images")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next

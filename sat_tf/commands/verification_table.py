@@ -16,10 +16,8 @@ _MOST_TENSORS_LISTED = 10
 def conclude(subject: object, headline: Marked | None, console: Console) -> bool:
     """Ends a command that has a headline, such as that of a certificate, with a line if it is red.
 
-    All commands that end in a certificate, or judge one, have their exit status from here.
-
-    Returns:
-        False where it is red, of which `sat_tf.commands.main` makes the exit status 1.
+    All commands that end in a certificate, or judge one, have their exit status from here: of
+    False, where it is red, `sat_tf.commands.main` makes 1.
     """
     if headline is None or headline.kind != "bad":
         return True

@@ -278,7 +278,8 @@ def route_problems(route: object, settings: FileSettings, *, has_metadata: bool)
         return [f"route: received {route!r}, expected {names}. {did_you_mean(str(route), _ROUTES)}"]
     if route == "direct":
         return []
-    plain, problems = dataclasses.asdict(FileSettings(pack="none")), []
+    problems = []
+    plain = dataclasses.asdict(FileSettings(pack="none"))
     for name in ("pack", "float_head", "resizable", "output_type"):
         value, default = getattr(settings, name), plain[name]
         if value not in (default, "auto"):

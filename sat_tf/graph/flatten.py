@@ -159,16 +159,10 @@ class Flattened:
 
 
 def flatten(model: keras.Model) -> keras.Model:
-    """The single-level form of a model that nests models or shares layers.
+    """The single-level form of a model that nests models or shares layers; or a flat model itself.
 
     Its outputs are equal bit for bit in inference; its weights are copies. Layers of nested models
     are named by their paths.
-
-    Args:
-        model: a built Functional or Sequential model; it is not changed.
-
-    Returns:
-        A new Functional model; the given one where it is flat already.
 
     Raises:
         ValueError: the model, or one inside it, has no graph, or is called in a way that cannot

@@ -176,7 +176,8 @@ def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> ker
     with _without_collections():
         made = translated(model, is_twin=True)
         # The Keras 3 layers by the names that their twins have in the flat model.
-        by_path, origins = dict(_by_path(made, "")), flattened(made.model).origins
+        by_path = dict(_by_path(made, ""))
+        origins = flattened(made.model).origins
         originals = {name: by_path[path] for name, path in origins.items() if path in by_path}
         plan = quantized_model(made.model, None, policy, is_private=True)
         warn_of_lost_zeros(plan)

@@ -52,9 +52,6 @@ class CalledFunction(str):
 def computes_on_tensors(name: Any) -> bool:
     """Whether a function of TensorFlow takes tensors, returns tensors, and does nothing else.
 
-    Args:
-        name: without "tf.", such as "math.sin"; anything else is no such function.
-
     >>> computes_on_tensors("math.sin"), computes_on_tensors("io.write_file")
     (True, False)
     """

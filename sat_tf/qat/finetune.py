@@ -149,16 +149,12 @@ def finetune(
     classes = np.zeros(len(images), np.int32) if labels is None else np.asarray(labels, np.int32)
     backup, saved = [], None
     if folder is not None:
-        settings: dict[str, Any] = {
-            "epochs": epochs,
-            "rate": learning_rate,
-            "batch_size": batch_size,
-            "seed": seed,
-        }
+        settings = {"epochs": epochs, "rate": learning_rate, "batch_size": batch_size, "seed": seed}
         reference = Network(with_layers_for_operations(float_model))
         arrays = [sample, classes, *(array for array in held_out if array is not None)]
-        settings["files"] = _hashes(images)
-        key = key_of(network, reference, tuple(arrays), title=title, **settings)
+        key = key_of(
+            network, reference, tuple(arrays), title=title, files=_hashes(images), **settings
+        )
         place = folder / key[:_KEY_LENGTH]
         saved = tf.train.latest_checkpoint(place / "chief")
         if is_expected and saved is None:
@@ -225,7 +221,7 @@ def _hashes(images: TrainingImages) -> list[str]:
     for place in range(len(images)):
         with contextlib.suppress(OSError, ValueError):
             if isinstance(images, Pictures) and images.array is None:
-                content = (images.folder / images.names[place]).read_bytes()
+                content = images.encoded(place)
             else:
                 pixels = np.ascontiguousarray(images[place])
                 content = repr((pixels.shape, pixels.dtype.str)).encode() + pixels.tobytes()

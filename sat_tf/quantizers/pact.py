@@ -162,7 +162,8 @@ class StreamQuantizer(UpToItsLevel):
         # As far as a step moves the larger end, it moves the smaller one, which is κ times α: its
         # gradient is α times smaller than that of κ, and so is what κ has to move by.
         factor = self.rate / n.square(n.stop_gradient(level))
-        skew, bits = scaled_gradient(skew, factor), bits_of(self.num_bits, variables)
+        skew = scaled_gradient(skew, factor)
+        bits = bits_of(self.num_bits, variables)
         return asymmetric.quantize_skewed(
             inputs, level, skew, bits, self.gradient, surrogate=self.estimator
         )

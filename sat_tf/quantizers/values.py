@@ -116,7 +116,8 @@ def quantized_output(
         return function(quantize(run(inputs, lambda logits: logits)))
     if place == AROUND:
         outputs = run(quantize(inputs))
-        codes, window = code_range(), getattr(layer, "pool_size", None)
+        codes = code_range()
+        window = getattr(layer, "pool_size", None)
         moved = off_halves(outputs, codes.scale, codes.lowest, codes.intervals, window)
         return namespace(moved).cast(quantize(moved), outputs.dtype)
     return quantize(run(inputs))

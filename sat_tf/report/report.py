@@ -43,7 +43,8 @@ def write_file(
     **options: Any,
 ) -> tuple[ExportReport, Certificate]:
     """Exports a model into a folder and verifies the file, whose certificate is beside it."""
-    path, (images, labels) = folder.file(output_folder.TFLITE_MODEL), sample
+    path = folder.file(output_folder.TFLITE_MODEL)
+    images, labels = sample
     report = export_tflite(model, path, **options)
     certificate = verify_tflite(
         model,

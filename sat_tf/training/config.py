@@ -370,8 +370,9 @@ def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
         train, _ = read_tree(path)
     except ValueError as error:
         raise RunError(f"--data: {error}") from error
-    count, name = len(train.paths), run_name(path.name, "folder")
-    return FolderChoice(name, str(path), count, size_of(count, median_side(train.paths)))
+    count = len(train.paths)
+    size = size_of(count, median_side(train.paths))
+    return FolderChoice(run_name(path.name, "folder"), str(path), count, size)
 
 
 def size_of(num_train: int, side: int | None) -> Size:

@@ -15,6 +15,15 @@ _LARGEST = 2**32
 _MOST_EPOCHS = 1_000_000
 
 
+def _without_former(section: Any, former: Mapping[str, Any]) -> Any:
+    """Leaves out what is no setting any more, where a folder of an earlier run has its default."""
+    if not isinstance(section, Mapping):
+        return section
+    return {
+        key: value for key, value in section.items() if key not in former or value != former[key]
+    }
+
+
 class Section(BaseModel):
     """The base of all sections: strict types, no unknown keys, no large numbers, frozen."""
 
@@ -196,10 +205,7 @@ class StagesConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _have_no_deploy_tail(cls, stages: Any) -> Any:
-        if isinstance(stages, Mapping) and stages.get("deploy_tail") is None:
-            # Folders of earlier runs say that they had none.
-            return {name: stage for name, stage in stages.items() if name != "deploy_tail"}
-        return stages
+        return _without_former(stages, {"deploy_tail": None})
 
     def by_name(self) -> dict[str, StageConfig]:
         """The stages there are, in order."""
@@ -285,15 +291,8 @@ class TrainingConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _has_no_checkpoints(cls, training: Any) -> Any:
-        if not isinstance(training, Mapping):
-            return training
-        # Folders of earlier runs say what was the default.
         former = {"checkpoint_minutes": 10, "checkpoint_steps": None, "keep_checkpoints": 2}
-        return {
-            key: value
-            for key, value in training.items()
-            if key not in former or value != former[key]
-        }
+        return _without_former(training, former)
 
 
 FLOAT_STAGE = "float_stage"

@@ -386,7 +386,8 @@ def allocate(
             fewest=min(fewest_used, used[name]) / unit,
             most=max(most_used, used[name]) / unit,
         )
-    layers, sizes = [], choices.sizes
+    layers = []
+    sizes = choices.sizes
     for option in solution.chosen:
         layer, (bits_of_weights, bits_of_activations) = problem.options[option]
         tied = [other.name for other in choices.layers if other.tie == layer.tie >= 0]

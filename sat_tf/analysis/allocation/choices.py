@@ -113,12 +113,7 @@ class ModelChoices:
             self.file_problem = str(error)
 
     def policy_of(self, chosen: Mapping[str, Choice]) -> BitPolicy:
-        """Returns the policy with some bits in some layers.
-
-        Args:
-            chosen: weight bits and activation bits by layer; None, and bits that are not chosen
-                for, leave what the policy has.
-        """
+        """Returns the policy with the bits of some layers; None leaves what the policy has."""
         overrides: dict[str, Any] = self.policy.to_dict()["overrides"]
         for layer in self.layers:
             weight_bits, activation_bits = chosen.get(layer.name, (None, None))

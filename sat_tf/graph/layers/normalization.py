@@ -154,11 +154,7 @@ def is_plain_factor(layer: keras.layers.Layer) -> bool:
 
 
 def slope_and_offset(layer: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
-    """The slope and the offset of a layer without an `affine_problem`.
-
-    Returns:
-        Two float64 arrays, of one number or of one for each channel.
-    """
+    """The slope and the offset of a layer without an `affine_problem`, one or one a channel."""
     if isinstance(layer, keras.layers.Rescaling):
         slope, offset = (np.asarray(v, np.float64) for v in (layer.scale, layer.offset))
         return _by_channel(slope), _by_channel(offset)

@@ -345,8 +345,9 @@ def _of_type(dtype: str = "") -> Callable[[Any], Twin]:
     """A function of two operands in a type; by default that to which Keras 3 promotes both."""
 
     def twin(call: Any) -> Twin:
-        function, own = call.function, dtype or call.promoted_type
-        return lambda x1, x2: function(typed(x1, own), typed(x2, own))
+        function = call.function
+        common_type = dtype or call.promoted_type
+        return lambda x1, x2: function(typed(x1, common_type), typed(x2, common_type))
 
     return twin
 

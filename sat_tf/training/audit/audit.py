@@ -246,16 +246,18 @@ class Auditor:
 
     def _judged_layers(self, flow: GradientFlow | None) -> tuple[LayerAudit, ...]:
         """Every linear layer as it is measured now, with the rules that it breaks."""
-        rows, weights = [], self.weights()
+        rows = []
+        weights = self.weights()
         flows = {layer.call.name: layer for layer in flow.layers} if flow else {}
         for call in self.linear_calls:
-            law, fields = flows.get(call.name), weights[call.name]
-            if law is not None:
+            fields = weights[call.name]
+            measured = flows.get(call.name)
+            if measured is not None:
                 fields |= {
-                    "effective_variance": law.weight_variance,
-                    "gradient_variance": law.gradient_variance,
-                    "kappa_1": law.kappa_1,
-                    "kappa_2": law.kappa_2,
+                    "effective_variance": measured.weight_variance,
+                    "gradient_variance": measured.gradient_variance,
+                    "kappa_1": measured.kappa_1,
+                    "kappa_2": measured.kappa_2,
                 }
             is_classifier = (
                 call.layer is self._classifier
@@ -276,10 +278,10 @@ class Auditor:
                 pooled_area=area,
                 kappa_0=kappa,
                 following=tuple(name for name, _ in call.following),
-                unknown=call.unknown if law is None else law.unknown,
+                unknown=call.unknown if measured is None else measured.unknown,
                 **fields,
             )
-            findings = judge_layer(row, measured=law is not None)
+            findings = judge_layer(row, measured=measured is not None)
             rows.append(dataclasses.replace(row, findings=findings))
         return tuple(rows)
 
@@ -306,7 +308,8 @@ class Auditor:
 
 def _notes(network: Network, sample: LabelledImages | None, *, clips: bool) -> tuple[str, ...]:
     """Notes on what cannot be measured with these images."""
-    notes, classifier = [], find_classifier(network)
+    notes = []
+    classifier = find_classifier(network)
     if classifier is None:
         notes.append(
             "No classifier was found: the output is not that of one linear layer, so there is no "

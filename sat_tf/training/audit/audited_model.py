@@ -589,9 +589,9 @@ def _charts(audit: Audit) -> list[DotChart]:
         "Q, quantized": [row.quantized_variance for row in layers],
         "Ξ, effective": [row.effective_variance for row in layers],
     }
-    title, wanted = "Gradient-flowing law: constant of each layer", (1 / kappa, kappa)
+    title = "Gradient-flowing law: constant of each layer"
     charts = [
-        chart(layers, title, "κ₁ or κ₂", constants, wanted=wanted),
+        chart(layers, title, "κ₁ or κ₂", constants, wanted=(1 / kappa, kappa)),
         chart(layers, "Gradient with respect to the effective weights", "VAR ∂L/∂Ξ", gradients),
         chart(layers, "Weights, from latent to effective", "variance", weights),
     ]

@@ -236,22 +236,10 @@ def linear_calls(network: Network) -> dict[str, LinearCall]:
         # behind removes the scale of both kernels.
         normalization = normalization_behind(network, node)
         reads_image = not any(mixes(network[before]) for before in network.before(node.name))
-        followers, unknown_behind = neighbours(network, node), ""
-        behind = tuple(
-            (layer_kinds.kernels_of(unwrapped(follower.layer))[0].name(users_name(follower)), area)
-            for follower, area in followers
-            if is_linear(follower)
-        )
-        opaque = [users_name(follower) for follower, _ in followers if not is_linear(follower)]
-        if opaque:
-            unknown_behind = f"it is followed by layers that are not known: {', '.join(opaque)}"
-        elif not behind:
-            unknown_behind = "no linear layer follows"
-        elif any(area is None for _, area in behind):
-            unknown_behind = "how much is averaged behind it is not known"
         for kernel, next_kernel in zip(kernels, (*kernels[1:], None), strict=True):
-            following, unknown = behind, unknown_behind
-            if next_kernel is not None:
+            if next_kernel is None:
+                following, unknown = _following(network, node)
+            else:
                 following, unknown = ((next_kernel.name(name), 1),), ""
             if times[id(layer)] > 1:
                 unknown = "the layer is called more than once"
@@ -267,3 +255,21 @@ def linear_calls(network: Network) -> dict[str, LinearCall]:
             )
             calls.setdefault(call.name, call)
     return calls
+
+
+def _following(network: Network, node: Node) -> tuple[tuple[tuple[str, int | None], ...], str]:
+    """Returns the names and areas of the layers behind a call, and why they are not comparable."""
+    followers = neighbours(network, node)
+    following = tuple(
+        (layer_kinds.kernels_of(unwrapped(follower.layer))[0].name(users_name(follower)), area)
+        for follower, area in followers
+        if is_linear(follower)
+    )
+    opaque = [users_name(follower) for follower, _ in followers if not is_linear(follower)]
+    if opaque:
+        return following, f"it is followed by layers that are not known: {', '.join(opaque)}"
+    if not following:
+        return following, "no linear layer follows"
+    if any(area is None for _, area in following):
+        return following, "how much is averaged behind it is not known"
+    return following, ""

@@ -78,8 +78,10 @@ class BestEpoch(keras.callbacks.Callback):
         self, folder: pathlib.Path, rows: Sequence[EpochMetrics], *, writes: bool = True
     ) -> None:
         super().__init__()
-        self.folder, self.epoch, self._writes = folder, 0, writes
-        self._rank, self._current = (-1.0, 0.0), 0
+        self.folder = folder
+        self.epoch = self._current = 0
+        self._writes = writes
+        self._rank = (-1.0, 0.0)
         for row in rows:
             self._is_best(row.epoch, row.held_out_top1, row.held_out_loss)
 

@@ -104,13 +104,17 @@ def test_sums_and_differences_are_those_of_whole_numbers(codes, scales, ratio, s
         assert all(abs(block - found) <= 1 for block in blocks)
 
 
+# What a mean is made of: a sum of codes, and the grids of both tensors.
+MEANS = {
+    "total": st.integers(-(2**20), 2**20),
+    "count": st.integers(1, 4096),
+    "scales": st.tuples(st.floats(2.0**-10, 4.0, width=32), st.floats(2.0**-10, 4.0, width=32)),
+    "zeros": st.tuples(st.integers(-128, 127), st.integers(-128, 127)),
+}
+
+
 @settings(deadline=None, derandomize=True, max_examples=300)
-@given(
-    total=st.integers(-(2**20), 2**20),
-    count=st.integers(1, 4096),
-    scales=st.tuples(st.floats(2.0**-10, 4.0, width=32), st.floats(2.0**-10, 4.0, width=32)),
-    zeros=st.tuples(st.integers(-128, 127), st.integers(-128, 127)),
-)
+@given(**MEANS)
 def test_means_are_those_of_whole_numbers(total, count, scales, zeros):
     given_scales = np.float32(scales[0]), np.float32(scales[1])
     found = fixed_point.mean(np.array([total]), count, given_scales, zeros).item()
@@ -237,12 +241,7 @@ def test_products_on_arm_are_those_of_whole_numbers(product, multiplier):
 
 
 @settings(deadline=None, derandomize=True, max_examples=300)
-@given(
-    total=st.integers(-(2**20), 2**20),
-    count=st.integers(1, 4096),
-    scales=st.tuples(st.floats(2.0**-10, 4.0, width=32), st.floats(2.0**-10, 4.0, width=32)),
-    zeros=st.tuples(st.integers(-128, 127), st.integers(-128, 127)),
-)
+@given(**MEANS)
 def test_means_are_those_of_whole_numbers_with_and_without_fusing(total, count, scales, zeros):
     source, output = map(np.float32, scales)
     multiplier = xnnpack.mean_multiplier(source, output, count)
