@@ -19,7 +19,7 @@ from npu_networks import FAMILIES
 from rows import as_table
 
 import sat_tf
-from sat_tf.export.targets.ethos_u import CompiledFile, compile_file
+from sat_tf.exact.targets.ethos_u import CompiledFile, compile_file
 from sat_tf.graph import layer_kinds
 
 _NPU = flags.DEFINE_string("npu", "ethos-u55-128", "a configuration of an Ethos-U55")

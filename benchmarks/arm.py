@@ -25,8 +25,8 @@ from rows import as_table, write_csv
 from small_networks import NETWORKS
 
 import sat_tf
-from sat_tf.export.certificate.proof import read_subject
-from sat_tf.export.certificate.runtimes import is_installed
+from sat_tf.exact.certificate.proof import read_subject
+from sat_tf.exact.certificate.runtimes import is_installed
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models

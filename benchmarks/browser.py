@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from every_code import with_every_code
 
-from sat_tf.export.operations.graph import Graph
+from sat_tf.exact.operations.graph import Graph
 
 EXAMPLE = pathlib.Path(__file__).parents[1] / "examples" / "web"
 # Where the npm packages lie, if not in the example's folder.

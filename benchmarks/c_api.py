@@ -19,9 +19,9 @@ from absl import app, flags
 from every_code import SMALL_FILES, SmallFile, differing, with_every_code
 from rows import as_table, write_csv
 
-from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.graph import simulate
-from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.operations.graph import simulate
+from sat_tf.exact.operations.graph_file import read_graph
 
 _SOURCE = pathlib.Path(__file__).parent / "c_api" / "run_file.c"
 _IMAGES = flags.DEFINE_integer("images", 8, "images to compare on", lower_bound=1)

@@ -21,7 +21,7 @@ from ai_edge_litert.interpreter import Interpreter
 from full_size import realistic_model, smooth_images
 from rows import as_table, write_csv
 
-from sat_tf.export.tflite.contents import gzip_size
+from sat_tf.exact.tflite.contents import gzip_size
 
 _MODEL = flags.DEFINE_string("model", "mobilenet_v2", "name of `sat_tf.training.models`")
 _BITS = flags.DEFINE_list("bits", [2, 3, 4], "of the clusters")

@@ -18,7 +18,7 @@ from full_size import IMAGE_SIZE, realistic_model, smooth_images
 from rows import as_table, write_csv
 
 import sat_tf
-from sat_tf.export.tflite.contents import gzip_size
+from sat_tf.exact.tflite.contents import gzip_size
 from sat_tf.qat.policy import BitPolicy
 
 _QUANTIZERS = ("dorefa", "lsq", "kmeans", "lq_nets")

@@ -20,9 +20,9 @@ from absl import app, flags
 from rows import as_table, write_csv
 
 from sat_tf import output_folder
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.operations.graph import simulate
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph import simulate
 from sat_tf.training import data
 from sat_tf.training.config import Config
 from sat_tf.training.data.source import ImageSet

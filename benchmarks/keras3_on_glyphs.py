@@ -114,7 +114,7 @@ def _measured(backend: str, bits: str, seed: str, glyphs) -> dict[str, object]:
     sat_tf.export_tflite(quantized, path)
     some = np.random.default_rng(0).permutation(len(glyphs.test_images))[:256]
     certificate = sat_tf.verify_tflite(quantized, path, glyphs.test_images[some])
-    from sat_tf.export.evaluate import evaluate_tflite
+    from sat_tf.exact.evaluate import evaluate_tflite
 
     of_file = evaluate_tflite(path, glyphs.test_images, glyphs.test_labels, progress=False)
     return {

@@ -30,7 +30,7 @@ from full_size import MODELS, realistic_model, smooth_images
 from rows import as_table, write_csv
 
 import sat_tf
-from sat_tf.export.tflite.contents import read_contents
+from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.training import models
 
 _MODELS = flags.DEFINE_list("models", list(MODELS), f"of {', '.join(models.MODELS)}")

@@ -20,14 +20,14 @@ import rich.console
 from absl import app, flags
 from rows import as_table
 
-from sat_tf.export.certificate.runtimes import is_installed
-from sat_tf.export.kernels.kernel_sets import (
+from sat_tf.exact.certificate.runtimes import is_installed
+from sat_tf.exact.kernels.kernel_sets import (
     ARM,
     KernelSet,
 )
-from sat_tf.export.litert.runtime import loaded
-from sat_tf.export.operations.graph import Graph, simulate
-from sat_tf.export.operations.graph_file import serialize
+from sat_tf.exact.litert.runtime import loaded
+from sat_tf.exact.operations.graph import Graph, simulate
+from sat_tf.exact.operations.graph_file import serialize
 from tests.arm.operators import FUNCTIONS, OF_SEVERAL, compared, functions_of_codes, subject_of
 from tests.arm.system import PROCESSORS, check_on_arm, find_system
 from tests.export.proofs import KERNELS

@@ -14,9 +14,9 @@ import rich.console
 from absl import app, flags
 from rows import as_table, write_csv
 
+from sat_tf.exact.certificate.inputs import random_images
+from sat_tf.exact.operator_comparison import read_any_file
 from sat_tf.export import compare_operators
-from sat_tf.export.certificate.inputs import random_images
-from sat_tf.export.foreign.comparison import read_any_file
 
 _RUNTIMES = ("builtin", "reference")
 # These make no codes, so that there is nothing to compare.

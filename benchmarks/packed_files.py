@@ -32,8 +32,8 @@ from full_size import IMAGE_SIZE, realistic_model, smooth_images
 from rows import as_table, write_csv
 
 import sat_tf
-from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.tflite.contents import gzip_size, read_contents
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.tflite.contents import gzip_size, read_contents
 from sat_tf.qat.policy import BitPolicy
 
 _KNOWN = ("mobilenet_v1", "mobilenet_v2", "resnet50", "efficientnet_b0")

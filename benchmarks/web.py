@@ -17,9 +17,9 @@ from browser import BUILDS, in_browser, litert_version
 from every_code import SMALL_FILES, SmallFile, differing
 from rows import as_table, write_csv
 
-from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.graph import simulate
-from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.operations.graph import simulate
+from sat_tf.exact.operations.graph_file import read_graph
 
 _IMAGES = flags.DEFINE_integer("images", 8, "images to compare on", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/web.csv", "where to write rows")

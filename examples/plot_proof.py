@@ -18,7 +18,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from matplotlib import pyplot as plt
 
 import sat_tf
-from sat_tf.export.certificate.certificate import Certificate
+from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.verify import TrainedModel
 from sat_tf.files import written_whole

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from sat_tf import files
+from sat_tf.exact.tflite.preprocessing import Preprocessing
 from sat_tf.files import renamed_when_done
 from sat_tf.messages import RunError, first_ones
-from sat_tf.preprocessing import Preprocessing
 from sat_tf.validation import describe
 
 _Kind = TypeVar("_Kind")

@@ -21,8 +21,8 @@ import PIL
 from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, features
 
 from sat_tf import messages
+from sat_tf.exact.tflite.preprocessing import COVERING, Preprocessing
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, first_ones
-from sat_tf.preprocessing import COVERING, Preprocessing
 
 TRAIN = "train"
 # In this order, because a folder "test" often has no labels.

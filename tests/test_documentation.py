@@ -22,7 +22,7 @@ import sat_tf.callbacks
 import sat_tf.export
 from docs import command_help
 from sat_tf.commands.main import COMMANDS, command_parser
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.training import data, models
 from sat_tf.training.config import Config, parse_config
 

@@ -7,8 +7,13 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
+from sat_tf.exact.tflite.preprocessing import (
+    AS_IN_IMAGENET,
+    COVERING,
+    RESIZED_AND_CROPPED,
+    Preprocessing,
+)
 from sat_tf.pictures import MOST_PIXELS, image_of, open_again, open_pictures, pixels_of
-from sat_tf.preprocessing import AS_IN_IMAGENET, COVERING, RESIZED_AND_CROPPED, Preprocessing
 from tests.training.data.photographs import (
     corrupt_files,
     encoded,

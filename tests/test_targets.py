@@ -1,7 +1,12 @@
 import subprocess
 import sys
 
-from sat_tf.targets import DEFAULT_TARGET, PROCESSORS, output_type_problem, target_problem
+from sat_tf.exact.targets.processors import (
+    DEFAULT_TARGET,
+    PROCESSORS,
+    output_type_problem,
+    target_problem,
+)
 
 
 def test_every_row_has_a_source_and_stores_bytes():
@@ -24,7 +29,7 @@ def test_unknown_targets_are_answered_with_the_list_and_the_nearest():
 
 def test_targets_and_their_policies_are_known_without_tensorflow():
     code = (
-        "import sys, sat_tf.targets, sat_tf.qat.policy\n"
+        "import sys, sat_tf.exact.targets.processors, sat_tf.qat.policy\n"
         "assert not {'tensorflow', 'tf_keras', 'keras', 'ai_edge_litert'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

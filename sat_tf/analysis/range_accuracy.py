@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import tf_keras as keras
 
+from sat_tf.exact.tflite.input_range import NAMED, PIXELS, InputRange
+from sat_tf.exact.top_k import classes_of
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange
-from sat_tf.top_k import classes_of
 
 # Enough pictures for a clear result, in a few seconds at most.
 USUAL_IMAGES = 256

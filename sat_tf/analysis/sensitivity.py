@@ -15,6 +15,8 @@ from sat_tf.analysis.labelled_images import (
 from sat_tf.analysis.one_at_a_time import one_at_a_time
 from sat_tf.analysis.range_accuracy import range_accuracies
 from sat_tf.analysis.sensitivity_result import METRICS, Damage, LayerSensitivity, Sensitivity
+from sat_tf.exact.tflite.input_range import INPUT_TYPES, PIXELS
+from sat_tf.exact.top_k import top_hits
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
@@ -22,8 +24,6 @@ from sat_tf.messages import ModelError, did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.layout import is_quantized
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS
-from sat_tf.top_k import top_hits
 
 USUAL_IMAGES = 256
 

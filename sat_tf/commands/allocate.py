@@ -11,7 +11,7 @@ from sat_tf.commands.models import add_model_argument, model_maker, quiet_tensor
 from sat_tf.commands.options import PACKS, add_outputs, check_outputs, several, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, bits, usual_policy
-from sat_tf.export.targets.ethos_u import compiler_options
+from sat_tf.exact.targets.ethos_u import compiler_options
 from sat_tf.messages import (
     REMOVED,
     ProblemsError,

@@ -26,11 +26,11 @@ from sat_tf.commands.models import (
 from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import Sample, add_input_range, with_input_range
-from sat_tf.export.certificate.inputs import ImagesFrom
+from sat_tf.exact.certificate.inputs import ImagesFrom
+from sat_tf.exact.tflite.input_range import PIXELS, InputRange
 from sat_tf.messages import value_errors_as_run_errors
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import PIXELS, InputRange
 
 if TYPE_CHECKING:
     import tf_keras as keras

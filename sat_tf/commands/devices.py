@@ -9,9 +9,9 @@ from rich.console import Console
 
 from sat_tf.commands.images import ImageOptions, Pixels
 from sat_tf.commands.verification_table import conclude
-from sat_tf.export.certificate.proof import read_subject
-from sat_tf.export.device.kit import check_kit_path, write_kit
-from sat_tf.export.device.report import (
+from sat_tf.exact.certificate.proof import read_subject
+from sat_tf.exact.device.kit import check_kit_path, write_kit
+from sat_tf.exact.device.report import (
     DeviceCheck,
     is_device_certificate,
     read_device_certificate,

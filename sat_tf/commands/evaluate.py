@@ -8,8 +8,8 @@ from rich.console import Console
 
 from sat_tf.commands.images import add_image_arguments, image_options, say_notes
 from sat_tf.commands.parser import Parser
-from sat_tf.export.evaluate import evaluate_tflite, file_interface
-from sat_tf.export.tflite.metadata import read_metadata
+from sat_tf.exact.evaluate import evaluate_tflite, file_interface
+from sat_tf.exact.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import RESULTS, TFLITE_MODEL
 

@@ -24,10 +24,10 @@ from sat_tf.commands.policy import (
     with_input_range,
 )
 from sat_tf.commands.quantize import expect_float
+from sat_tf.exact.tflite.input_range import INPUT_TYPES, can_be_pictures
 from sat_tf.messages import IN_A_VIEWER, RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import INPUT_TYPES, can_be_pictures
 
 if TYPE_CHECKING:
     import tf_keras as keras

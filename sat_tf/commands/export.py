@@ -18,7 +18,7 @@ from sat_tf.commands.options import (
     nonempty,
 )
 from sat_tf.commands.parser import Parser
-from sat_tf.export.tflite.metadata import checked_metadata, lines_of
+from sat_tf.exact.tflite.metadata import checked_metadata, lines_of
 from sat_tf.files import check_writable, read_text
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import OutputFolder
@@ -145,9 +145,9 @@ def _show(source: str, console: Console, *, trust: bool, **settings: Any) -> Non
     """Prints the operations in the file of a quantized model."""
     path, settings = _find_model(source, settings)
     quiet_tensorflow()
+    from sat_tf.exact.operations.graph import graph_table
     from sat_tf.export.export import file_graph
     from sat_tf.export.lowering.packing import FileSettings
-    from sat_tf.export.operations.graph import graph_table
 
     with value_errors_as_run_errors(path):
         wanted = FileSettings(**{"output_type": None, **settings})

@@ -15,15 +15,15 @@ from sat_tf.commands.models import is_built_by_name
 from sat_tf.commands.options import nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import Sample, feed_of, with_input_range
-from sat_tf.export.certificate.inputs import ImagesFrom, image_problems, random_images
-from sat_tf.export.tflite.metadata import Metadata
-from sat_tf.export.tflite.tensors import Image
+from sat_tf.exact.certificate.inputs import ImagesFrom, image_problems, random_images
+from sat_tf.exact.tflite.input_range import INPUT_TYPES
+from sat_tf.exact.tflite.metadata import Metadata
+from sat_tf.exact.tflite.preprocessing import COVERING
+from sat_tf.exact.tflite.tensors import Image
 from sat_tf.files import read_text
 from sat_tf.messages import ProblemsError, RunError, first_ones, say, value_errors_as_run_errors
 from sat_tf.pictures import DECODER, Pictures, open_again, open_pictures, spread_evenly
-from sat_tf.preprocessing import COVERING
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import INPUT_TYPES
 from sat_tf.validation import Positive, option
 
 if TYPE_CHECKING:

@@ -8,9 +8,14 @@ from typing import Annotated
 from pydantic import Field
 
 from sat_tf.commands.parser import Parser, name_values
+from sat_tf.exact.targets.processors import (
+    OUTPUT_TYPES,
+    PROCESSORS,
+    output_type_problem,
+    target_problem,
+)
 from sat_tf.files import check_writable
 from sat_tf.messages import ProblemsError
-from sat_tf.targets import OUTPUT_TYPES, PROCESSORS, output_type_problem, target_problem
 from sat_tf.validation import Seed, option
 
 

@@ -14,11 +14,11 @@ from sat_tf import output_folder
 from sat_tf.commands.images import QuantizationImages
 from sat_tf.commands.policy import feed_of
 from sat_tf.commands.verification_table import print_certificate
-from sat_tf.export.tflite.metadata import label_text
+from sat_tf.exact.tflite.metadata import label_text
+from sat_tf.exact.tflite.preprocessing import COVERING
 from sat_tf.interruption import ending_of
 from sat_tf.messages import RunError, first_ones, reason_of, say
 from sat_tf.output_folder import OutputFolder
-from sat_tf.preprocessing import COVERING
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.presentation.tables import Marked, marked_text
 from sat_tf.qat.policy import BitPolicy
@@ -218,9 +218,9 @@ def _reconstructed(
     """Fits a calibrated model in place, and says what it gains; None where it stays as it is."""
     import tf_keras as keras
 
+    from sat_tf.exact.top_k import classes_of
     from sat_tf.export.lowering.pipeline import snap_biases
     from sat_tf.qat.images import fed_batches
-    from sat_tf.top_k import classes_of
 
     labels = pictures.held_out.labels
 

@@ -15,7 +15,7 @@ from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, usual_policy, with_input_range
 from sat_tf.commands.quantization import QuantizationSettings, write_quantized
 from sat_tf.commands.verification_table import conclude
-from sat_tf.export.certificate.certificate import Certificate, read_certificate
+from sat_tf.exact.certificate.certificate import Certificate, read_certificate
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import TFLITE_MODEL, OutputFolder, run_name
 from sat_tf.presentation.tables import Marked, marked_text, points

@@ -4,9 +4,9 @@ import rich.table
 from rich.console import Console
 from rich.text import Text
 
-from sat_tf.export.certificate.certificate import Certificate
-from sat_tf.export.certificate.page import accuracy_column, difference_columns
-from sat_tf.export.certificate.runtimes import REFERENCE_TITLES, runtime_table
+from sat_tf.exact.certificate.certificate import Certificate
+from sat_tf.exact.certificate.page import accuracy_column, difference_columns
+from sat_tf.exact.certificate.runtimes import REFERENCE_TITLES, runtime_table
 from sat_tf.messages import in_one_line, say
 from sat_tf.presentation.tables import Column, Marked, Table, digits, marked_text
 

@@ -22,16 +22,16 @@ from sat_tf.commands.models import load_model, quiet_tensorflow, read_keras_mode
 from sat_tf.commands.options import add_target, add_trust, nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude, print_certificate
-from sat_tf.export.certificate.certificate import Certificate, read_certificate, severest
-from sat_tf.export.certificate.inputs import random_images
-from sat_tf.export.certificate.page import write_both
-from sat_tf.export.certificate.proof import existing_file, read_subject, recheck, verify_file
-from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
-from sat_tf.export.foreign.comparison import compare_operators, is_foreign, read_any_file
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.tflite.contents import read_contents
-from sat_tf.export.tflite.metadata import read_metadata
+from sat_tf.exact.certificate.certificate import Certificate, read_certificate, severest
+from sat_tf.exact.certificate.inputs import random_images
+from sat_tf.exact.certificate.page import write_both
+from sat_tf.exact.certificate.proof import existing_file, read_subject, recheck, verify_file
+from sat_tf.exact.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operator_comparison import compare_operators, is_foreign, read_any_file
+from sat_tf.exact.targets.table import TARGETS
+from sat_tf.exact.tflite.contents import read_contents
+from sat_tf.exact.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_errors
 from sat_tf.output_folder import (
     CERTIFICATE,
@@ -309,6 +309,10 @@ def _prove(
         settings["float_model"] = read_keras_model(float_model, advice, trust=trust)
     if target.model is None:
         subject = read_subject(target.tflite)
+        if "float_model" in settings:
+            from sat_tf.export.float_reference import FloatReference
+
+            settings["float_model"] = FloatReference(settings["float_model"], subject.graph)
         pixels = _file_pixels(target, subject.graph, wanted, console)
         return verify_file(
             subject, pixels.images, pixels.labels, images_from=pixels.source, **settings

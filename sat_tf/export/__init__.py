@@ -19,30 +19,32 @@ from typing import TYPE_CHECKING, Any
 from sat_tf.messages import REMOVED
 
 if TYPE_CHECKING:
-    from sat_tf.export.certificate.proof import verify_file as verify_file
+    from sat_tf.exact.certificate.proof import verify_file as verify_file
+    from sat_tf.exact.device.kit import write_kit as write_kit
+    from sat_tf.exact.device.report import read_device_check as read_device_check
+    from sat_tf.exact.evaluate import evaluate_simulator as evaluate_simulator
+    from sat_tf.exact.evaluate import evaluate_tflite as evaluate_tflite
+    from sat_tf.exact.operations.graph import simulate as simulate
+    from sat_tf.exact.operations.graph_file import read_graph as read_graph
+    from sat_tf.exact.operator_comparison import compare_operators as compare_operators
     from sat_tf.export.converter_route import to_keras as to_keras
-    from sat_tf.export.device.kit import write_kit as write_kit
-    from sat_tf.export.device.report import read_device_check as read_device_check
-    from sat_tf.export.evaluate import evaluate_simulator as evaluate_simulator
-    from sat_tf.export.evaluate import evaluate_tflite as evaluate_tflite
-    from sat_tf.export.foreign.comparison import compare_operators as compare_operators
+    from sat_tf.export.float_reference import FloatReference as FloatReference
     from sat_tf.export.lowering.pipeline import snap_biases as snap_biases
     from sat_tf.export.lowering.pipeline import with_image_size as with_image_size
-    from sat_tf.export.operations.graph import simulate as simulate
-    from sat_tf.export.operations.graph_file import read_graph as read_graph
 
 _HOMES = {
-    "compare_operators": "sat_tf.export.foreign.comparison",
-    "evaluate_simulator": "sat_tf.export.evaluate",
-    "evaluate_tflite": "sat_tf.export.evaluate",
-    "read_device_check": "sat_tf.export.device.report",
-    "read_graph": "sat_tf.export.operations.graph_file",
-    "simulate": "sat_tf.export.operations.graph",
+    "FloatReference": "sat_tf.export.float_reference",
+    "compare_operators": "sat_tf.exact.operator_comparison",
+    "evaluate_simulator": "sat_tf.exact.evaluate",
+    "evaluate_tflite": "sat_tf.exact.evaluate",
+    "read_device_check": "sat_tf.exact.device.report",
+    "read_graph": "sat_tf.exact.operations.graph_file",
+    "simulate": "sat_tf.exact.operations.graph",
     "snap_biases": "sat_tf.export.lowering.pipeline",
     "to_keras": "sat_tf.export.converter_route",
-    "verify_file": "sat_tf.export.certificate.proof",
+    "verify_file": "sat_tf.exact.certificate.proof",
     "with_image_size": "sat_tf.export.lowering.pipeline",
-    "write_kit": "sat_tf.export.device.kit",
+    "write_kit": "sat_tf.exact.device.kit",
 }
 
 __all__ = [*_HOMES]

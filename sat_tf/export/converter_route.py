@@ -9,12 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.export.litert.converter import run_converter
-from sat_tf.export.lowering.outputs import with_own_names
-from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations import (
-    float_layer,
+from sat_tf.exact.operations import (
     movements,
     native,
     pairs,
@@ -22,11 +17,16 @@ from sat_tf.export.operations import (
     pools,
     quantize,
 )
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, map_linear
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.windows import LinearKind, transposed_size
-from sat_tf.export.tflite.tensors import Activation
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.linear import Linear, map_linear
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.windows import LinearKind, transposed_size
+from sat_tf.exact.tflite.tensors import Activation
+from sat_tf.export.lowering.converter import run_converter
+from sat_tf.export.lowering.float_layer import FloatLayer
+from sat_tf.export.lowering.outputs import with_own_names
+from sat_tf.export.lowering.packing import FileSettings
+from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.messages import ModelError, did_you_mean
 
 _ROUTES = ("direct", "converter")
@@ -260,7 +260,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     native.Sloped: lambda op, graph, x: tf.where(
         x < 0.0, tf.constant(op.slopes.astype(np.float32) * op.slope_scale) * x, x
     ),
-    float_layer.FloatLayer: lambda op, graph, *read: op.function()(*read),
+    FloatLayer: lambda op, graph, *read: op.function()(*read),
     movements.Moved: lambda op, graph, x: _FUNCTIONS[op.name](
         x, *op.reads_in_order[1:], **op.options
     ),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.certificate.runtimes import (
+from sat_tf.exact.certificate.runtimes import (
     Hold,
     are_portable,
     first_release,
@@ -19,19 +19,13 @@ from sat_tf.export.certificate.runtimes import (
     verdict_of,
     wrong_before,
 )
-from sat_tf.export.converter_route import CONVERTED, converted, route_problems
-from sat_tf.export.litert.runtime import Runtime, check_loading
-from sat_tf.export.lowering import packing
-from sat_tf.export.lowering.outputs import FLOAT
-from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.lowering.pipeline import deployed_graph, snapped, with_image_size
-from sat_tf.export.lowering.trace import one_image_only
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.graph_file import serialize
-from sat_tf.export.operations.linear import linear_operations
-from sat_tf.export.targets.table import TARGETS, Elsewhere
-from sat_tf.export.tflite.contents import SETTINGS_NAME, gzip_size, read_contents
-from sat_tf.export.tflite.metadata import (
+from sat_tf.exact.litert.runtime import Runtime, check_loading
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.graph_file import serialize
+from sat_tf.exact.operations.linear import linear_operations
+from sat_tf.exact.targets.table import TARGETS, Elsewhere
+from sat_tf.exact.tflite.contents import SETTINGS_NAME, gzip_size, read_contents
+from sat_tf.exact.tflite.metadata import (
     METADATA_NAME,
     Metadata,
     append_archive,
@@ -39,11 +33,17 @@ from sat_tf.export.tflite.metadata import (
     encode,
     misfits,
 )
+from sat_tf.exact.tflite.preprocessing import Preprocessing
+from sat_tf.export.converter_route import CONVERTED, converted, route_problems
+from sat_tf.export.lowering import packing
+from sat_tf.export.lowering.outputs import FLOAT
+from sat_tf.export.lowering.packing import FileSettings
+from sat_tf.export.lowering.pipeline import deployed_graph, snapped, with_image_size
+from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.files import check_writable, written_whole
 from sat_tf.graph.flatten import copied_weights
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError
-from sat_tf.preprocessing import Preprocessing
 from sat_tf.presentation.tables import Displayed, Marked, Table
 from sat_tf.qat.model_class import processor_of
 
@@ -259,15 +259,17 @@ def export_tflite(
             steps of 1/256.
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
-        target: the processor that the file is for, a name of `sat_tf.targets.PROCESSORS`; left out,
-            that which the model was quantized for, saved and loaded too. The report lists the
-            operators that an NPU leaves to the CPU.
+        target: the processor that the file is for, a name of
+            `sat_tf.exact.targets.processors.PROCESSORS`; left out, that which the model was
+            quantized for, saved and loaded too. The report lists the operators that an NPU leaves
+            to the CPU.
         labels: names of the classes, in order. They go into the file as TFLite Metadata, where
             Android's and MediaPipe's libraries find them, and into its `labels.txt`, which `unzip`
             shows.
         description: what the model does, for its TFLite Metadata.
-        preprocessing: how a picture becomes the input, a `sat_tf.preprocessing.Preprocessing`: in
-            words for the TFLite Metadata, and as `preprocessing.json` beside the labels.
+        preprocessing: how a picture becomes the input, a
+            `sat_tf.exact.tflite.preprocessing.Preprocessing`: in words for the TFLite Metadata, and
+            as `preprocessing.json` beside the labels.
         route: "direct" writes the graph as it is, and only asks TensorFlow's converter for the
             layers that are left float. "converter" leaves the whole file to it, from FakeQuant
             operations (`sat_tf.export.to_keras`): a second opinion, which is not certified.

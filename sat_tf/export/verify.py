@@ -11,24 +11,25 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.export.certificate.certificate import Certificate
-from sat_tf.export.certificate.inputs import (
+from sat_tf.exact.certificate.certificate import Certificate
+from sat_tf.exact.certificate.inputs import (
     GIVEN,
     CheckedRange,
     ImagesFrom,
     checked_images,
     taken_by,
 )
-from sat_tf.export.certificate.outputs import Output, labels_of
-from sat_tf.export.certificate.proof import Subject, file_problems, float_model_problem, prove
-from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
+from sat_tf.exact.certificate.outputs import Output, labels_of
+from sat_tf.exact.certificate.proof import Subject, file_problems, prove
+from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.tflite.contents import differences, read_contents
+from sat_tf.exact.tflite.tensors import Codes, Image, Pixels, arrays_of, joined, number_of
 from sat_tf.export.export import file_content, file_graph
+from sat_tf.export.float_reference import FloatReference, float_model_problem
 from sat_tf.export.lowering.layers import is_input, role_of
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import has_biases_of_file, snapped, with_image_size
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.tflite.contents import differences, read_contents
-from sat_tf.export.tflite.tensors import Codes, Image, Pixels, arrays_of, joined, number_of
 from sat_tf.files import expect_path
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
@@ -188,7 +189,7 @@ def verify_tflite(
         taken,
         of_outputs,
         input_ranges=_checked_ranges(network, subject.graph, taken, float_model),
-        float_model=float_model,
+        float_model=None if float_model is None else FloatReference(float_model, subject.graph),
         certificate_path=certificate_path,
         images_from=images_from,
         runtimes=runtimes,
@@ -217,7 +218,7 @@ def _checked_ranges(
         layer = converting_layer(network, nodes[name], own)
         if not checked_by and layer is not None:
             checked_by = f"the model's own layer {layer}, which converts pixels"
-        # `prove` says what is wrong with a float model that does not fit.
+        # `FloatReference` says what is wrong with a float model that does not fit.
         is_usable = float_model is not None and float_model_problem(float_model, graph) is None
         if not checked_by and is_usable:
             pixels = zip(graph.images, arrays_of(images), strict=True)

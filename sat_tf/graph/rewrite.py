@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
 from sat_tf.graph import layer_kinds, operations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
 from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu, relu6_sigmoid
@@ -27,7 +28,6 @@ from sat_tf.graph.operations.operation import (
 )
 from sat_tf.graph.shared_layers import template_of
 from sat_tf.loading.tensor_functions import CalledFunction
-from sat_tf.targets import DEFAULT_PROCESSOR, Processor
 
 L = keras.layers
 

@@ -14,11 +14,11 @@ from keras import ops
 
 from sat_tf.arguments import training_argument
 from sat_tf.core.grid import on_int8_codes
+from sat_tf.exact.targets.processors import PROCESSORS
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.protocol import Quantizer, VariableSpec
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.quantizers.values import AROUND, BEHIND, INSTEAD, PLACES, quantized_output
-from sat_tf.targets import PROCESSORS
 from sat_tf.version import marked, unmarked
 
 # One for all layers: a call holds it while its layer computes with other weights than its own.

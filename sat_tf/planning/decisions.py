@@ -5,6 +5,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from sat_tf.exact.tflite.input_range import INPUT_TYPES, InputRange, can_be_pictures
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
@@ -12,7 +13,6 @@ from sat_tf.planning.plan import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat.configs import Placement
 from sat_tf.qat.inputs import borders, find_folds, own_type
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange, can_be_pictures
 from sat_tf.quantizers.protocol import BITS_FIELDS, ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import line_of
 

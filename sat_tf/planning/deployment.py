@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sat_tf.export.litert.converter import float_operators
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.tflite.writer import spliced_bytes
+from sat_tf.export.lowering.converter import float_operators
+from sat_tf.export.lowering.float_layer import float_layers
 from sat_tf.export.lowering.layers import find_problems
 from sat_tf.export.lowering.packing import FileSettings, pack_graph
 from sat_tf.export.lowering.trace import trace
-from sat_tf.export.operations.float_layer import float_layers
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.tflite.writer import spliced_bytes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, layer_of_call

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
+from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
+from sat_tf.exact.targets.table import TARGETS, Elsewhere
 from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.targets.table import TARGETS, Elsewhere
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node, loss_problems, output_names, refuse_losses
 from sat_tf.graph.rewrite import with_layers_for_operations
@@ -31,7 +32,6 @@ from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.requantize import completed, effective_kernels, without_quantizers
 from sat_tf.qat.wrapper import output_quantizer
-from sat_tf.targets import DEFAULT_PROCESSOR, Processor
 
 
 @dataclasses.dataclass(frozen=True)

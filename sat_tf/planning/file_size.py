@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import tf_keras as keras
 
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.linear import Linear, linear_operations
 from sat_tf.export.lowering.layers import KernelOutline, find_problems
 from sat_tf.export.lowering.packing import FileSettings, NothingPackedError, pack_graph
 from sat_tf.export.lowering.trace import trace
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, linear_operations
 from sat_tf.graph.network import Network, layer_of_call
 from sat_tf.messages import ModelError
 from sat_tf.planning.explain import Source, read_source

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 
-from sat_tf.export.targets.table import TARGETS, Elsewhere, Target, elsewhere_table
+from sat_tf.exact.targets.table import TARGETS, Elsewhere, Target, elsewhere_table
 from sat_tf.files import write_text
 from sat_tf.messages import did_you_mean, first_ones, instead_of, say
 from sat_tf.presentation.overlay import BIT_COLORS, Mark, write_overlay

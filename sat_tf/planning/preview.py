@@ -8,13 +8,13 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.arguments import is_integer
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.linear import Linear, linear_operations, map_linear
+from sat_tf.exact.targets.table import TARGETS, Elsewhere
+from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import file_content
 from sat_tf.export.lowering.layers import KernelOutline
 from sat_tf.export.lowering.packing import FileSettings, is_trained
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
-from sat_tf.export.targets.table import TARGETS, Elsewhere
-from sat_tf.export.tflite.contents import read_contents
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.configs import Placement

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.arguments import training_argument
+from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.activations import REACHES
 from sat_tf.graph.layers.kind import Role
@@ -36,7 +37,6 @@ from sat_tf.qat.shared_grids import SharedGrids, give_inputs_their_grids
 from sat_tf.qat.walk import Parts, each_part, one_by_one, walk
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quantizer, rounds_to_input
 from sat_tf.quantizers.best_levels import Sample, best_range_of_logits
-from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.observers import expected_largest
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, PixelQuantizer
 from sat_tf.quantizers.seen_values import USUAL

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
+from sat_tf.exact.targets.processors import PROCESSORS, target_problem
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction, Role
 from sat_tf.graph.network import Network
@@ -17,7 +18,6 @@ from sat_tf.qat.policy_fields import KernelFields, warn_of
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.quantizers.values import ACTIVATION, BEFORE_ACTIVATION, BEHIND, INSTEAD
-from sat_tf.targets import PROCESSORS, target_problem
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.exact.tflite.input_range import PIXELS
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import with_layers_for_operations
@@ -38,7 +39,6 @@ from sat_tf.qat.reconstruction.fit import (
     soft_divergence,
 )
 from sat_tf.qat.wrapper import ConstantWeights, weight_quantizer
-from sat_tf.quantizers.input_range import PIXELS
 
 # The rates that are tried go from steps that change nearly nothing to those of a fresh network.
 TRIED_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)

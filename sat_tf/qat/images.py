@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
+from sat_tf.exact.tflite.input_range import PIXELS
 from sat_tf.graph.network import Network
 from sat_tf.messages import first_ones, reason_of
 from sat_tf.pictures import open_pictures
 from sat_tf.presentation.progress_bar import Advance
 from sat_tf.qat.inputs import input_ranges
-from sat_tf.quantizers.input_range import PIXELS
 
 # An array of all images is kept in a file if it is larger.
 MOST_BYTES_IN_MEMORY = 2**26

@@ -29,6 +29,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.exact.tflite.input_range import NAMED, PIXELS, InputRange
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import Statistics
@@ -40,7 +41,6 @@ from sat_tf.qat.images import Images
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import output_quantizer
-from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import (
     ON_AVERAGE,

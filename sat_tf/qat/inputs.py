@@ -7,13 +7,13 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.exact.tflite.input_range import INPUT_TYPES, KEPT_TYPES, PIXELS, Change, InputRange
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Kernel, Role
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.messages import did_you_mean, first_ones
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import output_quantizer
-from sat_tf.quantizers.input_range import INPUT_TYPES, KEPT_TYPES, PIXELS, Change, InputRange
 from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import each_its_own
 

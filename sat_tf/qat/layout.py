@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
+from sat_tf.exact.tflite.input_range import INPUT_TYPES, Change
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy, unique_name
 from sat_tf.graph.layers.kind import Combination, Role
@@ -20,7 +21,6 @@ from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
-from sat_tf.quantizers.input_range import INPUT_TYPES, Change
 from sat_tf.quantizers.protocol import ActivationQuantizer
 
 # Others keep codes, cannot be integers, or are left float on purpose.

@@ -15,10 +15,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.exact.targets.processors import DEFAULT_TARGET, PROCESSORS, Processor
 from sat_tf.graph.network import keras_calls
 from sat_tf.messages import warn
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.targets import DEFAULT_TARGET, PROCESSORS, Processor
 
 _OF_ALL_MODELS = ("self", "inputs", "outputs", "name", "trainable", "training")
 _STATEFUL = (keras.metrics.Metric, keras.optimizers.Optimizer, keras.losses.Loss)

@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from sat_tf.exact.targets.processors import DEFAULT_TARGET
+from sat_tf.exact.tflite.input_range import INPUT_TYPES, PIXELS
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction, Role
 from sat_tf.graph.network import Network, Node, are_numbers, as_layer_name
@@ -14,7 +16,6 @@ from sat_tf.qat.configs import Demand, Insertion, LayerConfig, PlacedConfig, Pla
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
-from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
@@ -30,7 +31,6 @@ from sat_tf.quantizers.table import (
     make_range_observer,
     make_weight_quantizer,
 )
-from sat_tf.targets import DEFAULT_TARGET
 
 _AFFINE = (Role.NORM, Role.SCALING, Role.AFFINE)
 _BEFORE_RECTIFIERS = (Role.NORM, Role.SCALING, Role.SUM, Role.PRODUCT, Role.CONCATENATION)

@@ -13,6 +13,16 @@ from pydantic_core import ArgsKwargs
 from sat_tf.core.dorefa import RESCALINGS
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid import is_bits
+from sat_tf.exact.targets.processors import DEFAULT_TARGET, PROCESSORS, Processor
+from sat_tf.exact.tflite.input_range import (
+    INPUT_TYPES,
+    NO_CHANGE,
+    Change,
+    InputRange,
+    plain_range,
+    range_of,
+    range_problem,
+)
 from sat_tf.presentation.tables import Column, Displayed, Marked, Table
 from sat_tf.qat.policy_fields import (
     DEFAULT_QUANTIZERS,
@@ -36,16 +46,6 @@ from sat_tf.qat.policy_fields import (
     quantizer_problems,
     warn_of,
 )
-from sat_tf.quantizers.input_range import (
-    INPUT_TYPES,
-    NO_CHANGE,
-    Change,
-    InputRange,
-    plain_range,
-    range_of,
-    range_problem,
-)
-from sat_tf.targets import DEFAULT_TARGET, PROCESSORS, Processor
 from sat_tf.validation import STRICT, describe, find_problems, one_of, refuse, worded
 
 # The command and every function of Python quantize by so many bits where none are given.
@@ -88,11 +88,11 @@ class BitPolicy(Displayed):
             "caffe", for which the file takes RGB pictures. {"input name": range} gives each input
             its own; those not named get pixels as they are, (0, 255). input_max=1.0 is an older
             spelling of input_range=(0, 1).
-        target: the processor that the file is for, a name of `sat_tf.targets.PROCESSORS`: "litert",
-            LiteRT's CPU kernels; "micro", TFLite Micro; or an NPU, "ethos-u55", "ethos-u65",
-            "ethos-u85", "edgetpu", "android-npu". It says what is trained where an NPU computes
-            otherwise than a CPU, and what `export_tflite` writes. None is "litert", and to
-            `requantize` what the model has.
+        target: the processor that the file is for, a name of
+            `sat_tf.exact.targets.processors.PROCESSORS`: "litert", LiteRT's CPU kernels; "micro",
+            TFLite Micro; or an NPU, "ethos-u55", "ethos-u65", "ethos-u85", "edgetpu",
+            "android-npu". It says what is trained where an NPU computes otherwise than a CPU, and
+            what `export_tflite` writes. None is "litert", and to `requantize` what the model has.
         overrides: layer-name pattern (as in `fnmatch`) to fields for the layers it matches, for
             example `{"block_1_*": {"weight_bits": 8}}`; later patterns win. `weight_*`, rescale and
             detach_max speak of the layer's kernel, activation_bits and requantize_streams of the

@@ -7,9 +7,9 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field, PlainValidator
 
 from sat_tf.core.grid import AUTOMATIC, GRIDS, is_bits
+from sat_tf.exact.tflite.input_range import plain_range, range_problem, type_problem
 from sat_tf.messages import warn
 from sat_tf.quantizers import table
-from sat_tf.quantizers.input_range import plain_range, range_problem, type_problem
 from sat_tf.quantizers.protocol import BITS_FIELDS, GRID_FIELDS, WeightRequest
 from sat_tf.validation import plain
 

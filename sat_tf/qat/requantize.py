@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.exact.tflite.input_range import INPUT_TYPES, NO_CHANGE, PIXELS, Change
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.network import Network, Node, refuse_losses
@@ -18,7 +19,6 @@ from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
 from sat_tf.qat.model_class import of_class_of, processor_of, remember
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
-from sat_tf.quantizers.input_range import INPUT_TYPES, NO_CHANGE, PIXELS, Change
 from sat_tf.quantizers.protocol import PixelQuantizer, Predecessor
 
 

@@ -15,11 +15,11 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import asymmetric
+from sat_tf.exact.tflite.input_range import ImageGrid
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.normalization import is_adapted, is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
-from sat_tf.quantizers.input_range import ImageGrid
 from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, SampledValues
 

@@ -7,8 +7,8 @@ from typing import Any, Self
 import numpy as np
 
 from sat_tf.core.tensors import Tensor, in_float32, namespace
+from sat_tf.exact.tflite.input_range import INPUT_TYPES, InputRange
 from sat_tf.messages import warn
-from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
 from sat_tf.quantizers.observers import move_averages, over_replicas, tensorflow_of, when_training
 from sat_tf.quantizers.protocol import PixelQuantizer, VariableSpec
 from sat_tf.quantizers.seen_values import (

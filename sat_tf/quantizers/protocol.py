@@ -22,8 +22,8 @@ from sat_tf.core.asymmetric import Reach
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate
 from sat_tf.core.grid import AUTOMATIC, LARGEST_INT8, is_bits
 from sat_tf.core.tensors import Tensor, namespace
+from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.messages import did_you_mean
-from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.seen_values import SeenValues
 from sat_tf.quantizers.values import CodeRange, IntegerWeights, SampledValues, Variables
 

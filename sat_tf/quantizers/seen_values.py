@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange
+from sat_tf.exact.tflite.input_range import NAMED, PIXELS, InputRange
 
 # Values beyond an end by this share of the range are no longer pictures with more contrast.
 _FAR_OUTSIDE = 0.3

@@ -13,10 +13,10 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
-from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
 from sat_tf.quantizers.pact import (
     FixedGridQuantizer,

@@ -9,15 +9,16 @@ import pydantic
 import tf_keras as keras
 
 from sat_tf import output_folder
-from sat_tf.export.certificate.certificate import (
+from sat_tf.exact.certificate.certificate import (
     FLOAT_RULE,
     LOSS_RULE,
     Certificate,
     severest,
 )
-from sat_tf.export.certificate.inputs import ImagesFrom
+from sat_tf.exact.certificate.inputs import ImagesFrom
+from sat_tf.exact.tflite.metadata import lines_of
+from sat_tf.exact.top_k import AGREEMENT, TOP1
 from sat_tf.export.export import ExportReport, export_tflite
-from sat_tf.export.tflite.metadata import lines_of
 from sat_tf.export.verify import verify_tflite
 from sat_tf.messages import first_ones
 from sat_tf.output_folder import OutputFolder
@@ -25,7 +26,6 @@ from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, p
 from sat_tf.qat.reconstruction.fitted import Fitted
 from sat_tf.report.layers import LayerRow
 from sat_tf.report.results import ModelAccuracy, Results
-from sat_tf.top_k import AGREEMENT, TOP1
 
 _Kind = TypeVar("_Kind")
 _FLOAT_BYTES = 4

@@ -7,7 +7,8 @@ import rich.table
 from pydantic import ConfigDict
 
 from sat_tf import output_folder
-from sat_tf.export.certificate.certificate import FEWEST_IMAGES, Certificate, kind_of_loss
+from sat_tf.exact.certificate.certificate import FEWEST_IMAGES, Certificate, kind_of_loss
+from sat_tf.exact.top_k import AGREEMENT, TOP1, Score
 from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import (
     Cell,
@@ -20,7 +21,6 @@ from sat_tf.presentation.tables import (
     points,
 )
 from sat_tf.qat.reconstruction.fitted import Fitted
-from sat_tf.top_k import AGREEMENT, TOP1, Score
 
 # The models that a run measures, by the prefix of their results.
 _MODELS = {

@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.exact.top_k import comes_before
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import synchronized_class
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, graphs_go_with
-from sat_tf.top_k import comes_before
 from sat_tf.training.config_sections import StageConfig
 from sat_tf.training.data.source import NO_LABEL
 

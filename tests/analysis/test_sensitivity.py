@@ -8,8 +8,8 @@ import sat_tf
 from sat_tf.analysis.range_accuracy import found_range, range_accuracies
 from sat_tf.analysis.sensitivity import DamageMeter
 from sat_tf.analysis.sensitivity_result import BitWidth, Damage, mean_bits, within_average
+from sat_tf.exact.tflite.input_range import NAMED, PIXELS, range_of
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import NAMED, PIXELS, range_of
 from sat_tf.training.data.digits import load_digits
 from tests.qat import float_models
 from tests.training.small import (

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import numpy as np
 
-from sat_tf.export.certificate.proof import Subject
-from sat_tf.export.kernels.bilinear import OF_BUILTIN, OF_XNNPACK, OF_XNNPACK_FUSED, Grid
-from sat_tf.export.kernels.kernel_sets import KernelSet
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.graph_file import serialize
-from sat_tf.export.operations.movements import Reshape, moved
-from sat_tf.export.operations.native import (
+from sat_tf.exact.certificate.proof import Subject
+from sat_tf.exact.kernels.bilinear import OF_BUILTIN, OF_XNNPACK, OF_XNNPACK_FUSED, Grid
+from sat_tf.exact.kernels.kernel_sets import KernelSet
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.graph_file import serialize
+from sat_tf.exact.operations.movements import Reshape, moved
+from sat_tf.exact.operations.native import (
     FIXED_GRIDS,
     NATIVE,
     PROBABILITIES,
@@ -21,13 +21,13 @@ from sat_tf.export.operations.native import (
     Sloped,
     Softmax,
 )
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import Concatenate
-from sat_tf.export.operations.pools import AveragePool, ResizeBilinear
-from sat_tf.export.operations.quantize import Dequantize, ShiftImage
-from sat_tf.export.operations.windows import placement
-from sat_tf.export.tflite.contents import read_contents
-from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.pairs import Concatenate
+from sat_tf.exact.operations.pools import AveragePool, ResizeBilinear
+from sat_tf.exact.operations.quantize import Dequantize, ShiftImage
+from sat_tf.exact.operations.windows import placement
+from sat_tf.exact.tflite.contents import read_contents
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
 
 Specimen = tuple[Graph, np.ndarray]
 # An operation of the tensors that it reads and makes, and how the latter is stored.

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.certificate.proof import Subject
-from sat_tf.export.device.kit import write_kit
-from sat_tf.export.device.report import DeviceCheck, read_device_certificate
-from sat_tf.export.litert.processes import describe_ending
+from sat_tf.exact.certificate.proof import Subject
+from sat_tf.exact.device.kit import write_kit
+from sat_tf.exact.device.report import DeviceCheck, read_device_certificate
+from sat_tf.exact.litert.processes import describe_ending
 
 # -- processors ------------------------------------------------------------------------------------
 

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from sat_tf.export.kernels.kernel_sets import ARM, X86
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.exact.kernels.kernel_sets import ARM, X86
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.operations.graph import Graph, simulate
+from sat_tf.exact.operations.graph_file import serialize
+from sat_tf.exact.operations.movements import moved
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.pairs import Pair
+from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pools import Mean
+from sat_tf.exact.operations.quantize import Dequantize, ShiftImage
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
 from sat_tf.export.lowering.scales import make_portable
-from sat_tf.export.operations.graph import Graph, simulate
-from sat_tf.export.operations.graph_file import serialize
-from sat_tf.export.operations.movements import moved
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import Pair
-from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.pools import Mean
-from sat_tf.export.operations.quantize import Dequantize, ShiftImage
-from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from tests.arm.operators import subject_of
 from tests.arm.system import PROCESSORS, check_on_arm
 

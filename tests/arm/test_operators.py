@@ -1,15 +1,15 @@
 import numpy as np
 import pytest
 
-from sat_tf.export.certificate.proof import read_subject
-from sat_tf.export.certificate.runtimes import is_installed
-from sat_tf.export.kernels.kernel_sets import (
+from sat_tf.exact.certificate.proof import read_subject
+from sat_tf.exact.certificate.runtimes import is_installed
+from sat_tf.exact.kernels.kernel_sets import (
     ARM,
     X86,
 )
-from sat_tf.export.litert.runtime import loaded
-from sat_tf.export.operations.graph import simulate
-from sat_tf.export.operations.graph_file import serialize
+from sat_tf.exact.litert.runtime import loaded
+from sat_tf.exact.operations.graph import simulate
+from sat_tf.exact.operations.graph_file import serialize
 from tests.arm.operators import (
     OF_SEVERAL,
     compared,

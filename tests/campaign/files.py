@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from sat_tf.export.device import check
+from sat_tf.exact.device import check
 from tests.campaign.cases import Case
 from tests.campaign.mutation import (
     HOSTILE_TEXTS,

@@ -59,8 +59,8 @@ def verify_again(count: int, threads: int) -> None:
 
     It runs in the child of a server.
     """
+    from sat_tf.exact.certificate.proof import read_subject
     from sat_tf.export import verify_file
-    from sat_tf.export.certificate.proof import read_subject
 
     shape = read_subject(pathlib.Path("model.tflite")).graph.images[0].shape
     images = np.random.default_rng(0).integers(0, 256, (4, *shape)).astype(np.uint8)

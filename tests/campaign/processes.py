@@ -135,7 +135,7 @@ def _warm(name: str) -> None:
     # Modules that the first call of a command would import, none of which starts a thread.
     modules = [
         *("ai_edge_litert.interpreter", "sat_tf.export", "rich.table", "jinja2", "PIL.Image"),
-        *("sat_tf.export.litert.processes", "tests.campaign.kinds", "tests.campaign.tflite"),
+        *("sat_tf.exact.litert.processes", "tests.campaign.kinds", "tests.campaign.tflite"),
         *("tests.campaign.files", "tests.campaign.pictures"),
     ]
     if name == "tensorflow":
@@ -242,7 +242,7 @@ def _redirected(stdin: str, stdout: str, stderr: str) -> None:
 
 def _fork_trials() -> None:
     """Makes trials of files in runtimes forks, too, which otherwise are new Pythons."""
-    from sat_tf.export.litert import processes
+    from sat_tf.exact.litert import processes
 
     def trial(
         content: bytes, runtimes: list[str], seconds: float

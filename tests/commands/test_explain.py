@@ -13,9 +13,9 @@ import sat_tf.planning.explain
 from sat_tf.commands import main, policy
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import usual_policy
+from sat_tf.exact.tflite.input_range import NAMED
 from sat_tf.messages import RunError
 from sat_tf.qat.policy import USUAL_BITS, BitPolicy
-from sat_tf.quantizers.input_range import NAMED
 from tests.planning.models import sin, with_odd_activation
 from tests.training.small import (
     model_of_one_range,

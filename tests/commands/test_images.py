@@ -11,11 +11,11 @@ import sat_tf
 from sat_tf.commands import main
 from sat_tf.commands.images import ImageOptions, add_image_arguments, image_options, read_labels
 from sat_tf.commands.parser import Parser
-from sat_tf.export.certificate.inputs import random_images
-from sat_tf.export.tflite.metadata import Metadata
+from sat_tf.exact.certificate.inputs import random_images
+from sat_tf.exact.tflite.input_range import NAMED
+from sat_tf.exact.tflite.metadata import Metadata
 from sat_tf.messages import RunError
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import NAMED
 from tests.training.small import (
     model_of_one_range,
     model_of_small_range,

@@ -20,7 +20,7 @@ import tf_keras as keras
 import sat_tf.__main__
 from sat_tf import output_folder
 from sat_tf.commands import main, train
-from sat_tf.export.tflite.contents import read_contents
+from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.verify import verify_tflite
 from sat_tf.interruption import end_on_signals
 from sat_tf.qat.policy import BitPolicy
@@ -302,7 +302,7 @@ def test_verify_takes_a_model_and_a_file_with_given_or_random_images(tiny_run, t
 
 
 def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_path, capsys):
-    from sat_tf.export.certificate import proof
+    from sat_tf.exact.certificate import proof
 
     simulate = proof.simulate
 

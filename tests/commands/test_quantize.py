@@ -16,10 +16,10 @@ import sat_tf.qat.reconstruction.fit
 import sat_tf.qat.reconstruction.reconstruct
 from sat_tf.commands import main
 from sat_tf.commands.quantize import accuracy, next_step
-from sat_tf.export.certificate.certificate import FLOAT_RULE, LOSS_RULE
-from sat_tf.export.tflite.contents import read_contents
+from sat_tf.exact.certificate.certificate import FLOAT_RULE, LOSS_RULE
+from sat_tf.exact.tflite.contents import read_contents
+from sat_tf.exact.tflite.input_range import NAMED
 from sat_tf.presentation.tables import Marked
-from sat_tf.quantizers.input_range import NAMED
 from sat_tf.report.results import Results
 from tests.training.small import (
     model_of_one_range,

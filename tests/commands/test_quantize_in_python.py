@@ -6,8 +6,8 @@ import tf_keras
 
 import sat_tf
 from sat_tf.commands import main
-from sat_tf.export.certificate.certificate import read_certificate
-from sat_tf.preprocessing import COVERING
+from sat_tf.exact.certificate.certificate import read_certificate
+from sat_tf.exact.tflite.preprocessing import COVERING
 from sat_tf.training.data.digits import load_digits
 from tests.training.small import write_pictures
 

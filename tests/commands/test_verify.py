@@ -17,7 +17,7 @@ import sat_tf
 from sat_tf.commands import main
 from sat_tf.commands.train import load_config
 from sat_tf.commands.verify import Target, choose_target
-from sat_tf.export.certificate.certificate import read_certificate
+from sat_tf.exact.certificate.certificate import read_certificate
 from tests.commands.light import told_without_tensorflow
 from tests.export.conftest import small, small_file, small_images  # noqa: F401
 from tests.export.device.kits import certificate_in, checked

@@ -20,8 +20,8 @@ from sklearn.datasets import load_sample_image
 import sat_tf
 from sat_tf.commands import evaluate
 from sat_tf.commands.main import main
+from sat_tf.exact.tflite.preprocessing import AS_IN_IMAGENET, COVERING, RESIZED_AND_CROPPED
 from sat_tf.pictures import open_pictures
-from sat_tf.preprocessing import AS_IN_IMAGENET, COVERING, RESIZED_AND_CROPPED
 from sat_tf.training.data.folders import load_folder_tree
 from tests.export.zoo import quantized
 from tests.training.data.photographs import encoded, photograph

@@ -15,9 +15,9 @@ import pytest
 from PIL import Image, ImageOps
 
 import sat_tf
-from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.graph import simulate
-from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.operations.graph import simulate
+from sat_tf.exact.operations.graph_file import read_graph
 from tests.export.zoo import images_for, quantized
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))

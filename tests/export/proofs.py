@@ -8,19 +8,19 @@ import numpy as np
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.certificate.certificate import Certificate
-from sat_tf.export.certificate.comparison import Reference, RuntimeCounter
-from sat_tf.export.certificate.outputs import outputs_in
-from sat_tf.export.certificate.runtimes import RUNTIMES
+from sat_tf.exact.certificate.certificate import Certificate
+from sat_tf.exact.certificate.comparison import Reference, RuntimeCounter
+from sat_tf.exact.certificate.outputs import outputs_in
+from sat_tf.exact.certificate.runtimes import RUNTIMES
+from sat_tf.exact.litert.processes import loaded
+from sat_tf.exact.operations.graph import Graph, simulate
+from sat_tf.exact.operations.graph_file import read_graph
+from sat_tf.exact.operations.linear import Linear, requantization_multipliers
+from sat_tf.exact.operations.movements import Reshape
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.tflite.contents import Contents
+from sat_tf.exact.tflite.tensors import Codes, Pixels
 from sat_tf.export.export import ExportReport
-from sat_tf.export.litert.processes import loaded
-from sat_tf.export.operations.graph import Graph, simulate
-from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.operations.linear import Linear, requantization_multipliers
-from sat_tf.export.operations.movements import Reshape
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.tflite.contents import Contents
-from sat_tf.export.tflite.tensors import Codes, Pixels
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import call_name, inner_layer

@@ -13,13 +13,13 @@ from ai_edge_litert import schema_py_generated as tfl
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.operations.windows import ends_early, placement
+from sat_tf.exact.operator_comparison import compare_operators
+from sat_tf.exact.tflite.contents import gzip_size
+from sat_tf.exact.tflite.tensors import Window
 from sat_tf.export.export import StorageCost
-from sat_tf.export.foreign.comparison import compare_operators
-from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph, with_softmax
-from sat_tf.export.operations.windows import ends_early, placement
-from sat_tf.export.tflite.contents import gzip_size
-from sat_tf.export.tflite.tensors import Window
 from tests.export.foreign.one_operator import Grid, constant, file_of
 from tests.export.proofs import calibrated
 from tests.export.zoo import Specimen, bottleneck, images_for, quantized

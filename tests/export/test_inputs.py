@@ -5,14 +5,14 @@ import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
-from sat_tf.export.certificate.proof import verify_file
-from sat_tf.export.device.kit import write_kit
-from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.exact.certificate.proof import verify_file
+from sat_tf.exact.device.kit import write_kit
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.operations.graph_file import read_graph
+from sat_tf.exact.tflite.input_range import range_of
 from sat_tf.graph.network import Network
 from sat_tf.qat.inputs import input_types
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import range_of
 from tests.export.device.kits import checked_here
 from tests.export.proofs import calibrated, proved
 from tests.qat.float_models import pretend_trained

@@ -10,18 +10,18 @@ import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
-from sat_tf.export.certificate.proof import verify_file
-from sat_tf.export.device.kit import write_kit
-from sat_tf.export.device.report import read_device_check
-from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite
+from sat_tf.exact.certificate.proof import verify_file
+from sat_tf.exact.device.kit import write_kit
+from sat_tf.exact.device.report import read_device_check
+from sat_tf.exact.evaluate import evaluate_simulator, evaluate_tflite
+from sat_tf.exact.litert.runtime import RUNTIMES, Runtime
+from sat_tf.exact.operations.graph import Graph, outputs_of, simulate
+from sat_tf.exact.operations.graph_file import read_graph, serialize
+from sat_tf.exact.operations.quantize import ShiftImage, ShiftOutput
+from sat_tf.exact.tflite.contents import read_contents
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
 from sat_tf.export.export import file_content, file_graph
-from sat_tf.export.litert.runtime import RUNTIMES, Runtime
 from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.operations.graph import Graph, outputs_of, simulate
-from sat_tf.export.operations.graph_file import read_graph, serialize
-from sat_tf.export.operations.quantize import ShiftImage, ShiftOutput
-from sat_tf.export.tflite.contents import read_contents
-from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 from sat_tf.qat.policy import BitPolicy
 from tests.export.device.kits import certificate_in, checked_here, unpacked
 from tests.export.proofs import calibrated

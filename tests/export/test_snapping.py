@@ -4,10 +4,10 @@ import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
-from sat_tf.export.certificate.comparison import TrainedCounter
+from sat_tf.exact.certificate.comparison import TrainedCounter
+from sat_tf.exact.operations.graph import simulate
+from sat_tf.exact.operations.linear import Linear
 from sat_tf.export.lowering.pipeline import deployed_graph, snap_biases, trained_graph
-from sat_tf.export.operations.graph import simulate
-from sat_tf.export.operations.linear import Linear
 from sat_tf.export.verify import TrainedModel
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.pact import StreamQuantizer

@@ -10,24 +10,24 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export import evaluate
-from sat_tf.export.certificate import proof
-from sat_tf.export.certificate.certificate import read_certificate
-from sat_tf.export.certificate.inputs import ImagesFrom, random_images
-from sat_tf.export.certificate.proof import recheck, verify_file
-from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
-from sat_tf.export.evaluate import (
+from sat_tf.exact import evaluate
+from sat_tf.exact.certificate import proof
+from sat_tf.exact.certificate.certificate import read_certificate
+from sat_tf.exact.certificate.inputs import ImagesFrom, random_images
+from sat_tf.exact.certificate.proof import recheck, verify_file
+from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
+from sat_tf.exact.evaluate import (
     evaluate_simulator,
     evaluate_tflite,
     file_interface,
 )
-from sat_tf.export.litert import processes
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.exact.litert import processes
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.operations.graph import simulate
+from sat_tf.exact.operations.graph_file import read_graph
+from sat_tf.exact.top_k import top_hits
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph import simulate
-from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.top_k import top_hits
 from tests.export.proofs import keras_tensors, stored
 from tests.export.zoo import images_for
 

@@ -5,6 +5,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.core import asymmetric
+from sat_tf.exact.targets.processors import PROCESSORS
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layer_kinds import activation_name
 from sat_tf.graph.layers.activations import (
@@ -25,7 +26,6 @@ from sat_tf.graph.operation_layers import Clip
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer
-from sat_tf.targets import PROCESSORS
 
 L = keras.layers
 

@@ -7,8 +7,8 @@ from ai_edge_litert import interpreter as litert
 from ai_edge_litert import schema_py_generated as tfl
 
 import sat_tf
+from sat_tf.exact.tflite.contents import OPERATORS, TYPES
 from sat_tf.export import compare_operators
-from sat_tf.export.tflite.contents import OPERATORS, TYPES
 from sat_tf.qat.policy import BitPolicy
 from tests.export.proofs import calibrated, proved
 

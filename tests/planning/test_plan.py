@@ -7,7 +7,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.tflite.contents import read_contents
+from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.planning.plan import Plan
 from sat_tf.presentation.overlay import BIT_COLORS
 from sat_tf.qat.policy import BitPolicy

@@ -9,6 +9,7 @@ import functools
 import pytest
 import tf_keras as keras
 
+from sat_tf.exact.tflite.input_range import range_of
 from sat_tf.graph.network import Network
 from sat_tf.graph.operation_layers import Scaling
 from sat_tf.qat.configs import LayerConfig
@@ -16,7 +17,6 @@ from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
-from sat_tf.quantizers.input_range import range_of
 from sat_tf.quantizers.observers import RangeObserver
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer, UnitQuantizer
 from tests import reference

@@ -7,11 +7,11 @@ import pytest
 import tf_keras
 
 import sat_tf
+from sat_tf.exact.tflite.input_range import PIXELS, InputRange
 from sat_tf.graph.network import Network
 from sat_tf.qat.input_range_checks import _leads, certainty_doubt
 from sat_tf.qat.inputs import AnotherBorderWarning
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.data.digits import load_digits
 
 _UNIT = (0.0, 1.0)

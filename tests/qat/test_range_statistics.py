@@ -8,7 +8,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.certificate.inputs import CheckedRange, checked_by_accuracy
+from sat_tf.exact.certificate.inputs import CheckedRange, checked_by_accuracy
+from sat_tf.exact.tflite.input_range import InputRange, range_of
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network
@@ -19,7 +20,6 @@ from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.value_ranges import PixelRanges, Spread, Spreads
 from sat_tf.qat.wrapper import output_quantizer
-from sat_tf.quantizers.input_range import InputRange, range_of
 from sat_tf.quantizers.pact import ClippingQuantizer, PactQuantizer, StreamQuantizer
 from sat_tf.training.data.digits import load_digits
 from tests.qat import float_models

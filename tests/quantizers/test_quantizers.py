@@ -15,12 +15,12 @@ import sat_tf
 from sat_tf.core import asymmetric, dorefa, pact
 from sat_tf.core.asymmetric import Reach
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
+from sat_tf.exact.tflite.input_range import range_of
 from sat_tf.qat.configs import AtLeast, PlacedConfig, make_variables
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.best_levels import Sample
 from sat_tf.quantizers.dorefa import DorefaQuantizer, latent_kernel
 from sat_tf.quantizers.image import ImageQuantizer
-from sat_tf.quantizers.input_range import range_of
 from sat_tf.quantizers.l1 import L1Quantizer
 from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
 from sat_tf.quantizers.methods.channel_bits import ChannelBitsQuantizer

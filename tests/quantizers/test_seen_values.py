@@ -8,9 +8,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.exact.tflite.input_range import NAMED, PIXELS, InputRange, range_of
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.image import ImageQuantizer
-from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange, range_of
 from sat_tf.quantizers.seen_values import SeenValues, misfit, pixel_doubt
 from tests.qat.float_models import pretend_trained
 

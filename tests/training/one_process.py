@@ -15,9 +15,9 @@ import numpy as np
 import tf_keras as keras
 from rich.console import Console
 
+from sat_tf.exact.tflite.input_range import PIXELS
 from sat_tf.interruption import end_on_signals
 from sat_tf.messages import RunError
-from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.distribution import make_strategy, shard_of, writes_files

@@ -4,10 +4,10 @@ import dataclasses
 import math
 
 from sat_tf import output_folder
-from sat_tf.export.certificate.certificate import Certificate
-from sat_tf.export.certificate.inputs import ImagesFrom
-from sat_tf.export.certificate.outputs import OutputCount
-from sat_tf.export.certificate.runtimes import RuntimeCount, TensorCount
+from sat_tf.exact.certificate.certificate import Certificate
+from sat_tf.exact.certificate.inputs import ImagesFrom
+from sat_tf.exact.certificate.outputs import OutputCount
+from sat_tf.exact.certificate.runtimes import RuntimeCount, TensorCount
 from sat_tf.presentation.tables import write_table
 from sat_tf.report.layers import LayerRow
 from sat_tf.report.report import write_layers

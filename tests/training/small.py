@@ -8,8 +8,8 @@ import tf_keras as keras
 from PIL import Image
 
 import sat_tf
+from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import InputRange
 from sat_tf.training.data.source import ImageSet
 from tests.methods import METHODS
 

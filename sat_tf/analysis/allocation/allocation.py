@@ -304,7 +304,7 @@ def allocate(
             has returned; or a table {layer: {(weight bits, activation bits): cost}}, whose keys may
             be weight bits alone.
         npu: an Ethos-U, such as "ethos-u55-128", or a mapping with the arguments of
-            `sat_tf.export.targets.ethos_u.compile_file` that name it and its memories. Arm's
+            `sat_tf.exact.targets.ethos_u.compile_file` that name it and its memories. Arm's
             compiler, of the extra `[ethos]`, then estimates the milliseconds of layers: a file is
             compiled for each of `weight_bits`. The policy gets its target.
         weight_bits: to choose from, 1 to 8.

@@ -18,9 +18,9 @@ from typing import Any
 
 import tf_keras as keras
 
+from sat_tf.exact.targets.ethos_u import TARGET_OF, compile_file, compiler_options
 from sat_tf.export.export import export_tflite
 from sat_tf.export.lowering.packing import PACKINGS, NothingPackedError
-from sat_tf.export.targets.ethos_u import TARGET_OF, compile_file, compiler_options
 from sat_tf.graph import layer_kinds
 from sat_tf.messages import ModelError, first_ones
 from sat_tf.planning.explain import Source, plan_of, read_source

@@ -10,12 +10,12 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.grid import LARGEST_INT8, on_int8_codes
-from sat_tf.export.operations import movements
-from sat_tf.export.operations.builder import Affine, GraphBuilder
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pools import MaxPool
-from sat_tf.export.operations.windows import LinearKind, ends_early, placement, transposed_size
-from sat_tf.export.tflite.tensors import LARGEST_RANGE, SMALLEST_RANGE, WHOLE, Codes, Window
+from sat_tf.exact.operations import movements
+from sat_tf.exact.operations.builder import Affine, GraphBuilder
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.pools import MaxPool
+from sat_tf.exact.operations.windows import LinearKind, ends_early, placement, transposed_size
+from sat_tf.exact.tflite.tensors import LARGEST_RANGE, SMALLEST_RANGE, WHOLE, Codes, Window
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.layers.kind import Combination, KernelForm, NativeFunction, Role

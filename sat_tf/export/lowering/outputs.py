@@ -2,13 +2,13 @@
 
 import dataclasses
 
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.native import Softmax
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.quantize import ShiftOutput
+from sat_tf.exact.tflite.tensors import Tensor, free_name
+from sat_tf.export.lowering.float_layer import float_layers
 from sat_tf.export.lowering.layers import is_function
-from sat_tf.export.operations.float_layer import float_layers
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.native import Softmax
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.quantize import ShiftOutput
-from sat_tf.export.tflite.tensors import Tensor, free_name
 from sat_tf.messages import ModelError
 
 FLOAT = "float32"

@@ -13,21 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.lowering.outputs import FLOAT, with_output_type, with_own_names
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, linear_operations, map_linear
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.windows import LinearKind
-from sat_tf.export.tflite.tensors import Storage
-from sat_tf.messages import ModelError, ProblemsError, did_you_mean, first_ones
-from sat_tf.presentation.tables import Column, Table, digits
-from sat_tf.targets import (
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.linear import Linear, linear_operations, map_linear
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.windows import LinearKind
+from sat_tf.exact.targets.processors import (
     DEFAULT_TARGET,
     PROCESSORS,
     Processor,
     output_type_problem,
     target_problem,
 )
+from sat_tf.exact.tflite.tensors import Storage
+from sat_tf.export.lowering.outputs import FLOAT, with_output_type, with_own_names
+from sat_tf.messages import ModelError, ProblemsError, did_you_mean, first_ones
+from sat_tf.presentation.tables import Column, Table, digits
 from sat_tf.version import __version__
 
 
@@ -294,7 +294,7 @@ class FileSettings:
     pack: str = "auto"  # How kernels are stored, a name of `PACKINGS`.
     softmax: bool = False  # The output is probabilities.
     resizable: bool = False  # The batch size is free.
-    # Of the outputs, one of `sat_tf.targets.OUTPUT_TYPES`; None: the target's for those that have
+    # Of the outputs, one of `processors.OUTPUT_TYPES`; None: the target's for those that have
     # codes, float32 for others.
     output_type: str | None = FLOAT
     target: str = DEFAULT_TARGET  # The processor that it is for.

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import (
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.linear import (
     Linear,
     largest_sums,
     linear_operations,
     map_linear,
     requantization_multipliers,
 )
-from sat_tf.export.operations.operation import Basis, Operation
-from sat_tf.export.tflite.tensors import Tensor
+from sat_tf.exact.operations.operation import Basis, Operation
+from sat_tf.exact.tflite.tensors import Tensor
 from sat_tf.messages import ModelError
 
 # A channel whose smallest change of the sum is worth a whole output code.

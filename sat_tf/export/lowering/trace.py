@@ -6,20 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.export.lowering import layers
-from sat_tf.export.lowering.scales import untie_means
-from sat_tf.export.operations.builder import Affine, Draft, GraphBuilder, OperationDraft, Rectified
-from sat_tf.export.operations.float_layer import (
-    ComputedFunction,
-    FloatCall,
-    FloatLayer,
-    float_layers,
-)
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, channel_mean, existing, identity, window_mean
-from sat_tf.export.operations.native import NativeDraft, Softmax
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import (
+from sat_tf.exact.operations.builder import Affine, Draft, GraphBuilder, OperationDraft, Rectified
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.linear import Linear, channel_mean, existing, identity, window_mean
+from sat_tf.exact.operations.native import Softmax
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.pairs import (
     AddConstant,
     Concatenate,
     MeanOfTensors,
@@ -27,10 +19,15 @@ from sat_tf.export.operations.pairs import (
     Pair,
     Part,
 )
-from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.pools import AveragePool, Mean, ResizeBilinear
-from sat_tf.export.operations.quantize import ShiftImage
-from sat_tf.export.tflite.tensors import Codes, Image, Window, range_codes
+from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
+from sat_tf.exact.operations.quantize import ShiftImage
+from sat_tf.exact.tflite.input_range import PIXELS, InputRange
+from sat_tf.exact.tflite.tensors import Codes, Image, Window, range_codes
+from sat_tf.export.lowering import layers
+from sat_tf.export.lowering.float_layer import FloatCall, FloatLayer, float_layers
+from sat_tf.export.lowering.functions import ComputedFunction, NativeDraft
+from sat_tf.export.lowering.scales import untie_means
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.normalization import is_plain_factor, slope_and_offset
@@ -39,7 +36,6 @@ from sat_tf.messages import ModelError
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import output_quantizer, rounds_to_input
-from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer
 from sat_tf.quantizers.seen_values import pixel_doubt, unseen
 

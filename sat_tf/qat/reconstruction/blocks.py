@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sat_tf.exact.targets.processors import Processor
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
@@ -27,7 +28,6 @@ from sat_tf.qat.layout import (
     name_in_front_of_insertions,
 )
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
-from sat_tf.targets import Processor
 
 # A block that is cut on no path has so many linear layers at most, where it can be parted.
 _MOST_KERNELS = 8

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.exact.top_k import classes_of
 from sat_tf.files import check_writable, renamed_when_done
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
@@ -30,7 +31,6 @@ from sat_tf.qat.images import Images, Rows
 from sat_tf.qat.reconstruction.blocks import Span, computed
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, weight_quantizer
 from sat_tf.quantizers.values import SKEW
-from sat_tf.top_k import classes_of
 from sat_tf.version import __version__
 
 _BATCH_SIZE = 32

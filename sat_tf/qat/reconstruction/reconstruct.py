@@ -11,6 +11,7 @@ import numpy as np
 import tf_keras as keras
 from rich.console import Console
 
+from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError, say
 from sat_tf.presentation.progress_bar import Progress, image_bar
@@ -36,7 +37,6 @@ from sat_tf.qat.reconstruction.fit import (
     trained,
 )
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.values import COUNT
 from sat_tf.validation import Count, Positive, find_problems
 

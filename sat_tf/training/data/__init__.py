@@ -5,7 +5,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from sat_tf.preprocessing import Preprocessing
+from sat_tf.exact.tflite.preprocessing import Preprocessing
 from sat_tf.training.data.digits import load_digits
 from sat_tf.training.data.folders import load_folder_tree, load_tfrecords
 from sat_tf.training.data.glyphs import load_glyphs

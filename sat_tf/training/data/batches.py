@@ -7,8 +7,8 @@ import numpy.typing as npt
 import tensorflow as tf
 from pydantic import Field
 
+from sat_tf.exact.tflite.input_range import PIXELS, InputRange
 from sat_tf.pictures import spread_evenly
-from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.data.source import NO_LABEL, ImageSet, ImageSource, Order
 from sat_tf.validation import check
 

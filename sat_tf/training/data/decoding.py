@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sat_tf.exact.tflite.preprocessing import Preprocessing
 from sat_tf.messages import ReadingError
 from sat_tf.pictures import DECODER, Pictures, pixels_of, printable, spread_evenly
-from sat_tf.preprocessing import Preprocessing
 from sat_tf.training.data.batches import (
     RANDOM,
     as_given,

@@ -11,9 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sat_tf.exact.tflite.preprocessing import (
+    AS_IN_IMAGENET,
+    RESIZED_AND_CROPPED,
+    Preprocessing,
+    Ratio,
+)
 from sat_tf.messages import ProblemsError, first_ones
 from sat_tf.pictures import Pictures, open_pictures, spread_evenly
-from sat_tf.preprocessing import AS_IN_IMAGENET, RESIZED_AND_CROPPED, Preprocessing, Ratio
 from sat_tf.training.data.cache import cache_folder, load_or_make
 from sat_tf.training.data.source import (
     Area,

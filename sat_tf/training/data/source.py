@@ -11,8 +11,8 @@ import numpy.typing as npt
 from pydantic import Field
 
 from sat_tf.arguments import is_integer
+from sat_tf.exact.tflite.preprocessing import COVERING, Preprocessing
 from sat_tf.messages import ProblemsError, ReadingError
-from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.validation import Count, Seed, find_problems, up_to
 
 _MOST_CLASSES = 1_000_000  # The models of `sat_tf.training.models` have no more.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from sat_tf.preprocessing import AS_IN_IMAGENET
+from sat_tf.exact.tflite.preprocessing import AS_IN_IMAGENET
 from sat_tf.training.data.source import BufferSize, Folder, ImageSize, ImageSource
 from sat_tf.validation import checked
 

@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.exact.tflite.input_range import PIXELS, InputRange
 from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
-from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.report.layers import clipping_levels
 from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.data.source import ImageSource

@@ -8,9 +8,9 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf import output_folder
-from sat_tf.export.certificate.inputs import ImagesFrom
-from sat_tf.export.certificate.proof import read_subject
-from sat_tf.export.evaluate import evaluate_tflite
+from sat_tf.exact.certificate.inputs import ImagesFrom
+from sat_tf.exact.certificate.proof import read_subject
+from sat_tf.exact.evaluate import evaluate_tflite
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say

@@ -13,8 +13,8 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf import output_folder
+from sat_tf.exact.tflite.metadata import label_text
 from sat_tf.export.lowering.pipeline import snap_biases
-from sat_tf.export.tflite.metadata import label_text
 from sat_tf.interruption import ending_at_once
 from sat_tf.loading.load import load_model
 from sat_tf.loading.trust import UntrustedModelError

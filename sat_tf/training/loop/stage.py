@@ -10,8 +10,8 @@ import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
 
+from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.messages import RunError, say
-from sat_tf.quantizers.input_range import InputRange
 from sat_tf.training.config import Config
 from sat_tf.training.data.batches import fed
 from sat_tf.training.data.source import ImageSource

@@ -15,7 +15,8 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.analysis.range_accuracy import USUAL_IMAGES, range_accuracies
-from sat_tf.export.tflite.metadata import checked_metadata
+from sat_tf.exact.tflite.input_range import PIXELS, InputRange
+from sat_tf.exact.tflite.metadata import checked_metadata
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import bounded_variables
 from sat_tf.messages import (
@@ -31,7 +32,6 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.requantize import requantize
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training import data, models
 from sat_tf.training.config import Config
 from sat_tf.training.data.source import ImageSource

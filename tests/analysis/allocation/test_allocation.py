@@ -15,7 +15,7 @@ from sat_tf.analysis.allocation.allocation import (
 )
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices, milliseconds_of
-from sat_tf.export.targets.ethos_u import compile_file
+from sat_tf.exact.targets.ethos_u import compile_file
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config import DEMO, read_config

@@ -8,27 +8,27 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.certificate import inputs, runtimes
-from sat_tf.export.certificate.certificate import FEWEST_IMAGES, Certificate, read_certificate
-from sat_tf.export.certificate.comparison import CodesRecorder
-from sat_tf.export.certificate.inputs import GIVEN
-from sat_tf.export.certificate.outputs import (
+from sat_tf.exact.certificate import inputs, runtimes
+from sat_tf.exact.certificate.certificate import FEWEST_IMAGES, Certificate, read_certificate
+from sat_tf.exact.certificate.comparison import CodesRecorder
+from sat_tf.exact.certificate.inputs import GIVEN
+from sat_tf.exact.certificate.outputs import (
     FEWEST_VALUES,
     MOST_ERROR,
     compared_channels,
     label_problems,
 )
-from sat_tf.export.certificate.page import certificate_page
-from sat_tf.export.certificate.proof import prove, read_subject, verify_file
-from sat_tf.export.certificate.runtimes import Hold, holds_of, verdict_of
-from sat_tf.export.kernels import kernel_sets
-from sat_tf.export.litert.processes import Machine
-from sat_tf.export.operations import windows
-from sat_tf.export.operations.graph import Graph, batches, simulate, simulate_on
-from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.operations.pairs import Concatenate, Pair
-from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.tflite.tensors import Codes, Tensor
+from sat_tf.exact.certificate.page import certificate_page
+from sat_tf.exact.certificate.proof import prove, read_subject, verify_file
+from sat_tf.exact.certificate.runtimes import Hold, holds_of, verdict_of
+from sat_tf.exact.kernels import kernel_sets
+from sat_tf.exact.litert.processes import Machine
+from sat_tf.exact.operations import windows
+from sat_tf.exact.operations.graph import Graph, batches, simulate, simulate_on
+from sat_tf.exact.operations.graph_file import read_graph
+from sat_tf.exact.operations.pairs import Concatenate, Pair
+from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.tflite.tensors import Codes, Tensor
 from tests.export import zoo
 from tests.export.proofs import calibrated, proved
 from tests.export.zoo import images_for

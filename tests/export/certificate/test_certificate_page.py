@@ -5,10 +5,10 @@ import re
 import pytest
 
 import sat_tf
-from sat_tf.export.certificate.inputs import ImagesFrom
-from sat_tf.export.certificate.outputs import OutputCount
-from sat_tf.export.certificate.page import certificate_page
-from sat_tf.export.certificate.proof import verify_file
+from sat_tf.exact.certificate.inputs import ImagesFrom
+from sat_tf.exact.certificate.outputs import OutputCount
+from sat_tf.exact.certificate.page import certificate_page
+from sat_tf.exact.certificate.proof import verify_file
 
 VOID = {"meta", "path", "img", "wbr"}
 

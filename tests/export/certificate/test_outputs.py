@@ -9,8 +9,8 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf.commands.verification_table import print_certificate
-from sat_tf.export.certificate.certificate import FEW_POINTS, read_certificate
-from sat_tf.export.certificate.outputs import (
+from sat_tf.exact.certificate.certificate import FEW_POINTS, read_certificate
+from sat_tf.exact.certificate.outputs import (
     Output,
     compared,
     labels_of,
@@ -18,10 +18,10 @@ from sat_tf.export.certificate.outputs import (
     outputs_in,
     smallest_agreement,
 )
-from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.tflite.contents import Contents, StoredOperator, StoredTensor
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.tflite.contents import Contents, StoredOperator, StoredTensor
+from sat_tf.exact.top_k import top_hits
 from sat_tf.qat.calibrate import estimate_statistics
-from sat_tf.top_k import top_hits
 from tests.export.layer_models import detector, unet
 from tests.export.proofs import calibrated, proved
 

@@ -7,11 +7,11 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.certificate.comparison import TrainedCounter
-from sat_tf.export.certificate.page import certificate_page
+from sat_tf.exact.certificate.comparison import TrainedCounter
+from sat_tf.exact.certificate.page import certificate_page
+from sat_tf.exact.operations.graph import simulate
+from sat_tf.exact.operations.linear import Linear, requantization_multipliers
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph import simulate
-from sat_tf.export.operations.linear import Linear, requantization_multipliers
 from sat_tf.export.verify import TrainedModel
 from sat_tf.qat.policy import BitPolicy
 from tests.export.proofs import calibrated, proved

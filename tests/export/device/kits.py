@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from sat_tf.export.device import check
+from sat_tf.exact.device import check
 
 
 def unpacked(kit: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:

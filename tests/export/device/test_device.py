@@ -15,11 +15,11 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.certificate.inputs import ImagesFrom, images_hash, random_images
-from sat_tf.export.certificate.proof import verify_file
-from sat_tf.export.device import check
-from sat_tf.export.device.kit import write_kit
-from sat_tf.export.device.report import (
+from sat_tf.exact.certificate.inputs import ImagesFrom, images_hash, random_images
+from sat_tf.exact.certificate.proof import verify_file
+from sat_tf.exact.device import check
+from sat_tf.exact.device.kit import write_kit
+from sat_tf.exact.device.report import (
     is_device_certificate,
     read_device_certificate,
     read_device_check,
@@ -329,7 +329,7 @@ def test_a_kit_that_is_broken_off_leaves_the_older_one(
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sat_tf.export.device.kit.simulate", interrupted)
+    monkeypatch.setattr("sat_tf.exact.device.kit.simulate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_kit(small_file, few_images, path)
     assert path.read_bytes() == b"older"

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as tfl
 
+from sat_tf.exact.operations import graph_file
+from sat_tf.exact.operations.graph_file import read_foreign, read_graph
+from sat_tf.exact.operations.quantize import Requantize
+from sat_tf.exact.operator_comparison import is_foreign, read_any_file
 from sat_tf.export import compare_operators
-from sat_tf.export.foreign.comparison import is_foreign, read_any_file
-from sat_tf.export.operations import graph_file
-from sat_tf.export.operations.graph_file import read_foreign, read_graph
-from sat_tf.export.operations.quantize import Requantize
 from tests.commands.light import told_without_tensorflow
 from tests.export.damage import changed
 from tests.export.foreign import make

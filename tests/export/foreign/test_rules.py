@@ -5,15 +5,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sat_tf.export.certificate.runtimes import is_installed
-from sat_tf.export.kernels.kernel_sets import (
+from sat_tf.exact.certificate.runtimes import is_installed
+from sat_tf.exact.kernels.kernel_sets import (
     MICRO,
     builtin_of_this_machine,
 )
-from sat_tf.export.litert.runtime import loaded
-from sat_tf.export.operations.arithmetic import RULES, Call
-from sat_tf.export.operations.graph_file import read_foreign
-from sat_tf.export.tflite.tensors import Codes
+from sat_tf.exact.litert.runtime import loaded
+from sat_tf.exact.operations.arithmetic import RULES, Call
+from sat_tf.exact.operations.graph_file import read_foreign
+from sat_tf.exact.tflite.tensors import Codes
 from tests import reference
 from tests.export.foreign.one_operator import Grid, constant, file_of
 from tests.export.proofs import KERNELS

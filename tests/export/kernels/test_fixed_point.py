@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sat_tf.export.kernels import fixed_point, kernel_sets, xnnpack
-from sat_tf.export.kernels.fixed_point import Multipliers
-from sat_tf.export.kernels.xnnpack import fused_multiply_add
-from sat_tf.export.operations.operation import stored_codes
-from sat_tf.export.tflite.tensors import Codes
+from sat_tf.exact.kernels import fixed_point, kernel_sets, xnnpack
+from sat_tf.exact.kernels.fixed_point import Multipliers
+from sat_tf.exact.kernels.xnnpack import fused_multiply_add
+from sat_tf.exact.operations.operation import stored_codes
+from sat_tf.exact.tflite.tensors import Codes
 from tests.export import reference
 
 SUMS = st.integers(-(2**22), 2**22)

@@ -7,16 +7,16 @@ import pytest
 import tensorflow as tf
 
 import sat_tf
-from sat_tf.export.kernels import functions
-from sat_tf.export.kernels.bilinear import (
+from sat_tf.exact.kernels import functions
+from sat_tf.exact.kernels.bilinear import (
     OF_BUILTIN,
     OF_XNNPACK,
     OF_XNNPACK_FUSED,
     Grid,
     interpolated,
 )
-from sat_tf.export.kernels.functions import Grids, powers
-from sat_tf.export.kernels.kernel_sets import (
+from sat_tf.exact.kernels.functions import Grids, powers
+from sat_tf.exact.kernels.kernel_sets import (
     ARM,
     ARM_UNFUSED,
     BUILTIN_ARM,
@@ -26,16 +26,16 @@ from sat_tf.export.kernels.kernel_sets import (
     REFERENCE,
     X86,
 )
-from sat_tf.export.operations.graph import Graph, simulate
-from sat_tf.export.operations.graph_file import read_graph, serialize
-from sat_tf.export.operations.linear import Linear
-from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, PROBABILITIES, Softmax, table_of
-from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import Pair
-from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.pools import AveragePool, Mean, ResizeBilinear
-from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
-from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
+from sat_tf.exact.operations.graph import Graph, simulate
+from sat_tf.exact.operations.graph_file import read_graph, serialize
+from sat_tf.exact.operations.linear import Linear
+from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, PROBABILITIES, Softmax, table_of
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.pairs import Pair
+from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
+from sat_tf.exact.operations.quantize import Dequantize, Quantize, ShiftImage
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
 from tests.export import zoo
 from tests.export.proofs import assert_simulated, own_count
 

@@ -10,14 +10,14 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.certificate.proof import verify_file
+from sat_tf.exact.certificate.proof import verify_file
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.operations.graph import simulate
+from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import ExportReport
-from sat_tf.export.litert.converter import first_line
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.lowering.converter import first_line
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph import simulate
-from sat_tf.export.tflite.contents import read_contents
 from sat_tf.qat.policy import BitPolicy
 from tests.export.proofs import proved
 from tests.export.zoo import (

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import sat_tf
+from sat_tf.exact.evaluate import SimulatorTask
+from sat_tf.exact.litert import processes
+from sat_tf.exact.litert.processes import Task, TfliteTask, Worker
+from sat_tf.exact.litert.runtime import RUNTIMES, Interface, MicroRuntime, check_loading
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.graph_file import read_graph, serialize
+from sat_tf.exact.operations.pointwise import Pointwise, WithConstant
+from sat_tf.exact.tflite.tensors import Tensor
 from sat_tf.export import export as file
-from sat_tf.export.evaluate import SimulatorTask
-from sat_tf.export.litert import processes
-from sat_tf.export.litert.processes import Task, TfliteTask, Worker
-from sat_tf.export.litert.runtime import RUNTIMES, Interface, MicroRuntime, check_loading
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.graph_file import read_graph, serialize
-from sat_tf.export.operations.pointwise import Pointwise, WithConstant
-from sat_tf.export.tflite.tensors import Tensor
 from tests.export import zoo
 from tests.export.damage import changed
 from tests.export.layer_models import MODELS
@@ -283,8 +283,8 @@ def test_several_images_are_run_one_by_one(installed, plain_file, small_images):
 
 
 def test_an_arena_that_is_too_small_grows(installed, plain_file, small_images, monkeypatch):
-    monkeypatch.setattr("sat_tf.export.litert.runtime._SMALLEST_ARENA_BYTES", 2**14)
-    monkeypatch.setattr("sat_tf.export.litert.runtime._BYTES_PER_VALUE", 0)
+    monkeypatch.setattr("sat_tf.exact.litert.runtime._SMALLEST_ARENA_BYTES", 2**14)
+    monkeypatch.setattr("sat_tf.exact.litert.runtime._BYTES_PER_VALUE", 0)
     runtime = MicroRuntime(plain_file.read_bytes(), keep_tensors=True)
     assert np.all(np.isfinite(runtime.run(small_images[:1])))
 
@@ -312,7 +312,7 @@ def test_a_truncated_file_is_refused(installed, plain_file):
 
 
 def test_files_without_it_are_read_without_its_package():
-    code = "import sys; import sat_tf.export.litert.runtime; print('tflite_micro' in sys.modules)"
+    code = "import sys; import sat_tf.exact.litert.runtime; print('tflite_micro' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         env=processes.child_environment(),

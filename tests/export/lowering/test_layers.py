@@ -7,14 +7,14 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.linear import Linear
+from sat_tf.exact.operations.pools import AveragePool, ResizeBilinear, strips
+from sat_tf.exact.operations.windows import LinearKind
+from sat_tf.exact.targets.ethos_u import compile_file
+from sat_tf.exact.tflite.tensors import Activation, range_codes
 from sat_tf.export.lowering.layers import affine, codes_of
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear
-from sat_tf.export.operations.pools import AveragePool, ResizeBilinear, strips
-from sat_tf.export.operations.windows import LinearKind
-from sat_tf.export.targets.ethos_u import compile_file
-from sat_tf.export.tflite.tensors import Activation, range_codes
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import call_name
 from sat_tf.qat.policy import BitPolicy

@@ -7,8 +7,17 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 import sat_tf
+from sat_tf.exact.kernels.kernel_sets import ARM, ARM_UNFUSED, X86, XNNPACK_SETS
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.linear import Linear, requantization_multipliers
+from sat_tf.exact.operations.operation import Basis, Operation
+from sat_tf.exact.operations.pairs import Concatenate, Pair
+from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pools import MaxPool, Mean
+from sat_tf.exact.operations.quantize import ShiftImage
+from sat_tf.exact.operations.windows import LinearKind
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
 from sat_tf.export import read_graph, simulate
-from sat_tf.export.kernels.kernel_sets import ARM, ARM_UNFUSED, X86, XNNPACK_SETS
 from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
 from sat_tf.export.lowering.scales import (
@@ -19,15 +28,6 @@ from sat_tf.export.lowering.scales import (
     settle,
     settle_constants,
 )
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, requantization_multipliers
-from sat_tf.export.operations.operation import Basis, Operation
-from sat_tf.export.operations.pairs import Concatenate, Pair
-from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.pools import MaxPool, Mean
-from sat_tf.export.operations.quantize import ShiftImage
-from sat_tf.export.operations.windows import LinearKind
-from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
 from tests.export import layer_models, reference, zoo
 from tests.export.proofs import calibrated, proved
 

@@ -10,9 +10,9 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.core.grid import GRIDS
+from sat_tf.exact.operations.linear import Linear
+from sat_tf.exact.tflite.tensors import Storage
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.linear import Linear
-from sat_tf.export.tflite.tensors import Storage
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import GRID_NAMES

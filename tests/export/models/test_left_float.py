@@ -12,8 +12,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.litert.converter import run_converter
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.export.lowering.converter import run_converter
 from sat_tf.export.lowering.layers import in_float32
 from sat_tf.graph.network import Network
 from tests.export.proofs import calibrated, proved

@@ -6,16 +6,16 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.exact.litert.runtime import RUNTIMES, Runtime
+from sat_tf.exact.operations.graph_file import read_graph
+from sat_tf.exact.operations.native import NATIVE, Sloped
+from sat_tf.exact.operations.pools import AveragePool
+from sat_tf.exact.targets.ethos_u import compile_file
+from sat_tf.exact.targets.table import TARGETS
+from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import file_content, file_graph
-from sat_tf.export.litert.runtime import RUNTIMES, Runtime
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.operations.native import NATIVE, Sloped
-from sat_tf.export.operations.pools import AveragePool
-from sat_tf.export.targets.ethos_u import compile_file
-from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.tflite.contents import read_contents
 from sat_tf.graph.layers.activations import absolute, gelu_by_tanh, hard_silu
 from sat_tf.planning.plan import Fate
 from sat_tf.qat.configs import PlacedConfig

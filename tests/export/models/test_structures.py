@@ -6,12 +6,12 @@ import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.operations.graph import simulate
+from sat_tf.exact.operations.graph_file import read_graph, serialize
+from sat_tf.exact.operations.linear import Linear
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph import simulate
-from sat_tf.export.operations.graph_file import read_graph, serialize
-from sat_tf.export.operations.linear import Linear
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.policy import BitPolicy
 from tests.export.proofs import calibrated, proved

@@ -9,14 +9,14 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.operations.graph import Graph, simulate
+from sat_tf.exact.operations.graph_file import read_graph
+from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import ExportReport, file_content
-from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph import Graph, simulate
-from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.tflite.contents import read_contents
 from tests.export import operators
 from tests.export.layer_models import MODELS
 from tests.export.proofs import local_differences, own_count

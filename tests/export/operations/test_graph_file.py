@@ -8,11 +8,10 @@ import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
 import sat_tf
-from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.builder import Draft, GraphBuilder, Rectified
-from sat_tf.export.operations.graph import Graph, simulate
-from sat_tf.export.operations.graph_file import read_graph
-from sat_tf.export.operations.linear import (
+from sat_tf.exact.operations.builder import Draft, GraphBuilder, Rectified
+from sat_tf.exact.operations.graph import Graph, simulate
+from sat_tf.exact.operations.graph_file import read_graph
+from sat_tf.exact.operations.linear import (
     Linear,
     channel_mean,
     existing,
@@ -20,7 +19,7 @@ from sat_tf.export.operations.linear import (
     map_linear,
     window_mean,
 )
-from sat_tf.export.operations.pairs import (
+from sat_tf.exact.operations.pairs import (
     AddConstant,
     Concatenate,
     MeanOfTensors,
@@ -28,11 +27,12 @@ from sat_tf.export.operations.pairs import (
     Pair,
     Part,
 )
-from sat_tf.export.operations.pointwise import Pointwise
-from sat_tf.export.operations.pools import AveragePool, Mean
-from sat_tf.export.operations.quantize import ShiftImage
-from sat_tf.export.operations.windows import LinearKind
-from sat_tf.export.tflite.tensors import Codes, Image, Window, dequantized, range_codes
+from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pools import AveragePool, Mean
+from sat_tf.exact.operations.quantize import ShiftImage
+from sat_tf.exact.operations.windows import LinearKind
+from sat_tf.exact.tflite.tensors import Codes, Image, Window, dequantized, range_codes
+from sat_tf.export.lowering.pipeline import deployed_graph
 from tests.export.damage import changed
 from tests.export.zoo import ZOO
 

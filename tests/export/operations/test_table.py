@@ -12,35 +12,36 @@ from ai_edge_litert import schema_py_generated as tfl
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sat_tf.export.certificate.comparison import RuntimeCounter
-from sat_tf.export.certificate.runtimes import is_installed
-from sat_tf.export.converter_route import ON_REALS, keras_of_graph
-from sat_tf.export.kernels.kernel_sets import X86
-from sat_tf.export.litert.converter import run_converter
-from sat_tf.export.litert.processes import loaded
-from sat_tf.export.litert.runtime import RUNTIMES
-from sat_tf.export.operations import graph_file, windows
-from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
-from sat_tf.export.operations.graph import Graph, batches, simulate
-from sat_tf.export.operations.graph_file import read_graph, serialize
-from sat_tf.export.operations.linear import Linear, weight_counts
-from sat_tf.export.operations.movements import WRITTEN, Moved, Reshape, moved
-from sat_tf.export.operations.native import FIXED_GRIDS, NATIVE, Lookup, Native, Sloped, Softmax
-from sat_tf.export.operations.operation import Operation, stored_codes
-from sat_tf.export.operations.pairs import Concatenate, Pair
-from sat_tf.export.operations.pointwise import Pointwise, WithConstant, on_codes
-from sat_tf.export.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
-from sat_tf.export.operations.quantize import (
+from sat_tf.exact.certificate.comparison import RuntimeCounter
+from sat_tf.exact.certificate.runtimes import is_installed
+from sat_tf.exact.kernels.kernel_sets import X86
+from sat_tf.exact.litert.processes import loaded
+from sat_tf.exact.litert.runtime import RUNTIMES
+from sat_tf.exact.operations import graph_file, windows
+from sat_tf.exact.operations.graph import Graph, batches, simulate
+from sat_tf.exact.operations.graph_file import read_graph, serialize
+from sat_tf.exact.operations.linear import Linear, weight_counts
+from sat_tf.exact.operations.movements import WRITTEN, Moved, Reshape, moved
+from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Lookup, Native, Sloped, Softmax
+from sat_tf.exact.operations.not_simulated import FloatLayerOperator
+from sat_tf.exact.operations.operation import Operation, stored_codes
+from sat_tf.exact.operations.pairs import Concatenate, Pair
+from sat_tf.exact.operations.pointwise import Pointwise, WithConstant, on_codes
+from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
+from sat_tf.exact.operations.quantize import (
     Dequantize,
     Quantize,
     Requantize,
     ShiftImage,
     ShiftOutput,
 )
-from sat_tf.export.operations.windows import LinearKind
-from sat_tf.export.tflite.contents import NotUnderstoodError, read_contents
-from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
-from sat_tf.export.tflite.writer import Operator
+from sat_tf.exact.operations.windows import LinearKind
+from sat_tf.exact.tflite.contents import NotUnderstoodError, read_contents
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
+from sat_tf.exact.tflite.writer import Operator
+from sat_tf.export.converter_route import ON_REALS, keras_of_graph
+from sat_tf.export.lowering.converter import run_converter
+from sat_tf.export.lowering.float_layer import FloatLayer
 from tests.export import reference
 from tests.export.proofs import KERNELS
 

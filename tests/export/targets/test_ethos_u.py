@@ -7,9 +7,9 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.targets.ethos_u import TARGET_OF, compile_file
-from sat_tf.export.targets.table import TARGETS
-from sat_tf.export.tflite.contents import read_contents
+from sat_tf.exact.targets.ethos_u import TARGET_OF, compile_file
+from sat_tf.exact.targets.table import TARGETS
+from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.models import MODELS
 from tests.export import zoo

@@ -5,13 +5,13 @@ import pytest
 from ai_edge_litert import schema_py_generated as tfl
 
 import sat_tf
-from sat_tf.export.certificate.certificate import read_certificate
+from sat_tf.exact.certificate.certificate import read_certificate
+from sat_tf.exact.targets import constraints
+from sat_tf.exact.targets.processors import PROCESSORS
+from sat_tf.exact.targets.table import ACTIVATIONS, INTEGER_OUTPUTS, QUANTIZED, TARGETS, Elsewhere
+from sat_tf.exact.tflite.contents import Contents, StoredOperator, StoredTensor, read_contents
 from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.targets import constraints
-from sat_tf.export.targets.table import ACTIVATIONS, INTEGER_OUTPUTS, QUANTIZED, TARGETS, Elsewhere
-from sat_tf.export.tflite.contents import Contents, StoredOperator, StoredTensor, read_contents
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.targets import PROCESSORS
 from tests.export.proofs import proved
 from tests.export.zoo import Specimen, bottleneck, images_for
 

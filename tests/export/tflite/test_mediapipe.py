@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.exact.litert.runtime import Runtime
 from tests.export.zoo import images_for, quantized
 
 VARIABLE = "SAT_TF_MEDIAPIPE_PYTHON"

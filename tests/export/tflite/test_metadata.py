@@ -10,11 +10,9 @@ from flatbuffers import number_types
 from flatbuffers.table import Table
 
 import sat_tf
-from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.lowering.outputs import with_output_type
-from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.tflite.contents import _separated, names_of, read_contents, unpacked
-from sat_tf.export.tflite.metadata import (
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.tflite.contents import _separated, names_of, read_contents, unpacked
+from sat_tf.exact.tflite.metadata import (
     Metadata,
     append_archive,
     encode,
@@ -22,7 +20,9 @@ from sat_tf.export.tflite.metadata import (
     misfits,
     read_metadata,
 )
-from sat_tf.preprocessing import RESIZED_AND_CROPPED
+from sat_tf.exact.tflite.preprocessing import RESIZED_AND_CROPPED
+from sat_tf.export.lowering.outputs import with_output_type
+from sat_tf.export.lowering.pipeline import deployed_graph
 from tests.export.damage import changed
 from tests.export.zoo import images_for, quantized
 

@@ -6,10 +6,10 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.exact.tflite.input_range import range_of
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.input_range import range_of
 from tests.qat.float_models import pretend_trained
 
 L = keras.layers

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 from PIL import Image, ImageOps
 
+from sat_tf.exact.tflite.preprocessing import AS_IN_IMAGENET, RESIZED_AND_CROPPED
 from sat_tf.messages import ReadingError
 from sat_tf.pictures import open_pictures
-from sat_tf.preprocessing import AS_IN_IMAGENET, RESIZED_AND_CROPPED
 from sat_tf.training import data
 from sat_tf.training.data import crops
 from sat_tf.training.data.crops import jpeg_may_be_turned, whole_picture

@@ -13,9 +13,9 @@ from rich.console import Console
 from sat_tf.commands import evaluate
 from sat_tf.commands.export import export
 from sat_tf.commands.train import folder_config, train
-from sat_tf.export.tflite.metadata import Metadata, read_metadata
+from sat_tf.exact.tflite.metadata import Metadata, read_metadata
+from sat_tf.exact.tflite.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.messages import RunError
-from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.training.distribution import strategy_note
 from sat_tf.training.loop.start import about_data, load_source
 from sat_tf.training.run_folder import RunFolder

@@ -9,10 +9,10 @@ import tf_keras as keras
 from rich.console import Console
 
 import sat_tf
+from sat_tf.exact.tflite.input_range import PIXELS, range_of
 from sat_tf.messages import RunError
 from sat_tf.output_folder import FLOAT_MODEL, QUANTIZED_MODEL
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.input_range import PIXELS, range_of
 from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource, fed
 from sat_tf.training.loop import runner

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from sat_tf import output_folder
 from sat_tf.commands.verification_table import conclude
+from sat_tf.exact.tflite.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.messages import RunError
-from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.report import curves, report
 from sat_tf.report.layers import LayerRow

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.exact.top_k import top_hits
 from sat_tf.qat.layout import inner_layer
-from sat_tf.top_k import top_hits
 from sat_tf.training.data.source import NO_LABEL
 from sat_tf.training.learner import (
     Learner,

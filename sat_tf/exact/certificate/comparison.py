@@ -1,0 +1,385 @@
+"""The comparison: LiteRT and Keras against the integer simulation, batch by batch."""
+
+import collections
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from sat_tf.exact.certificate.certificate import TensorCodes
+from sat_tf.exact.certificate.outputs import (
+    Output,
+    OutputCount,
+    as_in_file,
+    compared,
+    largest_difference,
+    only,
+    separated,
+    smallest_agreement,
+)
+from sat_tf.exact.certificate.runtimes import RUNTIMES, RuntimeCount, TensorCount, TrainedCount
+from sat_tf.exact.kernels.kernel_sets import KernelSet
+from sat_tf.exact.litert.runtime import loaded
+from sat_tf.exact.operations.graph import Graph, by_name, outputs_of, simulate, simulate_on
+from sat_tf.exact.operations.linear import (
+    linear_operations,
+    requantization_multipliers,
+    weight_counts,
+)
+from sat_tf.exact.operations.native import FIXED_GRIDS
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.tflite.tensors import Pixels, number_of, some_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """The reference that outputs are compared with."""
+
+    values: np.ndarray  # All outputs as one array, one row an image.
+    outputs: list[Output]  # Their descriptions.
+    labels: list[np.ndarray | None]  # Class numbers of each of them; None where there are none.
+
+    def compared(self, values: np.ndarray) -> list[OutputCount]:
+        """Each output of a model against this one's."""
+        pairs = zip(
+            separated(values, self.outputs), separated(self.values, self.outputs), strict=True
+        )
+        return [
+            compared(output, found, expected)
+            for output, (found, expected) in zip(self.outputs, pairs, strict=True)
+        ]
+
+    def accuracy(self, values: np.ndarray) -> dict[str, float]:
+        """Share of places that a model classifies right, by the outputs that have labels."""
+        pieces = zip(self.outputs, separated(values, self.outputs), self.labels, strict=True)
+        return {
+            output.name: output.accuracy(piece, labels)
+            for output, piece, labels in pieces
+            if labels is not None
+        }
+
+    def counted(self, outputs: np.ndarray, kernels: KernelSet, **counts: Any) -> RuntimeCount:
+        """All that is counted of a runtime."""
+        compared = self.compared(outputs)
+        nothing = {"float_values_compared": 0, "largest_float_difference": 0.0}
+        return RuntimeCount(
+            agreement=smallest_agreement(compared),
+            largest_output_difference=largest_difference(self.values, outputs),
+            top1=only(self.accuracy(outputs)),
+            outputs=compared,
+            kernels=kernels.name,
+            **{**nothing, "outputs_differing": 0, "delegation": None, **counts},
+        )
+
+
+# A simulation takes longer than LiteRT, and a rule that does not hold fails on a few images.
+MOST_OWN_IMAGES = 8
+
+
+def _counts(graph: Graph) -> dict[str, TensorCount]:
+    return {name: TensorCount(name, graph.tensors[name].shape) for name in graph.integer_tensors}
+
+
+class RuntimeCounter:
+    """Compares one runtime with the simulation."""
+
+    def __init__(self, graph: Graph, content: bytes, runtime: str) -> None:
+        self._kernels = RUNTIMES[runtime].kernels
+        self._keeping = loaded(content, runtime, keep_tensors=True)
+        self._plain = loaded(content, runtime, keep_tensors=False)
+        self._tensors = _counts(graph)
+        self._own_graph = None if runtime == "xnnpack" else graph.on(self._kernels)
+        self._own = {} if self._own_graph is None else _counts(graph)
+        self._own_images = 0
+        self._left_float = graph.layers_left_float
+        self._float_values = 0
+        self._largest_difference = 0.0
+        self._outputs_differing = 0
+        self._outputs: list[np.ndarray] = []
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """The outputs for all images so far, as a phone computes them."""
+        return np.concatenate(self._outputs)
+
+    @property
+    def tensors(self) -> list[TensorCount]:
+        """How many codes of each tensor differ so far."""
+        return list(self._tensors.values())
+
+    def run(self, images: Pixels) -> dict[str, np.ndarray]:
+        """Runs a batch; returns what it makes of the layers that are left float."""
+        if self._own_graph is not None:
+            # Compares the first images with its own kernels: one by one, as they see all of a
+            # batch. Blocks of values that kernels take together would reach from one image into
+            # the next.
+            count = min(MOST_OWN_IMAGES - self._own_images, number_of(images))
+            for index in range(count):
+                image = some_of(images, index, index + 1)
+                self._keeping.run(image)
+                given = self._keeping.tensors(self._left_float)
+                simulated = simulate(self._own_graph, image, given)
+                for name, computed in self._keeping.tensors(self._own).items():
+                    self._own[name].add(simulated[name], computed)
+            self._own_images += count
+        output, kept = self._plain.run(images), self._keeping.run(images)
+        self._outputs.append(output)
+        self._outputs_differing += int(np.count_nonzero(output != kept))
+        return self._keeping.tensors(self._left_float)
+
+    def count(self, simulated: dict[str, np.ndarray]) -> None:
+        """Compares the batch that was run last."""
+        for name, computed in self._keeping.tensors(simulated).items():
+            expected = simulated[name]
+            if name in self._tensors:
+                self._tensors[name].add(expected, computed)
+            else:
+                self._float_values += expected.size
+                difference = largest_difference(expected, computed)
+                self._largest_difference = max(self._largest_difference, difference)
+
+    def result(self, reference: Reference) -> RuntimeCount:
+        """All counts."""
+        return reference.counted(
+            self.outputs,
+            self._kernels,
+            tensors=self.tensors,
+            float_values_compared=self._float_values,
+            largest_float_difference=self._largest_difference,
+            outputs_differing=self._outputs_differing,
+            delegation=self._plain.delegation(),
+            own=list(self._own.values()),
+        )
+
+
+class SimulatedCounter:
+    """Compares a runtime of other machines, which is simulated, with the simulation of this one.
+
+    What the file computes alike there is not simulated again.
+    """
+
+    def __init__(self, graph: Graph, runtime: str) -> None:
+        self._kernels = RUNTIMES[runtime].kernels
+        self._graph = graph.on(self._kernels)
+        both = {graph.kernels, self._kernels}
+        self._changing = {
+            operation.output
+            for operation in graph.operations
+            if len(both) > 1 and not all(operation.computes_alike(graph, one) for one in both)
+        }
+        self._tensors = _counts(graph)
+        self._outputs: list[np.ndarray] = []
+
+    def add(self, images: Pixels, simulated: dict[str, np.ndarray]) -> None:
+        """Simulates a batch, of which the simulation of this machine is known, and counts it."""
+        computed = simulate_on(self._graph, images, simulated, self._changing)
+        self._outputs.append(outputs_of(computed, self._graph))
+        for name, counted in self._tensors.items():
+            counted.add(simulated[name], computed[name])
+
+    def result(self, reference: Reference) -> RuntimeCount:
+        """All counts."""
+        return reference.counted(
+            np.concatenate(self._outputs),
+            self._kernels,
+            tensors=list(self._tensors.values()),
+            is_simulated=True,
+        )
+
+
+class Trained(Protocol):
+    """A Keras model that shows the codes of its tensors."""
+
+    names: list[str]  # The tensors it shows.
+    # The names of inputs among them, shown before Keras clips them as the file does.
+    raw_inputs: frozenset[str]
+
+    def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The integers by tensor, also those that no file stores, and the model's output."""
+
+
+class FloatModel(Protocol):
+    """A float model that makes the outputs of a file."""
+
+    name: str  # The model's.
+
+    @property
+    def loss(self) -> str:
+        """The meaning of one output by the loss it was compiled with: "loss" of classes, or ""."""
+
+    @property
+    def softmaxes(self) -> list[str]:
+        """The function that makes each output: "softmax", or "" for anything else."""
+
+    def run(self, images: Pixels) -> np.ndarray:
+        """The model's outputs for a batch of the file's images, as one array."""
+
+    def as_given(self, values: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:
+        """The file's outputs as this model gives them: probabilities where it has a softmax."""
+
+
+# How many images are simulated once more, from what Keras itself makes of each tensor.
+_MOST_ALONE = 16
+
+
+class TrainedCounter:
+    """Compares a Keras model with the simulation of its graph."""
+
+    def __init__(self, trained: Trained, graph: Graph) -> None:
+        self._trained = trained
+        self._graph = graph
+        shares: dict[str, float] = {}
+        for linear in linear_operations(graph.operations):
+            if not linear.real:
+                multipliers = requantization_multipliers(graph, linear).astype(np.float64)
+                shares[linear.output] = float(np.mean(np.minimum(multipliers / 2.0, 1.0)))
+        self._tensors = {
+            name: TrainedCount(
+                name, graph.tensors[name].shape, explained_share=shares.get(name, 0.0)
+            )
+            for name in trained.names
+        }
+        # The grid of these is TFLite's, not observed: only their last code is for all above it.
+        self._fixed = set[str]()
+        for op in graph.operations:
+            moves_fixed = op.keeps_grid and not self._fixed.isdisjoint(op.inputs)
+            if moves_fixed or not FIXED_GRIDS.keys().isdisjoint(op.operators):
+                self._fixed.add(op.output)
+        # The integers that what reads a tensor tells apart; it clips the others itself, or in a
+        # softmax, which is compared behind it.
+        self._told_apart = dict[str, tuple[int, int]]()
+        readers = collections.defaultdict[str, list[Operation]](list)
+        for op in reversed(graph.operations):
+            ends = [self._told_apart_by(reader, op.output) for reader in readers[op.output]]
+            if ends and op.output not in graph.outputs and None not in ends:
+                lowest, highest = zip(*filter(None, ends), strict=True)
+                self._told_apart[op.output] = min(lowest), max(highest)
+            for name in op.inputs:
+                readers[name].append(op)
+        # How many values of each channel are beyond all codes.
+        self._saturated: dict[str, np.ndarray] = {}
+        self._outputs: list[np.ndarray] = []
+        self._alone_images = 0
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """The model's outputs for all images so far."""
+        return np.concatenate(self._outputs)
+
+    def _told_apart_by(self, reader: Operation, name: str) -> tuple[int, int] | None:
+        """The integers of a tensor beyond which an operation makes the same of all, or None.
+
+        What selects values, or joins them, makes of clipped ones what it would make of others and
+        clip: its own tensor shows what that changes.
+        """
+        dequantizes = "DEQUANTIZE" in reader.operators and reader.output in self._told_apart
+        if dequantizes or "SOFTMAX" in reader.operators:
+            codes = self._graph.tensors[name].codes
+            return (codes.lowest, codes.highest) if codes else (0, 0)  # no integers are float
+        if not (reader.selects or "CONCATENATION" in reader.operators):
+            return None
+        if reader.output in self._tensors:
+            made = self._graph.codes(reader.output)
+            return made.lowest, made.highest
+        return self._told_apart.get(reader.output)
+
+    def add(
+        self, images: Pixels, simulated: dict[str, np.ndarray], given: Mapping[str, np.ndarray]
+    ) -> None:
+        """Runs and counts a batch."""
+        codes, output = self._trained.run(images)
+        self._outputs.append(as_in_file(output, self._graph))
+        stored: dict[str, np.ndarray] = {}
+        for name, counted in self._tensors.items():
+            computed = codes.pop(name)  # which is large, and not looked at again
+            if name in self._told_apart:
+                computed = np.clip(computed, *self._told_apart[name])
+            grid = self._graph.codes(name)
+            stored[name] = np.clip(computed, grid.lowest, grid.highest)
+            beyond = stored[name] != computed
+            axes = tuple(range(beyond.ndim - 1))
+            self._saturated[name] = self._saturated.get(name, 0) + np.sum(beyond, axis=axes)
+            is_clipped = name in self._trained.raw_inputs
+            counted.add(simulated[name], stored[name] if is_clipped else computed)
+        count = min(_MOST_ALONE - self._alone_images, number_of(images))
+        if count <= 0:
+            return
+        self._alone_images += count
+        # Each tensor of Keras is made by its operations in the file of Keras' own codes, too. A
+        # layer left float is computed by Keras, and by the runtime for images of which both have
+        # read the same codes: what a runtime makes of others says nothing of the layer.
+        tensors = dict(by_name(some_of(images, 0, count), self._graph))
+        alike = {name: np.ones(count, bool) for name in tensors}
+        for operation in self._graph.operations:
+            name = operation.output
+            made = operation.simulate(self._graph, *(tensors[one] for one in operation.inputs))
+            reads_alike = np.all([alike[one] for one in operation.inputs], axis=0)
+            if not operation.is_simulated and name in given:
+                by_image = reads_alike.reshape(-1, *[1] * (made.ndim - 1))
+                made = np.where(by_image, given[name][:count].reshape(made.shape), made)
+            tensors[name], alike[name] = made, reads_alike
+            if name in stored:
+                of_keras, counted = stored[name][:count], self._tensors[name]
+                counted.alone_compared += made.size
+                counted.alone_differing += int(np.count_nonzero(made != of_keras))
+                tensors[name] = of_keras
+                differs = of_keras != simulated[name][:count]
+                alike[name] = ~np.any(differs.reshape(count, -1), axis=1)
+
+    def result(self) -> list[TrainedCount]:
+        """All counts."""
+        for name, counted in self._tensors.items():
+            saturated = self._saturated[name] * (name not in self._fixed)
+            counted.saturated = int(np.sum(saturated))
+            if counted.saturated:
+                counted.worst_channel = int(np.argmax(saturated))
+                each = counted.codes_compared // saturated.size
+                counted.worst_share = float(np.max(saturated) / each)
+        return list(self._tensors.values())
+
+
+class CodesRecorder:
+    """Counts and hashes the codes of every integer tensor of the simulation."""
+
+    def __init__(self, graph: Graph, operators: dict[str, str]) -> None:
+        self._graph = graph
+        self._operators = operators
+        self._counts = {name: np.zeros(256, np.int64) for name in graph.integer_tensors}
+        self._hashes = {name: hashlib.sha256() for name in self._counts}
+
+    def add(self, simulated: dict[str, np.ndarray]) -> None:
+        """Counts a batch."""
+        for name, counts in self._counts.items():
+            stored, kind = simulated[name], self._graph.codes(name).dtype
+            counts += np.bincount(stored.reshape(-1) - np.iinfo(kind).min, minlength=256)
+            self._hashes[name].update(stored.astype(kind).tobytes())
+
+    def result(self) -> list[TensorCodes]:
+        """All tensors, producers first."""
+        weights = {
+            operation.output: weight_counts(operation)
+            for operation in linear_operations(self._graph.operations)
+            if not operation.real
+        }
+        tensors = []
+        for name, counts in self._counts.items():
+            codes = self._graph.codes(name)
+            first = codes.lowest - np.iinfo(codes.dtype).min
+            tensors.append(
+                TensorCodes(
+                    name=name,
+                    operator=self._operators[name],
+                    shape=self._graph.tensors[name].shape,
+                    bits=math.ceil(math.log2(codes.highest - codes.lowest + 1)),
+                    step=float(codes.scale),
+                    zero_point=codes.zero_point,
+                    lowest=codes.lowest,
+                    counts=counts[first : first + codes.highest - codes.lowest + 1].tolist(),
+                    sha256=self._hashes[name].hexdigest(),
+                    weights=weights.get(name, {}),
+                )
+            )
+        return tensors

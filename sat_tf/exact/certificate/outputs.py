@@ -1,0 +1,479 @@
+"""The outputs of a model, each by itself: their meaning, and how those of two models compare.
+
+What an output means is decided here alone. Its numbers are classes where something says so: a
+softmax or a sigmoid makes them, there are labels, or the loss of a classifier. Otherwise they are
+values, of which the largest says nothing: boxes, landmarks, pixels, or logits that nobody has
+called classes.
+
+A class is right or wrong; a value is more or less off. Each channel of the last axis has a unit of
+its own: one scale for all may leave no values to a channel that is small beside the others.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.native import softmax
+from sat_tf.exact.tflite.contents import Contents
+from sat_tf.exact.top_k import NO_CLASS, classes_of
+
+# Softmax makes the sum of the probabilities of one image 1 up to its last bits.
+_OFF_ONE = 1e-3
+
+
+def as_in_file(values: np.ndarray, graph: Graph) -> np.ndarray:
+    """The output of a model as its file gives it: probabilities where the file adds a softmax."""
+    makers = {operation.output: operation for operation in graph.operations}
+    last = makers[graph.output]
+    last = makers.get(last.represented, last)
+    if graph.more_outputs or not last.makes_probabilities:
+        return values
+    off = np.abs(np.sum(values, axis=-1) - 1.0)
+    are_probabilities = np.all(values >= 0.0) and np.all(off <= _OFF_ONE)
+    return values if are_probabilities else softmax(values)
+
+
+def _differences(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
+    """The absolute differences, infinite where one is NaN."""
+    with np.errstate(invalid="ignore"):
+        differences = np.abs(expected.astype(np.float64) - computed)
+    return np.where(np.isnan(differences), np.inf, differences)
+
+
+def largest_difference(expected: np.ndarray, computed: np.ndarray) -> float:
+    """The largest absolute difference; infinite where one is NaN, 0 where there are no values."""
+    return float(np.max(_differences(expected, computed), initial=0.0))
+
+
+# The output of a single sigmoid is class 1 above this, else 0.
+_HALF = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """One output.
+
+    Where its last axis holds a number for each class, every place of the others is classified by
+    itself: the image, or each pixel, row or box of it. One number alone is a class only behind a
+    sigmoid. Several sigmoids are as many answers, yes or no: places agree where all of them do.
+    """
+
+    name: str  # Of the tensor.
+    shape: tuple[int, ...]  # Without the batch dimension.
+    # What says that it holds classes: "softmax", "sigmoid", "labels" or "loss"; "" where nothing
+    # does.
+    classes_by: str = ""
+
+    @property
+    def is_sigmoid(self) -> bool:
+        """Whether it is what a sigmoid makes."""
+        return self.classes_by == "sigmoid"
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes it has, or would have; 0 where it cannot classify."""
+        channels = self.shape[-1] if self.shape else 1
+        if channels > 1:
+            return int(channels)
+        return 2 if self.is_sigmoid else 0
+
+    def said_by(self, *others: str) -> "Output":
+        """The same, where others say that it holds classes, too: the first that says so counts."""
+        said = next((said for said in (self.classes_by, *others) if said), "")
+        return dataclasses.replace(self, classes_by=said)
+
+    @property
+    def answers(self) -> int:
+        """How many numbers of each place are answers of their own, yes or no."""
+        return self.shape[-1] if self.is_sigmoid and self.shape else 0
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The axes of what is classified, beside the image; () where it is the image itself."""
+        return self.shape[:-1]
+
+    def classes(self, values: np.ndarray) -> np.ndarray:
+        """The class of every place, (n, *places); `NO_CLASS` where a number is not finite."""
+        found = classes_of(values)
+        if values.shape[-1] > 1:
+            return found
+        return np.where(found == NO_CLASS, NO_CLASS, values[..., 0] > _HALF).astype(int)
+
+    def agreement(self, values: np.ndarray, reference: np.ndarray) -> float | None:
+        """Share of places with the same class, or largest channel; None for a single value.
+
+        >>> mask = Output("mask", (1, 2, 2))
+        >>> one = np.array([[[[0.0, 1.0], [1.0, 0.0]]]])
+        >>> mask.agreement(one, np.array([[[[0.1, 0.2], [0.1, 0.2]]]]))
+        0.5
+        """
+        if not self.num_classes:
+            return None
+        found = self.classes(values)
+        if self.answers > 1:
+            same = np.all((values > _HALF) == (reference > _HALF), axis=-1)
+            return float(np.mean(same & (found >= 0) & (self.classes(reference) >= 0)))
+        return float(np.mean((found == self.classes(reference)) & (found >= 0)))
+
+    def ties(self, values: np.ndarray, reference: np.ndarray) -> int:
+        """How many places have the largest value twice or more, and the reference has it once.
+
+        The class is the first of them then, whatever is behind it. Sigmoids have no largest value.
+
+        >>> Output("logits", (3,), "labels").ties(
+        ...     np.array([[1.0, 1.0, 0.0], [2.0, 1.0, 1.0]]),
+        ...     np.array([[0.9, 1.1, 0.0], [2.0, 1.0, 1.0]]),
+        ... )
+        1
+        """
+        if self.is_sigmoid or self.num_classes < 2:
+            return 0
+
+        def is_tied(given: np.ndarray) -> np.ndarray:
+            return np.sum(given == np.max(given, axis=-1, keepdims=True), axis=-1) > 1
+
+        return int(np.sum(is_tied(values) & ~is_tied(reference)))
+
+    def accuracy(self, values: np.ndarray, labels: np.ndarray) -> float:
+        """Share of places classified right; one with a NaN is wrong.
+
+        Labels of several sigmoids may also be an answer for each: the share of right answers.
+        """
+        if labels.shape == values.shape and self.answers > 1:
+            return float(np.mean(np.isfinite(values) & ((values > _HALF) == labels)))
+        return float(np.mean(self.classes(values) == labels))
+
+
+# A channel is off where its error is larger, in standard deviations of the reference: less than
+# 94 % of its variance is then explained.
+MOST_ERROR = 0.25
+# It is off, too, where fewer different values are left, of twice as many or more.
+FEWEST_VALUES = 8
+# Channels that vary by less than this share of the usual, such as pixels at a border, are off by an
+# error that is no larger than that of others: that is no fault where they are the end of a row of
+# ever quieter channels. Behind a gap of this factor they are values of another unit, and lost.
+_QUIET = 0.2
+_GAP = 10.0
+# Errors are estimated from a sample: one that is larger by this factor is no larger.
+_ROOM = 1.25
+# Fewer channels than these are each a value of its own, and none of them is excused.
+_FEWEST_ALIKE = 16
+# Beyond this, a standard deviation is what float32 rounds.
+_CONSTANT = 1e-6
+# Different values are counted in as many places at most: counting sorts them.
+_MOST_COUNTED = 2**16
+# The worst channels are kept.
+_MOST_KEPT = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelCount:
+    """How one channel of an output compares with that of the reference."""
+
+    channel: int  # Its place in the last axis, from 0.
+    # Root mean square of the differences, in standard deviations of the reference's channel; of one
+    # that is constant, in those of the whole output. Infinite where one is NaN.
+    error: float
+    spread: float  # The standard deviation of the reference's channel.
+    values: int  # How many different values it has.
+    reference_values: int  # How many the reference has.
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it differs by more than `MOST_ERROR`, or has too few values left."""
+        few = self.values < FEWEST_VALUES <= self.reference_values / 2
+        return few or not self.error <= MOST_ERROR
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueCount:
+    """How the channels of an output compare with the reference's."""
+
+    channels: list[ChannelCount]  # Those that differ most: at most 16, the worst first.
+    num_channels: int  # How many there are.
+    off: int  # How many are off, quiet ones left out.
+    quiet: int  # How many are off, but vary so little beside others that it is no fault.
+    fewest_values: ChannelCount  # The one with the fewest different values.
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether a channel is off that is not merely quiet."""
+        return self.off > 0
+
+    def __str__(self) -> str:
+        worst, fewest = self.channels[0], self.fewest_values
+        several = self.num_channels > 1
+        text = f"{worst.error:.2g} standard deviations"
+        if several:
+            text += f" in the worst of {self.num_channels:,} channels ({worst.channel})"
+        where = f" in channel {fewest.channel}" if several else ""
+        text += (
+            f", {fewest.values:,} different value{'' if fewest.values == 1 else 's'} left of "
+            f"{fewest.reference_values:,}{where}"
+        )
+        if several and self.off:
+            text += f"; {self.off:,} channel{' is' if self.off == 1 else 's are'} off"
+        if self.quiet:
+            text += f"; not judged, as they hardly vary: {self.quiet:,}"
+        return text
+
+
+def compared_channels(values: np.ndarray, reference: np.ndarray) -> ValueCount:
+    """The channels of an output against those of the reference.
+
+    >>> pixels = np.linspace(0.0, 300.0, 400)
+    >>> found = compared_channels(
+    ...     np.stack([pixels, np.round(pixels / 300)], axis=1),  # of scores, 0 and 1 are left
+    ...     np.stack([pixels, pixels / 300], axis=1),
+    ... )
+    >>> print(found)
+    1 standard deviations in the worst of 2 channels (1), 2 different values left of 400 in \
+channel 1; 1 channel is off
+    """
+    channels = reference.shape[-1] if reference.ndim > 1 else 1
+    own, wanted = values.reshape(-1, channels), reference.reshape(-1, channels)
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        spreads = np.std(wanted, axis=0, dtype=np.float64)
+        errors = np.sqrt(np.mean(np.square(own.astype(np.float64) - wanted), axis=0))
+        varies = spreads > _CONSTANT * np.max(np.abs(wanted), axis=0, initial=0.0)
+        units = np.where(varies, spreads, np.std(wanted, dtype=np.float64))
+        ratios = np.where(errors == 0.0, 0.0, errors / units)
+    ratios = np.where(np.isnan(ratios), np.inf, ratios)
+    counted = slice(None, None, max(1, len(wanted) // _MOST_COUNTED))
+    found = [
+        ChannelCount(
+            channel=channel,
+            error=float(ratios[channel]),
+            spread=float(spreads[channel]),
+            values=len(np.unique(own[counted, channel])),
+            reference_values=len(np.unique(wanted[counted, channel])),
+        )
+        for channel in range(channels)
+    ]
+    quiet = set[int]()
+    if len(found) >= _FEWEST_ALIKE:
+        kept = [count for count in found if not count.is_off]
+        usual = _ROOM * max((errors[count.channel] for count in kept), default=0.0)
+        spread = float(np.sqrt(np.mean([count.spread**2 for count in found])))
+        few = [
+            count
+            for count in found
+            if count.is_off and count.spread < _QUIET * spread and errors[count.channel] <= usual
+        ]
+        loudest = max((count.spread for count in few), default=0.0)
+        if any(count.spread < _GAP * loudest for count in kept):
+            quiet = {count.channel for count in few}
+    off = [count for count in found if count.is_off and count.channel not in quiet]
+    first = {count.channel for count in off}
+    order = sorted(found, key=lambda count: (count.channel not in first, -count.error))
+    return ValueCount(
+        channels=order[:_MOST_KEPT],
+        num_channels=channels,
+        off=len(off),
+        quiet=len(quiet),
+        fewest_values=min(found, key=lambda count: count.values / count.reference_values),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputCount:
+    """How one output compares with that of the reference."""
+
+    name: str  # Of the tensor.
+    shape: tuple[int, ...]  # Without the batch dimension.
+    # How many images, pixels, rows or boxes have a class, or a largest channel, over all images; 0
+    # for a single value.
+    places: int
+    agreement: float | None  # Share of them with that of the reference; None where there are none.
+    largest_difference: float  # Of its values; infinite where one is NaN.
+    mean_difference: float  # Mean absolute difference; infinite where one is NaN.
+    spread: float  # Standard deviation of the reference's values.
+    classes_by: str = ""  # See `Output`.
+    # The channels, unless a softmax, labels or a loss say that they are classes; None in
+    # certificates of earlier versions, too.
+    values: ValueCount | None = None
+    ties: int = 0  # How many places have several largest values where the reference has one.
+
+    @property
+    def is_values(self) -> bool:
+        """Whether nothing says that it holds classes."""
+        return self.values is not None and not self.classes_by
+
+    @property
+    def what(self) -> str:
+        """The things that are classified, in words."""
+        return "pixels, rows or boxes" if len(self.shape) > 1 else "images"
+
+
+def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> OutputCount:
+    """One output against the reference's."""
+    with np.errstate(invalid="ignore"):
+        spread = float(np.std(reference, dtype=np.float64))
+    differences = _differences(reference, values)
+    may_be_values = output.classes_by in ("", "sigmoid")
+    return OutputCount(
+        name=output.name,
+        shape=output.shape,
+        places=int(np.prod((len(values), *output.places))) if output.num_classes else 0,
+        agreement=output.agreement(values, reference),
+        largest_difference=float(np.max(differences, initial=0.0)),
+        mean_difference=float(np.mean(differences)) if reference.size else 0.0,
+        spread=spread,
+        classes_by=output.classes_by,
+        values=compared_channels(values, reference) if may_be_values else None,
+        ties=output.ties(values, reference),
+    )
+
+
+def smallest_agreement(counts: Sequence[OutputCount]) -> float | None:
+    """The agreement of the output that agrees least, of those with classes where any has some."""
+    classes = [count for count in counts if not count.is_values] or counts
+    return min((count.agreement for count in classes if count.agreement is not None), default=None)
+
+
+# Operators behind which probabilities are still some: they move numbers, or average them.
+_KEEPING = (
+    *("RESHAPE", "SQUEEZE", "EXPAND_DIMS", "CONCATENATION", "DEQUANTIZE", "QUANTIZE"),
+    *("MEAN", "AVERAGE_POOL_2D"),
+)
+_CLASSES = {"SOFTMAX": "softmax", "LOGISTIC": "sigmoid"}
+
+
+def outputs_in(graph: Graph, contents: Contents, labels: Sequence[str] | None) -> list[Output]:
+    """The outputs of a graph, named by their keys where it has a dictionary of them."""
+    makers = {tensor.name: maker for maker in contents.operators for tensor in maker.outputs}
+
+    def classes_by(name: str) -> str:
+        maker = makers.get(name)
+        if maker is None or maker.name not in _KEEPING:
+            return "" if maker is None else _CLASSES.get(maker.name, "")
+        kept = [tensor for tensor in maker.reads if tensor.name in makers]
+        functions = {classes_by(tensor.name) for tensor in kept}
+        moved = any(tensor.shape[-1:] != maker.outputs[0].shape[-1:] for tensor in kept)
+        is_known = functions == {"sigmoid"} or (functions == {"softmax"} and not moved)
+        return functions.pop() if is_known else ""
+
+    outputs = []
+    for key, name in zip(graph.keys[1] or graph.outputs, graph.outputs, strict=True):
+        shape = tuple(graph.tensors[name].shape)
+        by_labels = "labels" if (len(labels or ()),) == shape else ""
+        outputs.append(Output(key, shape, classes_by(name)).said_by(by_labels))
+    return outputs
+
+
+def separated(joined: np.ndarray, outputs: Sequence[Output]) -> list[np.ndarray]:
+    """The outputs that `tensors.joined` has joined."""
+    if len(outputs) == 1:
+        return [joined.reshape(len(joined), *outputs[0].shape)]
+    sizes = [int(np.prod(output.shape)) for output in outputs]
+    pieces = np.split(joined, np.cumsum(sizes)[:-1], axis=1)
+    return [
+        piece.reshape(len(joined), *output.shape)
+        for piece, output in zip(pieces, outputs, strict=True)
+    ]
+
+
+def labels_of(
+    labels: Any, outputs: Sequence[Output], count: int, names: Sequence[Iterable[str]] = ()
+) -> tuple[list[np.ndarray | None], list[str]]:
+    """Labels for each output as arrays (count, *places), and what is wrong with them.
+
+    They are those of the only output; or of several a list with labels or None for each, or a
+    dictionary by any of their names, without those that have none.
+    """
+    if labels is None:
+        return [None] * len(outputs), []
+    listed = ", ".join(str(output.name) for output in outputs)
+    by_output: list[Any]
+    if isinstance(labels, Mapping):
+        keys = [{output.name} for output in outputs]
+        for own, others in zip(keys, names, strict=False):
+            own.update(others)
+        if unknown := [key for key in labels if not any(key in own for own in keys)]:
+            return [], [
+                f"labels: received some for {', '.join(map(repr, unknown))}, expected names of "
+                f"outputs; they are {listed}."
+            ]
+        by_output = [next((labels[key] for key in labels if key in own), None) for own in keys]
+    elif len(outputs) == 1:
+        by_output = [labels]
+    elif isinstance(labels, list | tuple) and len(labels) == len(outputs):
+        by_output = list(labels)
+    else:
+        size = f" of {len(labels)}" if isinstance(labels, list | tuple) else ""
+        return [], [
+            f"labels: received {type(labels).__name__}{size} for {len(outputs)} outputs ({listed}),"
+            " expected a list with labels or None for each, or a dictionary by their names."
+        ]
+    arrays, problems = [], []
+    for output, values in zip(outputs, by_output, strict=True):
+        name = "labels" if len(outputs) == 1 else f"labels of {output.name}"
+        array, wrong = (None, []) if values is None else _checked(name, values, output, count)
+        arrays.append(array)
+        problems += wrong
+    return arrays, problems
+
+
+def as_array(values: Any, name: str) -> tuple[np.ndarray, list[str]]:
+    """Images or labels as an array, and what is wrong with them."""
+    try:
+        return np.asarray(values), []
+    except ValueError:
+        problem = "received a ragged list, expected an array; give all the same size."
+        return np.empty(0), [f"{name}: {problem}"]
+
+
+def _checked(
+    name: str, values: Any, output: Output, count: int
+) -> tuple[np.ndarray | None, list[str]]:
+    labels, problems = as_array(values, name)
+    if problems:
+        return None, problems
+    classes, expected = output.num_classes, (count, *output.places)
+    if not classes:
+        return None, [
+            f"{name}: received some for an output of shape {output.shape}, which is a number, "
+            "not a class, expected classes or what a sigmoid makes; leave them out: the "
+            "certificate says how far values differ."
+        ]
+    is_one_place = labels.shape == (count,) and np.prod(output.places) == 1
+    if labels.shape == (*expected, 1) or is_one_place:
+        labels = labels.reshape(expected)
+    if output.answers > 1 and labels.shape == (*expected, output.answers):
+        expected, classes = labels.shape, 2  # an answer for each sigmoid
+    what = "each pixel, row or box" if output.places else "an image"
+    if output.answers > 1:
+        what += f", or {(*expected, output.answers)}, 0 or 1 for each sigmoid"
+    problems = label_problems(labels, expected, classes, name=name, what=what)
+    return (None if problems else labels), problems
+
+
+def label_problems(
+    labels: np.ndarray,
+    shape: tuple[int, ...],
+    classes: float,
+    *,
+    name: str = "labels",
+    what: str = "an image",
+) -> list[str]:
+    """Why these are not labels."""
+    if labels.shape != shape:
+        return [
+            f"{name}: received shape {labels.shape}, expected {shape}, one class number {what}."
+        ]
+    if labels.dtype != bool and not np.issubdtype(labels.dtype, np.integer):
+        return [f"{name}: received {labels.dtype}, expected integers, the class numbers."]
+    if labels.size and not 0 <= np.min(labels) <= np.max(labels) < classes:
+        return [
+            f"{name}: received {np.min(labels)} to {np.max(labels)}, expected 0 to {classes - 1}; "
+            "count classes from 0."
+        ]
+    return []
+
+
+def only(shares: Mapping[str, float]) -> float | None:
+    """The share of the only output that has one; None where there are none, or several."""
+    return next(iter(shares.values())) if len(shares) == 1 else None

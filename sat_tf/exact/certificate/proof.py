@@ -1,0 +1,413 @@
+"""The proof: a file is run and compared with its graph, tensor by tensor, without Keras.
+
+`verify_file` does so for a file alone, and `recheck` for a file and its certificate.
+"""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sat_tf.exact.certificate.certificate import Certificate
+from sat_tf.exact.certificate.comparison import (
+    CodesRecorder,
+    FloatModel,
+    Reference,
+    RuntimeCounter,
+    SimulatedCounter,
+    Trained,
+    TrainedCounter,
+)
+from sat_tf.exact.certificate.inputs import (
+    GIVEN,
+    CheckedRange,
+    ImagesFrom,
+    checked_by_accuracy,
+    checked_images,
+    images_hash,
+    random_images,
+)
+from sat_tf.exact.certificate.outputs import (
+    Output,
+    as_in_file,
+    labels_of,
+    only,
+    outputs_in,
+)
+from sat_tf.exact.certificate.page import check_certificate_path, write_both
+from sat_tf.exact.certificate.runtimes import (
+    USUAL_RUNTIMES,
+    RuntimeKind,
+    chosen,
+    holds_of,
+    wrong_before,
+)
+from sat_tf.exact.kernels import kernel_sets
+from sat_tf.exact.litert.processes import refusals, this_machine
+from sat_tf.exact.litert.runtime import MICRO, PACKAGE
+from sat_tf.exact.operations.graph import Graph, batches, outputs_of, simulate
+from sat_tf.exact.operations.graph_file import read_graph
+from sat_tf.exact.targets.processors import DEFAULT_TARGET
+from sat_tf.exact.tflite.contents import Contents, gzip_size, read_contents
+from sat_tf.exact.tflite.metadata import read_metadata
+from sat_tf.exact.tflite.tensors import Pixels, number_of
+from sat_tf.files import expect_path
+from sat_tf.messages import ProblemsError
+from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.version import COMPUTING, __version__, installed_versions
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """The subject of a proof: a file, and the graph that it should compute."""
+
+    path: pathlib.Path  # Of the file.
+    content: bytes  # The file.
+    parsed: Contents  # What is in the file.
+    graph: Graph  # What it should compute.
+    # Whether sat-tf wrote these very bytes, so that they cannot crash LiteRT.
+    is_trusted: bool = False
+
+    @property
+    def outputs(self) -> list[Output]:
+        """The outputs, in the order of the model's."""
+        labels = read_metadata(self.content, str(self.path)).labels
+        return outputs_in(self.graph, self.parsed, labels)
+
+    @property
+    def target(self) -> str:
+        """The processor that the file says it is for."""
+        return str((self.parsed.settings or {}).get("target", DEFAULT_TARGET))
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the file."""
+        return hashlib.sha256(self.content).hexdigest()
+
+
+def read_subject(path: pathlib.Path) -> Subject:
+    """A file and the graph that is read from it."""
+    content = existing_file(path).read_bytes()
+    graph = read_graph(content, str(path))
+    parsed = read_contents(content, str(path))
+    return Subject(path, content, parsed, dataclasses.replace(graph, name=path.stem))
+
+
+# The offsets in a FlatBuffer have 32 bits, of which LiteRT uses 31.
+_MOST_BYTES = 2**31
+
+
+def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a TFLite file that exists."""
+    path = expect_path(path)
+    if problems := file_problems(path):
+        raise ValueError(problems[0])
+    return path
+
+
+def file_problems(path: pathlib.Path) -> list[str]:
+    """Why there is no file to verify."""
+    if not os.path.isfile(path):
+        return [
+            f"{path}: received a path without a file, expected a TFLite file; write it with "
+            "sat_tf.export_tflite(model, path) first."
+        ]
+    if (size := os.path.getsize(path)) > _MOST_BYTES:
+        return [
+            f"{path}: received a file of {size:,} bytes, expected a TFLite file, which has at most "
+            f"{_MOST_BYTES:,}; name another file."
+        ]
+    return []
+
+
+def checked_inputs(
+    caller: str, subject: Subject, images: Any, labels: Any
+) -> tuple[np.ndarray, list[np.ndarray | None]]:
+    """Images as an array, and labels as one for each output."""
+    graph = subject.graph
+    graph.expect_one_of_each(f"{caller}: {subject.path}")
+    image = graph.images[0]
+    images, problems = checked_images(images, [image])
+    arrays, found = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
+    problems += found
+    if problems:
+        raise ProblemsError(caller, problems)
+    return image.taken(images), arrays
+
+
+def strangers(
+    subject: Subject, images: Pixels | None, recorded: Any, what: str, advice: str
+) -> list[str]:
+    """Why a file or images are not those of a `Certificate`, or of the `KitRecord` of a kit."""
+    problems = []
+    if subject.sha256 != recorded.sha256:
+        problems.append(
+            f"received a file with the hash {subject.sha256[:12]}, expected the one with the hash "
+            f"{recorded.sha256[:12]} ({recorded.file}) that the {what} was made of; pass that one, "
+            f"or {advice}."
+        )
+    if images is not None and (digest := images_hash(images)) != recorded.images_sha256:
+        problems.append(
+            f"received {number_of(images)} images with the hash {digest[:12]}, expected the "
+            f"{recorded.num_images} with the hash {recorded.images_sha256[:12]} that the {what} "
+            f"was made with ({recorded.images_from.description}); pass those."
+        )
+    return problems
+
+
+def prove(
+    subject: Subject,
+    images: Pixels,
+    labels: list[np.ndarray | None] | None,
+    *,
+    images_from: ImagesFrom,
+    runtimes: Iterable[str] = USUAL_RUNTIMES,
+    trained: Trained | None = None,
+    has_biases_of_file: Callable[[], bool] = lambda: False,
+    float_model: FloatModel | None = None,
+    certificate_path: str | os.PathLike[str] | None = None,
+    input_ranges: Sequence[CheckedRange] = (),
+    progress: bool = False,
+) -> Certificate:
+    """Runs a file on images and counts every difference; writes the certificate, and its page.
+
+    Labels are those of each of `subject.outputs`. With `trained`, the Keras model gives the outputs
+    to compare with; where codes differ, it is asked whether it has taken the biases of the file.
+    The outputs are compared with those of a float model too, where there is one.
+    """
+    if certificate_path is not None:
+        check_certificate_path(certificate_path)
+    # LiteRT is compared with the rules of the kernels that it has here.
+    graph, content = subject.graph.on(kernel_sets.of_this_machine()), subject.content
+    kinds = chosen(runtimes)
+    counters, refused = _counters(subject, [kind for kind in kinds if not kind.is_simulated])
+    others = {kind.name: SimulatedCounter(graph, kind.name) for kind in kinds if kind.is_simulated}
+    makers = {operator.outputs[0].name: operator.name for operator in subject.parsed.operators}
+    recorder = CodesRecorder(graph, makers)
+    keras = TrainedCounter(trained, graph) if trained else None
+    simulated_outputs, float_outputs = [], []
+    with image_bar(subject.path.name, number_of(images), shown=progress) as advance:
+        for batch in batches(images, graph):
+            # Tensors behind a float layer are simulated from XNNPACK's output of it.
+            given = counters["xnnpack"].run(batch)
+            simulated = simulate(graph, batch, given)
+            simulated_outputs.append(outputs_of(simulated, graph))
+            recorder.add(simulated)
+            for name, counter in counters.items():
+                own = given if name == "xnnpack" else counter.run(batch)
+                is_shared = own is given or not graph.float_layers
+                counter.count(simulated if is_shared else simulate(graph, batch, own))
+            for other in others.values():
+                other.add(batch, simulated)
+            if keras:
+                keras.add(batch, simulated, given)
+            if float_model:
+                float_outputs.append(as_in_file(float_model.run(batch), graph))
+            advance(number_of(batch))
+    outputs = {"simulation": np.concatenate(simulated_outputs)}
+    expected = outputs["simulation"]
+    if keras:
+        expected = outputs["quantized"] = keras.outputs
+    outputs["tflite"] = counters["xnnpack"].outputs
+    in_file = subject.outputs
+    labels = labels or [None] * len(in_file)
+    softmaxes = float_model.softmaxes if float_model else [""] * len(in_file)
+    loss = float_model.loss if float_model else ""
+    counted = [
+        output.said_by(function, "" if of_output is None else "labels", loss)
+        for output, function, of_output in zip(in_file, softmaxes, labels, strict=True)
+    ]
+    reference = Reference(expected, counted, labels)
+    float_counts = []
+    if float_model:
+        outputs["float"] = np.concatenate(float_outputs)
+        as_given = float_model.as_given(outputs["tflite"], in_file)
+        float_counts = dataclasses.replace(reference, values=outputs["float"]).compared(as_given)
+    right = {name: reference.accuracy(values) for name, values in outputs.items()}
+    counts = {name: counter.result(reference) for name, counter in counters.items()}
+    counts |= {name: other.result(reference) for name, other in others.items()}
+    machine = this_machine(content)
+    packages = [*COMPUTING, *([PACKAGE] if MICRO in counters else [])]
+    certificate = Certificate(
+        model=graph.name,
+        file=subject.path.name,
+        bytes=len(content),
+        gzip_bytes=gzip_size(content),
+        sha256=subject.sha256,
+        operators=subject.parsed.operator_counts(),
+        float_operators=subject.parsed.float_operators(),
+        islands=list(graph.float_layers),
+        versions={
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "sat-tf": __version__,
+            **{
+                package: version or "not installed as a package"
+                for package, version in installed_versions(packages).items()
+            },
+        },
+        num_images=number_of(images),
+        images_sha256=images_hash(images),
+        images_from=images_from,
+        reference="keras" if keras else "simulation",
+        agreement=counts["xnnpack"].agreement,
+        top1={name: share for name, shares in right.items() if (share := only(shares)) is not None},
+        runtimes=counts,
+        refused=refused,
+        codes=recorder.result(),
+        trained=keras.result() if keras else [],
+        warnings=[*graph.warnings, *wrong_before(subject.parsed), *filter(None, [machine.doubt])],
+        accuracy={
+            output.name: {name: shares[output.name] for name, shares in right.items()}
+            for output in counted
+            if output.name in right["tflite"]
+        },
+        float_model=float_model.name if float_model else None,
+        float_outputs=float_counts,
+        machine=machine,
+        holds=holds_of(graph),
+        target=subject.target,
+        input_ranges=checked_by_accuracy(input_ranges, labels, [*right["tflite"].values()]),
+    )
+    if certificate.trained_differing and has_biases_of_file():
+        certificate = dataclasses.replace(certificate, has_biases_of_file=True)
+    if certificate_path is not None:
+        write_both(certificate, certificate_path)
+    return certificate
+
+
+def _counters(
+    subject: Subject, kinds: list[RuntimeKind]
+) -> tuple[dict[str, RuntimeCounter], dict[str, str]]:
+    """A counter for each runtime that runs the file, and why the others do not."""
+    # TFLite Micro may end its process for any file.
+    doubtful = [kind.name for kind in kinds if kind.name == MICRO or not subject.is_trusted]
+    reasons = refusals(subject.content, doubtful)
+    counters: dict[str, RuntimeCounter] = {}
+    refused: dict[str, str] = {}
+    for kind in kinds:
+        reason = reasons.get(kind.name) or subject.graph.ends_process(kind.kernels)
+        try:
+            if reason is None:
+                counters[kind.name] = RuntimeCounter(subject.graph, subject.content, kind.name)
+        except ValueError as error:
+            reason = str(error.__cause__ or error)
+        if reason is not None:
+            refused[kind.name] = reason
+    if "xnnpack" in refused:
+        raise ValueError(
+            f"{subject.path}: received a TFLite file that LiteRT does not run "
+            f"({refused['xnnpack']}), expected one that sat_tf.export_tflite wrote; export the "
+            "model again."
+        )
+    return counters, refused
+
+
+def verify_file(
+    path: str | os.PathLike[str] | Subject,
+    images: np.ndarray,
+    labels: Any = None,
+    *,
+    float_model: FloatModel | None = None,
+    certificate_path: str | os.PathLike[str] | None = None,
+    runtimes: Iterable[str] = USUAL_RUNTIMES,
+    images_from: ImagesFrom = GIVEN,
+    progress: bool = True,
+) -> Certificate:
+    """Proves that LiteRT computes the integers that a file stands for, tensor by tensor.
+
+    The file is read back into its graph, which an integer simulation in NumPy runs; every stored
+    integer of every activation that LiteRT computes is compared with it. Nothing is said of the
+    Keras model that the file was exported from: `sat_tf.verify_tflite` does that.
+
+    Args:
+        path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
+        images: uint8 (n, rows, columns, channels): the pixels as they are.
+        labels: class numbers, to count accuracy too; see `sat_tf.verify_tflite`.
+        float_model: the float model, to be compared with the file on the same images, as
+            `sat_tf.export.FloatReference(model, graph)` runs a tf_keras one.
+        certificate_path: see `sat_tf.verify_tflite`.
+        runtimes: see `sat_tf.verify_tflite`.
+        images_from: where the images come from, for the certificate.
+        progress: see `sat_tf.verify_tflite`.
+
+    Returns:
+        A `Certificate`. A difference is counted in it, not raised.
+
+    Raises:
+        ValueError: bad images or labels, or a file that sat-tf did not write; lists every problem
+            with its fix.
+    """
+    subject = path if isinstance(path, Subject) else read_subject(expect_path(path))
+    images, found = checked_inputs("verify_file", subject, images, labels)
+    return prove(
+        subject,
+        images,
+        found,
+        float_model=float_model,
+        certificate_path=certificate_path,
+        images_from=images_from,
+        runtimes=runtimes,
+        progress=progress,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Recheck:
+    """The result of checking a file against its certificate."""
+
+    certificate: Certificate  # Of the file as it is now.
+    differences: list[str]  # From its certificate; empty where that holds.
+
+
+def recheck(
+    path: str | os.PathLike[str],
+    recorded: Certificate,
+    images: np.ndarray | None = None,
+    *,
+    runtimes: Iterable[str] = USUAL_RUNTIMES,
+    progress: bool = True,
+) -> Recheck:
+    """Checks a file against its certificate, on the same images; random ones are drawn again."""
+    subject = read_subject(expect_path(path))
+    if images is None:
+        if (seed := recorded.images_from.seed) is None:
+            raise ValueError(
+                f"images: received none, expected the {recorded.num_images} that the certificate "
+                f"was made with ({recorded.images_from.description}); name them."
+            )
+        image = subject.graph.images[0]
+        images = image.drawn(random_images(image.shape, recorded.num_images, seed))
+    images, _ = checked_inputs("recheck", subject, images, None)
+    advice = "certify this one with sat-tf verify"
+    problems = strangers(subject, images, recorded, "certificate", advice)
+    if problems:
+        raise ProblemsError(f"{subject.path} and its certificate", problems)
+    fresh = prove(
+        subject,
+        images,
+        None,
+        images_from=recorded.images_from,
+        runtimes=runtimes,
+        progress=progress,
+    )
+    before = {tensor.name: tensor.sha256 for tensor in recorded.codes}
+    now = {tensor.name: tensor.sha256 for tensor in fresh.codes}
+    lines = [f"{name}: it is not in the certificate" for name in now if name not in before]
+    lines += [f"{name}: it is not in the file" for name in before if name not in now]
+    lines += [
+        f"{name}: its codes differ from the certificate"
+        for name, digest in now.items()
+        if before.get(name, digest) != digest
+    ]
+    if recorded.codes_differing != fresh.codes_differing:
+        lines.append(
+            f"XNNPACK: {fresh.codes_differing} codes differ, {recorded.codes_differing} in the "
+            "certificate"
+        )
+    return Recheck(fresh, lines)

@@ -1,0 +1,244 @@
+"""The proof kit: a zip with a file, images, what every tensor must be, and a script that checks it.
+
+It holds model.tflite, images.npy, kit.json, check.py, __main__.py, with which `python kit.zip`
+runs it too, and, on request, the codes of every tensor by image, in codes/.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import io
+import json
+import os
+import pathlib
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Annotated, Any
+
+import numpy as np
+import pydantic
+
+from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, images_hash
+from sat_tf.exact.certificate.proof import Subject, checked_inputs, read_subject
+from sat_tf.exact.device import check
+from sat_tf.exact.litert.runtime import Runtime
+from sat_tf.exact.operations.graph import Graph, batches, simulate
+from sat_tf.exact.operations.operation import Basis
+from sat_tf.exact.targets.processors import DEFAULT_TARGET
+from sat_tf.exact.tflite.tensors import number_of
+from sat_tf.files import NO_TIME, check_writable, expect_path, written_whole
+from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.version import __version__
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpectedTensor:
+    """A tensor as a kit expects it."""
+
+    name: str  # Of the tensor.
+    shape: tuple[int, ...]  # Without the batch dimension.
+    sha256: str  # Hash of its codes over all images.
+    images: list[str]  # Hash of them for each image.
+
+
+@dataclasses.dataclass(frozen=True)
+class KitRecord:
+    """The content of a kit's kit.json, written and read."""
+
+    format: int
+    file: str
+    sha256: str
+    num_images: Annotated[int, pydantic.Field(ge=1)]
+    images_sha256: str
+    images_from: ImagesFrom
+    litert: str
+    sat_tf: str
+    has_codes: bool
+    tensors: list[ExpectedTensor]
+    not_compared: list[str]
+    files: dict[str, str]
+    seal: str
+    target: str = DEFAULT_TARGET
+
+
+@dataclasses.dataclass(frozen=True)
+class Kit:
+    """A proof kit that has been written.
+
+    Attributes:
+        path: of the zip.
+        bytes: its size.
+        num_images: in it.
+        compared: the tensors that a device compares, producers first.
+        not_compared: those behind a layer that is left float, which no two machines need agree on.
+        seal: the hash of all of it.
+    """
+
+    path: pathlib.Path
+    bytes: int
+    num_images: int
+    compared: tuple[str, ...]
+    not_compared: tuple[str, ...]
+    seal: str
+
+
+def check_kit_path(path: str | os.PathLike[str], name: str = "kit") -> pathlib.Path:
+    """The path of a kit; raises ValueError where it is not that of a zip, or not writable."""
+    if pathlib.Path(path).suffix != ".zip":
+        raise ValueError(
+            f"{name}: received {str(path)!r}, expected the name of a zip; end it with .zip."
+        )
+    return check_writable(path)
+
+
+def write_kit(
+    path: str | os.PathLike[str] | Subject,
+    images: Any,
+    kit_path: str | os.PathLike[str],
+    *,
+    codes: bool = False,
+    images_from: ImagesFrom = GIVEN,
+    progress: bool = False,
+) -> Kit:
+    """Writes a proof kit: a zip that checks a file on the machine that it is taken to.
+
+    There, `python check.py` in the unpacked folder, or `python kit.zip`, runs the file in LiteRT
+    and compares every integer tensor with the simulation's hashes in the kit. It needs NumPy and
+    ai-edge-litert only, and writes a certificate of that machine for `read_device_check`.
+
+    Args:
+        path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
+        images: as for `verify_file`; all of them go into the kit.
+        kit_path: where to write the zip.
+        codes: put every code in as well, so that those that differ are counted, and not only the
+            tensors and images that they are in.
+        images_from: where the images come from.
+        progress: show a bar.
+
+    Returns:
+        What the kit holds.
+
+    Raises:
+        ValueError: bad images, a file that sat-tf did not write, one whose integers all come behind
+            layers left float, or a path that is not that of a zip, or cannot be written.
+    """
+    kit_path = check_kit_path(kit_path)
+    own = path.path if isinstance(path, Subject) else expect_path(path)
+    if kit_path.exists() and own.exists() and kit_path.samefile(own):
+        raise ValueError(
+            f"write_kit: received {str(kit_path)!r} for the file and its kit, expected two names."
+        )
+    subject = path if isinstance(path, Subject) else read_subject(own)
+    images, _ = checked_inputs("write_kit", subject, images, None)
+    compared, behind = tensors_of(subject.graph)
+    if not compared:
+        raise ValueError(
+            f"{subject.path}: received a file whose integers all come behind layers left float "
+            f"({', '.join(subject.graph.float_layers)}), expected one with some before; no two "
+            "machines need agree on float values, so that there is nothing to compare."
+        )
+    with written_whole(kit_path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        hashes: dict[str, str] = {}
+
+        def add(name: str, content: bytes) -> None:
+            hashes[name] = hashlib.sha256(content).hexdigest()
+            entry = zipfile.ZipInfo(name, NO_TIME)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
+
+        add("model.tflite", subject.content)
+        held = io.BytesIO()
+        np.save(held, np.ascontiguousarray(images), allow_pickle=False)
+        add("images.npy", held.getvalue())
+        add("check.py", pathlib.Path(check.__file__).read_bytes())
+        add("__main__.py", f"{inspect.getsource(check.start)}\n\nstart()\n".encode())
+        expected = Expected(compared)
+        with image_bar(kit_path.name, len(images), shown=progress) as advance:
+            for number, stored in enumerate(simulated(subject, images)):
+                content = expected.add(stored)
+                if codes:
+                    add(f"codes/{number}", content)
+                advance(1)
+        record = KitRecord(
+            format=FORMAT,
+            file=subject.path.name,
+            sha256=subject.sha256,
+            num_images=len(images),
+            images_sha256=images_hash(images),
+            images_from=images_from,
+            litert=metadata.version("ai-edge-litert"),
+            sat_tf=__version__,
+            target=subject.target,
+            has_codes=codes,
+            tensors=expected.result(),
+            not_compared=list(behind),
+            files=hashes.copy(),
+            seal="",  # of all the rest
+        )
+        manifest = dataclasses.asdict(record)
+        manifest["seal"] = check.seal(manifest)
+        add("kit.json", (json.dumps(manifest, indent=1) + "\n").encode())
+    return Kit(kit_path, kit_path.stat().st_size, len(images), compared, behind, manifest["seal"])
+
+
+def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The integer tensors that every machine must agree on, and those behind float arithmetic."""
+    behind = {
+        operation.output
+        for operation in graph.operations
+        if operation.float_layer is not None and operation.portability(graph).basis is Basis.FLOAT
+    }
+    for operation in graph.operations:
+        if behind.intersection(operation.inputs):
+            behind.add(operation.output)
+    integers = graph.integer_tensors
+    return (
+        tuple(name for name in integers if name not in behind),
+        tuple(name for name in integers if name in behind),
+    )
+
+
+def simulated(subject: Subject, images: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+    """The codes of all tensors that every machine must agree on, int8 (1, ...), by image."""
+    graph, names = subject.graph, tensors_of(subject.graph)[0]
+    left_float = graph.layers_left_float
+    runtime = Runtime(subject.content, keep_tensors=True) if left_float else None
+    for batch in batches(images, graph):
+        # Layers left float are not simulated: of most, nothing behind them is asked for, and
+        # others copy values.
+        given = {}
+        if runtime is not None:
+            runtime.run(batch)
+            given = runtime.tensors(left_float)
+        with np.errstate(all="ignore"):
+            tensors = simulate(graph, batch, given)
+        for index in range(number_of(batch)):
+            yield {name: tensors[name][index : index + 1].astype(np.int8) for name in names}
+
+
+class Expected:
+    """Hashes of the codes of some tensors, image by image."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._images: dict[str, list[str]] = {name: [] for name in names}
+        self._over_all = {name: hashlib.sha256() for name in names}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def add(self, stored: dict[str, np.ndarray]) -> bytes:
+        """Takes the codes of an image; returns those of all the tensors, one after the other."""
+        for name, digests in self._images.items():
+            content = stored[name].tobytes()
+            digests.append(hashlib.sha256(content).hexdigest())
+            self._over_all[name].update(content)
+            self._shapes[name] = stored[name].shape[1:]
+        return b"".join(stored[name].tobytes() for name in self._images)
+
+    def result(self) -> list[ExpectedTensor]:
+        """A row for each tensor."""
+        return [
+            ExpectedTensor(name, self._shapes[name], self._over_all[name].hexdigest(), digests)
+            for name, digests in self._images.items()
+        ]

@@ -1,0 +1,230 @@
+"""Reads the certificate of a device that a proof kit has written; holds it against the file."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from sat_tf.exact.certificate.certificate import as_record, read_json
+from sat_tf.exact.certificate.inputs import random_images
+from sat_tf.exact.certificate.proof import checked_inputs, read_subject, strangers
+from sat_tf.exact.device import check
+from sat_tf.exact.device.kit import FORMAT, Expected, KitRecord, simulated, tensors_of
+from sat_tf.files import expect_path, read_text
+from sat_tf.messages import ProblemsError, first_ones
+
+# The features of a processor that kernels for codes are chosen by, the fastest first.
+_KERNELS = {
+    "sme2": "streaming matrix (SME2)",
+    "sme": "streaming matrix (SME)",
+    "i8mm": "matrix (i8mm)",
+    "asimddp": "dot product",
+    "asimd": "NEON",
+    "neon": "NEON",
+    "avx512_vnni": "AVX-512 VNNI",
+    "avx_vnni": "AVX VNNI",
+    "avx512bw": "AVX-512",
+    "avx2": "AVX2",
+    "avx": "AVX",
+    "ssse3": "SSSE3",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineRecord:
+    """A machine, as the script of a proof kit reports it."""
+
+    machine: str  # Its architecture, such as "aarch64".
+    processor: str  # Its name, as far as the system tells.
+    features: list[str]  # Of the processor, those that kernels are chosen by.
+    versions: dict[str, str]  # Of the system, Python and the packages.
+    delegate: str  # What ran the file: "XNNPACK", or "none" where LiteRT's own kernels did.
+    # Outputs that differ between a run that keeps every tensor and one that does not; not counted
+    # where layers are left float.
+    outputs_differing: int
+    milliseconds: float  # An image with one thread, in the median.
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceCheck(MachineRecord):
+    """The result of one machine.
+
+    Attributes:
+        num_images: how many images were run.
+        codes_compared: stored integers, over all images.
+        codes_differing: how many of them differ; None where some do, and the kit had no codes to
+            count them.
+        tensors_compared: integer tensors.
+        tensors_differing: how many of them differ anywhere.
+        first_differing: the first of them, in order; None where all agree.
+    """
+
+    num_images: int
+    codes_compared: int
+    codes_differing: int | None
+    tensors_compared: int
+    tensors_differing: int
+    first_differing: str | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing differs."""
+        return not (self.tensors_differing or self.outputs_differing)
+
+    @property
+    def title(self) -> str:
+        """The processor, and its architecture."""
+        return f"{self.processor}, {self.machine}"
+
+    @property
+    def kernels(self) -> str:
+        """The fastest kernels that the processor has, in words."""
+        return next((words for name, words in _KERNELS.items() if name in self.features), "unknown")
+
+    @property
+    def counted(self) -> str:
+        """How many codes differ, in words."""
+        differing = "some" if self.codes_differing is None else f"{self.codes_differing:,}"
+        return f"{differing} of {self.codes_compared:,}"
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputedTensor:
+    """A tensor as the device computed it."""
+
+    name: str  # Of the tensor.
+    codes_compared: int  # Over all images.
+    codes_differing: int | None  # From the kit; None where some do and it had no codes.
+    images: list[int]  # The numbers of those with other codes.
+    sha256: str  # Hash of the codes that the device computed.
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceCertificate:
+    """The certificate that check.py wrote on a device."""
+
+    format: int  # Of the file.
+    kit: KitRecord  # That it was checked with.
+    device: MachineRecord  # The machine.
+    tensors: list[ComputedTensor]  # What it computed, producers first.
+    seal: str  # Hash of all of this.
+
+    @property
+    def check(self) -> DeviceCheck:
+        """The outcome."""
+        differing = [tensor for tensor in self.tensors if tensor.images]
+        counts = [tensor.codes_differing for tensor in self.tensors]
+        known = [count for count in counts if count is not None]
+        return DeviceCheck(
+            **dataclasses.asdict(self.device),
+            num_images=self.kit.num_images,
+            codes_compared=sum(tensor.codes_compared for tensor in self.tensors),
+            codes_differing=sum(known) if len(known) == len(counts) else None,
+            tensors_compared=len(self.tensors),
+            tensors_differing=len(differing),
+            first_differing=differing[0].name if differing else None,
+        )
+
+
+def is_device_certificate(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is, or once was, what check.py writes, and not what `sat-tf verify` does."""
+    try:
+        values = json.loads(read_text(path))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and "runtimes" not in values and "kit" in values
+
+
+def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
+    """The certificate of a device in a JSON file."""
+    path, problems = pathlib.Path(path), []
+    again = "run check.py on the device again, and bring the file that it writes as it is"
+    values = read_json(path, "check.py", f"; {again}")
+    fix = f"Expected the certificate of a device; {again}."
+    found = as_record(DeviceCertificate, values, path, fix)
+    if {found.format, found.kit.format} != {FORMAT}:
+        problems.append(
+            f"received format {found.format}, of sat-tf {found.kit.sat_tf}, expected {FORMAT}; "
+            "write the kit again with this sat-tf."
+        )
+    if found.seal != check.seal(values):
+        problems.append(
+            "received a certificate that was changed after check.py wrote it, expected one whose "
+            f"hash is its seal; {again}."
+        )
+    if found.kit.seal != check.seal(values["kit"]):
+        problems.append(
+            "received the certificate of a kit that was changed, expected one whose hash is its "
+            "seal; write the kit again."
+        )
+    expected = {tensor.name: tensor for tensor in found.kit.tensors}
+    wrong = []
+    for tensor in found.tensors:
+        known = expected.get(tensor.name)
+        same = known is not None and known.sha256 == tensor.sha256
+        count = int(np.prod(known.shape)) * found.kit.num_images if known else 0
+        if same == bool(tensor.images) or count != tensor.codes_compared:
+            wrong.append(tensor.name)
+    wrong += [name for name in expected if name not in {tensor.name for tensor in found.tensors}]
+    if wrong:
+        problems.append(
+            "received counts that do not fit the hashes beside them "
+            f"({first_ones(wrong)}), expected those that check.py writes; run it again."
+        )
+    if problems:
+        raise ProblemsError(str(path), problems)
+    return found
+
+
+def read_device_check(
+    path: str | os.PathLike[str], certificate_path: str | os.PathLike[str], images: Any = None
+) -> tuple[DeviceCheck, bool]:
+    """Reads the certificate that a proof kit has written, and holds it against the file.
+
+    With the images of the kit, the file is simulated here, and what the kit expected is compared
+    with that. Without them only the file's hash is, and that the certificate is as it was written:
+    whoever changes a kit can change all of it.
+
+    Args:
+        path: the TFLite file.
+        certificate_path: what check.py has written.
+        images: those of the kit; None draws them again where they were random.
+
+    Returns:
+        The outcome, and whether it was compared with a simulation here.
+
+    Raises:
+        ValueError: the certificate is damaged, or about another file, other images or a changed
+            kit; lists every problem with its fix.
+    """
+    found = read_device_certificate(certificate_path)
+    subject = read_subject(expect_path(path))
+    seed, count = found.kit.images_from.seed, found.kit.num_images
+    if images is None and seed is not None and found.kit.sha256 == subject.sha256:
+        image = subject.graph.images[0]
+        images = image.drawn(random_images(image.shape, count, seed))
+    if images is not None:
+        images, _ = checked_inputs("read_device_check", subject, images, None)
+    problems = strangers(subject, images, found.kit, "kit", "make a kit of this one")
+    compared, _ = tensors_of(subject.graph)
+    recorded = {tensor.name: tensor.sha256 for tensor in found.kit.tensors}
+    wrong = sorted(set(compared) ^ set(recorded))
+    if not problems and not wrong and images is not None:
+        # A kit whose hashes were changed, and sealed again, does not pass.
+        expected = Expected(compared)
+        for stored in simulated(subject, images):
+            expected.add(stored)
+        own = expected.result()
+        wrong = [tensor.name for tensor in own if recorded[tensor.name] != tensor.sha256]
+    if not problems and wrong:
+        problems.append(
+            f"received the certificate of a kit that expects other codes than this file has "
+            f"({first_ones(wrong)}), expected those of its simulation; the kit was changed: write "
+            "it again with sat-tf verify --kit."
+        )
+    if problems:
+        raise ProblemsError(f"{subject.path} and the certificate of a device", problems)
+    return found.check, images is not None

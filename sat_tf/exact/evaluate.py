@@ -1,0 +1,304 @@
+"""Top-1 and top-5 of a file over a data set, and its outputs, on all cores."""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import queue
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from sat_tf.exact.certificate.outputs import label_problems
+from sat_tf.exact.certificate.proof import existing_file
+from sat_tf.exact.litert.processes import Task, TfliteTask, Worker
+from sat_tf.exact.litert.runtime import Interface
+from sat_tf.exact.operations.graph import Graph, batches, outputs_of, simulate
+from sat_tf.exact.operations.graph_file import read_graph
+from sat_tf.exact.top_k import top_hits
+from sat_tf.messages import ProblemsError
+from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.validation import Positive, check
+
+_MOST_AT_ONCE = 16
+
+_Processes = Annotated[
+    int | None, Field(ge=1, description="a positive integer, or None for one a core")
+]
+_Top = Annotated[
+    Sequence[Positive],
+    Field(min_length=1, description="one or more integers above 0; pass for example (1, 5)"),
+]
+
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+    """How many images of a data set are classified correctly."""
+
+    num_images: int  # In all.
+    top: dict[int, float]  # Share of images whose label is among the k largest outputs, by k.
+    not_finite: int  # Images with an output that is NaN or infinite; they count as wrong.
+    seconds: float  # How long it took.
+    processes: int  # How many took part.
+
+
+def evaluate_tflite(
+    path: str | os.PathLike[str],
+    images: Any,
+    labels: Any = None,
+    *,
+    top: Iterable[int] = (1, 5),
+    processes: int | None = None,
+    progress: bool = True,
+) -> Accuracy:
+    """Top-k of a TFLite file in LiteRT with XNNPACK, in processes of one thread each.
+
+    Args:
+        path: a TFLite file with one input of images and one output of classes.
+        images: (n, ...) as the file takes them, uint8 for files of sat-tf; or, without `labels`,
+            batches of images and labels, such as a `tf.data.Dataset` of them.
+        labels: class numbers (n,).
+        top: which k; equal outputs are in the order of their classes.
+        processes: how many; by default one for each core.
+        progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
+
+    Returns:
+        An `Accuracy`.
+
+    Raises:
+        ValueError: no file that LiteRT runs, or bad images or labels; lists every problem with its
+            fix.
+    """
+    path = existing_file(path)
+    task = TfliteTask(path.read_bytes(), "xnnpack")
+    return _evaluate(str(path), task, images, labels, top, processes, progress)
+
+
+def evaluate_simulator(
+    graph: Graph | str | os.PathLike[str],
+    images: Any,
+    labels: Any = None,
+    *,
+    top: Iterable[int] = (1, 5),
+    processes: int | None = None,
+    progress: bool = True,
+) -> Accuracy:
+    """Top-k of the integer simulation of a file.
+
+    Args:
+        graph: a graph, or the path of a file that sat-tf wrote.
+        images: see `evaluate_tflite`; uint8.
+        labels: see `evaluate_tflite`.
+        top: see `evaluate_tflite`.
+        processes: see `evaluate_tflite`.
+        progress: see `evaluate_tflite`.
+
+    Returns:
+        An `Accuracy`.
+
+    Raises:
+        ValueError: no file that sat-tf wrote, or bad images or labels; lists every problem with its
+            fix.
+    """
+    if isinstance(graph, Graph):
+        name = graph.name
+    else:
+        path = existing_file(graph)
+        name = str(path)
+        graph = read_graph(path.read_bytes(), name)
+    return _evaluate(name, SimulatorTask(graph), images, labels, top, processes, progress)
+
+
+def file_interface(path: str | os.PathLike[str]) -> Interface:
+    """The input and the output of a file."""
+    path = existing_file(path)
+    with _worker(str(path), TfliteTask(path.read_bytes(), "xnnpack")) as worker:
+        return worker.interface
+
+
+class SimulatorTask(Task):
+    """A graph in the integer simulation."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def start(self) -> Interface:
+        """Nothing to load."""
+        self._graph.expect_one_of_each("evaluate")
+        outputs = int(np.prod(self._graph.tensors[self._graph.output].shape))
+        image = self._graph.images[0]
+        return Interface(image.shape, np.dtype(image.type), outputs)
+
+    def run(self, images: np.ndarray) -> np.ndarray:
+        """Simulates it."""
+        graph = self._graph
+        pieces = [outputs_of(simulate(graph, batch), graph) for batch in batches(images, graph)]
+        return np.concatenate(pieces)
+
+
+def _labelled_batches(
+    images: Any, labels: Any, *, workers: int
+) -> tuple[Iterator[Batch], int | None]:
+    """Small batches of images and labels, and how many images there are, where that is known."""
+    total = None
+    if labels is not None:
+        arrays = np.asarray(images), np.asarray(labels)
+        if arrays[0].shape[:1] != arrays[1].shape:
+            raise ValueError(
+                f"labels: received shape {arrays[1].shape} for images of shape {arrays[0].shape}, "
+                "expected one class number an image."
+            )
+        images, total = [arrays], len(arrays[0])
+    elif isinstance(images, np.ndarray) or not isinstance(images, Iterable):
+        raise ValueError(
+            f"labels: received None beside images of type {type(images).__name__}, expected "
+            "class numbers, or batches of images and labels; pass labels too."
+        )
+
+    def pieces() -> Iterator[Batch]:
+        for batch in images:
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                raise ValueError(
+                    f"images: received a batch of type {type(batch).__name__}, expected a pair "
+                    "of images and labels; use dataset.batch(...) with both, or pass labels too."
+                )
+            pixels, numbers = map(np.asarray, batch)
+            size = min(max(-(-len(pixels) // workers), 1), _MOST_AT_ONCE)
+            for start in range(0, len(pixels), size):
+                yield pixels[start : start + size], numbers[start : start + size]
+
+    return pieces(), total
+
+
+def _evaluate(
+    name: str,
+    task: Task,
+    images: Any,
+    labels: Any,
+    top: Iterable[int],
+    processes: int | None,
+    progress: bool,
+) -> Accuracy:
+    start, top = time.perf_counter(), tuple(top)
+    check("evaluation", top=(top, _Top), processes=(processes, _Processes))
+    count = processes or _cores()
+    source, total = _labelled_batches(images, labels, workers=count)
+    if total is not None:
+        count = max(1, min(count, total))
+
+    def pieces(interface: Interface) -> Iterator[Batch]:
+        if max(top) > interface.num_outputs:
+            raise ValueError(
+                f"top: received {max(top)}, expected at most the {interface.num_outputs} "
+                f"outputs of {name}; ask for fewer."
+            )
+        for images, labels in source:
+            problems = label_problems(labels, images.shape[:1], interface.num_outputs)
+            if (images.dtype, images.shape[1:]) != (interface.input_type, interface.input_shape):
+                sizes = ", ".join(map(str, interface.input_shape))
+                problems.append(
+                    f"images: received {images.dtype} {images.shape}, expected "
+                    f"{interface.input_type} (n, {sizes}) as the file takes them; resize or cast "
+                    "them."
+                )
+            if problems:
+                raise ProblemsError("evaluation", problems)
+            yield images, labels
+
+    num_images, not_finite, hits = 0, 0, dict.fromkeys(top, 0)
+    for outputs, numbers in _outputs(name, task, pieces, count, total, progress):
+        rows = outputs.reshape(len(outputs), -1)
+        num_images += len(numbers)
+        not_finite += int(np.count_nonzero(~np.all(np.isfinite(rows), axis=1)))
+        for k in hits:
+            hits[k] += top_hits(rows, numbers, k)
+    if not num_images:
+        raise ValueError("images: received none, expected at least one.")
+    return Accuracy(
+        num_images=num_images,
+        top={k: right / num_images for k, right in hits.items()},
+        not_finite=not_finite,
+        seconds=time.perf_counter() - start,
+        processes=count,
+    )
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    # Not available on every system.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _outputs(
+    name: str,
+    task: Task,
+    pieces: Callable[[Interface], Iterator[Batch]],
+    count: int,
+    total: int | None,
+    progress: bool,
+) -> Iterator[Batch]:
+    """Runs batches through a task in processes; gives their outputs and numbers, in order."""
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+
+    def run(images: np.ndarray) -> np.ndarray:
+        try:
+            worker = idle.get_nowait()
+        except queue.Empty:  # there are no more workers than threads
+            worker = workers.enter_context(_worker(name, task))
+        with _refused_as(name):
+            outputs = worker.run(images)
+        idle.put(worker)
+        return outputs
+
+    waiting = collections.deque[tuple[concurrent.futures.Future[np.ndarray], np.ndarray]]()
+    with (
+        contextlib.ExitStack() as workers,
+        image_bar(os.path.basename(name), total, shown=progress) as advance,
+        concurrent.futures.ThreadPoolExecutor(count) as pool,
+    ):
+
+        def first() -> Batch:
+            job, numbers = waiting.popleft()
+            outputs = job.result()
+            advance(len(numbers))
+            return outputs, numbers
+
+        worker = workers.enter_context(_worker(name, task))
+        idle.put(worker)
+        try:
+            for images, numbers in pieces(worker.interface):
+                waiting.append((pool.submit(run, images), numbers))
+                # A batch waits for each process that runs one, and no more are read ahead.
+                if len(waiting) == 2 * count:
+                    yield first()
+            while waiting:
+                yield first()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _worker(name: str, task: Task) -> Iterator[Worker]:
+    with _refused_as(name):
+        worker = Worker(task)
+    with worker:
+        yield worker
+
+
+@contextlib.contextmanager
+def _refused_as(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(
+            f"{name}: received a file that does not run ({error}), expected one that "
+            "sat_tf.export_tflite wrote; export the model again."
+        ) from error

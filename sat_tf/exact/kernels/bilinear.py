@@ -1,0 +1,145 @@
+"""Bilinear resizing, on int8 with its rounding: integer weights of neighbours, and one division.
+
+A pixel of the result lies between two rows and two columns. Its value is the sum of four products
+of stored integers and weights, of which all that belong to one pixel add up to 2^(2 · bits).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from sat_tf.exact.kernels.fixed_point import shifted_away, shifted_up
+from sat_tf.exact.kernels.xnnpack import fused_multiply_add, multiply_add
+
+
+class Places(NamedTuple):
+    """The places of a resized axis on the axis that is read."""
+
+    low: np.ndarray  # Of each, the place before it.
+    high: np.ndarray  # The place behind it.
+    # Of the place behind it, in units of 2^-bits, int64; that before it has the rest.
+    weights: np.ndarray
+
+    def positions(self, bits: int) -> np.ndarray:
+        """The places as numbers in units of 2^-bits, one for a pixel whichever neighbour it is."""
+        return (self.low << bits) + self.weights
+
+
+class Grid(NamedTuple):
+    """How the places of an axis are laid over those of another one."""
+
+    before: int  # How many are read.
+    after: int  # How many are made.
+    half_pixel_centers: bool = True  # Pixels are placed by their centers.
+    align_corners: bool = False  # The first and the last ones lie on each other.
+
+    @property
+    def intervals(self) -> tuple[int, int]:
+        """How many places are read, and made; between corners that lie on each other, one less."""
+        less = int(self.align_corners and self.after > 1)
+        return self.before - less, self.after - less
+
+    @property
+    def scale(self) -> np.float32:
+        """The places read for one that is made."""
+        before, after = self.intervals
+        return np.float32(before) / np.float32(after)
+
+
+class Interpolation(NamedTuple):
+    """A rule of bilinear resizing."""
+
+    bits: int  # Of the weights along one axis.
+    places: Callable[[Grid], Places]  # Gives those of an axis.
+    rounded: Callable[[np.ndarray, int], np.ndarray]  # Divides sums by 2^(2 · bits).
+
+
+def _in_float32(
+    grid: Grid, *, move: Callable[[np.ndarray, np.float32, np.float32], np.ndarray], bits: int = 11
+) -> Places:
+    """XNNPACK's places: float32 positions, weights rounded half to even to 11 bits."""
+    made = np.arange(grid.after, dtype=np.float32)
+    if grid.half_pixel_centers:
+        half = np.float32(0.5)
+        (offset,) = move(np.array([half]), grid.scale, -half)
+        found = move(made, grid.scale, offset)
+    else:
+        found = made * grid.scale
+    last = grid.before - 1
+    found = np.clip(found, np.float32(0.0), np.float32(last))
+    low = found.astype(np.int64)
+    part = (found - low.astype(np.float32)) * np.float32(1 << bits)
+    return Places(low, np.minimum(low + 1, last), np.rint(part).astype(np.int64))
+
+
+def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
+    """The builtin kernels' places: positions in units of 2^-10, a rounded step apart.
+
+    A weight is negative in front of the first place, where both neighbours are the first one. Steps
+    that are rounded up may lead behind the last place: the kernels read there, beyond the image.
+    """
+    (before, after), one = grid.intervals, 1 << bits
+    scale = (one * before + after // 2) // after
+    found = np.arange(grid.after, dtype=np.int64) * scale
+    if grid.half_pixel_centers:
+        found = found + scale // 2 - one // 2
+    low = np.maximum(found // one, 0)
+    high = np.minimum((found + one - 1) // one, grid.before - 1)
+    return Places(low, high, found - one * low)
+
+
+# Its source adds a product to a float32 number, which compilers fuse where processors can.
+OF_XNNPACK = Interpolation(11, functools.partial(_in_float32, move=multiply_add), shifted_up)
+OF_XNNPACK_FUSED = Interpolation(
+    11, functools.partial(_in_float32, move=fused_multiply_add), shifted_up
+)
+OF_BUILTIN = Interpolation(10, _in_integers, shifted_away)
+
+
+def resized(
+    stored: np.ndarray, rows: Places, columns: Places, interpolation: Interpolation
+) -> np.ndarray:
+    """The stored integers of resized images, with the batch first.
+
+    A place behind the last one, which is beyond the image, counts as the last.
+
+    >>> two = OF_XNNPACK.places(Grid(1, 2)), OF_XNNPACK.places(Grid(2, 4))
+    >>> resized(np.array([[[[0], [8]]]]), *two, OF_XNNPACK)[0, 0, :, 0].tolist()
+    [0, 2, 6, 8]
+    """
+    one = 1 << interpolation.bits
+    rows, columns = (
+        axis._replace(low=np.minimum(axis.low, length - 1))
+        for axis, length in zip((rows, columns), stored.shape[1:], strict=False)
+    )
+    wide = stored.astype(np.int64)
+    down = rows.weights[:, np.newaxis, np.newaxis]
+    wide = wide[:, rows.low] * (one - down) + wide[:, rows.high] * down
+    across = columns.weights[:, np.newaxis]
+    wide = wide[:, :, columns.low] * (one - across) + wide[:, :, columns.high] * across
+    return interpolation.rounded(wide, 2 * interpolation.bits).astype(np.int32)
+
+
+def interpolated(values: np.ndarray, rows: Grid, columns: Grid) -> np.ndarray:
+    """The float32 values of resized images, with the batch first: columns, then rows.
+
+    >>> interpolated(np.float32([[[[0.0], [4.0]]]]), Grid(1, 1), Grid(2, 4))[0, 0, :, 0].tolist()
+    [0.0, 1.0, 3.0, 4.0]
+    """
+    left, right, part = _neighbours(columns)
+    across = values[:, :, left]
+    across = across + (values[:, :, right] - across) * part[:, np.newaxis]
+    top, bottom, part = _neighbours(rows)
+    down = across[:, top]
+    return np.asarray(down + (across[:, bottom] - down) * part[:, np.newaxis, np.newaxis])
+
+
+def _neighbours(grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The places before and behind each pixel that is made, and how far it lies between them."""
+    half = np.float32(0.5 if grid.half_pixel_centers else 0.0)
+    places = (np.arange(grid.after, dtype=np.float32) + half) * grid.scale - half
+    low = np.floor(places)
+    behind = np.minimum(np.ceil(places), grid.before - 1)
+    return np.maximum(low, 0.0).astype(int), behind.astype(int), places - low

@@ -1,0 +1,410 @@
+"""Functions of one value and softmax on codes, as int8 kernels compute them.
+
+A kernel looks a code up in a table that it makes of a function in float32, or multiplies it in
+integers. Functions of one value take and give codes, stored - zero_point, which are not clipped.
+"""
+
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sat_tf.exact.kernels.fixed_point import (
+    fixed_point,
+    high_product,
+    rounded_away,
+    rounded_twice_away,
+    shifted_away,
+    shifted_up,
+)
+
+
+class Grids(NamedTuple):
+    """The grids of an operator that computes a function, and its options."""
+
+    scale: np.float32  # Of the input.
+    output: np.float32  # The scale of the output.
+    zero_point: int = 0  # Of the output.
+    settings: Mapping[str, Any] = types.MappingProxyType({})
+
+
+FunctionRule = Callable[[np.ndarray, Grids], np.ndarray]
+# float32 values of a function of float32 values.
+Curve = Callable[..., np.ndarray]
+
+# How float32 values become codes of a scale; kernels that add the zero point before they round are
+# given it.
+Rounding = Callable[[np.ndarray, np.float32, int], np.ndarray]
+
+
+def rounded_half_away(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
+    """One float32 product with the inverse scale, halves away from zero: the builtin kernels."""
+    return rounded_away(values * (np.float32(1.0) / scale))
+
+
+def rounded_moved(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
+    """The product and the zero point are added in float32, and rounded half to even: XNNPACK."""
+    product = np.asarray(values * (np.float32(1.0) / scale), np.float32)
+    return np.asarray(np.rint(product + np.float32(zero_point)) - zero_point)
+
+
+def rounded_moved_fused(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
+    """The same where a compiler fuses product and sum: the product is not rounded by itself."""
+    # float64 holds the product of two float32 numbers.
+    product = values.astype(np.float64) * float(np.float32(1.0) / scale)
+    return np.asarray(np.rint((product + zero_point).astype(np.float32)) - zero_point)
+
+
+def by_table(curve: Curve, rounding: Rounding) -> FunctionRule:
+    """The rule of a kernel that computes each code's result in float32."""
+
+    def rule(codes: np.ndarray, grids: Grids) -> np.ndarray:
+        real = np.asarray(codes.astype(np.float32) * np.float32(grids.scale), np.float32)
+        made = np.asarray(curve(real, **grids.settings), np.float32)
+        return np.asarray(rounding(made, np.float32(grids.output), grids.zero_point)).astype(
+            np.int64
+        )
+
+    return rule
+
+
+def logistic_in_float64(x: np.ndarray) -> np.ndarray:
+    """A sigmoid of float32 numbers, rounded once: XNNPACK."""
+    with np.errstate(over="ignore"):
+        return np.asarray(1.0 / (1.0 + np.exp(-x.astype(np.float64))), np.float32)
+
+
+def tanh(x: np.ndarray) -> np.ndarray:
+    """A tanh of float32 numbers, which C's libraries round to a last bit of their own.
+
+    On 250 grids with a code that is next to a half, by 3e-5 of a code or less, 10 codes of 64,000
+    are others in XNNPACK, and 6 in the builtin kernels.
+    """
+    return np.asarray(np.tanh(x.astype(np.float64)), np.float32)
+
+
+def logistic(x: np.ndarray) -> np.ndarray:
+    """A sigmoid of float32 numbers, with the exponential of C's library: the other kernels."""
+    with np.errstate(over="ignore"):  # 1 / (1 + inf) is 0
+        power = np.exp(-x.astype(np.float64)).astype(np.float32)
+    return np.asarray(np.float32(1.0) / (np.float32(1.0) + power))
+
+
+# -- in integers -----------------------------------------------------------------------------------
+
+# gemmlowp's functions on int32, as fractions of 2^31 unless said otherwise.
+
+ONE = 2**31 - 1
+_EIGHTH = 1 << 28
+_EXP_OF_EIGHTH, _THIRD = np.array(1895147668), np.array(715827883)
+# e to the power of -1/4, -1/2, -1, ... -16.
+_EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
+# 48/17 and -32/17, of Newton's division, as fractions of 2^29.
+_FIRST, _SLOPE = 1515870810, np.array(-1010580540)
+
+
+def exponentials(values: np.ndarray, integer_bits: int) -> np.ndarray:
+    """E to the power of numbers from -2^bits to 0, which are fractions of 2^(31 - bits)."""
+    quarter = 1 << (31 - integer_bits - 2)
+    part = (values & (quarter - 1)) - quarter
+    x = (part << integer_bits) + _EIGHTH
+    square = high_product(x, x)
+    cube, fourth = high_product(square, x), high_product(square, square)
+    rest = shifted_away(high_product(shifted_away(fourth, 2) + cube, _THIRD) + square, 1)
+    found = _EXP_OF_EIGHTH + high_product(x + rest, _EXP_OF_EIGHTH)
+    quarters = (part - values) // quarter
+    for bit, factor in enumerate(_EXPONENTIALS):
+        chosen = (quarters >> bit) & 1 == 1
+        found = np.where(chosen, high_product(found, np.array(factor)), found)
+    return np.where(values == 0, ONE, found)
+
+
+def inverses_of_one_plus(values: np.ndarray) -> np.ndarray:
+    """1 / (1 + x) of numbers from 0 to 1."""
+    return np.minimum(_inverses_of_half(values) << 1, ONE)
+
+
+def one_minus_over_one_plus(values: np.ndarray) -> np.ndarray:
+    """(1 - x) / (1 + x) of numbers from 0 to 1."""
+    return np.minimum((_inverses_of_half(values) - (1 << 29)) << 2, ONE)
+
+
+def _inverses_of_half(values: np.ndarray) -> np.ndarray:
+    """2 / (1 + x) of numbers from 0 to 1, as fractions of 2^29."""
+    half = (values + ONE + 1) // 2
+    x = _FIRST + high_product(half, _SLOPE)
+    for _ in range(3):
+        x = x + (high_product(x, (1 << 29) - high_product(half, x)) << 2)
+    return np.asarray(x)
+
+
+_CURVE_BITS = 4  # of the integer part of what a sigmoid or a tanh is taken of
+
+
+def logistic_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
+    """A sigmoid as 1 / (1 + e^-|x|), or 1 less that, by gemmlowp's functions: TFLite Micro.
+
+    >>> half = np.float32(0.5)
+    >>> logistic_in_fixed_point(np.array([-40, -1, 0, 40]), Grids(half, half, -128)).tolist()
+    [0, 97, 128, 255]
+    """
+    x, is_near = _fixed_point_input(codes, grids.scale)
+    positive = inverses_of_one_plus(exponentials(-np.abs(x), _CURVE_BITS))
+    made = np.where(x == 0, 1 << 30, np.where(x < 0, ONE - positive, positive))
+    return np.where(is_near, shifted_away(made, 31 - 8), np.where(codes < 0, 0, 255))
+
+
+def tanh_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
+    """A tanh as (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x: TFLite Micro.
+
+    >>> half = np.float32(0.5)
+    >>> tanh_in_fixed_point(np.array([-40, -1, 0, 1, 40]), Grids(half, half)).tolist()
+    [-128, -59, 0, 59, 127]
+    """
+    x, is_near = _fixed_point_input(codes, grids.scale)
+    # The same integer with one bit more in front of its point is twice the number.
+    size = one_minus_over_one_plus(exponentials(-np.abs(x), _CURVE_BITS + 1))
+    made = shifted_away(np.sign(x) * size, 31 - 7)
+    return np.where(is_near, made, np.where(codes < 0, -128, 127))
+
+
+def _fixed_point_input(codes: np.ndarray, scale: np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers with 4 bits in front of their point, and which of them these bits hold."""
+    multiplier = fixed_point(float(scale) * 2.0 ** (31 - _CURVE_BITS))
+    widest = ((2**_CURVE_BITS - 1) << (31 - _CURVE_BITS)) >> int(multiplier.left)
+    is_near = np.abs(codes) < widest
+    return rounded_twice_away(np.where(is_near, codes, 0).astype(np.int64), multiplier), is_near
+
+
+# The factors of XNNPACK for the codes of a leaky rectifier.
+_SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-8, 2.0**7
+
+_BITS_16 = 15
+_MORE_BITS = 7  # of a code in hard-swish
+_REACH = 3.0  # hard-swish is 0 below -3, and x above 3
+
+
+def _narrow(multiplier: float) -> tuple[int, int]:
+    """A multiplier of 15 bits and its exponent, of one of 31."""
+    wide = fixed_point(multiplier)
+    return min((int(wide.mantissas) + (1 << 15)) >> 16, (1 << 15) - 1), int(wide.exponents)
+
+
+def _in_int16(values: np.ndarray) -> np.ndarray:
+    return np.clip(values, -(1 << _BITS_16), (1 << _BITS_16) - 1)
+
+
+def _half_up(values: np.ndarray, mantissa: int) -> np.ndarray:
+    """The upper 16 bits of the doubled product, rounded half up."""
+    return _in_int16((values * mantissa + (1 << (_BITS_16 - 1))) >> _BITS_16)
+
+
+def hard_swish(codes: np.ndarray, grids: Grids) -> np.ndarray:
+    """Hard-swish, x · relu6(x + 3) / 6, in 16 bits: all kernels but those with Arm's vectors.
+
+    x is multiplied once to the scale of the output, as far as 16 bits hold it, and once to where
+    3 is 2^15, which saturates; the second is moved from [-1, 1] to [0, 1]. The product of both is
+    rounded towards zero. All shifts round half away from zero.
+
+    >>> eighth = np.float32(0.125)
+    >>> hard_swish(np.array([-24, -12, 0, 8, 24, 40]), Grids(eighth, eighth)).tolist()
+    [0, -3, 0, 5, 24, 40]
+    """
+    x, gate, shift = _hard_swish_factors(codes, grids, shifted_away)
+    product = gate * x
+    return shifted_away(np.sign(product) * (np.abs(product) >> _BITS_16), shift)
+
+
+def hard_swish_of_arm(codes: np.ndarray, grids: Grids) -> np.ndarray:
+    """The same with Arm's vectors: the product is rounded down, and all shifts half up.
+
+    What does not fill a vector is computed as everywhere else.
+    """
+    x, gate, shift = _hard_swish_factors(codes, grids, shifted_up)
+    return shifted_up((gate * x) >> _BITS_16, shift)
+
+
+def _hard_swish_factors(
+    codes: np.ndarray, grids: Grids, shifted: Callable[[np.ndarray, int], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """x, relu6(x + 3) / 6 of 15 bits, and by how many bits their product is shifted."""
+    wide = codes.astype(np.int64) << _MORE_BITS
+    fine = np.float32(np.float32(1.0 / (1 << _MORE_BITS)) * np.float32(grids.scale))
+    to_output, shift = _narrow(float(fine / np.float32(grids.output)))
+    to_gate, growth = _narrow(float(fine / np.float32(_REACH / (1 << _BITS_16))))
+    gate = wide
+    if growth > 0:
+        gate = _in_int16(gate << (growth - 1))
+    gate = _half_up(gate, to_gate)
+    if growth > 0:
+        gate = _in_int16(gate << 1)
+    if growth < 0:
+        gate = shifted(gate, -growth)
+    gate = (gate + (1 << _BITS_16)) >> 1
+    return _half_up(wide, to_output), gate, -shift
+
+
+def hard_swish_problem(scale: np.float32, output: np.float32) -> str | None:
+    """Why the kernel does not take these scales, with the fix; None where it does."""
+    ratio = float(scale) / float(output)
+    if ratio < 1 << _MORE_BITS:
+        return None
+    return (
+        f"received a hard-swish whose input codes are worth {ratio:.4g} output codes, expected "
+        f"less than {1 << _MORE_BITS}; a clipping level is far from its values: call "
+        "sat_tf.calibrate, or train longer."
+    )
+
+
+# The multipliers of codes from 0 on and below, from the scales of the input, of what is multiplied
+# below 0 as a factor of it, and of the output.
+Slopes = Callable[[np.float32, np.float32, np.float32], tuple[float, float]]
+
+
+def narrow_slopes(scale: np.float32, factor: np.float32, output: np.float32) -> tuple[float, float]:
+    """Multipliers that LiteRT's kernels compute in float32."""
+    below = np.float32(scale * factor)
+    return float(np.float32(scale / output)), float(np.float32(below / output))
+
+
+def wide_slopes(scale: np.float32, factor: np.float32, output: np.float32) -> tuple[float, float]:
+    """The same as TFLite Micro computes them in float64."""
+    return float(scale) / float(output), float(scale) * float(factor) / float(output)
+
+
+def sloped(codes: np.ndarray, products: np.ndarray, slopes: tuple[float, float]) -> np.ndarray:
+    """Codes from 0 on by one multiplier; below, products of them by another, rounded twice."""
+    positive, negative = (
+        rounded_twice_away(values.astype(np.int64), fixed_point(slope))
+        for values, slope in zip((codes, products), slopes, strict=True)
+    )
+    return np.where(codes >= 0, positive, negative)
+
+
+def leaky(codes: np.ndarray, grids: Grids, slopes: Slopes = narrow_slopes) -> np.ndarray:
+    """A leaky rectifier with two multipliers of 31 bits: all kernels but XNNPACK's.
+
+    >>> one = np.float32(1.0)
+    >>> leaky(np.array([-5, -2, 3]), Grids(one, one, 0, {"alpha": 0.5})).tolist()
+    [-2, -1, 3]
+    """
+    factors = slopes(grids.scale, np.float32(grids.settings["alpha"]), grids.output)
+    return sloped(codes, codes, factors)
+
+
+def magnitude(codes: np.ndarray, grids: Grids, slopes: Slopes = narrow_slopes) -> np.ndarray:
+    """A magnitude, with a multiplier of 31 bits.
+
+    >>> one = np.float32(1.0)
+    >>> magnitude(np.array([-5, 0, 3]), Grids(one, one / 2)).tolist()
+    [10, 0, 6]
+    """
+    factor, _ = slopes(grids.scale, np.float32(1.0), grids.output)
+    return rounded_twice_away(np.abs(codes).astype(np.int64), fixed_point(factor))
+
+
+def leaky_of_xnnpack(codes: np.ndarray, grids: Grids) -> np.ndarray:
+    """A leaky rectifier with two multipliers of 8 bits behind the point, rounded half up.
+
+    XNNPACK takes multipliers from 1/256 to 128, and leaves others to the builtin kernels.
+
+    >>> one = np.float32(1.0)
+    >>> leaky_of_xnnpack(np.array([-5, -2, 3]), Grids(one, one, 0, {"alpha": 0.5})).tolist()
+    [-2, -1, 3]
+    """
+    source, made = np.float32(grids.scale), np.float32(grids.output)
+    slope = np.float32(source * np.float32(grids.settings["alpha"]))
+    factors = np.float32(source / made), np.float32(slope / made)
+    if not all(_SMALLEST_FACTOR <= factor <= _LARGEST_FACTOR for factor in factors):
+        return leaky(codes, grids)
+    positive, negative = (int(np.rint(np.float32(256.0) * factor)) for factor in factors)
+    product = codes.astype(np.int64) * np.where(codes >= 0, positive, negative)
+    return np.asarray((product + 128) >> 8)
+
+
+# -- softmax -------------------------------------------------------------------------------------
+# Every set of kernels subtracts the largest integer of a row, so that zero points do not count, and
+# makes 256 p - 128, clipped to int8. They differ in how they take e to a power, and divide by the
+# sum of these powers: in float32, with tables of 16 bits, or in fixed point throughout.
+
+SOFTMAX_SCALE, SOFTMAX_ZERO_POINT = np.float32(1.0 / 256.0), -128
+_LEVELS = 256
+_HIGHEST = 127
+
+
+def powers(scale: np.float32) -> np.ndarray:
+    """E to the power of the differences 0, -1, ... -255 times a scale, float32.
+
+    float64 is rounded once to float32, as `expf` of the C library has it but for ties that no
+    scale has been found to meet.
+    """
+    exponents = np.float32(-scale) * np.arange(_LEVELS, dtype=np.float32)
+    return np.exp(exponents.astype(np.float64)).astype(np.float32)
+
+
+def _differences(stored: np.ndarray) -> np.ndarray:
+    """How far integers are below the largest one of their row."""
+    return np.asarray(np.max(stored, axis=-1, keepdims=True) - stored)
+
+
+def _stored(rounded: np.ndarray) -> np.ndarray:
+    return np.clip(rounded + SOFTMAX_ZERO_POINT, SOFTMAX_ZERO_POINT, _HIGHEST).astype(np.int32)
+
+
+def softmax_in_float32(stored: np.ndarray, scale: np.float32) -> np.ndarray:
+    """A float32 sum from the first class to the last, its inverse, and halves away from zero.
+
+    >>> softmax_in_float32(np.array([[3, 3, -90]]), np.float32(0.25)).tolist()
+    [[0, 0, -128]]
+    """
+    found = powers(scale)[_differences(stored)]
+    # One after another, as the order of additions counts in the last bit.
+    sums = np.add.accumulate(found, axis=-1, dtype=np.float32)[..., -1:]
+    inverse = np.float32(1.0) / (sums * SOFTMAX_SCALE)
+    return _stored(rounded_away(found * inverse))
+
+
+def softmax_with_tables(stored: np.ndarray, scale: np.float32) -> np.ndarray:
+    """Powers of 16 bits, whose sum is exact, and a multiplier of 31 bits: Arm with 64 bits.
+
+    >>> softmax_with_tables(np.array([[3, 3, -90]]), np.float32(0.25)).tolist()
+    [[0, 0, -128]]
+    """
+    wide = (powers(scale) * np.float32(2**16 - 1)).astype(np.float64) + 0.5
+    found = np.minimum(wide.astype(np.int64), 2**16 - 1)[_differences(stored)]
+    sums = np.sum(found, axis=-1, keepdims=True)
+    inverse = np.float32(1.0) / (sums.astype(np.float32) * SOFTMAX_SCALE)
+    return _stored(rounded_twice_away(found, fixed_point(inverse)))
+
+
+_INTEGER_BITS = 5  # of a difference, behind its scale
+_SUM_BITS = 12  # of the integer part of a sum
+# Fewer powers of at most 1 never add up to 512, which kernels in fixed point refuse.
+MOST_CLASSES = 511
+
+
+def softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
+    """Gemmlowp's exponentials and Newton's division, of the plain C++ sources.
+
+    A sum has 12 bits in front of its point. Where the powers of a row add up to 512 or more, as
+    those of a thousand equal logits do, the kernels need a shift that they refuse, and end the
+    process of LiteRT or TFLite Micro.
+
+    >>> softmax_in_fixed_point(np.array([[3, 3, -90]]), np.float32(0.25)).tolist()
+    [[0, 0, -128]]
+    """
+    fraction = 31 - _INTEGER_BITS
+    multiplier = fixed_point(min(float(scale) * 2.0**fraction, 2.0**31 - 1.0))
+    left = int(multiplier.left)
+    widest = ((2**_INTEGER_BITS - 1) << fraction) >> left
+    differences = -_differences(stored).astype(np.int64)
+    near = differences >= -widest
+    scaled = high_product(np.where(near, differences, 0) << left, multiplier.mantissas)
+    found = np.where(near, exponentials(scaled, _INTEGER_BITS), 0)
+    sums = np.sum(shifted_away(found, _SUM_BITS), axis=-1, keepdims=True)
+    # 1 / (1 + x) of sums that are 2^bits · (1 + x).
+    headroom = 32 - np.frexp(sums.astype(np.float64))[1].astype(np.int64)
+    inverses = inverses_of_one_plus((sums << headroom) - (np.int64(1) << 31))
+    bits = _SUM_BITS - headroom
+    return _stored(shifted_away(high_product(inverses, found), bits + 31 - 8))

@@ -1,0 +1,301 @@
+"""The table of kernel sets: kernels that round alike, by runtime and processor.
+
+A new runtime or processor is a row. What a row does not say, an operation computes alike
+everywhere: it selects codes, or looks them up.
+"""
+
+import dataclasses
+import functools
+import math
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sat_tf.exact.kernels import bilinear, fixed_point, functions, xnnpack
+from sat_tf.exact.kernels.bilinear import Interpolation
+from sat_tf.exact.kernels.functions import FunctionRule, Rounding, Slopes
+
+# Matrices that have a kernel of their own for products with a vector: these sizes at least.
+_FEWEST_ROWS, _FEWEST_COLUMNS = 4, 8
+
+# The scales of the input, of each channel's weights, and of the output.
+LinearScales = tuple[np.float32, np.ndarray, np.float32]
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearWork:
+    """A linear operation, as far as kernels choose their rounding by it."""
+
+    operator: str  # Its name in the file.
+    is_builtin: bool = False  # Whether XNNPACK leaves it to the builtin kernels.
+    depth: int = 1  # How many products are in a sum.
+    is_grouped: bool = False  # Whether channels read only a part of the input's.
+    one_scale: bool = False  # Whether the file holds one scale for the weights of all channels.
+    # Whether Arm has a kernel of its own for it: depthwise convolutions of 3x3 with strides of 1 or
+    # 2, a multiple of 8 channels and the usual padding.
+    is_small_depthwise: bool = False
+
+
+LinearRule = Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KernelSet:
+    """Kernels that round alike.
+
+    All functions take exact integers and give integers that are neither clipped nor, but for means
+    and softmax, moved by the zero point.
+    """
+
+    name: str  # For users.
+    title: str  # In a table.
+    # Sums of a linear operation as codes, from the operation, Σ weight · code + bias with images on
+    # the first axis and channels on the last, and `LinearScales`.
+    linear: LinearRule
+    # Codes of a sum of two tensors of codes, or with difference=True of a difference, from both
+    # tensors, their scales, and that of the output.
+    summed: Callable[..., np.ndarray]
+    # Codes of a product of two tensors, from the products of their codes, their scales, and that of
+    # the output.
+    product: Callable[[np.ndarray, tuple[np.float32, np.float32], np.float32], np.ndarray]
+    # Stored integers of means, from sums with channels on the last axis, the count of stored
+    # integers in each, the scales and the zero points of the input and of the output, and whether
+    # the operator keeps the dimensions that it sums over.
+    mean: Callable[
+        [np.ndarray, int, tuple[np.float32, np.float32], tuple[int, int], bool], np.ndarray
+    ]
+    # Codes of float32 values, from these and the scale.
+    quantized: Callable[[np.ndarray, np.float32], np.ndarray]
+    # Stored probabilities, clipped, from stored integers with classes on the last axis, and their
+    # scale.
+    softmax: Callable[[np.ndarray, np.float32], np.ndarray]
+    interpolation: Interpolation  # The rule of bilinear resizing.
+    # Codes of a function's float32 values in a table of 256, from these, the scale and the zero
+    # point of the output; see `functions.Rounding`.
+    tabulated: Rounding
+    logistic: FunctionRule  # Codes of a sigmoid.
+    tanh: FunctionRule  # Codes of a tanh.
+    slopes: Slopes  # The multipliers of values whose slope below 0 is another one.
+    leaky: FunctionRule  # Codes of a leaky rectifier.
+    hard_swish: FunctionRule  # Codes of a hard-swish.
+    # Codes on another scale, from these, their scale and that of the output.
+    rescaled: Callable[[np.ndarray, np.float32, np.float32], np.ndarray]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A row is sent to other processes by its name: there is one of each."""
+        return _row, (self.name,)
+
+
+def narrow_multipliers(source: np.float32, weights: np.ndarray, output: np.float32) -> np.ndarray:
+    """Output codes of one unit of the sum, a channel, as XNNPACK computes them in float32."""
+    return np.asarray(source * weights.astype(np.float32) / output, np.float32)
+
+
+def wide_multipliers(source: np.float32, weights: np.ndarray, output: np.float32) -> np.ndarray:
+    """The same as the builtin kernels compute them in float64."""
+    return np.asarray(float(source) * weights.astype(np.float32).astype(np.float64) / float(output))
+
+
+def _multipliers(work: LinearWork, scales: LinearScales) -> np.ndarray:
+    """The same, but that a matrix with one scale has the product of two in float32."""
+    if not (work.operator == "FULLY_CONNECTED" and work.one_scale):
+        return wide_multipliers(*scales)
+    source, weights, output = scales
+    both = np.asarray(source * weights.astype(np.float32), np.float32)
+    return np.asarray(both.astype(np.float64) / float(output))
+
+
+def _products(sums: np.ndarray, multipliers: np.ndarray, rule: fixed_point.Rule) -> np.ndarray:
+    return rule(sums.astype(np.int64), fixed_point.fixed_point(multipliers))
+
+
+# The plain C++ sources, without vectors: gemmlowp's rounding throughout. All processors have it.
+# Vectors hold a product of two tensors in 16 bits behind its rounding. What does not fit them,
+# 128 times the range of int8 and more, is not simulated: calibrated scales are far from it.
+REFERENCE = KernelSet(
+    "reference",
+    "LiteRT, reference kernels",
+    linear=lambda work, sums, scales: (
+        fixed_point.rounded_away(sums.astype(np.float64) * wide_multipliers(*scales))
+        if work.operator == "FULLY_CONNECTED"
+        else _products(sums, wide_multipliers(*scales), fixed_point.rounded_twice_away)
+    ),
+    summed=fixed_point.summed,
+    product=lambda products, scales, output: fixed_point.rounded_twice_away(
+        products, fixed_point.fixed_point(xnnpack.product_multiplier(*scales, output))
+    ),
+    mean=lambda sums, count, scales, zeros, _: fixed_point.mean(sums, count, scales, zeros),
+    # A float32 quotient, halves away from zero.
+    quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
+    softmax=functions.softmax_in_fixed_point,
+    interpolation=bilinear.OF_BUILTIN,
+    tabulated=functions.rounded_half_away,
+    logistic=functions.by_table(functions.logistic, functions.rounded_half_away),
+    tanh=functions.by_table(functions.tanh, functions.rounded_half_away),
+    slopes=functions.narrow_slopes,
+    leaky=functions.leaky,
+    hard_swish=functions.hard_swish,
+    rescaled=lambda codes, source, output: fixed_point.rounded_twice_away(
+        codes, fixed_point.fixed_point(float(source) / float(output))
+    ),
+)
+# This is all processors with its reference kernels; not CMSIS-NN's or a vendor's.
+MICRO = dataclasses.replace(
+    REFERENCE,
+    name="micro",
+    title="TFLite Micro",
+    linear=lambda work, sums, scales: _products(
+        sums, _multipliers(work, scales), fixed_point.rounded_twice_away
+    ),
+    # It alone computes the multiplier of a product in float64.
+    product=lambda products, scales, output: fixed_point.rounded_twice_away(
+        products, fixed_point.fixed_point(float(scales[0]) * float(scales[1]) / float(output))
+    ),
+    logistic=functions.logistic_in_fixed_point,
+    tanh=functions.tanh_in_fixed_point,
+    slopes=functions.wide_slopes,
+    leaky=functools.partial(functions.leaky, slopes=functions.wide_slopes),
+)
+
+
+def _in_vectors(matrix: fixed_point.Rule, small_depthwise: fixed_point.Rule) -> LinearRule:
+    """The rule of linear operations that take vectors where they can."""
+
+    def linear(work: LinearWork, sums: np.ndarray, scales: LinearScales) -> np.ndarray:
+        # A product with a vector, of an image by itself, has a kernel of its own.
+        is_vector = math.prod(sums.shape[1:-1]) == 1
+        if work.is_grouped:
+            rule: fixed_point.Rule = fixed_point.rounded_twice_away
+        elif work.is_small_depthwise:
+            rule = small_depthwise
+        elif work.operator in ("DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"):
+            rule = fixed_point.requantized_in_blocks
+        elif is_vector and sums.shape[-1] >= _FEWEST_ROWS and work.depth >= _FEWEST_COLUMNS:
+            rule = fixed_point.rounded_twice_up
+        else:
+            rule = matrix
+        return _products(sums, _multipliers(work, scales), rule)
+
+    return linear
+
+
+# The builtin kernels take vectors where they can, and else do as the plain sources. This is x86
+# with AVX, as the wheels have it.
+BUILTIN_X86 = dataclasses.replace(
+    REFERENCE,
+    name="builtin_x86",
+    title="LiteRT, builtin kernels on x86",
+    linear=_in_vectors(fixed_point.rounded_twice_up, fixed_point.rounded_twice_up),
+    # Differences have no kernel with vectors.
+    summed=lambda summands, scales, output, *, difference=False: (
+        fixed_point.summed(summands, scales, output, difference=True)
+        if difference
+        else fixed_point.summed_in_blocks(summands, scales, output)
+    ),
+    mean=lambda sums, count, scales, zeros, keep_dims: (
+        fixed_point.mean_in_blocks if keep_dims else fixed_point.mean
+    )(sums, count, scales, zeros),
+    quantized=fixed_point.quantized_in_blocks,
+    softmax=functions.softmax_in_float32,
+    rescaled=lambda codes, source, output: fixed_point.rounded_twice_up(
+        codes, fixed_point.fixed_point(float(source) / float(output))
+    ),
+)
+# This is Armv8.
+BUILTIN_ARM = dataclasses.replace(
+    BUILTIN_X86,
+    name="builtin_arm",
+    title="LiteRT, builtin kernels on Arm",
+    linear=_in_vectors(fixed_point.rounded_once, fixed_point.rounded_before_shifts),
+    softmax=functions.softmax_with_tables,
+    hard_swish=functions.hard_swish_of_arm,
+)
+
+
+def _delegated(left: KernelSet) -> LinearRule:
+    """XNNPACK's rule of linear operations, some of which it leaves to other kernels."""
+    return lambda work, sums, scales: (
+        left.linear(work, sums, scales)
+        if work.is_builtin
+        else xnnpack.requantized(sums, narrow_multipliers(*scales))
+    )
+
+
+# XNNPACK leaves some linear operations, softmax and hard-swish to the builtin kernels. This is x86,
+# and processors without rules of their own: WebAssembly, RISC-V.
+X86 = dataclasses.replace(
+    BUILTIN_X86,
+    name="xnnpack_x86",
+    title="XNNPACK on x86",
+    linear=_delegated(BUILTIN_X86),
+    summed=xnnpack.summed,
+    product=lambda products, scales, output: xnnpack.requantized(
+        products, xnnpack.product_multiplier(*scales, output)
+    ),
+    mean=lambda sums, count, scales, zeros, _: xnnpack.mean(
+        sums, xnnpack.mean_multiplier(*scales, count), count, zeros, xnnpack.multiply_add
+    ),
+    # One float32 product with the inverse scale, round half to even.
+    quantized=lambda real, scale: np.asarray(np.rint(real * (np.float32(1.0) / scale))),
+    interpolation=bilinear.OF_XNNPACK,
+    tabulated=functions.rounded_moved,
+    logistic=functions.by_table(functions.logistic_in_float64, functions.rounded_moved),
+    tanh=functions.by_table(functions.tanh, functions.rounded_moved),
+    leaky=functions.leaky_of_xnnpack,
+    rescaled=xnnpack.rescaled,
+)
+# This is Armv7 without fused multiply-add, and builds that do not fuse, such as GCC's with CMake.
+ARM_UNFUSED = dataclasses.replace(
+    X86,
+    name="xnnpack_arm_unfused",
+    title="XNNPACK on Arm, unfused",
+    linear=_delegated(BUILTIN_ARM),
+    product=lambda products, scales, output: xnnpack.product_in_fixed_point(
+        products, xnnpack.product_multiplier(*scales, output)
+    ),
+    softmax=BUILTIN_ARM.softmax,
+    hard_swish=BUILTIN_ARM.hard_swish,
+)
+# This is Armv8 and Armv9, as clang builds it: Android, iOS, the wheels for Linux and macOS.
+# Compilers fuse products with sums.
+ARM = dataclasses.replace(
+    ARM_UNFUSED,
+    name="xnnpack_arm",
+    title="XNNPACK on Arm",
+    mean=lambda sums, count, scales, zeros, _: xnnpack.mean(
+        sums, xnnpack.mean_multiplier(*scales, count), count, zeros, xnnpack.fused_multiply_add
+    ),
+    interpolation=bilinear.OF_XNNPACK_FUSED,
+    tabulated=functions.rounded_moved_fused,
+    logistic=functions.by_table(functions.logistic_in_float64, functions.rounded_moved_fused),
+    tanh=functions.by_table(functions.tanh, functions.rounded_moved_fused),
+)
+
+KERNEL_SETS: dict[str, KernelSet] = {
+    row.name: row for row in (X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM, REFERENCE, MICRO)
+}
+
+
+def _row(name: str) -> KernelSet:
+    return KERNEL_SETS[name]
+
+
+# The kernel sets of XNNPACK: a file is portable where all of them compute the same codes.
+XNNPACK_SETS: tuple[KernelSet, ...] = (X86, ARM, ARM_UNFUSED)
+
+_ARM_MACHINES = ("aarch64", "arm64")
+
+
+def builtin_of_this_machine() -> KernelSet:
+    """LiteRT's builtin kernels here."""
+    return BUILTIN_X86 if of_this_machine() is X86 else BUILTIN_ARM
+
+
+def of_this_machine() -> KernelSet:
+    """The kernels that LiteRT's wheel runs here with XNNPACK."""
+    machine = platform.machine().lower()
+    if machine in _ARM_MACHINES:
+        return ARM
+    return ARM_UNFUSED if machine.startswith("arm") else X86

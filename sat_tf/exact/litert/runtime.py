@@ -1,0 +1,368 @@
+"""LiteRT and TFLite Micro: run a file and hand out every tensor."""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, cast
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from sat_tf.exact.tflite.contents import read_contents
+from sat_tf.exact.tflite.tensors import Pixels, arrays_of, joined, number_of, real_outputs, some_of
+from sat_tf.messages import is_standard_error
+
+# XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once. The
+# reference kernels define, without optimizations, what the builtin ones must give.
+RUNTIMES = {
+    "xnnpack": OpResolverType.AUTO,
+    "builtin": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    "reference": OpResolverType.BUILTIN_REF,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Delegation:
+    """How much of a file XNNPACK takes over."""
+
+    partitions: int  # Pieces it is cut into; 1 is best.
+    delegated: int  # Operators inside them.
+    operators: int  # Operators in all.
+
+
+@dataclasses.dataclass(frozen=True)
+class Interface:
+    """The input and the output of a file, or of a worker's task."""
+
+    input_shape: tuple[int, ...]  # Of an image.
+    input_type: np.dtype  # Of its values.
+    num_outputs: int  # Values it gives for an image.
+
+
+class Runtime:
+    """A file loaded in LiteRT with one thread."""
+
+    def __init__(self, content: bytes, runtime: str = "xnnpack", *, keep_tensors: bool) -> None:
+        with warnings.catch_warnings():
+            # LiteRT warns that keeping tensors takes memory, which is the purpose here.
+            warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
+            with explained("load"):
+                self._interpreter = Interpreter(
+                    model_content=content,
+                    num_threads=1,
+                    experimental_op_resolver_type=RUNTIMES[runtime],
+                    experimental_preserve_all_tensors=keep_tensors,
+                )
+                self._interpreter.allocate_tensors()
+        self._indices = {
+            detail["name"]: detail["index"] for detail in self._interpreter.get_tensor_details()
+        }
+        self._inputs = self._interpreter.get_input_details()
+        self._outputs = self._interpreter.get_output_details()
+
+    @functools.cached_property
+    def takes_one_image(self) -> bool:
+        """Whether a shape in the file has a batch of 1 in it, so that no batch is larger."""
+        # LiteRT has no public view of its execution plan.
+        nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
+        # It has the shape of its output in the file, which LiteRT notices when it runs.
+        if any(node["op_name"] == "TRANSPOSE_CONV" for node in nodes):
+            return True
+        try:
+            self._make_room([(2, *shape) for shape in self.input_shapes])
+        except (RuntimeError, ValueError):
+            self._make_room([(1, *shape) for shape in self.input_shapes])
+            return True
+        return False
+
+    @property
+    def input_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the images of all inputs."""
+        return [tuple(int(size) for size in found["shape"][1:]) for found in self._inputs]
+
+    @property
+    def interface(self) -> Interface:
+        """The only input and output; raises ValueError where there are more of either."""
+        if (len(self._inputs), len(self._outputs)) != (1, 1):
+            raise ValueError(
+                f"received a file with {len(self._inputs)} inputs and {len(self._outputs)} "
+                "outputs, expected one of each, of images and of classes; keep one in "
+                "keras.Model(inputs, outputs)."
+            )
+        num_outputs = int(np.prod(self._outputs[0]["shape"][1:]))
+        return Interface(self.input_shapes[0], np.dtype(self._inputs[0]["dtype"]), num_outputs)
+
+    def run(self, images: Pixels) -> np.ndarray:
+        """The file's output for a batch of images; see `tensors.joined` for several outputs.
+
+        Outputs of integers are given as the real values that they stand for.
+        """
+        if number_of(images) > 1 and self.takes_one_image:
+            starts = range(number_of(images))
+            return np.concatenate([self.run(some_of(images, i, i + 1)) for i in starts])
+        with explained("run"):
+            arrays = arrays_of(images)
+            self._make_room([array.shape for array in arrays])
+            for details, array in zip(self._inputs, arrays, strict=True):
+                self._interpreter.set_tensor(details["index"], array)
+            self._interpreter.invoke()
+            outputs = []
+            for details in self._outputs:
+                grid = details["quantization_parameters"]
+                stored = np.array(self._interpreter.get_tensor(details["index"]))
+                outputs.append(real_outputs(stored, grid["scales"], grid["zero_points"]))
+            return joined(outputs)
+
+    def zeros(self, shapes: Iterable[tuple[int, ...]]) -> tuple[np.ndarray, ...]:
+        """One image of zeros for each input, of these shapes and the types that the file takes."""
+        types = [np.dtype(found["dtype"]) for found in self._inputs]
+        return tuple(np.zeros((1, *shape), kind) for shape, kind in zip(shapes, types, strict=True))
+
+    def rehearse(self) -> np.ndarray:
+        """The output for one image of zeros; makes room for two where the file can take them."""
+        output = self.run(self.zeros(self.input_shapes))
+        self.takes_one_image  # noqa: B018 - asking makes room
+        return output
+
+    def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Tensors of the last run, by name; only where they are kept."""
+        return {name: self._interpreter.get_tensor(self._indices[name]) for name in names}
+
+    def kept(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
+        """Tensors of the last run by their places in the file, without those that have no values.
+
+        Names of tensors need not differ in a file that another tool wrote.
+        """
+        found = {}
+        for index in indices:
+            with contextlib.suppress(ValueError):
+                found[index] = np.array(self._interpreter.get_tensor(index))
+        return found
+
+    def delegation(self) -> Delegation:
+        """The part that XNNPACK has taken over; of the other kernels, nothing."""
+        delegates, operators, inside = self._plan()
+        return Delegation(delegates, len(inside), operators)
+
+    @property
+    def delegated(self) -> set[int]:
+        """The operators that XNNPACK has taken over, by their places in the file."""
+        return self._plan()[-1]
+
+    def _plan(self) -> tuple[int, int, set[int]]:
+        """How many delegates and operators there are, and which operators the former run."""
+        # LiteRT has no public view of its execution plan.
+        nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
+        delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
+        operators = [node for node in nodes if node["op_name"] != "DELEGATE"]
+        makers = {index: i for i, node in enumerate(operators) for index in node["outputs"]}
+        inside: set[int] = set()
+        for delegate in delegates:
+            given = set(delegate["inputs"])
+            waiting = list(delegate["outputs"])
+            while waiting:
+                index = waiting.pop()
+                if index in given or index not in makers or makers[index] in inside:
+                    continue
+                inside.add(makers[index])
+                waiting.extend(operators[makers[index]]["inputs"])
+        return len(delegates), len(operators), inside
+
+    def _make_room(self, shapes: list[tuple[int, ...]]) -> None:
+        found = self._interpreter.get_input_details()
+        if any(one["shape"][0] != shape[0] for one, shape in zip(found, shapes, strict=True)):
+            for details, shape in zip(found, shapes, strict=True):
+                self._interpreter.resize_tensor_input(details["index"], shape)
+            self._interpreter.allocate_tensors()
+
+
+@contextlib.contextmanager
+def explained(action: str, runtime: str = "LiteRT") -> Iterator[None]:
+    """Errors of a runtime as errors of this package."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, IndexError, OverflowError) as error:
+        of_inputs = action == "run"
+        inputs = ", on inputs that it takes, such as ids of its vocabulary" if of_inputs else ""
+        fix = "export the model again" + (", or mend the inputs" if of_inputs else "")
+        raise ValueError(
+            f"received a TFLite file that {runtime} does not {action} ({error}), expected one that "
+            f"sat_tf.export_tflite wrote{inputs}; {fix}."
+        ) from error
+
+
+class _Lent:
+    """A stream that writes where another one does, which can change.
+
+    A handler of the logging module that is made while `sys.stderr` is another stream keeps that
+    one for good, so that it must stay open.
+    """
+
+    def __init__(self, lender: Any) -> None:
+        self.lender = lender
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lender, name)
+
+
+@contextlib.contextmanager
+def native_output_in(file: Any) -> Iterator[None]:
+    """Sends what C++ code prints to the process' standard error into a file.
+
+    What Python writes to sys.stderr goes where it went: warnings, progress, other threads.
+    """
+    try:
+        there = os.dup(2)
+    except OSError:  # The process has none.
+        yield
+        return
+    try:
+        with contextlib.ExitStack() as stack:
+            stream = sys.stderr
+            if is_standard_error(stream):
+                stream.flush()
+                kept = open(  # noqa: SIM115 - the stack closes it
+                    there, "w", buffering=1, encoding=stream.encoding, errors="replace",
+                    closefd=False,
+                )  # fmt: skip
+                stack.enter_context(kept)
+                lent = _Lent(kept)
+                stack.callback(setattr, lent, "lender", stream)
+                stack.enter_context(contextlib.redirect_stderr(cast(IO[str], lent)))
+            os.dup2(file.fileno(), 2)
+            try:
+                yield
+            finally:
+                if is_standard_error(stream):
+                    stream.flush()  # of handlers that hold it, before it is connected again
+                os.dup2(there, 2)
+    finally:
+        os.close(there)
+
+
+def check_loading(content: bytes, *image_shapes: tuple[int, ...]) -> None:
+    """Runs a black image through a file, with and without XNNPACK."""
+    for name in ("xnnpack", "builtin"):  # the reference kernels are slow
+        try:
+            runtime = Runtime(content, name, keep_tensors=False)
+            output = runtime.run(runtime.zeros(image_shapes))
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"{name}: received a model whose file LiteRT does not run ({error}), expected one "
+                "that it does; export with pack='none', or install the ai-edge-litert that sat-tf "
+                "was tested with."
+            ) from error
+        if not np.all(np.isfinite(output)):
+            raise ValueError(
+                f"{name}: received a model whose output for a black image is not finite, expected "
+                "finite values; go back to an earlier checkpoint."
+            )
+
+
+# -- TFLite Micro ----------------------------------------------------------------------------------
+
+MICRO = "micro"
+PACKAGE = "tflite-micro"
+
+# One that is far too small ends the process; one that is somewhat too small is doubled.
+_SMALLEST_ARENA_BYTES, _LARGEST_ARENA_BYTES = 2**22, 2**31
+_BYTES_PER_VALUE = 4
+_ARENA_IS_FULL = "missing:"
+
+
+class MicroRuntime:
+    """A file loaded in TFLite Micro, which takes one image at a time."""
+
+    def __init__(self, content: bytes, *, keep_tensors: bool) -> None:
+        contents = read_contents(content, "file")
+        values = sum(math.prod(tensor.shape) for tensor in contents.tensors)
+        self._inputs, self._outputs = contents.inputs, contents.outputs
+        places = {id(tensor): index for index, tensor in enumerate(contents.tensors)}
+        made = [tensor for operator in contents.operators for tensor in operator.outputs]
+        self._made = {places[id(one)]: one.name for one in made} if keep_tensors else {}
+        self._kept: list[dict[int, np.ndarray]] = []
+        with explained("load", "TFLite Micro"):
+            arena_bytes = max(_SMALLEST_ARENA_BYTES, _BYTES_PER_VALUE * values)
+            self._interpreter = _interpreter(content, arena_bytes, keep_tensors=keep_tensors)
+
+    def run(self, images: Pixels) -> np.ndarray:
+        self._kept, outputs = [], []
+        for number in range(number_of(images)):
+            with explained("run", "TFLite Micro"):
+                for index, array in enumerate(arrays_of(some_of(images, number, number + 1))):
+                    self._interpreter.set_input(np.ascontiguousarray(array), index)
+                _with_reason(self._interpreter.invoke)
+                tensors = {
+                    index: np.asarray(self._interpreter.GetTensor(index, 0)["tensor_data"])
+                    for index in self._made
+                }
+                self._kept.append(tensors)
+                made = [
+                    real_outputs(
+                        np.array(self._interpreter.get_output(index)),
+                        output.scales,
+                        output.zero_points,
+                    )
+                    for index, output in enumerate(self._outputs)
+                ]
+                outputs.append(joined(made))
+        return np.concatenate(outputs)
+
+    def rehearse(self) -> np.ndarray:
+        arrays = [np.zeros(given.shape, given.type.lower()) for given in self._inputs]
+        return self.run(arrays[0] if len(arrays) == 1 else tuple(arrays))
+
+    def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        places = {name: index for index, name in self._made.items()}
+        return {name: np.concatenate([kept[places[name]] for kept in self._kept]) for name in names}
+
+    def kept(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
+        """See `Runtime`: of the last image."""
+        return {index: self._kept[-1][index] for index in indices if index in self._made}
+
+    def delegation(self) -> None:
+        """XNNPACK takes no part."""
+
+
+def _interpreter(content: bytes, arena_bytes: int, *, keep_tensors: bool) -> Any:
+    """TFLite Micro with an arena that is large enough."""
+    # An extra: not everyone has it.
+    from tflite_micro.python.tflite_micro import runtime
+
+    config = runtime.InterpreterConfig
+    recorded = config.kPreserveAllTensors if keep_tensors else config.kAllocationRecording
+    # The argument's name is misspelt there.
+    load = functools.partial(runtime.Interpreter.from_bytes, content, intrepreter_config=recorded)
+    while True:
+        try:
+            return _with_reason(functools.partial(load, arena_size=arena_bytes))
+        except RuntimeError as error:
+            if _ARENA_IS_FULL not in str(error) or arena_bytes >= _LARGEST_ARENA_BYTES:
+                raise
+            arena_bytes *= 2
+
+
+def _with_reason(action: Callable[[], Any]) -> Any:
+    """Runs an action; a RuntimeError has the reason that TFLite Micro only logs."""
+    with tempfile.TemporaryFile() as log:
+        try:
+            with native_output_in(log):
+                return action()
+        except RuntimeError as error:
+            log.seek(0)
+            lines = log.read().decode(errors="replace").splitlines()
+            reasons = [line.strip() for line in lines if line.strip()]
+            raise RuntimeError(reasons[0] if reasons else str(error)) from error
+
+
+def loaded(content: bytes, runtime: str, *, keep_tensors: bool) -> Runtime | MicroRuntime:
+    """A file in a runtime of this name."""
+    if runtime == MICRO:
+        return MicroRuntime(content, keep_tensors=keep_tensors)
+    return Runtime(content, runtime, keep_tensors=keep_tensors)

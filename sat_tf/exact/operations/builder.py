@@ -1,0 +1,223 @@
+"""Builds a graph: drafts, which are layers without a grid yet, become operations and tensors.
+
+On which grid a layer computes is decided by the quantizer behind it. Until then the layer is a
+draft: an operation without an output, or a class of its own where one layer becomes several of
+them. A draft says itself how it is folded, and how it becomes a tensor of codes or of float values.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.pointwise import Pointwise, WithConstant
+from sat_tf.exact.operations.quantize import Dequantize, Quantize
+from sat_tf.exact.tflite.tensors import Activation, Codes, Tensor, free_name
+
+Range = tuple[float, float]
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Affine:
+    """A slope and an offset for each channel, float64: y = slope · x + offset."""
+
+    slope: np.ndarray  # The slopes.
+    offset: np.ndarray  # The offsets.
+    # Of x, where the statistics of a normalization are known: there it must be exact.
+    mean: np.ndarray
+    deviation: np.ndarray  # Of x from that; infinite where it is unknown.
+
+
+class Draft(abc.ABC):
+    """A layer that is lowered but for the grid of its result."""
+
+    inputs: tuple[str, ...]  # Names of the tensors that it reads.
+    tensor: str = ""  # The name of its tensor, where it is one already; else "".
+    # Those of layers left float whose output is no float32, which what reads them takes in as it
+    # is.
+    calls: tuple[Any, ...] = ()
+    # No integer kernel computes it of float values, so that an observed range alone makes no codes
+    # of it.
+    stays_float: ClassVar[bool] = False
+
+    @property
+    def keeps_stream(self) -> bool:
+        """Whether a float stream behind it stays one, unless a quantizer of its own follows."""
+        return False
+
+    def takes_floats(self, codes: Codes) -> bool:
+        """Whether it makes these codes itself of inputs that are float."""
+        return False
+
+    def as_codes(self, builder: "GraphBuilder", codes: Codes, name: str, shape: Shape) -> str:
+        """Adds what makes a tensor of codes of tensors of codes; returns its name."""
+        raise TypeError(f"{name}: codes of a layer that makes float values.")
+
+    @abc.abstractmethod
+    def as_float(self, builder: "GraphBuilder", name: str, shape: Shape) -> str:
+        """Adds what makes a float tensor; returns its name. The arguments are as in `as_codes`."""
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        """The smallest and the largest value that it can have."""
+        return codes_of(self.inputs[0]).real_range
+
+    def folded(self, behind: Affine) -> "Draft | None":
+        """The layer with the normalization behind it; None where it takes none in."""
+        return None
+
+    def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Draft | None":
+        """The layer times `slope`, not 0, plus `offset`; None where it takes none in."""
+        return None
+
+    def seen_within(self, low: float, high: float) -> "Draft":
+        """The same, known to give values from `low` to `high`."""
+        return self
+
+
+class GraphBuilder:
+    """Collects the tensors and operations of a graph; `layer_names` are only the layers' own."""
+
+    def __init__(self, layer_names: Collection[str] = ()) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.operations: list[Operation] = []
+        self._layer_names = frozenset(layer_names)
+        self._floats: dict[str, str] = {}
+
+    def tensor(self, name: str, shape: Shape, codes: Codes | None) -> str:
+        """Adds a tensor; returns its name."""
+        self.tensors[name] = Tensor(name, shape, codes)
+        return name
+
+    def add(self, operation: Operation, shape: Shape, codes: Codes | None) -> str:
+        """Adds an operation and the tensor it makes; returns the tensor's name."""
+        self.operations.append(operation)
+        return self.tensor(operation.output, shape, codes)
+
+    def move(self, operation: Operation, shape: Shape) -> str:
+        """Adds an operation that makes its tensor from the codes of its input as they are."""
+        return self.add(operation, shape, self.codes(operation.inputs[0]))
+
+    def shape(self, name: str) -> Shape:
+        """The shape of a tensor, without the batch dimension."""
+        return self.tensors[name].shape
+
+    def codes(self, name: str) -> Codes | None:
+        """The codes of a tensor; None where it is float."""
+        return self.tensors[name].codes
+
+    def between(self, name: str) -> str:
+        """An unused name, close to the one given, for a tensor that no layer of the model makes."""
+        return free_name(name, self._layer_names | self.tensors.keys())
+
+    def materialize(self, draft: Draft, codes: Codes, name: str, shape: Shape) -> str:
+        """Adds what makes a tensor of codes of a draft; returns the tensor's name."""
+        some_float = any(self.codes(read) is None for read in draft.inputs)
+        if some_float and not draft.takes_floats(codes):
+            real = draft.as_float(self, self.between(f"{name}_float"), shape)
+            return self.quantized(real, codes, name, shape)
+        return draft.as_codes(self, codes, name, shape)
+
+    def dequantized(self, source: str) -> str:
+        """The float tensor with the real values of `source`; made once."""
+        shape, codes = self.shape(source), self.codes(source)
+        if codes is None:
+            return source
+        if source not in self._floats:
+            dequantize = Dequantize((source,), self.between(f"{source}_float"))
+            real = self.add(dequantize, shape, None)
+            if codes.unit != 1.0:
+                name = self.between(f"{source}_real")
+                real = self.with_constant(real, Pointwise.PRODUCT, codes.unit, name, shape)
+            self._floats[source] = real
+        return self._floats[source]
+
+    def drop_unread_images(self) -> None:
+        """Leaves out codes of images that nothing reads: others of the image are read instead."""
+        read = {name for operation in self.operations for name in operation.inputs}
+        for operation in list(self.operations):
+            if operation.of_input and operation.output not in read:
+                self.operations.remove(operation)
+                del self.tensors[operation.output]
+
+    def quantized(self, source: str, codes: Codes, name: str, shape: Shape) -> str:
+        """Adds the codes of a float tensor, clipped before where int8 does not saturate."""
+        low, high = codes.real_range
+        if codes.lowest != -128:
+            lower = self.between(f"{name}_lower")
+            source = self.with_constant(source, Pointwise.MAXIMUM, low, lower, shape)
+        if codes.highest != 127:
+            upper = self.between(f"{name}_upper")
+            source = self.with_constant(source, Pointwise.MINIMUM, high, upper, shape)
+        # The operation knows real values only, so the tensor is stored in real units.
+        stored = dataclasses.replace(codes, scale=np.float32(codes.real_scale), unit=1.0)
+        return self.add(Quantize((source,), name), shape, stored)
+
+    def with_constant(
+        self, source: str, kind: Pointwise, constant: np.ndarray | float, name: str, shape: Shape
+    ) -> str:
+        """Adds an operation of float values and a constant; returns the tensor's name."""
+        operation = WithConstant((source,), name, kind, np.asarray(constant, np.float32))
+        return self.add(operation, shape, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class OperationDraft(Operation, Draft):
+    """An operation that is a draft while its output is "", of any number of inputs; abstract."""
+
+    def placed(
+        self,
+        builder: GraphBuilder,
+        inputs: tuple[str, ...],
+        codes: Codes | None,
+        name: str,
+        shape: Shape,
+    ) -> str:
+        """Adds the operation on other inputs, with a tensor of these codes; returns its name."""
+        return builder.add(self._named(inputs, name), shape, codes)
+
+    def _named(self, inputs: tuple[str, ...], name: str) -> Self:
+        return dataclasses.replace(self, inputs=inputs, output=name)
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        return self.placed(builder, self.inputs, codes, name, shape)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        sources = tuple(builder.dequantized(source) for source in self.inputs)
+        return self.placed(builder, sources, None, name, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rectified(Draft):
+    """A rectifier that no quantizer makes: the positive part of a layer, up to a ceiling.
+
+    It is float, or a part of a concatenation, whose grid it then gets.
+    """
+
+    inputs: tuple[str, ...]  # Those of the other layer.
+    rectified: Draft  # The other layer.
+    ceiling: float | None = None  # The largest value; None where there is none.
+
+    def takes_floats(self, codes: Codes) -> bool:
+        """See `Draft`: without a ceiling, codes from 0 on are those of the other layer."""
+        return self.ceiling is None
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        if self.ceiling is not None:  # which need not be the highest code
+            real = self.as_float(builder, builder.between(f"{name}_float"), shape)
+            return builder.quantized(real, codes, name, shape)
+        return builder.materialize(self.rectified, codes.clipped(Activation.RELU), name, shape)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        real = self.rectified.as_float(builder, builder.between(f"{name}_input"), shape)
+        lower = name if self.ceiling is None else builder.between(f"{name}_lower")
+        builder.with_constant(real, Pointwise.MAXIMUM, 0.0, lower, shape)
+        if self.ceiling is None:
+            return lower
+        return builder.with_constant(lower, Pointwise.MINIMUM, self.ceiling, name, shape)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        return 0.0, max(self.rectified.worst_range(codes_of)[1], 0.0)

@@ -1,0 +1,258 @@
+"""The graph of a deployed model, its listing, and what it computes, in NumPy as kernels do."""
+
+import dataclasses
+import io
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from rich.console import Group
+from rich.text import Text
+
+from sat_tf.exact.kernels.kernel_sets import X86, KernelSet
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.tflite.tensors import (
+    Codes,
+    Image,
+    Pixels,
+    Tensor,
+    arrays_of,
+    dequantized,
+    joined,
+    number_of,
+    some_of,
+)
+from sat_tf.presentation.terminal import FittingTable, make_console
+
+_LISTING_WIDTH = 160
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """A deployed model."""
+
+    name: str  # Name of the Keras model.
+    tensors: dict[str, Tensor]  # By name; the inputs are not among them.
+    operations: tuple[Operation, ...]  # Producers before consumers.
+    images: tuple[Image, ...]  # The inputs, in the order of the model's.
+    output: str  # Name of the output tensor.
+    warnings: tuple[str, ...] = ()  # What its user should know.
+    # The tensor with the output of each Keras layer that has one, by their names.
+    layer_outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    more_outputs: tuple[str, ...] = ()  # Names of the other output tensors.
+    # What the signature calls the inputs, and the outputs: by their keys where the model has a
+    # dictionary of them, else by the names that Keras has for them. Without any, by the names of
+    # their tensors.
+    keys: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    # Why kernels are not stored in fewer bits, by the tensors of their layers.
+    storage_notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # The kernels whose rounding `simulate` has; the portable part of a graph, which is most often
+    # all of it, has the same codes with any of XNNPACK's.
+    kernels: KernelSet = X86
+    # By how many units in the last place the scales of tensors were moved so that all kernels of
+    # XNNPACK agree; of a graph that was read from a file, empty.
+    moved_scales: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # The names of layers that tensors had before outputs took theirs.
+    former_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def on(self, kernels: KernelSet) -> "Graph":
+        """The same graph, simulated as other kernels compute it."""
+        return dataclasses.replace(self, kernels=kernels)
+
+    def ends_process(self, kernels: KernelSet) -> str | None:
+        """Why kernels may end the process that runs the graph; None where they do not."""
+        found = (operation.ends_process(self, kernels) for operation in self.operations)
+        return next(filter(None, found), None)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of all output tensors, in the order of the model's."""
+        return self.output, *self.more_outputs
+
+    def expect_one_of_each(self, purpose: str) -> None:
+        """Raises ValueError where there are several inputs or outputs, which `purpose` excludes."""
+        if len(self.images) > 1 or self.more_outputs:
+            raise ValueError(
+                f"{purpose}: received a model with {len(self.images)} inputs and "
+                f"{len(self.outputs)} outputs, expected one of each; keep one in "
+                "keras.Model(inputs, outputs)."
+            )
+
+    def __str__(self) -> str:
+        console = make_console(width=_LISTING_WIDTH, color_system=None, file=io.StringIO())
+        with console.capture() as capture:
+            console.print(graph_table(self))
+        return capture.get()
+
+    def codes(self, name: str) -> Codes:
+        """How tensor `name`, which is not float, is stored."""
+        codes = self.tensors[name].codes
+        if codes is None:
+            raise TypeError(f"{name}: received a float tensor, expected codes.")
+        return codes
+
+    def renamed(self, names: Mapping[str, str]) -> "Graph":
+        """The same graph with other names of some of its tensors."""
+
+        def new(name: str) -> str:
+            return names.get(name, name)
+
+        return dataclasses.replace(
+            self,
+            tensors={
+                new(name): dataclasses.replace(tensor, name=new(name))
+                for name, tensor in self.tensors.items()
+            },
+            operations=tuple(operation.renamed(names) for operation in self.operations),
+            output=new(self.output),
+            more_outputs=tuple(map(new, self.more_outputs)),
+            layer_outputs={layer: new(name) for layer, name in self.layer_outputs.items()},
+            storage_notes={new(name): note for name, note in self.storage_notes.items()},
+            moved_scales={new(name): units for name, units in self.moved_scales.items()},
+            former_names={new: self.former_name(name) for name, new in names.items()},
+        )
+
+    def former_name(self, tensor: str) -> str:
+        """The name that a tensor had before outputs took theirs: most often, that of its layer."""
+        return self.former_names.get(tensor, tensor)
+
+    @property
+    def layers_left_float(self) -> dict[str, str]:
+        """The layers left float, by the tensors that they make, or their operators in a file."""
+        layers = {operation.output: operation.float_layer for operation in self.operations}
+        return {tensor: layer for tensor, layer in layers.items() if layer is not None}
+
+    @property
+    def float_layers(self) -> tuple[str, ...]:
+        """The layers that are left float, producers first."""
+        return tuple(dict.fromkeys(self.layers_left_float.values()))
+
+    @property
+    def integer_tensors(self) -> tuple[str, ...]:
+        """The tensors of codes, producers first."""
+        made = [operation.output for operation in self.operations]
+        return tuple(name for name in made if self.tensors[name].codes is not None)
+
+
+def graph_table(graph: Graph) -> Group:
+    """Every operation with the tensor it makes, and their totals, for `rich` to print.
+
+    Codes and weights are ranges of integers; "x8" behind weights means that they are stored
+    multiplied by 8, with the scale divided by 8.
+    """
+    shapes = " and ".join(" x ".join(map(str, image.shape)) for image in graph.images)
+    types = " and ".join(dict.fromkeys(image.type for image in graph.images))
+    table = FittingTable(title=f"{graph.name}: {shapes}, {types}")
+    for name, right in (
+        *(("", True), ("operation", False), ("makes", False), ("shape", True), ("reads", False)),
+        *(("codes", True), ("scale", True), ("weights", True), ("multiply-adds", True)),
+    ):
+        table.add_column(name, justify="right" if right else "left")
+    numbers = {image.name: 0 for image in graph.images}
+    for number, operation in enumerate(graph.operations, start=1):
+        numbers[operation.output] = number
+        tensor = graph.tensors[operation.output]
+        codes = tensor.codes
+        adds = operation.multiply_adds(graph)
+        table.add_row(
+            str(number),
+            operation.title(graph),
+            tensor.name,
+            " x ".join(map(str, tensor.shape)),
+            ", ".join(str(numbers[name]) for name in operation.inputs),
+            f"{codes.lowest - codes.zero_point} to {codes.highest - codes.zero_point}"
+            if codes
+            else "float32",
+            f"{float(codes.real_scale):.4g}" if codes else "",
+            operation.weights_title(),
+            f"{adds:,}" if adds else "",
+            style=None if codes else "yellow",
+        )
+    num_codes = sum(tensor.codes is not None for tensor in graph.tensors.values())
+    real = [op.output for op in graph.operations if op.is_float(graph)]
+    lines = [
+        f"{len(graph.operations)} operations, {num_codes} integer tensors, "
+        f"{sum(op.num_weights for op in graph.operations):,} weights, "
+        f"{sum(op.multiply_adds(graph) for op in graph.operations):,} multiply-adds an image",
+        f"float: {', '.join(real) or 'none'}",
+    ]
+    if graph.float_layers:
+        lines.append(f"left float, by TensorFlow's converter: {', '.join(graph.float_layers)}")
+    lines += [f"note: {warning}" for warning in graph.warnings]
+    return Group(table, Text("\n".join(lines)))
+
+
+# All tensors of a batch are in memory, in verification four times: of a large network, a hundred
+# megabytes for each image.
+_VALUES_PER_BATCH = 2**22
+_LARGEST_BATCH = 256
+
+
+def by_name(images: Pixels, graph: Graph) -> dict[str, np.ndarray]:
+    """The images by the names of the inputs of a graph."""
+    arrays = arrays_of(images)
+    return {image.name: array for image, array in zip(graph.images, arrays, strict=True)}
+
+
+def outputs_of(tensors: Mapping[str, np.ndarray], graph: Graph) -> np.ndarray:
+    """The outputs of a graph among its tensors, as one array of real values."""
+
+    def real(name: str) -> np.ndarray:
+        codes = graph.tensors[name].codes
+        return tensors[name] if codes is None else dequantized(tensors[name], codes)
+
+    return joined([real(name) for name in graph.outputs])
+
+
+def simulate(
+    graph: Graph, images: Pixels, given: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
+    """Every tensor of a graph for a batch of images: int32 stored integers, or float32 values.
+
+    Of tensors that are `given`, such as a runtime's of layers left float, these are read instead.
+    """
+    known = {**by_name(images, graph), **(given or {})}
+    tensors: dict[str, np.ndarray] = {}
+    for operation in graph.operations:
+        name = operation.output
+        if not operation.is_simulated and name in known:
+            tensors[name] = known[name]
+        else:
+            inputs = [known[one] if one in known else tensors[one] for one in operation.inputs]
+            tensors[name] = operation.simulate(graph, *inputs)
+    return tensors
+
+
+def simulate_on(
+    graph: Graph, images: Pixels, known: Mapping[str, np.ndarray], changing: Collection[str]
+) -> dict[str, np.ndarray]:
+    """`simulate` for the kernels of the graph, where all tensors are `known` for others.
+
+    Operations that make the tensors in `changing` compute other codes of the same inputs, or may.
+    All others are the known ones until an input of theirs differs.
+    """
+    inputs = by_name(images, graph)
+    tensors: dict[str, np.ndarray] = {}
+    for operation in graph.operations:
+        name, same = operation.output, known[operation.output]
+        read = [inputs[one] if one in inputs else tensors[one] for one in operation.inputs]
+        moved = any(one in tensors and tensors[one] is not known[one] for one in operation.inputs)
+        if not operation.is_simulated or not (moved or name in changing):
+            tensors[name] = same
+            continue
+        made = operation.simulate(graph, *read)
+        tensors[name] = same if np.array_equal(made, same) else made
+    return tensors
+
+
+def batches(images: Pixels, graph: Graph) -> list[Pixels]:
+    """The images in batches, so that the tensors of a graph fit into memory.
+
+    One at a time where the file has TRANSPOSE_CONV, which holds the shape of its output, or the
+    operators of a layer left float, which may.
+    """
+    largest = max(int(np.prod(tensor.shape)) for tensor in graph.tensors.values())
+    size = int(np.clip(_VALUES_PER_BATCH // (4 * max(largest, 1)), 1, _LARGEST_BATCH))
+    if graph.float_layers or any(one.takes_one_image for one in graph.operations):
+        size = 1
+    starts = range(0, number_of(images), size)
+    return [some_of(images, start, start + size) for start in starts]

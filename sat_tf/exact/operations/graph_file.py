@@ -1,0 +1,328 @@
+"""A graph as a TFLite file, and the file as a graph again; those of other tools, too."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from sat_tf.exact.operations import arithmetic
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.linear import Linear
+from sat_tf.exact.operations.movements import MOVES, Moved, Reshape
+from sat_tf.exact.operations.native import Lookup, Native, Sloped, Softmax
+from sat_tf.exact.operations.not_simulated import (
+    FloatLayerOperator,
+    NotSimulated,
+    layer_of,
+)
+from sat_tf.exact.operations.operation import Made, Operation
+from sat_tf.exact.operations.pairs import Concatenate, Pair
+from sat_tf.exact.operations.pointwise import WithConstant
+from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
+from sat_tf.exact.operations.quantize import (
+    Dequantize,
+    Quantize,
+    Requantize,
+    ShiftImage,
+    ShiftOutput,
+)
+from sat_tf.exact.tflite.contents import (
+    Contents,
+    NotUnderstoodError,
+    StoredOperator,
+    StoredTensor,
+    of_any_tool,
+    signature_names,
+    understood,
+    unpacked,
+)
+from sat_tf.exact.tflite.input_range import KEPT_TYPES
+from sat_tf.exact.tflite.operator_view import OperatorView, Progress, codes_of
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
+from sat_tf.exact.tflite.writer import Writer
+from sat_tf.messages import printable, shortened
+
+# The table of operations.
+OPERATIONS: list[type[Operation]] = [
+    Linear,
+    Pair,
+    Mean,
+    MaxPool,
+    AveragePool,
+    ResizeBilinear,
+    Concatenate,
+    Moved,
+    Reshape,
+    Lookup,
+    Native,
+    Sloped,
+    ShiftImage,
+    Quantize,
+    ShiftOutput,
+    Requantize,
+    Dequantize,
+    WithConstant,
+    Softmax,
+    FloatLayerOperator,
+]
+
+
+def readers_of(name: str) -> list[type[Operation]]:
+    """The operations that read operators of a name of the schema."""
+    return [operation for operation in OPERATIONS if name in operation.reads]
+
+
+def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
+    """The file of a deployed graph; `resizable` says that the batch size, 1, is free."""
+    writer = Writer(graph, resizable=resizable)
+    for operation in graph.operations:
+        writer.begin(operation.output)
+        operation.write(writer)
+    return writer.finish(graph.outputs, metadata, graph.keys)
+
+
+def read_graph(content: bytes, name: str) -> Graph:
+    """The graph of a file that sat-tf has written, without its Keras model.
+
+    What a file does not hold is unknown: units of real values (all 1), the usual sums of layers,
+    and warnings. `simulate` gives the same tensors as for the graph that was written.
+    """
+    try:
+        with unpacked(content, name) as model:
+            contents = understood(model)
+            layers = (contents.settings or {}).get("islands", {})
+            if not isinstance(layers, dict):  # older files list layers, the names of their tensors
+                layers = {tensor: tensor for tensor in layers}
+            by_tensor = {str(tensor): str(layer) for tensor, layer in layers.items()}
+            found = _graph(contents, name, by_tensor)
+            return dataclasses.replace(found, keys=signature_names(model))
+    except NotUnderstoodError as error:
+        raise ValueError(
+            f"{name}: received a file that sat_tf.export_tflite did not write ({error}), expected "
+            "one that it wrote; export the model with it, or compare the operators of any tool's "
+            "file with sat_tf.export.compare_operators."
+        ) from error
+
+
+def check_ends(contents: Contents) -> None:
+    """Raises NotUnderstoodError unless a file has inputs and outputs."""
+    if not contents.inputs or not contents.outputs:
+        raise NotUnderstoodError(
+            f"it has {len(contents.inputs)} inputs and {len(contents.outputs)} outputs, expected "
+            "at least one of each"
+        )
+
+
+# The types of inputs that are codes, with the smallest and the largest zero point.
+_INPUT_TYPES = {"UINT8": (0, 255), "INT8": (-128, 127)}
+
+
+def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph:
+    check_ends(contents)
+    for image in contents.inputs:
+        if not image.scales.size and image.type.lower() in KEPT_TYPES:
+            continue
+        if image.type not in _INPUT_TYPES:
+            raise NotUnderstoodError(
+                f"its input is {image.type}, expected one of {', '.join(_INPUT_TYPES)}"
+            )
+        if image.scales.size != 1 or image.zero_points.size != 1:
+            raise NotUnderstoodError(f"its input has {image.scales.size} scales, expected one")
+        lowest, highest = _INPUT_TYPES[image.type]
+        if not lowest <= image.zero_points[0] <= highest:
+            raise NotUnderstoodError(f"its input has the zero point {image.zero_points[0]}")
+        if not (np.isfinite(image.scales[0]) and image.scales[0] > 0):
+            raise NotUnderstoodError(f"its input has the scale {image.scales[0]}")
+    progress = Progress(tuple(contents.inputs), float_layers)
+    for index, operator in enumerate(contents.operators):
+        view = OperatorView(operator, progress)
+        if layer_of(operator, progress) is not None:
+            if (made := FloatLayerOperator.read(view)) is not None:
+                _add(made, view)
+            continue
+        try:
+            if (operation := read_operation(view)) is not None:
+                _check_shape(operation, progress)
+        except NotUnderstoodError as error:
+            names = " ".join([operator.name, *(output.name for output in operator.outputs)])
+            raise NotUnderstoodError(f"operator {index}, {names}: {error}") from error
+    for end in contents.outputs:
+        if end.name not in progress.tensors:
+            raise NotUnderstoodError(f"nothing makes its output {end.name}")
+    # Runtimes leave out an operator for nothing, so that there are no codes to compare.
+    read = {one.name for operator in contents.operators for one in operator.reads}
+    read |= {end.name for end in contents.outputs}
+    for index, operator in enumerate(contents.operators):
+        if read.isdisjoint(one.name for one in operator.outputs):
+            raise NotUnderstoodError(
+                f"operator {index}, {operator.name}: nothing reads what it makes"
+            )
+    return _assembled(contents, name, progress)
+
+
+def _assembled(contents: Contents, name: str, progress: Progress) -> Graph:
+    """The graph of the operators that have been read."""
+    output, *outputs = (end.name for end in contents.outputs)
+    return Graph(
+        name=name,
+        tensors=progress.tensors,
+        operations=tuple(progress.operations),
+        images=tuple(input_image(image, progress) for image in contents.inputs),
+        output=output,
+        more_outputs=tuple(outputs),
+    )
+
+
+def input_image(found: StoredTensor, progress: Progress) -> Image:
+    """An input of a file as those who give it images see it, once its operators are read."""
+    shape, kind = found.shape[1:], found.type.lower()
+    if found.scales.size:
+        return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=kind)
+    readers = [operation for operation in progress.operations if found.name in operation.inputs]
+    if not any(reader.is_simulated for reader in readers):
+        return Image(found.name, shape, None, type=kind)
+    # Its codes, where the first operation on it quantizes it.
+    for operation in (reader for reader in readers if reader.is_simulated):
+        codes = progress.tensors[operation.output].codes
+        if codes:
+            return Image(found.name, shape, codes.scale, codes.zero_point, type=kind)
+    return Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=kind)
+
+
+def read_operation(
+    view: OperatorView, read: Callable[[OperatorView], Made] | None = None
+) -> Operation | None:
+    """Adds the operation that an operator stands for; None where others of its operators follow.
+
+    `read` is that of an operation which is not in the table, as only other tools write it.
+    """
+    operator, progress = view.stored, view.progress
+    if read is None and not readers_of(operator.name):
+        raise NotUnderstoodError("not an operator of sat-tf")
+    if len(operator.outputs) != 1 or not operator.inputs:
+        raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
+    (output,) = operator.outputs
+    if not output.name:  # Tensors that runtimes add have none either.
+        raise NotUnderstoodError("its tensor has no name")
+    if output.name in progress.known or output.values is not None:
+        raise NotUnderstoodError("something else has made its tensor")
+    if read is None:
+        readers = [each for each in readers_of(operator.name) if each.recognizes(view)]
+        if not readers:
+            raise NotUnderstoodError("no operation of sat-tf has it in this form")
+        read = readers[0].read
+    made = read(view)
+    if made is None:
+        return None
+    _add(made, view)
+    return made[0]
+
+
+def _add(made: tuple[Operation, Codes | None], view: OperatorView) -> None:
+    (operation, codes), output = made, view.stored.outputs[-1]
+    view.progress.operations.append(operation)
+    view.progress.tensors[output.name] = Tensor(output.name, output.shape[1:], codes)
+
+
+def _check_shape(operation: Operation, progress: Progress) -> None:
+    """Compares its shape with that of its result for an empty batch, which costs nothing.
+
+    What moves values is given two images, of zeros and of ones, and may not move them to another.
+    """
+    shapes = {image.name: image.shape[1:] for image in progress.images}
+    shapes |= {name: tensor.shape for name, tensor in progress.tensors.items()}
+    graph = Graph("", progress.tensors, (), (), "")
+    count = 2 if operation.moves else 0
+    images = [np.zeros((count, *shapes[name]), np.int32) for name in operation.inputs]
+    for array in images:
+        array[1:] = 1
+    try:
+        made = operation.simulate(graph, *images)
+        second = operation.simulate(graph, *(array[1:] for array in images))
+    except (ValueError, IndexError, TypeError, ArithmeticError) as error:
+        raise NotUnderstoodError(f"its tensors do not fit each other: {error}") from error
+    if made.shape[1:] != shapes[operation.output]:
+        raise NotUnderstoodError(
+            f"its tensor has the shape {shapes[operation.output]}, expected {made.shape[1:]}"
+        )
+    if not np.array_equal(made[1:], second):
+        raise NotUnderstoodError("it moves values from one image to another")
+
+
+# -- files of any tool -----------------------------------------------------------------------------
+
+_MOST_OF_A_REASON = 80
+
+# These read operators in forms that sat-tf does not write; None is left to sat-tf's operations.
+_READERS: Mapping[str, Callable[[OperatorView], Made]] = {
+    **dict.fromkeys(MOVES.keys() - Moved.reads, Moved.read),
+    **dict.fromkeys(("SQUEEZE", "EXPAND_DIMS"), Reshape.read),
+    **dict.fromkeys(arithmetic.RULES, arithmetic.Computed.read),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignFile:
+    """A file that any tool may have written, as far as its operators are known."""
+
+    contents: Contents  # What is in it; names of tensors are made distinct.
+    graph: Graph  # Its operations; those that are not simulated are `NotSimulated`.
+    reasons: Mapping[str, str]  # Why an operator is not simulated, by the tensors that it makes.
+
+
+def read_foreign(content: bytes, name: str) -> ForeignFile:
+    """Reads the first graph of a file of any tool."""
+    try:
+        with unpacked(content, name) as model:
+            contents = of_any_tool(model)
+            check_ends(contents)
+    except NotUnderstoodError as error:
+        raise ValueError(
+            f"{name}: received a TFLite file whose operators cannot be compared one by one "
+            f"({error}); convert the model with inputs of one size."
+        ) from error
+    progress = Progress(contents.inputs, is_foreign=True)
+    reasons: dict[str, str] = {}
+    for image in contents.inputs:
+        if image.type == "INT8":
+            _note(image, progress)
+    for operator in contents.operators:
+        for place, output in enumerate(operator.outputs):
+            reason = _reason_not_to_read(operator, place, progress)
+            if reason is not None:
+                reasons[output.name] = reason
+    return ForeignFile(contents, _assembled(contents, name, progress), reasons)
+
+
+def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress) -> str | None:
+    """Reads an operator for one of the tensors that it makes; why it is not simulated, or None."""
+    known, count = dict(progress.tensors), len(progress.operations)
+    output = operator.outputs[place]
+    others = [one for one in operator.reads if one.data is None and one.name not in progress.known]
+    others = [one for one in others if one.name not in progress.pending]
+    try:
+        move, is_float = MOVES.get(operator.name), output.type == "FLOAT32"
+        if len(operator.outputs) != 1 and not (move and move.makes_several):
+            raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
+        view = OperatorView(dataclasses.replace(operator, outputs=(output,)), progress, place)
+        read_operation(view, None if is_float else _READERS.get(operator.name))
+        return None
+    except NotUnderstoodError as error:
+        reason = f"it reads {others[0].type} values" if others else str(error)
+    except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        why = shortened(printable(f"{type(error).__name__}: {error}"), _MOST_OF_A_REASON)
+        reason = f"its options or its tensors are not those that its kernels take ({why})"
+    progress.tensors.clear()
+    progress.tensors.update(known)
+    del progress.operations[count:]
+    read = tuple(one.name for one in operator.reads if one.name in progress.known)
+    progress.operations.append(NotSimulated(read, output.name, operator.name))
+    _note(output, progress)
+    return reason
+
+
+def _note(tensor: StoredTensor, progress: Progress) -> None:
+    """Adds a tensor that operations may read; none reads codes of other types than int8."""
+    with contextlib.suppress(NotUnderstoodError):
+        progress.tensors[tensor.name] = Tensor(tensor.name, tensor.shape[1:], codes_of(tensor))

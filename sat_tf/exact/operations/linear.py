@@ -1,0 +1,587 @@
+"""Linear operations: convolutions of all kinds, and matrix products, with all that is folded in."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from sat_tf.exact.kernels.kernel_sets import (
+    LinearWork,
+    narrow_multipliers,
+    wide_multipliers,
+)
+from sat_tf.exact.operations import windows
+from sat_tf.exact.operations.builder import Affine, Draft, GraphBuilder, Range, Shape
+from sat_tf.exact.operations.movements import Reshape
+from sat_tf.exact.operations.operation import Basis, Made, Operation, Portability, stored_codes
+from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.windows import LinearKind
+from sat_tf.exact.tflite.contents import NotUnderstoodError
+from sat_tf.exact.tflite.operator_view import OperatorView
+from sat_tf.exact.tflite.tensors import WHOLE, Codes, Storage, Tensors, Window
+from sat_tf.exact.tflite.writer import (
+    Operator,
+    Writer,
+    dilation_options,
+    fused_activation,
+    placement_options,
+)
+
+_INT32 = 2**31 - 1
+
+_DEQUANTIZE = Operator("DEQUANTIZE", 2, "DequantizeOptions")
+_OPERATORS = {
+    LinearKind.CONVOLUTION: Operator("CONV_2D", 3, "Conv2DOptions"),
+    LinearKind.TRANSPOSED: Operator("TRANSPOSE_CONV", 3, "TransposeConvOptions"),
+    LinearKind.DEPTHWISE: Operator("DEPTHWISE_CONV_2D", 3, "DepthwiseConv2DOptions"),
+    LinearKind.FULLY_CONNECTED: Operator("FULLY_CONNECTED", 4, "FullyConnectedOptions"),
+}
+# Versions that read more: scales a row, a fused activation, and kernels of fewer bits than 8.
+_FULLY_CONNECTED_PER_CHANNEL = 12
+_TRANSPOSED_AND_FUSED = 4
+_PACKED = {LinearKind.CONVOLUTION: 7, LinearKind.DEPTHWISE: 7, LinearKind.FULLY_CONNECTED: 10}
+_KERNEL_TYPES = ("INT8", "INT4", "INT2")
+# Bytes of a scale in a file, of the DEQUANTIZE that makes a float kernel, and of a bias.
+_SCALE_BYTES, _DEQUANTIZE_BYTES, _BIAS_BYTES = 4, 71, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Operation, Draft):
+    """A linear operation, with everything folded into it.
+
+    In the units of the file, y = scales · input scale · (Σ codes · input code) + bias; those of a
+    draft are real ones.
+    """
+
+    kind: LinearKind  # Which one.
+    kernel: np.ndarray  # Integer codes, laid out as `LinearKind` says.
+    scales: np.ndarray  # Scale of each output channel's codes.
+    # One number an output channel: real values until `scales.round_biases`, then integers of scales
+    # · input scale.
+    bias: np.ndarray
+    center: np.ndarray  # The usual value of y - bias; 0 where it is unknown.
+    spread: np.ndarray  # Its standard deviation; infinite where it is unknown.
+    window: Window = WHOLE  # Strides, padding and dilation.
+    real: bool = False  # Computed in float32, on dequantized inputs and kernel: the float head.
+    storage: Storage = Storage.INT8  # How the file holds the kernel.
+    pixelwise: bool = False  # The file has this 1x1 convolution as a matrix product of each pixel.
+    # A matrix product of another tool's file is one of every row of a tensor of any shape, whose
+    # dimensions it keeps or not; None for any other operation.
+    keeps_dimensions: bool | None = None
+
+    same_because = "one float32 product, rounded half to even, in all of XNNPACK's kernels"
+    num_constants = 2  # codes and a bias
+    rounds = True
+    fuses = True
+    # DEQUANTIZE makes the kernel of a float head.
+    reads = (*(kind.value for kind in LinearKind), "DEQUANTIZE")
+
+    @property
+    def is_builtin(self) -> bool:
+        """Whether XNNPACK leaves it to the builtin kernels, as packed convolutions."""
+        return self.storage is not Storage.INT8 and not self.is_product
+
+    @property
+    def takes_one_image(self) -> bool:
+        """See `Operation`: TRANSPOSE_CONV reads the shape of its output."""
+        return self.kind is LinearKind.TRANSPOSED
+
+    @property
+    def operator_kind(self) -> LinearKind:
+        """Its operator in the file."""
+        return LinearKind.FULLY_CONNECTED if self.pixelwise else self.kind
+
+    @property
+    def is_product(self) -> bool:
+        """Whether that is a matrix product."""
+        return self.operator_kind is LinearKind.FULLY_CONNECTED
+
+    @property
+    def largest_sum(self) -> int:
+        """The magnitude that sum and bias may reach together before its kernel overflows."""
+        # XNNPACK's kernels for INT4 sum up 16 times the codes, and wrap around without a word.
+        shifted = self.storage is Storage.INT4 and not self.is_builtin
+        return _INT32 >> (4 if shifted else 0)
+
+    @property
+    def channel_axis(self) -> int:
+        """The kernel's axis of output channels."""
+        return self.kernel.ndim - 1 if self.kind is LinearKind.DEPTHWISE else 0
+
+    @property
+    def inner_axes(self) -> tuple[int, ...]:
+        """The kernel's other axes."""
+        return tuple(axis for axis in range(self.kernel.ndim) if axis != self.channel_axis)
+
+    @property
+    def shares_scale(self) -> bool:
+        """Whether several channels have one scale in common."""
+        return self.scales.size > 1 and bool(np.all(self.scales == self.scales[0]))
+
+    def along_channels(self, values: np.ndarray) -> np.ndarray:
+        """One value a channel, shaped to broadcast with the kernel."""
+        shape = [1] * self.kernel.ndim
+        shape[self.channel_axis] = -1
+        return np.reshape(values, shape)
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether it is one factor and one constant a channel."""
+        depthwise = self.kind is LinearKind.DEPTHWISE
+        return depthwise and self.kernel.shape[:2] == (1, 1) and self.window == WHOLE
+
+    # -- as a draft ------------------------------------------------------------------------------
+
+    @classmethod
+    def of_codes(
+        cls,
+        source: str,
+        kind: LinearKind,
+        codes: np.ndarray,
+        scales: np.ndarray,
+        bias: np.ndarray,
+        window: Window = WHOLE,
+    ) -> "Linear":
+        """A draft of whose values nothing is known."""
+        kernel = codes if kind is LinearKind.DEPTHWISE else np.moveaxis(codes, -1, 0)
+        unknown = np.zeros(scales.size), np.full(scales.size, np.inf)
+        return cls((source,), "", kind, kernel, scales, bias, *unknown, window)
+
+    def folded(self, behind: Affine) -> "Linear":
+        """The layer and the normalization behind it, as one linear layer.
+
+        The sign of γ goes into the codes and its size into the scales, so that weights stay on
+        their lattice and nothing is rounded again. A channel with γ = 0 has codes 0.
+
+        >>> codes, ones = np.array([[3, 1, 2]]), np.ones(3)
+        >>> one = Linear.of_codes("x", LinearKind.FULLY_CONNECTED, codes, ones, ones)
+        >>> slope, offset = np.array([2.0, -0.5, 0.0]), np.array([0.0, 0.0, 7.0])
+        >>> folded = one.folded(Affine(slope, offset, np.zeros(3), np.ones(3)))
+        >>> folded.kernel.T.tolist(), folded.scales.tolist(), folded.bias.tolist()
+        ([[3, -1, 0]], [2.0, 0.5, 1.0], [2.0, -0.5, 7.0])
+        """
+        slope = behind.slope
+        spread = np.where(slope == 0.0, 0.0, np.abs(slope) * behind.deviation)
+        center = np.where(np.isinf(spread), 0.0, slope * (behind.mean - self.bias))
+        layer = self.scaled(slope, behind.offset)
+        return dataclasses.replace(layer, center=center, spread=spread)
+
+    def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Linear":
+        """See `Draft`: y = slope · (Ξ x) + offset."""
+        count = self.scales.size
+        slope, offset = np.broadcast_to(slope, count), np.broadcast_to(offset, count)
+        return dataclasses.replace(
+            self,
+            kernel=self.kernel * self.along_channels(np.sign(slope).astype(self.kernel.dtype)),
+            scales=self.scales * np.where(slope == 0.0, 1.0, np.abs(slope)),
+            bias=self.bias * slope + offset,
+            center=self.center * slope,
+            spread=self.spread * np.abs(slope),
+        )
+
+    def seen_within(self, low: float, high: float) -> "Linear":
+        """See `Draft`: where nothing better is known, the ends are two deviations away."""
+        unknown = np.isinf(self.spread)
+        center = np.where(unknown, (low + high) / 2.0 - self.bias, self.center)
+        spread = np.where(unknown, (high - low) / 4.0, self.spread)
+        return dataclasses.replace(self, center=center, spread=spread)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        codes = np.moveaxis(self.kernel, self.channel_axis, -1)
+        codes = codes.reshape(-1, codes.shape[-1]).astype(np.float64)
+        ends = np.array(codes_of(self.inputs[0]).real_range)[:, np.newaxis, np.newaxis] * codes
+        low = np.min(ends, axis=0).sum(axis=0) * self.scales + self.bias
+        high = np.max(ends, axis=0).sum(axis=0) * self.scales + self.bias
+        return float(np.min(low)), float(np.max(high))
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        source = builder.codes(self.inputs[0])
+        if source is None:
+            raise TypeError(f"{name}: codes of a float tensor.")
+        return self._placed(builder, self.inputs[0], (source.unit, codes.unit), codes, name, shape)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        """See `Draft`; one factor and one constant a channel are two float operations."""
+        read = builder.dequantized(self.inputs[0])
+        if not self.is_pointwise:
+            # The values read are real ones already, whatever the unit of their codes.
+            return self._placed(builder, read, (1.0, 1.0), None, name, shape)
+        slope, product = self.kernel.reshape(-1) * self.scales, builder.between(f"{name}_product")
+        builder.with_constant(read, Pointwise.PRODUCT, slope, product, shape)
+        return builder.with_constant(product, Pointwise.SUM, self.bias, name, shape)
+
+    def _placed(
+        self,
+        builder: GraphBuilder,
+        read: str,
+        units: tuple[float, float],
+        codes: Codes | None,
+        name: str,
+        shape: Shape,
+    ) -> str:
+        """The operation that makes these codes, or float values from real ones."""
+        written = name
+        # Convolutions need rows and columns; those of other tensors are 1x1 and take any.
+        on_images = self.kind is not LinearKind.FULLY_CONNECTED
+        if on_images and len(builder.shape(read)) != 3:
+            reshape = Reshape((read,), builder.between(f"{name}_input"))
+            read = builder.move(reshape, _image(builder.shape(read)))
+        if on_images and len(shape) != 3:
+            written = builder.between(f"{name}_image")
+        operation = dataclasses.replace(
+            self,
+            inputs=(read,),
+            output=written,
+            scales=self.scales * (units[0] / units[1]),
+            bias=self.bias / units[1],
+            center=self.center / units[1],
+            spread=self.spread / units[1],
+            real=codes is None,
+        )
+        builder.add(operation, _image(shape) if written != name else shape, codes)
+        return name if written == name else builder.move(Reshape((written,), name), shape)
+
+    # -- in words --------------------------------------------------------------------------------
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return (self.operator_kind.value,)
+
+    def title(self, graph: Tensors) -> str:
+        """The operator, the size of its kernel and its strides."""
+        size = self.kernel.shape[1:3]
+        if self.kind is LinearKind.DEPTHWISE:
+            size = self.kernel.shape[:2]
+        places = "" if self.is_product else f" {size[0]}x{size[1]}"
+        stride = self.window.strides
+        strides = "" if stride == (1, 1) else f" / {stride[0]}x{stride[1]}"
+        return f"{'float ' if self.real else ''}{self.operators[0]}{places}{strides}"
+
+    def weights_title(self) -> str:
+        """See `Operation`; "x8" where the codes are stored multiplied by that."""
+        factors = weight_factors(self)
+        codes = self.kernel // self.along_channels(factors)
+        found = sorted({int(factor) for factor in factors if factor > 1})
+        several = f" x{found[0]}-{found[-1]}" if found else ""
+        shared = f" x{found[0]}" if len(found) == 1 else several
+        packed = "" if self.storage.value == 8 else f", {self.storage.name}"
+        return f"{np.min(codes)} to {np.max(codes)}{shared}{packed}"
+
+    @property
+    def num_weights(self) -> int:
+        return int(self.kernel.size)
+
+    def multiply_adds(self, graph: Tensors) -> int:
+        """Each pixel made, or read by a transposed convolution, meets the whole kernel."""
+        transposed = self.kind is LinearKind.TRANSPOSED
+        shape = graph.tensors[self.inputs[0] if transposed else self.output].shape
+        return math.prod(shape[:-1]) * int(self.kernel.size)
+
+    def portability(self, graph: Tensors) -> Portability:
+        """See `Operation`: it follows from a rule where XNNPACK computes the operation."""
+        if not self.is_builtin or self.is_float(graph):
+            return super().portability(graph)
+        why = f"XNNPACK leaves a {self.kind.value} with an {self.storage.name} kernel to the "
+        return Portability(Basis.IMAGES, f"{why}builtin kernels, which round otherwise on Arm")
+
+    # -- in NumPy --------------------------------------------------------------------------------
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """Exact sums, requantized as its kernels do it."""
+        (source,) = inputs
+        if self.keeps_dimensions is not None:
+            # Kernels take a product of one row otherwise than of several, wherever these come from.
+            rows = source.reshape(1, -1, self.kernel.shape[-1])
+            made = dataclasses.replace(self, keeps_dimensions=None).simulate(graph, rows)
+            shape = source.shape[:-1] if self.keeps_dimensions else (-1,)
+            return made.reshape(*shape, made.shape[-1])
+        if self.real:
+            made = windows.products(source, self.real_kernel, self.kind, self.window)
+            return np.asarray(made + self.bias.astype(np.float32), np.float32)
+        zero_point = graph.codes(self.inputs[0]).zero_point
+        found = windows.sums(source, zero_point, self.kernel, self.kind, self.window)
+        exact = np.float64 if self.kind is not LinearKind.DEPTHWISE else np.int64
+        output = graph.codes(self.output)
+        scales = graph.codes(self.inputs[0]).scale, self.scales, output.scale
+        accumulated = found.astype(exact) + self.bias
+        made = graph.kernels.linear(self.work(graph), accumulated, scales)
+        return stored_codes(made, output)
+
+    def work(self, graph: Tensors) -> LinearWork:
+        """The facts that kernels choose their rounding by."""
+        shapes = graph.tensors[self.inputs[0]].shape, graph.tensors[self.output].shape
+        depth = math.prod(self.kernel.shape[axis] for axis in self.inner_axes)
+        is_convolution = self.kind is LinearKind.CONVOLUTION
+        return LinearWork(
+            self.operator_kind.value,
+            self.is_builtin,
+            depth=depth,
+            is_grouped=is_convolution and self.kernel.shape[-1] != shapes[0][-1],
+            one_scale=self.is_product and self._stored_scales().size == 1,
+            is_small_depthwise=self.kind is LinearKind.DEPTHWISE
+            and windows.is_small_depthwise(self.kernel.shape[:2], *shapes, self.window),
+        )
+
+    @property
+    def real_kernel(self) -> np.ndarray:
+        """The kernel in real values, float32."""
+        scales = self.along_channels(self.scales.astype(np.float32))
+        return np.asarray(self.kernel.astype(np.float32) * scales)
+
+    # -- in a file -------------------------------------------------------------------------------
+
+    def write(self, writer: Writer) -> None:
+        """Kernel and bias, the DEQUANTIZE of a float head's kernel, and the operator."""
+        kernel, storage = self.kernel, self.storage
+        operator = _OPERATORS[self.operator_kind]
+        scales = self._stored_scales()
+        if self.kind is LinearKind.DEPTHWISE:
+            kernel = kernel[np.newaxis]
+        if self.pixelwise:
+            kernel = kernel.reshape(len(kernel), -1)
+        axis = self.channel_axis + (self.kind is LinearKind.DEPTHWISE)
+        weights = writer.kernel(f"{self.output}/kernel", kernel, storage, scales, axis)
+        if storage is not Storage.INT8:
+            operator = operator._replace(version=_PACKED[self.operator_kind])
+        options: dict[str, Any] = {}
+        if self.real:
+            bias = writer.constant(f"{self.output}/bias", self.bias.astype(np.float32))
+            stored = weights
+            weights = writer.float_constant_of(f"{self.output}/real_kernel", kernel.shape)
+            writer.operator(_DEQUANTIZE, [stored], weights)
+        else:
+            source, output = (writer.graph.codes(name) for name in (self.inputs[0], self.output))
+            bias_scales = (source.scale * scales).astype(np.float32)
+            bias = writer.constant(f"{self.output}/bias", self.bias.astype(np.int32), bias_scales)
+            options |= fused_activation(output)
+        reads: list[int | str] = [*self.inputs, weights, bias]
+        if self.kind is LinearKind.TRANSPOSED:
+            # The operator reads the shape of its output first, and its input third.
+            shape = np.array([1, *writer.graph.tensors[self.output].shape], np.int32)
+            size = writer.constant(f"{self.output}/shape", shape)
+            reads = [size, weights, self.inputs[0], bias]
+            if options.get("fusedActivationFunction"):
+                operator = operator._replace(version=_TRANSPOSED_AND_FUSED)
+            options |= placement_options(self.window)
+        elif not self.is_product:
+            options |= {**placement_options(self.window), **dilation_options(self.window)}
+        elif scales.size > 1 and not self.real:
+            operator = operator._replace(version=_FULLY_CONNECTED_PER_CHANNEL)
+        if self.pixelwise:
+            options["keepNumDims"] = True
+        if self.kind is LinearKind.DEPTHWISE:
+            inputs = writer.graph.tensors[self.inputs[0]].shape[-1]
+            options["depthMultiplier"] = kernel.shape[-1] // inputs
+        writer.operator(operator, reads, self.output, **options)
+
+    def _stored_scales(self) -> np.ndarray:
+        """The scales of the kernel in the file: one of a matrix whose rows share it."""
+        scales = self.scales.astype(np.float32)
+        # XNNPACK takes matrices of 2 bits only with a scale for each row.
+        shared = self.is_product and self.storage is not Storage.INT2
+        return scales[:1] if shared and np.all(scales == scales[0]) else scales
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Any linear operator, and the DEQUANTIZE of a constant."""
+        first = operator.stored.inputs[0]
+        return operator.name != "DEQUANTIZE" or (first is not None and first.values is not None)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        if operator.name == "DEQUANTIZE":
+            operator.progress.pending[operator.output.name] = operator.tensor(0)
+            return None
+        kind = LinearKind(operator.name)
+        codes = operator.fused_codes()
+        real = codes is None
+        if kind is LinearKind.TRANSPOSED:
+            if len(operator.stored.inputs) < 3:
+                raise NotUnderstoodError("it has no shape")
+            operator.expect_shape(0)
+            _, kernel_read, source_read, *others = operator.stored.inputs
+            inputs = (source_read, kernel_read, *others)
+            stored = dataclasses.replace(operator.stored, inputs=inputs)
+            operator = dataclasses.replace(operator, stored=stored)
+        source = operator.source()
+        kernel, scales = _kernel_of(operator, kind, real=real)
+        pixelwise, keeps_dimensions = False, None
+        if kind is LinearKind.FULLY_CONNECTED:
+            keeps, dimensions = bool(operator.option("keepNumDims")), len(operator.tensor(0).shape)
+            if operator.progress.is_foreign and not real:
+                keeps_dimensions = keeps
+            elif dimensions != (4 if keeps else 2):
+                raise NotUnderstoodError(
+                    f"keepNumDims={keeps} with a tensor of {dimensions} dimensions"
+                )
+            else:
+                pixelwise = keeps
+        if pixelwise:
+            kind, kernel = LinearKind.CONVOLUTION, kernel[:, np.newaxis, np.newaxis]
+        bias, has_bias = np.zeros(scales.size, np.int32), operator.has(2)
+        if has_bias:
+            bias = operator.constant(2, "FLOAT32" if real else "INT32")
+        if bias.shape != scales.shape:
+            raise NotUnderstoodError(f"its bias is not one of {scales.size} channels")
+        window = WHOLE
+        if kind is LinearKind.TRANSPOSED:
+            window = operator.window()
+            usual = windows.transposed_size(
+                operator.tensor(0).shape[1:3], kernel.shape[1:3], window
+            )
+            made = operator.output.shape[1:3]
+            rows, columns = (found - size for found, size in zip(made, usual, strict=True))
+            window = dataclasses.replace(window, more=(rows, columns))
+        elif not (pixelwise or kind is LinearKind.FULLY_CONNECTED):
+            window = operator.window(dilates=True)
+        if has_bias and not real and not operator.has_units_of(scales):
+            raise NotUnderstoodError("the scales of its bias are not input scale · weight scale")
+        operation = cls(
+            (source,),
+            operator.output.name,
+            kind=kind,
+            kernel=kernel,
+            scales=scales,
+            bias=bias if real else bias.astype(np.int64),
+            center=np.zeros(scales.size),
+            spread=np.full(scales.size, np.inf),
+            window=window,
+            real=real,
+            storage=Storage[operator.kernel().type],
+            pixelwise=pixelwise,
+            keeps_dimensions=keeps_dimensions,
+        )
+        if (operator.source_codes() is None) != real:
+            raise NotUnderstoodError("it reads float and makes codes, or the other way round")
+        return operation, codes
+
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        """Codes, a bias, and the scales of both."""
+        count = self._stored_scales().size
+        codes = 0 if shares_kernel else math.ceil(self.kernel.size * self.storage.value / 8)
+        data = codes + _SCALE_BYTES * count + _BIAS_BYTES * self.bias.size
+        return int(data + (_DEQUANTIZE_BYTES if self.real else _SCALE_BYTES * count))
+
+
+# -- drafts of other layers as linear ones ------------------------------------------------------
+
+
+def identity(source: str, num_channels: int) -> Linear:
+    """The 1x1 depthwise convolution with code 1 and scale 1: exact requantization."""
+    ones, scales = np.ones((1, 1, num_channels), np.int32), np.ones(num_channels)
+    return Linear.of_codes(source, LinearKind.DEPTHWISE, ones, scales, np.zeros(num_channels))
+
+
+def channel_mean(source: str, num_channels: int) -> Linear:
+    """The mean over the channels, as a 1x1 convolution with one of them left."""
+    ones, scales = np.ones((1, 1, num_channels, 1), np.int32), np.full(1, 1.0 / num_channels)
+    return Linear.of_codes(source, LinearKind.CONVOLUTION, ones, scales, np.zeros(1))
+
+
+def window_mean(source: str, num_channels: int, size: tuple[int, int], window: Window) -> Linear:
+    """Average pooling without padding, as a depthwise convolution."""
+    ones = np.ones((*size, num_channels), np.int32)
+    scales, bias = np.full(num_channels, 1.0 / (size[0] * size[1])), np.zeros(num_channels)
+    return Linear.of_codes(source, LinearKind.DEPTHWISE, ones, scales, bias, window)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Existing(Draft):
+    inputs: tuple[str, ...]
+    tensor: str
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        return identity(self.tensor, shape[-1]).as_codes(builder, codes, name, shape)
+
+    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+        return builder.dequantized(self.tensor)
+
+
+def existing(tensor: str) -> Draft:
+    """The draft of a layer whose tensor exists already: another grid is a requantization of it."""
+    return _Existing((tensor,), tensor)
+
+
+def _image(shape: Shape) -> Shape:
+    """Rows, columns and channels for a tensor with other axes beside the channels."""
+    return (1, math.prod(shape[:-1]), shape[-1])
+
+
+# -- linear operations of a graph ---------------------------------------------------------------
+
+
+def linear_operations(operations: Iterable[Operation]) -> list[Linear]:
+    """The linear ones of some operations, in their order."""
+    return [operation for operation in operations if isinstance(operation, Linear)]
+
+
+def map_linear(
+    operations: Iterable[Operation], change: Callable[[Linear], Operation]
+) -> tuple[Operation, ...]:
+    """The operations, with every linear one changed."""
+    return tuple(change(one) if isinstance(one, Linear) else one for one in operations)
+
+
+# -- multipliers, and what is asked of weights --------------------------------------------------
+
+
+def requantization_multipliers(graph: Tensors, linear: Linear) -> np.ndarray:
+    """Output codes of one accumulator unit, a channel: the products that its kernel computes.
+
+    XNNPACK does so in float32, the builtin kernels in float64.
+    """
+    source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
+    multipliers = wide_multipliers if linear.is_builtin else narrow_multipliers
+    return multipliers(source.scale, linear.scales, output.scale)
+
+
+def largest_sums(graph: Tensors, linear: Linear) -> np.ndarray:
+    """The largest magnitude that Σ codes · input code can have, a channel."""
+    source = graph.codes(linear.inputs[0])
+    widest = max(source.highest - source.zero_point, source.zero_point - source.lowest)
+    magnitudes = np.abs(linear.kernel.astype(np.int64))
+    return np.asarray(np.sum(magnitudes, axis=linear.inner_axes) * widest)
+
+
+def weight_factors(linear: Linear) -> np.ndarray:
+    """The factor of the codes of each channel: most often the same in all of them."""
+    shared = np.gcd.reduce(np.abs(linear.kernel), axis=linear.inner_axes)
+    values, counts = np.unique(shared[shared > 0], return_counts=True)
+    usual = int(max(zip(counts, values, strict=True))[1]) if values.size else 1
+    return np.where(shared % usual == 0, usual, np.maximum(shared, 1))
+
+
+def weight_counts(linear: Linear) -> dict[int, int]:
+    """How often each code occurs, without the factor that the export multiplies codes by."""
+    codes = linear.kernel // linear.along_channels(weight_factors(linear))
+    values, counts = np.unique(codes, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
+
+
+# -- what a file holds --------------------------------------------------------------------------
+
+
+def _kernel_of(
+    operator: OperatorView, kind: LinearKind, *, real: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Integer codes as `LinearKind` lays them out, and the scale of each output channel."""
+    weights = operator.kernel()
+    if not real and weights is not operator.tensor(1):
+        raise NotUnderstoodError(f"its kernel {operator.tensor(1).name} is float")
+    if weights.values is None or weights.type not in _KERNEL_TYPES:
+        raise NotUnderstoodError(f"its kernel {weights.name} is not a constant of {_KERNEL_TYPES}")
+    kernel = weights.values.astype(np.int32)
+    dimensions = 2 if kind is LinearKind.FULLY_CONNECTED else 4
+    axis = 3 if kind is LinearKind.DEPTHWISE else 0  # of the output channels
+    if kernel.ndim != dimensions or (kind is LinearKind.DEPTHWISE and len(kernel) != 1):
+        raise NotUnderstoodError(f"its kernel has shape {kernel.shape}")
+    channels = kernel.shape[axis]
+    shared = weights.scales.size == 1
+    if any(weights.zero_points) or not (
+        shared or (weights.axis == axis and weights.scales.size == channels)
+    ):
+        raise NotUnderstoodError(f"its kernel {weights.name} has no scale for each output channel")
+    scales = np.full(channels, weights.scales[0]) if shared else weights.scales
+    return kernel[0] if kind is LinearKind.DEPTHWISE else kernel, scales

@@ -1,0 +1,264 @@
+"""The interface of every operation of a deployed graph, and what several of them share."""
+
+import abc
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Self
+
+import numpy as np
+
+from sat_tf.exact.kernels.kernel_sets import X86, XNNPACK_SETS, KernelSet
+from sat_tf.exact.tflite.contents import NotUnderstoodError
+from sat_tf.exact.tflite.operator_view import OperatorView
+from sat_tf.exact.tflite.tensors import Codes, Tensor, Tensors
+from sat_tf.exact.tflite.writer import Operator, Writer
+
+# Why kernels agree.
+SELECTED = "it moves or selects values, and computes none"
+ROUNDED_ONCE = "one float32 operation a value, which all processors round alike"
+
+# An operator of a file becomes an operation, and codes of its tensor; None stands for one that is
+# only the first of an operation's operators.
+Made = tuple["Operation", Codes | None] | None
+
+
+class Basis(enum.Enum):
+    """The ground that a statement on an operation rests on.
+
+    `BEHIND_FLOAT` is that of operations of any kind whose inputs depend on float values in which
+    processors differ.
+    """
+
+    RULE = "by its rule"
+    ENUMERATED = "proved for every input"
+    IMAGES = "compared on images"
+    FLOAT = "float"
+    BEHIND_FLOAT = "behind float values"
+
+
+@dataclasses.dataclass(frozen=True)
+class Portability:
+    """The processors that give an operation its codes of x86, as far as XNNPACK runs the file."""
+
+    basis: Basis  # What that rests on.
+    why: str  # The reason, in words.
+    # How many different inputs of its rounding there are, all of which were tried; 0 where none
+    # was.
+    inputs: int = 0
+    # How many of these get another code, by the name of the kernel set.
+    differing: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has the same codes with all kernels of XNNPACK, on all processors."""
+        known = self.basis not in (Basis.IMAGES, Basis.BEHIND_FLOAT)
+        return known and not any(self.differing.values())
+
+
+def enumerated(
+    inputs: np.ndarray,
+    codes: Callable[[KernelSet, np.ndarray], np.ndarray],
+    what: str,
+    *,
+    total: int,
+) -> Portability:
+    """The portability of an operation whose every input is known, of which `codes` are made.
+
+    `inputs` are those of all `total` that rules may round differently, such as sums near half a
+    code; `what` names them in the plural.
+    """
+    expected, *others = (codes(kernels, inputs) for kernels in XNNPACK_SETS)
+    differing = {
+        kernels.name: int(np.count_nonzero(found != expected))
+        for kernels, found in zip(XNNPACK_SETS[1:], others, strict=True)
+    }
+    why = f"all {what} of its codes have been tried with every rule of XNNPACK"
+    return Portability(Basis.ENUMERATED, why, total, differing)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation(abc.ABC):
+    """One operation of a graph, complete in one file; `graph_file.OPERATIONS` lists them all."""
+
+    inputs: tuple[str, ...]  # Names of the tensors that it reads.
+    output: str  # Name of the tensor that it makes.
+
+    operator: ClassVar[Operator]  # Its operator in a file, where that is one and always the same.
+    # Names of the operators that it may be read back from; that of `operator` unless said.
+    reads: ClassVar[tuple[str, ...]] = ()
+    # Whether it computes with several values of its inputs, so that TensorFlow's converter would
+    # choose the grid of a float output.
+    mixes: ClassVar[bool] = False
+    same_because: ClassVar[str] = SELECTED  # Why all kernels of XNNPACK give it the same codes.
+    # Why all processors give it the same float values; "" where they differ in the last bits.
+    same_in_float_because: ClassVar[str] = ""
+    rounds: ClassVar[bool] = False  # Whether runtimes have rules of their own for its codes.
+    # Its codes are those of an input of the model, whose grid cannot move.
+    of_input: ClassVar[bool] = False
+    # Its arithmetic is known; else a runtime has to give its values.
+    is_simulated: ClassVar[bool] = True
+    makes_probabilities: ClassVar[bool] = False  # It is a softmax.
+    reshapes: ClassVar[bool] = False  # It makes the same values in another shape.
+    moves: ClassVar[bool] = False  # Layers of data movement become it.
+    fuses: ClassVar[bool] = False  # Its operator fuses the activation that clips codes.
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "operator" in vars(cls) and "reads" not in vars(cls):
+            cls.reads = (cls.operator.name,)
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """The same operation where tensors have other names."""
+        inputs = tuple(names.get(name, name) for name in self.inputs)
+        return dataclasses.replace(self, inputs=inputs, output=names.get(self.output, self.output))
+
+    # -- in words --------------------------------------------------------------------------------
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The names of its operators in the file, for `explain`."""
+        return (self.operator.name,)
+
+    def title(self, graph: Tensors) -> str:
+        """Its name in the listing of a graph."""
+        return type(self).__name__
+
+    def weights_title(self) -> str:
+        """The range of its weights in the listing; empty where it has none."""
+        return ""
+
+    @property
+    def num_weights(self) -> int:
+        """How many weights it has."""
+        return 0
+
+    def multiply_adds(self, graph: Tensors) -> int:
+        """How many products of weights and inputs one image takes."""
+        return 0
+
+    @property
+    def float_layer(self) -> str | None:
+        """The layer left float that it stands for, or is part of; None for any other operation."""
+        return None
+
+    def is_float(self, graph: Tensors) -> bool:
+        """Whether it makes a float tensor."""
+        return graph.tensors[self.output].codes is None
+
+    @property
+    def keeps_grid(self) -> bool:
+        """Whether its codes are those of its inputs, so that all are on one grid."""
+        return self.selects
+
+    @property
+    def takes_one_image(self) -> bool:
+        """Whether its operator holds the shape of its output, the batch of 1 included."""
+        return False
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        """Why its kernel does not take its scales, with the fix; None where it does."""
+        return None
+
+    def on_shared_grid(self, tensors: dict[str, Tensor]) -> "list[Operation]":
+        """The operations that compute it where its grid is that of what it reads, or pinned."""
+        return [self]
+
+    def bounded(self, codes: Codes) -> Codes | None:
+        """Codes of its float tensor without those beyond a bound that it sets; None without one."""
+        return None
+
+    @property
+    def represented(self) -> str:
+        """The tensor of codes that it only stores otherwise; "" for an operation that computes."""
+        return ""
+
+    def on_codes(
+        self, inputs: tuple[str, ...], codes: Sequence[Codes]
+    ) -> "tuple[Operation, Codes] | None":
+        """The same on codes for float values, with what it makes; None where no kernel does it."""
+        first = codes[0]
+        grids = {(one.scale, one.zero_point) for one in codes}
+        if not self.keeps_grid or len(grids) > 1:
+            return None
+        made = dataclasses.replace(
+            first,
+            lowest=min(one.lowest for one in codes),
+            highest=max(one.highest for one in codes),
+        )
+        return dataclasses.replace(self, inputs=inputs), made
+
+    @property
+    def selects(self) -> bool:
+        """Whether its codes are some of those of its inputs, whatever their grid is."""
+        return self.moves
+
+    def portability(self, graph: Tensors) -> Portability:
+        """The processors that give it its codes of x86, as far as XNNPACK runs the file."""
+        if not self.is_float(graph):
+            return Portability(Basis.RULE, self.same_because)
+        if self.same_in_float_because:
+            return Portability(Basis.RULE, self.same_in_float_because)
+        return Portability(Basis.FLOAT, "processors differ in the last bits of float32")
+
+    def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
+        """Why kernels may end the process that runs them on it; None where they never do."""
+        return None
+
+    def computes_alike(self, graph: Tensors, kernels: KernelSet) -> bool:
+        """Whether kernels give it, for the same inputs, the codes that XNNPACK does on x86."""
+        if self.is_float(graph) or not self.rounds or kernels is X86:
+            return True
+        if kernels not in XNNPACK_SETS:
+            return False
+        found = self.portability(graph)
+        return found.basis is not Basis.IMAGES and not found.differing.get(kernels.name)
+
+    # -- in NumPy --------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """The output of the file's kernel for its inputs, bit for bit.
+
+        Stored integers are int32, and values of float tensors float32; the batch dimension is first
+        and may be empty.
+        """
+
+    # -- in a file -------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def write(self, writer: Writer) -> None:
+        """Adds its constants and its operators to a file, which has its tensors already."""
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Whether an operator with one of the names in `reads` is this operation's.
+
+        For each operator, only one of the operations that read its name may say so.
+        """
+        return True
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """The operation that an operator stands for, and the codes of its tensor.
+
+        None where others of its operators follow; what has been learned is then in
+        `operator.progress.pending`. Raises NotUnderstoodError with the reason why it stands for
+        none.
+        """
+        raise NotUnderstoodError("not an operator of sat-tf")
+
+    @property
+    def num_constants(self) -> int:
+        """How many tensors it has in a file beside the one that it makes."""
+        return 0
+
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        """The bytes of their values and scales; another operation may have its kernel there."""
+        return 0
+
+
+def stored_codes(rounded: np.ndarray, codes: Codes) -> np.ndarray:
+    """Rounded codes as stored integers, clipped."""
+    low, high = codes.lowest - codes.zero_point, codes.highest - codes.zero_point
+    return np.clip(rounded, low, high).astype(np.int32) + codes.zero_point

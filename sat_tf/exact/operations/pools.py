@@ -1,0 +1,394 @@
+"""Means and largest values of windows and of whole images, and values between pixels."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from sat_tf.exact.kernels.bilinear import Grid, Places, interpolated, resized
+from sat_tf.exact.kernels.kernel_sets import KernelSet
+from sat_tf.exact.kernels.xnnpack import mean_multiplier, sums_near_halves
+from sat_tf.exact.operations.builder import GraphBuilder, OperationDraft, Shape
+from sat_tf.exact.operations.linear import Linear, identity, window_mean
+from sat_tf.exact.operations.movements import Reshape, moved
+from sat_tf.exact.operations.operation import SELECTED, Made, Operation, Portability, enumerated
+from sat_tf.exact.operations.pairs import Concatenate
+from sat_tf.exact.operations.windows import taps
+from sat_tf.exact.tflite.contents import NotUnderstoodError
+from sat_tf.exact.tflite.operator_view import OperatorView
+from sat_tf.exact.tflite.tensors import (
+    WHOLE,
+    Codes,
+    Tensor,
+    Tensors,
+    Window,
+    free_name,
+    range_codes,
+)
+from sat_tf.exact.tflite.writer import Operator, Writer, placement_options
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pool(Operation):
+    """A pooling over windows."""
+
+    size: tuple[int, int]  # Of a window, in rows and columns.
+    window: Window  # Strides and padding.
+
+    def write(self, writer: Writer) -> None:
+        writer.operator(
+            self.operator,
+            self.inputs,
+            self.output,
+            filterHeight=self.size[0],
+            filterWidth=self.size[1],
+            **placement_options(self.window),
+        )
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        codes = operator.moved_codes()
+        if operator.progress.is_foreign:
+            codes = operator.fused_codes()
+        else:
+            operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
+        operation = cls(
+            (operator.source(),),
+            operator.output.name,
+            size=(operator.option("filterHeight"), operator.option("filterWidth")),
+            window=operator.window(),
+        )
+        return operation, codes
+
+    def _clipped(self, graph: Tensors, values: np.ndarray) -> np.ndarray:
+        """The values, clipped where the operator fuses an activation."""
+        codes = graph.tensors[self.output].codes
+        return values if codes is None else np.clip(values, codes.lowest, codes.highest)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxPool(_Pool):
+    """Largest value in a window."""
+
+    operator = Operator("MAX_POOL_2D", 2, "Pool2DOptions")
+    same_in_float_because = SELECTED
+    moves = True
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """The largest value; padding is never that."""
+        (source,) = inputs
+        lowest = np.iinfo(np.int32).min if source.dtype.kind == "i" else -np.inf
+        views = taps(source, self.size, self.window, fill=lowest)
+        result = next(views).copy()
+        for view in views:
+            np.maximum(result, view, out=result)
+        return self._clipped(graph, result)
+
+
+class Strip(NamedTuple):
+    """Windows along an axis that lie equally far inside an image, beside each other."""
+
+    start: int  # The first place that they read.
+    stop: int  # Behind the last.
+    size: int  # How many places each reads.
+    stride: int  # From one to the next.
+    made: int  # How many they are.
+
+
+def strips(length: int, size: int, stride: int) -> list[Strip]:
+    """The windows of SAME padding along an axis, without the padding.
+
+    >>> [(strip.start, strip.stop, strip.size, strip.made) for strip in strips(6, 3, 1)]
+    [(0, 2, 2, 1), (0, 6, 3, 4), (4, 6, 2, 1)]
+    """
+    made = -(-length // stride)
+    front = max((made - 1) * stride + size - length, 0) // 2
+    starts = [place * stride - front for place in range(made)]
+    inside = [start for start in starts if 0 <= start <= length - size]
+    found = []
+    for start in starts:
+        if start not in inside:
+            first, stop = max(start, 0), min(start + size, length)
+            found.append(Strip(first, stop, stop - first, 1, 1))
+        elif start == inside[0]:
+            found.append(Strip(start, inside[-1] + size, size, stride, len(inside)))
+    return found
+
+
+# An image is pooled in at most so many parts, which are those of windows of 7x7.
+_MOST_PARTS = 49
+
+
+@dataclasses.dataclass(frozen=True)
+class AveragePool(_Pool, OperationDraft):
+    """Mean of a window without its padding, on the grid of the input, as the builtin kernel rounds.
+
+    XNNPACK leaves it to that kernel. A draft becomes convolutions of parts of the image, where
+    these are not too many: they are exact, and fast.
+    """
+
+    stays_float = True
+    operator = Operator("AVERAGE_POOL_2D", 2, "Pool2DOptions")
+    mixes = True
+    keeps_grid = True
+    same_because = "XNNPACK leaves it to the builtin kernels, which divide integers alike"
+
+    def parts(self, shape: Shape) -> tuple[list[Strip], list[Strip]] | None:
+        """The windows pooled together, by rows and columns; None where they are too many."""
+        rows, columns = (
+            strips(*axis) for axis in zip(shape, self.size, self.window.strides, strict=False)
+        )
+        return (rows, columns) if len(rows) * len(columns) <= _MOST_PARTS else None
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`.
+
+        A depthwise convolution divides by one number, so that windows which reach equally far
+        beyond the image are pooled together, and joined. AVERAGE_POOL_2D, where there are too many,
+        rounds to the codes that it reads, and slowly.
+        """
+        source = self.inputs[0]
+        sizes = builder.shape(source)
+        found = self.parts(sizes)
+        if found is None:
+            # Means on a grid of 8 bits, to which their kernel rounds, and these on another one.
+            grid = builder.codes(source)
+            if grid is None:
+                raise TypeError(f"{name}: the codes of a mean of float values.")
+            fine = range_codes(*grid.real_range)
+            if grid.real_scale > fine.real_scale:
+                requantized = identity(source, shape[-1])
+                source, grid = builder.between(f"{name}_fine"), fine
+                requantized.as_codes(builder, fine, source, sizes)
+            coarse = self.placed(builder, (source,), grid, builder.between(f"{name}_mean"), shape)
+            return identity(coarse, shape[-1]).as_codes(builder, codes, name, shape)
+        down, across = found
+        joined = []
+        for row in down:
+            rows = name if len(down) == 1 else builder.between(f"{name}_rows")
+            parts = []
+            for column in across:
+                part = rows if len(across) == 1 else builder.between(f"{name}_part")
+                ends = ((row.start, row.stop), (column.start, column.stop), (0, sizes[-1]))
+                read, size = source, tuple(stop - start for start, stop in ends)
+                if size != sizes:
+                    slices = tuple((start, stop, 1) for start, stop in ends)
+                    read = builder.between(f"{name}_input")
+                    builder.move(moved("STRIDED_SLICE", source, read, sizes, slices), size)
+                window = Window((row.stride, column.stride))
+                mean = window_mean(read, sizes[-1], (row.size, column.size), window)
+                made = (row.made, column.made, sizes[-1])
+                parts.append(mean.as_codes(builder, codes, part, made))
+            if len(across) > 1:
+                builder.add(Concatenate(tuple(parts), rows, 1), (row.made, *shape[1:]), codes)
+            joined.append(rows)
+        if len(down) > 1:
+            builder.add(Concatenate(tuple(joined), name, 0), shape, codes)
+        return name
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """Sums of the values in each window, by their number, which padding does not count for."""
+        (source,) = inputs
+        inside = np.ones((1, *source.shape[1:3], 1), np.int32)
+        totals, counts = (
+            functools.reduce(np.add, taps(values, self.size, self.window, fill=0))
+            for values in (source, inside)
+        )
+        if self.is_float(graph):
+            return np.asarray(totals / counts.astype(np.float32), np.float32)
+        # Halves are rounded away from zero.
+        means = np.sign(totals) * ((np.abs(totals) + counts // 2) // counts)
+        return self._clipped(graph, np.asarray(means, np.int32))
+
+
+@dataclasses.dataclass(frozen=True)
+class ResizeBilinear(OperationDraft):
+    """Codes between those of neighbouring pixels, on the grid of the input, rounded once."""
+
+    size: tuple[int, int]  # Rows and columns of the result.
+    # Pixels are placed by their centers, as in TensorFlow 2 and Keras.
+    half_pixel_centers: bool = True
+    align_corners: bool = False  # The first and the last pixels lie on each other.
+
+    operator = Operator("RESIZE_BILINEAR", 3, "ResizeBilinearOptions")
+    num_constants = 1  # the size
+    rounds = True
+    mixes = True
+    keeps_grid = True
+
+    def grids(self, graph: Tensors) -> tuple[Grid, Grid]:
+        """How rows and columns are laid over those that are read."""
+        before = graph.tensors[self.inputs[0]].shape[:2]
+        rows, columns = (
+            Grid(old, new, self.half_pixel_centers, self.align_corners)
+            for old, new in zip(before, self.size, strict=True)
+        )
+        return rows, columns
+
+    def _places(self, graph: Tensors, kernels: KernelSet) -> tuple[Places, Places]:
+        rows, columns = map(kernels.interpolation.places, self.grids(graph))
+        return rows, columns
+
+    def portability(self, graph: Tensors) -> Portability:
+        """Every place is known, and sums of integers are the same everywhere."""
+        if self.is_float(graph):
+            return super().portability(graph)
+
+        def positions(kernels: KernelSet, places: np.ndarray) -> np.ndarray:
+            rule = kernels.interpolation
+            found = [axis.positions(rule.bits) for axis in self._places(graph, kernels)]
+            return np.concatenate(found)[places]
+
+        total = sum(self.size)
+        return enumerated(np.arange(total), positions, "places", total=total)
+
+    def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
+        """See `Operation`: places of rounded steps may lie beyond the image."""
+        if self.is_float(graph):
+            return None
+        grids = zip(self.grids(graph), self._places(graph, kernels), strict=True)
+        beyond = next((grid for grid, axis in grids if np.any(axis.low >= grid.before)), None)
+        if beyond is None:
+            return None
+        return (
+            f"its kernel of RESIZE_BILINEAR reads beyond images of {beyond.before:,} pixels that "
+            f"become {beyond.after:,}"
+        )
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        (source,) = inputs
+        if self.is_float(graph):
+            return interpolated(source, *self.grids(graph))
+        return resized(source, *self._places(graph, graph.kernels), graph.kernels.interpolation)
+
+    def write(self, writer: Writer) -> None:
+        size = writer.constant(f"{self.output}/size", np.array(self.size, np.int32))
+        writer.operator(
+            self.operator,
+            [*self.inputs, size],
+            self.output,
+            halfPixelCenters=self.half_pixel_centers,
+            alignCorners=self.align_corners,
+        )
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        size = operator.constant(1, "INT32").tolist()
+        if len(operator.tensor(0).shape) != 4 or len(size) != 2:
+            raise NotUnderstoodError("it does not resize images")
+        operation = cls(
+            (operator.source(),),
+            operator.output.name,
+            (size[0], size[1]),
+            bool(operator.option("halfPixelCenters")),
+            bool(operator.option("alignCorners")),
+        )
+        return operation, operator.moved_codes()
+
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        return 8  # of the size
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean(OperationDraft):
+    """The mean over rows and columns; in files of other tools, over any axes."""
+
+    keep_dims: bool = False  # The axes stay, with size 1.
+    axes: tuple[int, ...] = (1, 2)  # Counted with the batch.
+
+    operator = Operator("MEAN", 2, "ReducerOptions")
+    num_constants = 1  # the axes
+    rounds = True
+    mixes = True
+
+    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+        """See `Draft`.
+
+        MEAN clips where int8 does, and nowhere else: other codes are made by a convolution.
+        """
+        read = builder.codes(self.inputs[0])
+        negative = read is None or read.lowest < read.zero_point
+        saturates = codes.highest == 127 and (codes.lowest == -128 or not negative)
+        if codes.unit == 1.0 and saturates:
+            return self.placed(builder, self.inputs, codes, name, shape)
+        return self._as_linear(builder.tensors).as_codes(builder, codes, name, shape)
+
+    def _as_linear(self, tensors: Mapping[str, Tensor]) -> Linear:
+        """The same mean as one window of a depthwise convolution."""
+        rows, columns, channels = tensors[self.inputs[0]].shape
+        return window_mean(self.inputs[0], channels, (rows, columns), WHOLE)
+
+    def on_shared_grid(self, tensors: dict[str, Tensor]) -> list[Operation]:
+        """See `Operation`: a convolution, which is rounded alike everywhere, and a mean's shape."""
+        convolution, made = self._as_linear(tensors), self.output
+        if self.keep_dims:
+            return [dataclasses.replace(convolution, output=made)]
+        image = free_name(f"{made}_image", tensors)
+        channels = tensors[self.inputs[0]].shape[-1]
+        tensors[image] = Tensor(image, (1, 1, channels), tensors[made].codes)
+        return [dataclasses.replace(convolution, output=image), Reshape((image,), made)]
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """An exact sum, rounded as the kernels do it."""
+        (source,) = inputs
+        if self.is_float(graph):
+            real = np.mean(source, axis=self.axes, dtype=np.float32, keepdims=self.keep_dims)
+            return np.asarray(real)
+        axes = tuple(sorted(axis % source.ndim for axis in self.axes))
+        count = math.prod(source.shape[axis] for axis in axes)
+        sums = np.sum(source, axis=axes, dtype=np.int64, keepdims=self.keep_dims)
+        # Builtin kernels have one of their own for images alone.
+        of_images = self.keep_dims and source.ndim == 4 and axes == (1, 2)
+        return self._of_sums(graph, np.asarray(sums), count, graph.kernels, of_images)
+
+    def _of_sums(
+        self,
+        graph: Tensors,
+        sums: np.ndarray,
+        count: int,
+        kernels: KernelSet,
+        of_images: bool = False,
+    ) -> np.ndarray:
+        """Means of the sums of `count` stored integers."""
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        scales, zeros = (source.scale, output.scale), (source.zero_point, output.zero_point)
+        rounded = kernels.mean(sums, count, scales, zeros, of_images)
+        return np.clip(rounded, output.lowest, output.highest).astype(np.int32)
+
+    def portability(self, graph: Tensors) -> Portability:
+        """Every sum of its codes is known."""
+        if self.is_float(graph):
+            return super().portability(graph)
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        rows, columns, _ = graph.tensors[self.inputs[0]].shape
+        count = rows * columns
+        multiplier = mean_multiplier(source.scale, output.scale, count)
+        zero_points, ends = (source.zero_point, output.zero_point), (output.lowest, output.highest)
+        near = sums_near_halves(multiplier, count, zero_points, ends)
+        return enumerated(
+            near[(near >= count * source.lowest) & (near <= count * source.highest)],
+            lambda kernels, sums: self._of_sums(graph, sums, count, kernels),
+            "sums",
+            total=count * (source.highest - source.lowest) + 1,
+        )
+
+    def write(self, writer: Writer) -> None:
+        axes = writer.constant(f"{self.output}/axes", np.array(self.axes, np.int32))
+        writer.operator(self.operator, [*self.inputs, axes], self.output, keepDims=self.keep_dims)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        axes = operator.constant(1, "INT32", "INT64").reshape(-1).tolist()
+        if not operator.progress.is_foreign and axes != [1, 2]:
+            raise NotUnderstoodError(f"its axes are {axes}, expected rows and columns")
+        codes, source = operator.codes(), operator.source_codes()
+        if (codes is None) != (source is None):
+            raise NotUnderstoodError("it makes codes of float values, or float values of codes")
+        if codes and source and source.lowest >= source.zero_point:
+            # The mean of what is never negative has no code below 0.
+            codes = dataclasses.replace(codes, lowest=codes.zero_point)
+        keep = bool(operator.option("keepDims"))
+        return cls((operator.source(),), operator.output.name, keep, tuple(axes)), codes

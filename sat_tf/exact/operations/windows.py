@@ -1,0 +1,183 @@
+"""Kernels moved over images: where they lie, and sums of products."""
+
+import enum
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from sat_tf.exact.tflite.tensors import Window
+
+# Below this every integer is a float32, and sums of such products are exact in any order.
+EXACT_FLOAT32 = 2**24
+
+
+class LinearKind(enum.Enum):
+    """The linear operations, by how their kernel codes are laid out."""
+
+    CONVOLUTION = "CONV_2D"  # (outputs, rows, columns, inputs of its group)
+    TRANSPOSED = "TRANSPOSE_CONV"  # (outputs, rows, columns, inputs)
+    DEPTHWISE = "DEPTHWISE_CONV_2D"  # (rows, columns, outputs), outputs = inputs · multiplier
+    FULLY_CONNECTED = "FULLY_CONNECTED"  # (outputs, inputs)
+
+
+def placement(
+    length: int, kernel: int, stride: int, dilation: int, padding: str
+) -> tuple[tuple[int, int], int]:
+    """Margins of one axis, and how many windows fit: TensorFlow's rule."""
+    extent = (kernel - 1) * dilation + 1
+    if padding == "VALID":
+        return (0, 0), (length - extent) // stride + 1
+    outputs = -(-length // stride)
+    total = max((outputs - 1) * stride + extent - length, 0)
+    return (total // 2, total - total // 2), outputs
+
+
+def ends_early(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> bool:
+    """Whether the windows of SAME end in front of the last row or column of an image.
+
+    A stride is then larger than the kernel, and XNNPACK before LiteRT 2.2.0, in TensorFlow 2.21
+    too, takes what is left over for a padding below 0: it computes other values. A kernel of one
+    pixel, and pooling, it computes rightly.
+
+    >>> ends_early((16, 16), (1, 3), Window((2, 2), "SAME"))
+    True
+    >>> ends_early((15, 15), (1, 3), Window((2, 2), "SAME"))
+    False
+    """
+    if window.padding != "SAME" or tuple(kernel) == (1, 1):
+        return False
+    axes = zip(sizes, kernel, window.strides, window.dilation, strict=True)
+    return any(
+        (-(-size // stride) - 1) * stride + dilation * (length - 1) + 1 < size
+        for size, length, stride, dilation in axes
+    )
+
+
+def transposed_size(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> tuple[int, ...]:
+    """Rows and columns that a transposed convolution makes of an image.
+
+    Keras's rule without `output_padding`, plus `window.more`.
+    """
+    extra = [max(length - stride, 0) for length, stride in zip(kernel, window.strides, strict=True)]
+    return tuple(
+        size * stride + (longer if window.padding == "VALID" else 0) + more
+        for size, stride, longer, more in zip(
+            sizes, window.strides, extra, window.more, strict=True
+        )
+    )
+
+
+def taps(
+    values: np.ndarray, size: tuple[int, ...], window: Window, fill: float
+) -> Iterator[np.ndarray]:
+    """For every position in the kernel, the values that it meets."""
+    margins, outputs = zip(
+        *(
+            placement(length, kernel, stride, dilation, window.padding)
+            for length, kernel, stride, dilation in zip(
+                values.shape[1:3], size, window.strides, window.dilation, strict=True
+            )
+        ),
+        strict=True,
+    )
+    if any(any(margin) for margin in margins):
+        values = np.pad(values, ((0, 0), *margins, (0, 0)), constant_values=fill)
+    for row in range(size[0]):
+        for column in range(size[1]):
+            slices = (
+                slice(start * dilation, start * dilation + (output - 1) * stride + 1, stride)
+                for start, dilation, output, stride in zip(
+                    (row, column), window.dilation, outputs, window.strides, strict=True
+                )
+            )
+            yield values[(slice(None), *slices)]
+
+
+def depthwise_products(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
+    """Every channel with its own kernels, (rows, columns, outputs)."""
+    multiplier = kernel.shape[-1] // values.shape[-1]
+    total: np.ndarray | None = None
+    weights = kernel.reshape(-1, kernel.shape[-1])
+    for tap, view in zip(weights, taps(values, kernel.shape[:2], window, fill=0), strict=True):
+        repeated = np.repeat(view, multiplier, axis=-1) if multiplier > 1 else view
+        product = repeated * tap
+        total = product if total is None else np.add(total, product, out=total)
+    if total is None:
+        raise ValueError("received an empty kernel, expected at least one weight.")
+    return total
+
+
+def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
+    """Every pixel puts its multiple of the kernel into the output, strides apart."""
+    sizes = values.shape[1:3]
+    full = [
+        (size - 1) * stride + length
+        for size, stride, length in zip(sizes, window.strides, kernel.shape[1:3], strict=True)
+    ]
+    wanted = transposed_size(sizes, kernel.shape[1:3], window)
+    total = np.zeros((len(values), *map(max, full, wanted), len(kernel)), values.dtype)
+    for row in range(kernel.shape[1]):
+        for column in range(kernel.shape[2]):
+            places = tuple(
+                slice(start, start + (size - 1) * stride + 1, stride)
+                for start, size, stride in zip((row, column), sizes, window.strides, strict=True)
+            )
+            total[(slice(None), *places)] += values @ kernel[:, row, column].T
+    # SAME leaves out the ends, as for the convolution that this one is the transpose of.
+    rows, columns = (max(a - b, 0) // 2 for a, b in zip(full, wanted, strict=True))
+    return total[:, rows : rows + wanted[0], columns : columns + wanted[1]]
+
+
+def is_small_depthwise(
+    size: tuple[int, ...], read: tuple[int, ...], made: tuple[int, ...], window: Window
+) -> bool:
+    """The test by which LiteRT chooses its kernel for depthwise convolutions of 3x3."""
+    stride, other_stride = window.strides
+    if size != (3, 3) or (stride, window.dilation) not in ((1, (1, 1)), (2, (1, 1))):
+        return False
+    (*sizes, channels), (*places, outputs) = read, made
+    if other_stride != stride or channels != outputs or channels % 8:
+        return False
+    missing = [(out - 1) * stride + 3 - has for out, has in zip(places, sizes, strict=True)]
+    before, other_before = (max(count, 0) // 2 for count in missing)
+    if before != other_before or before > 1 or max(missing) > 2 * before:
+        return False
+    return before == 0 or 1 not in sizes or sizes[0] == sizes[1]
+
+
+def sums(
+    stored: np.ndarray, zero_point: int, kernel: np.ndarray, kind: LinearKind, window: Window
+) -> np.ndarray:
+    """Σ code · (stored - zero_point) of a linear layer; exact."""
+    codes = stored - zero_point
+    if kind is LinearKind.DEPTHWISE:
+        return products(codes, kernel.astype(np.int32), kind, window)
+    widest = max(127 - zero_point, zero_point + 128)
+    magnitudes = np.abs(kernel.reshape(kernel.shape[0], -1).astype(np.int64))
+    reach = np.max(np.sum(magnitudes, axis=1), initial=0) * widest
+    exact = np.float32 if reach < EXACT_FLOAT32 else np.float64
+    return products(codes.astype(exact), kernel.astype(exact), kind, window, exact=True)
+
+
+def products(
+    values: np.ndarray, kernel: np.ndarray, kind: LinearKind, window: Window, exact: bool = False
+) -> np.ndarray:
+    """Σ kernel · value of a linear layer, in the type that both have; `exact` in any order."""
+    if kind is LinearKind.DEPTHWISE:
+        return depthwise_products(values, kernel, window)
+    if kind is LinearKind.TRANSPOSED:
+        return transposed_products(values, kernel, window)
+    if kind is LinearKind.CONVOLUTION:
+        groups = values.shape[-1] // kernel.shape[-1]
+        if groups > 1:
+            parts = np.split(values, groups, axis=-1), np.split(kernel, groups, axis=0)
+            made = (products(*of, kind, window, exact) for of in zip(*parts, strict=True))
+            return np.concatenate(list(made), axis=-1)
+        # (n, rows, columns, k_rows · k_columns · channels), in the order of the kernel's axes.
+        views = list(taps(values, kernel.shape[1:3], window, fill=0))
+        values = views[0] if len(views) == 1 else np.concatenate(views, axis=-1)
+    kernel = kernel.reshape(kernel.shape[0], -1)
+    if exact:  # one product, where NumPy makes one for each row, in up to ten times the time
+        rows = values.reshape(-1, values.shape[-1]) @ kernel.T
+        return np.asarray(rows.reshape(*values.shape[:-1], len(kernel)))
+    return np.asarray(values @ kernel.T)

@@ -1,0 +1,633 @@
+"""Files of any tool: their operators, compared one by one with what kernels are known to round."""
+
+import collections
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from rich.console import Console
+
+from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, checked_images, taken_by
+from sat_tf.exact.certificate.proof import existing_file
+from sat_tf.exact.certificate.runtimes import (
+    RUNTIMES,
+    USUAL_RUNTIMES,
+    RuntimeKind,
+    chosen,
+    wrong_before,
+)
+from sat_tf.exact.kernels import kernel_sets
+from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
+from sat_tf.exact.litert.processes import refusals
+from sat_tf.exact.litert.runtime import MicroRuntime, Runtime, loaded
+from sat_tf.exact.operations.graph_file import ForeignFile, read_foreign
+from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.tflite.contents import MoreGraph, StoredOperator, read_contents
+from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of, some_of
+from sat_tf.files import write_text
+from sat_tf.messages import ProblemsError, first_ones, say
+from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.presentation.tables import (
+    Cell,
+    Column,
+    Marked,
+    RowTable,
+    Table,
+    marked_text,
+    percent,
+    render_page,
+)
+
+
+@dataclasses.dataclass
+class Differences:
+    """How many values of two tensors differ."""
+
+    compared: int = 0  # How many values.
+    differing: int = 0  # How many of them differ.
+    largest: float = 0.0  # The largest difference, in codes, or in real values of a float tensor.
+
+    def add(self, expected: np.ndarray, found: np.ndarray) -> None:
+        """Counts the values of one image."""
+        distance = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+        self.compared += found.size
+        self.differing += int(np.count_nonzero(found != expected))
+        self.largest = max(self.largest, float(np.max(distance, initial=0.0)))
+
+    @property
+    def share(self) -> str:
+        """How many differ of how many, in words."""
+        return f"{self.differing:,} of {self.compared:,}"
+
+    def __add__(self, other: "Differences") -> "Differences":
+        largest = max(self.largest, other.largest)
+        counts = self.compared + other.compared, self.differing + other.differing
+        return Differences(*counts, largest)
+
+
+@dataclasses.dataclass
+class KernelCount:
+    """The codes that a runtime makes of one operator."""
+
+    # Of what it made on its own inputs, from the simulation with its own rules: nothing is counted
+    # where it is only simulated.
+    own: Differences = dataclasses.field(default_factory=Differences)
+    # Of what its rules make of the inputs that the operator has under XNNPACK here, from what
+    # XNNPACK made.
+    beside_xnnpack: Differences = dataclasses.field(default_factory=Differences)
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedOperator:
+    """An operator of a file."""
+
+    number: int  # Its place in the file.
+    kind: str  # Its name.
+    tensor: str  # The name of the first tensor that it makes.
+    multiply_adds: int  # Of an image, as far as its shapes tell.
+    reason: str  # Why it is not simulated; empty where it is.
+    # By the names of the runtimes; empty where it is not simulated.
+    counts: Mapping[str, KernelCount]
+
+    @property
+    def name(self) -> str:
+        """Its number, its kind and the tensor that it makes."""
+        return f"{self.number} {self.kind} {self.short_tensor}"
+
+    @property
+    def short_tensor(self) -> str:
+        """The first of the names that TensorFlow's converter joins to one."""
+        return self.tensor.split(";")[0]
+
+    def differs(self, runtime: str) -> bool:
+        """Whether a runtime makes other codes than its rules say, or than XNNPACK does."""
+        count = self.counts.get(runtime)
+        return count is not None and bool(count.own.differing or count.beside_xnnpack.differing)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class OperatorComparison(RowTable):
+    """The operators of a file in order, each compared on the inputs that it has there.
+
+    It proves nothing of a file: it says what was compared, and where kernels part.
+
+    Attributes:
+        file: its name.
+        num_images: how many images it was run on.
+        images_from: where they come from.
+        operators: all of the file.
+        runtimes: the names of those that were compared, "xnnpack" first.
+        refused: why others do not run the file, by their names.
+        outputs: of the whole file from those of XNNPACK, by the names of the runtimes that run.
+        more_graphs: the graphs of the file behind the first, which alone is compared.
+        warnings: what to know about the file.
+    """
+
+    file: str
+    num_images: int
+    images_from: str
+    operators: tuple[ComparedOperator, ...]
+    runtimes: tuple[str, ...]
+    refused: Mapping[str, str]
+    outputs: Mapping[str, Differences]
+    more_graphs: tuple[MoreGraph, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (
+        *("operator", "kind", "tensor", "multiply_adds", "reason", "runtime"),
+        *("compared", "differing", "largest"),
+        *("beside_xnnpack_compared", "beside_xnnpack_differing", "beside_xnnpack_largest"),
+    )
+    _width: ClassVar[int] = 140
+
+    @property
+    def simulated(self) -> list[ComparedOperator]:
+        """The operators that were compared."""
+        return [operator for operator in self.operators if operator.counts]
+
+    @property
+    def multiply_adds_simulated(self) -> float | None:
+        """Their share of all multiply-adds that are known, in [0, 1]; None where there are none."""
+        known = sum(operator.multiply_adds for operator in self.operators)
+        return sum(operator.multiply_adds for operator in self.simulated) / known if known else None
+
+    def total(self, runtime: str) -> KernelCount:
+        """The counts of all operators."""
+        counts = [operator.counts[runtime] for operator in self.simulated]
+        own = sum((count.own for count in counts), Differences())
+        beside = sum((count.beside_xnnpack for count in counts), Differences())
+        return KernelCount(own, beside)
+
+    def first_differing(self, runtime: str) -> ComparedOperator | None:
+        """The first operator of which a runtime makes other codes than its rules or XNNPACK."""
+        return next((one for one in self.operators if one.differs(runtime)), None)
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether every code that a runtime made is the one that its rules give."""
+        return not any(self.total(name).own.differing for name in self.runtimes)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One for each operator and runtime; of an operator that is not simulated, one in all."""
+        rows: list[tuple[Any, ...]] = []
+        for one in self.operators:
+            about = (one.number, one.kind, one.tensor, one.multiply_adds, one.reason)
+            if not one.counts:
+                rows.append((*about, *[None] * 7))
+            for name, count in one.counts.items():
+                pair = (count.own, count.beside_xnnpack)
+                found = [(each.compared, each.differing, each.largest) for each in pair]
+                rows.append((*about, name, *found[0], *found[1]))
+        return [dict(zip(self.COLUMNS, row, strict=True)) for row in rows]
+
+    def _headline(self) -> Cell:
+        """The first operator of all that differs, and in which runtimes."""
+        firsts = {name: self.first_differing(name) for name in self.runtimes}
+        numbers = [one.number for one in firsts.values() if one is not None]
+        if not numbers:
+            return f"{self.file}: no operator that is simulated differs"
+        first = self.operators[min(numbers)]
+        names = ", ".join(name for name, one in firsts.items() if one is first)
+        return f"{self.file}: the first operator that differs is {first.name} ({names})"
+
+    @property
+    def _extent(self) -> str:
+        """How much of the file was compared, and on what."""
+        known = self.multiply_adds_simulated
+        share = "" if known is None else f", {percent(1)(known)} of the multiply-adds"
+        return (
+            f"{len(self.simulated)} of {len(self.operators)} operators simulated{share}, on "
+            f"{self.num_images} images ({self.images_from})"
+        )
+
+    def _notes(self) -> list[Cell]:
+        return [self._extent, *self._answers(), *self._remarks()]
+
+    def _answers(self) -> list[Cell]:
+        """Sentences on what each runtime does otherwise, or why it does not run the file."""
+        lines: list[Cell] = []
+        for name in self.runtimes:
+            total, first, said = self.total(name), self.first_differing(name), []
+            if total.own.compared:
+                said.append(f"{total.own.share} codes differ from the simulation")
+            if name != "xnnpack":
+                said.append(
+                    f"for the same inputs, {total.beside_xnnpack.share} codes are not XNNPACK's"
+                )
+            if first is not None:
+                said.append(f"the first operator that differs is {first.name}")
+            if name in self.outputs and name != "xnnpack":
+                output = self.outputs[name]
+                largest = f", by {output.largest:.3g} at most" if output.differing else ""
+                values = f"{output.share} values of the output"
+                said.append(f"of the whole file, {values} are not XNNPACK's{largest}")
+            kind = "good" if first is None else "bad" if total.own.differing else "watch"
+            lines.append(Marked(f"{RUNTIMES[name].title}: {'; '.join(said)}", kind))
+        return lines + [
+            f"{RUNTIMES[name].title} does not run it: {why}" for name, why in self.refused.items()
+        ]
+
+    def _remarks(self) -> list[Cell]:
+        """Sentences on what was not compared."""
+        lines: list[Cell] = []
+        missing = collections.Counter(
+            (one.kind, one.reason) for one in self.operators if not one.counts
+        )
+        for (kind, reason), count in missing.items():
+            alike = [one for one in self.operators if (one.kind, one.reason) == (kind, reason)]
+            work = sum(one.multiply_adds for one in alike if not one.counts)
+            share = f", {work:,} multiply-adds" if work else ""
+            lines.append(f"Not simulated: {count} {kind}{share}: {reason}")
+        for graph in self.more_graphs:
+            by = f"run by {' and '.join(graph.run_by)}" if graph.run_by else "which nothing runs"
+            lines.append(
+                f"Not compared: {graph.name} with {graph.operators} operators, {by}; "
+                "only the first graph of a file is: convert it as a model of its own."
+            )
+        lines += [Marked(f"Note: {warning}", "watch") for warning in self.warnings]
+        lines.append(
+            "Each operator is compared on the inputs that it has in this file. Nothing is said of "
+            "inputs that these images do not reach, nor of an NPU, which has not run here."
+        )
+        return lines
+
+    def _tables(self) -> Mapping[str, Table[ComparedOperator]]:
+        firsts = {name: self.first_differing(name) for name in self.runtimes}
+
+        def counted(name: str) -> Column[ComparedOperator]:
+            def differing(operator: ComparedOperator) -> Cell:
+                if name not in operator.counts:
+                    return ""
+                count = operator.counts[name]
+                unexplained = count.own.differing
+                found = count.own if unexplained else count.beside_xnnpack
+                if not found.differing:
+                    return Marked("0", "good")
+                words = f"{found.differing:,} by {found.largest:.4g}"
+                words += " from the simulation" if unexplained and name != "xnnpack" else ""
+                words += ", first" if operator is firsts[name] else ""
+                return Marked(words, "bad" if unexplained else "watch")
+
+            return Column(name, differing, number=True)
+
+        all_adds = sum(one.multiply_adds for one in self.operators)
+        columns: list[Column[ComparedOperator]] = [
+            Column("", lambda one: one.number, str, number=True),
+            Column("operator", lambda one: one.kind),
+            Column("tensor", lambda one: one.short_tensor, wrap="fold"),
+            Column(
+                "multiply-adds",
+                lambda one: one.multiply_adds / all_adds if one.multiply_adds else None,
+                percent(1),
+                number=True,
+                least_width=100,
+            ),
+            Column("simulated", lambda one: one.reason or "yes", wrap="fold"),
+            Column(
+                "codes",
+                lambda one: max((count.own.compared for count in one.counts.values()), default=0),
+                lambda count: f"{count:,}" if count else "",
+                number=True,
+            ),
+            *map(counted, self.runtimes),
+        ]
+        return {"Operators": Table(columns=columns, rows=self.operators)}
+
+    def print_to(self, console: Console) -> None:
+        """Prints where runtimes differ, and below it the operators and what was not compared."""
+        for note in (self._headline(), self._extent, *self._answers()):
+            say(console, marked_text(note))
+        for table in self._tables().values():
+            console.print(table.for_width(console.width).to_rich())
+        for note in self._remarks():
+            say(console, marked_text(note))
+
+    def write_page(self, path: str | os.PathLike[str]) -> None:
+        """Writes all of it as one HTML page; the file appears whole, or not at all."""
+        page = render_page(
+            "export/foreign/operators.html",
+            file=self.file,
+            headline=self._headline(),
+            extent=self._extent,
+            answers=self._answers(),
+            tables={title: table.to_html(title) for title, table in self._tables().items()},
+            remarks=self._remarks(),
+        )
+        write_text(path, page)
+
+
+# The types that tell an operator on codes from others.
+_CODES = "INT8"
+_OTHER_CODES = ("UINT8", "INT16")
+_WITHOUT_VALUES = ("RESOURCE", "VARIANT", "STRING")
+_PIXEL_ENDS = 255.0
+
+
+@dataclasses.dataclass(frozen=True)
+class AnyFile(ForeignFile):
+    """A TFLite file that any tool may have written, and its operators, as far as they are known."""
+
+    path: pathlib.Path  # Of the file.
+    content: bytes  # The file.
+
+    def taken(self, images: Any) -> Any:
+        """Pixels as values of its input, or of each in a list; anything else as it is.
+
+        What range a file wants its pixels in, it does not say: they are spread over all codes of
+        the input, or over 0 to 1 where it is float and nothing quantizes it.
+        """
+        inputs = self.graph.images
+        several = len(inputs) != 1
+        if several and (not isinstance(images, list | tuple) or len(images) != len(inputs)):
+            return images
+        taken = []
+        for image, values in zip(inputs, images if several else [images], strict=True):
+            is_pixels = isinstance(values, np.ndarray) and values.dtype == np.uint8
+            try:
+                if not is_pixels or image.type == "uint8":
+                    taken.append(values)
+                elif image.is_kept and image.type == "float32":
+                    taken.append(values.astype(np.float32) / np.float32(_PIXEL_ENDS))
+                else:
+                    taken.append(image.drawn(values))
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from error
+        return taken if several else taken[0]
+
+
+def is_foreign(path: str | os.PathLike[str]) -> bool:
+    """Whether a TFLite file was written by another tool than `sat_tf.export_tflite`."""
+    path = existing_file(path)
+    return not read_contents(path.read_bytes(), str(path)).is_ours
+
+
+def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
+    """A file whose operators can be compared: it takes one image, and computes with int8 codes."""
+    path = existing_file(path)
+    content, problems = path.read_bytes(), []
+    foreign = read_foreign(content, str(path))
+    for tensor in foreign.contents.inputs:
+        if tensor.shape[:1] != (1,):
+            problems.append(
+                f"received the input {tensor.name} of shape {tensor.shape}, expected one image at "
+                "a time, (1, ...); convert the model for that."
+            )
+        elif not np.all(np.isfinite(tensor.scales) & (tensor.scales > 0)):
+            problems.append(
+                f"received the input {tensor.name} with the scale {first_ones(tensor.scales)}, "
+                "expected one above 0; convert the model again."
+            )
+        elif min(tensor.shape) < 1:
+            problems.append(
+                f"received the input {tensor.name} of shape {tensor.shape}, which holds no values, "
+                "expected sizes of at least 1; convert the model again."
+            )
+    tensors = [tensor for op in foreign.contents.operators for tensor in op.outputs]
+    types = {tensor.type for tensor in tensors if tensor.scales.size}
+    others = sorted(types.intersection(_OTHER_CODES))
+    if _CODES not in types and others:
+        problems.append(
+            f"received a file that computes with {' and '.join(others)} codes, expected int8; "
+            "convert the model with TensorFlow 2 and TFLITE_BUILTINS_INT8."
+        )
+    elif _CODES not in types:
+        constants = [each for each in foreign.contents.tensors if each.data is not None]
+        is_dynamic = any(each.scales.size for each in constants)
+        weights = ", and only its weights are integers (dynamic range)" if is_dynamic else ""
+        problems.append(
+            f"received a float file: all that its operators make is float{weights}, expected int8 "
+            "codes, of which there are none to compare; convert the model with a representative "
+            "data set."
+        )
+    if problems:
+        raise ProblemsError(str(path), problems)
+    return AnyFile(**vars(foreign), path=path, content=content)
+
+
+# -- the comparison --------------------------------------------------------------------------------
+
+
+def compare_operators(
+    path: str | os.PathLike[str] | AnyFile,
+    images: np.ndarray | Sequence[np.ndarray],
+    *,
+    runtimes: Iterable[str] = USUAL_RUNTIMES,
+    images_from: ImagesFrom = GIVEN,
+    progress: bool = True,
+) -> OperatorComparison:
+    """Compares the operators of any int8 TFLite file with runtimes, each on its own inputs.
+
+    An operator that sat-tf simulates is given what the runtime made of the operators before it, so
+    that one that differs, or is unknown, spoils none behind it. Its result is compared with what
+    the runtime made, by the rules of that runtime's kernels; and XNNPACK's inputs are given to the
+    rules of all others, which shows where they part from XNNPACK.
+
+    Args:
+        path: a TFLite file of any tool with int8 tensors.
+        images: (n, ...) uint8 pixels, spread over the codes of the input; or real values, or codes.
+            For several inputs a list, in the order of the file's.
+        runtimes: names of runtimes; see `sat_tf.verify_tflite`.
+        images_from: where the images come from.
+        progress: show a bar.
+
+    Returns:
+        An `OperatorComparison`. A difference is counted in it, not raised.
+
+    Raises:
+        ValueError: bad images, an unknown runtime, or a file whose operators cannot be compared or
+            that LiteRT does not run; lists every problem with its fix.
+    """
+    file = path if isinstance(path, AnyFile) else read_any_file(path)
+    taken, problems = checked_images(file.taken(images), file.graph.images)
+    if problems:
+        raise ProblemsError(f"compare_operators: {file.path}", problems)
+    pixels = taken_by(file.graph, taken)
+    kinds, refused = chosen(runtimes), dict[str, str]()
+    here = [kind for kind in kinds if not kind.is_simulated]
+    reasons = refusals(file.content, [kind.name for kind in here])
+    if reasons["xnnpack"] is not None:
+        raise ValueError(
+            f"{file.path}: received a TFLite file that LiteRT does not run "
+            f"({reasons['xnnpack']}), expected one that it does; convert the model again."
+        )
+    for kind in here:
+        if reason := reasons[kind.name] or file.graph.ends_process(kind.kernels):
+            refused[kind.name] = reason
+    running = {
+        kind.name: loaded(file.content, kind.name, keep_tensors=True)
+        for kind in here
+        if kind.name not in refused
+    }
+    compared = [kind for kind in kinds if kind.is_simulated or kind.name in running]
+    counter = _Counter(file, compared, running)
+    with image_bar(file.path.name, number_of(pixels), shown=progress) as advance:
+        for index in range(number_of(pixels)):
+            counter.add(some_of(pixels, index, index + 1))
+            advance(1)
+    return OperatorComparison(
+        file=file.path.name,
+        num_images=number_of(pixels),
+        images_from=images_from.description,
+        operators=tuple(counter.operators),
+        runtimes=tuple(kind.name for kind in compared),
+        refused=refused,
+        outputs=counter.outputs,
+        more_graphs=file.contents.more_graphs,
+        warnings=tuple(wrong_before(file.contents)),
+    )
+
+
+class _Counter:
+    """Compares every operator of a file, image by image."""
+
+    def __init__(
+        self,
+        file: ForeignFile,
+        kinds: list[RuntimeKind],
+        running: Mapping[str, Runtime | MicroRuntime],
+    ) -> None:
+        self._file, self._kinds, self._running = file, kinds, running
+        xnnpack = running["xnnpack"]
+        self._delegated = xnnpack.delegated if isinstance(xnnpack, Runtime) else set[int]()
+        self._graph = file.graph
+        tensors = file.contents.tensors
+        self._places = {tensor.name: index for index, tensor in enumerate(tensors)}
+        # LiteRT ends the process that asks for the values of a resource.
+        self._numeric = [
+            index for index, tensor in enumerate(tensors) if tensor.type not in _WITHOUT_VALUES
+        ]
+        made = {operation.output: operation for operation in file.graph.operations}
+        self._operations: dict[int, list[Operation]] = {}
+        self.operators: list[ComparedOperator] = []
+        self.outputs = {name: Differences() for name in running}
+        for number, stored in enumerate(file.contents.operators):
+            reason = _reason(stored, made, file)
+            if not reason:
+                self._operations[number] = [made[one.name] for one in stored.outputs]
+            self.operators.append(
+                ComparedOperator(
+                    number=number,
+                    kind=f"{stored.name} {stored.custom}".strip(),
+                    tensor=stored.outputs[0].name if stored.outputs else "",
+                    multiply_adds=stored.multiply_adds,
+                    reason=reason,
+                    counts={} if reason else {kind.name: KernelCount() for kind in kinds},
+                )
+            )
+
+    def add(self, image: Pixels) -> None:
+        """Runs one image in every runtime, and counts."""
+        kept = {}
+        for name, runtime in self._running.items():
+            runtime.run(image)
+            kept[name] = runtime.kept(self._numeric)
+        for name, values in kept.items():
+            for output in self._file.graph.outputs:
+                place = self._places[output]
+                if place in values and place in kept["xnnpack"]:
+                    self.outputs[name].add(kept["xnnpack"][place], values[place])
+        # Tensors have the shapes that they have here: the file's may be open.
+        shapes = {
+            name: kept["xnnpack"][place].shape[1:]
+            for name, place in self._places.items()
+            if place in kept["xnnpack"]
+        }
+        tensors = {
+            name: dataclasses.replace(tensor, shape=shapes.get(name, tensor.shape))
+            for name, tensor in self._file.graph.tensors.items()
+        }
+        self._graph = dataclasses.replace(self._file.graph, tensors=tensors)
+        for number, operations in list(self._operations.items()):
+            try:
+                with np.errstate(all="ignore"):  # of scales that are no numbers
+                    for operation in operations:
+                        self._count(number, operation, image, kept)
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                # Sizes that a file computes are known only here.
+                del self._operations[number]
+                reason = f"its simulation does not take what it reads here: {error}"
+                self.operators[number] = dataclasses.replace(
+                    self.operators[number], reason=reason, counts={}
+                )
+
+    def _count(
+        self,
+        number: int,
+        operation: Operation,
+        image: Pixels,
+        kept: Mapping[str, Mapping[int, np.ndarray]],
+    ) -> None:
+        counts, output = self.operators[number].counts, self._places[operation.output]
+        simulated: dict[str, np.ndarray] = {}  # of XNNPACK's inputs, by the kernels
+        inputs = {name: self._inputs(operation, image, values) for name, values in kept.items()}
+        first, by_xnnpack = inputs["xnnpack"], kept["xnnpack"].get(output)
+        if first is None or by_xnnpack is None:
+            return
+        for kind in self._kinds:
+            kernels, count = kind.kernels, counts[kind.name]
+            if kernels in XNNPACK_SETS and number not in self._delegated:
+                # XNNPACK leaves it to the builtin kernels.
+                is_here = kernels is kernel_sets.of_this_machine()
+                here = kernel_sets.builtin_of_this_machine()
+                kernels = here if is_here else kernel_sets.BUILTIN_ARM
+            if kernels.name not in simulated:
+                simulated[kernels.name] = self._simulate(operation, kernels, first, by_xnnpack)
+            expected = simulated[kernels.name]
+            count.beside_xnnpack.add(by_xnnpack, expected)
+            own, computed = inputs.get(kind.name), kept.get(kind.name, {}).get(output)
+            if own is None or computed is None:
+                continue
+            if not all(map(np.array_equal, own, first)):
+                expected = self._simulate(operation, kernels, own, computed)
+            count.own.add(expected, computed)
+
+    def _simulate(
+        self,
+        operation: Operation,
+        kernels: KernelSet,
+        inputs: list[np.ndarray],
+        computed: np.ndarray,
+    ) -> np.ndarray:
+        """The result of kernels for inputs, in the shape of what a runtime made."""
+        expected = operation.simulate(self._graph.on(kernels), *inputs)
+        if operation.reshapes and expected.size == computed.size:
+            expected = expected.reshape(computed.shape)
+        if expected.shape != computed.shape:
+            raise ValueError(f"it makes the shape {computed.shape}, expected {expected.shape}")
+        return expected
+
+    def _inputs(
+        self, operation: Operation, image: Pixels, values: Mapping[int, np.ndarray]
+    ) -> list[np.ndarray] | None:
+        """The tensor that an operation reads in a runtime; None where that does not hand it out."""
+        images = [each.name for each in self._file.graph.images]
+        arrays = []
+        for name in operation.inputs:
+            if name in images:
+                array = arrays_of(image)[images.index(name)]
+            elif self._places[name] in values:
+                array = values[self._places[name]]
+            else:
+                return None
+            # Pixels become codes by an operation that knows their type; codes are int32.
+            widened = array.dtype.kind in "iu" and not operation.of_input
+            arrays.append(array.astype(np.int32) if widened else array)
+        return arrays
+
+
+def _reason(stored: StoredOperator, made: Mapping[str, Operation], file: ForeignFile) -> str:
+    """Why an operator is not compared; empty where it is."""
+    given = [one for one in stored.reads if one.data is None]
+    if not any(one.scales.size for one in stored.outputs):
+        makes_floats = any(one.type == "FLOAT32" for one in stored.outputs)
+        reads_codes = any(one.scales.size for one in given)
+        return "it is float" if makes_floats and not reads_codes else "it makes no codes"
+    for output in stored.outputs:
+        if reason := file.reasons.get(output.name):
+            return reason
+        if output.name not in made:
+            return "it is part of the operator that reads it"
+    return ""

@@ -1,0 +1,297 @@
+"""The conditions that compilers of NPUs set for operators, as predicates on those of a file.
+
+Each gives the reason why an operator does not meet it, and what to change; "" where it does.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as tfl
+
+from sat_tf.exact.tflite.contents import StoredOperator, StoredTensor
+
+# Why an operator does not meet a condition, "" where it does; and what to change.
+Constraint = Callable[[StoredOperator], tuple[str, str]]
+_Settings = ParamSpec("_Settings")
+
+_MET = "", ""
+_IMAGE_AXES = 4
+
+
+def with_settings(
+    check: Callable[Concatenate[StoredOperator, _Settings], tuple[str, str]],
+) -> Callable[_Settings, Constraint]:
+    """A function that makes a constraint of its settings: `strides(3)` is one."""
+    return lambda *settings, **named: lambda operator: check(operator, *settings, **named)
+
+
+def moved_tensors(operator: StoredOperator) -> list[StoredTensor]:
+    """The tensors that it reads and makes, without its constants."""
+    read = [tensor for tensor in operator.inputs if tensor is not None and tensor.data is None]
+    return [*read, *operator.outputs]
+
+
+@with_settings
+def of_types(operator: StoredOperator, *types: str, fix: str) -> tuple[str, str]:
+    """Tensors that are no constants have one of some types."""
+    found = next((one for one in moved_tensors(operator) if one.type not in types), None)
+    if found is None:
+        return _MET
+    return f"its tensor {found.name} is {found.type}, it takes {', '.join(types)}", fix
+
+
+@with_settings
+def quantized(operator: StoredOperator, *, fix: str) -> tuple[str, str]:
+    """Tensors that are no constants have a scale."""
+    found = next((one for one in moved_tensors(operator) if not one.scales.size), None)
+    return _MET if found is None else (f"its tensor {found.name} has no scale", fix)
+
+
+@with_settings
+def weights_of(operator: StoredOperator, *types: str, fix: str) -> tuple[str, str]:
+    """The kernel has one of some types, and is a constant."""
+    kernel = operator.inputs[1]
+    if kernel is None or kernel.data is None:
+        return "its weights are made by another operator", ""
+    if kernel.type in types:
+        return _MET
+    return f"its weights are {kernel.type}, it takes {', '.join(types)}", fix
+
+
+def no_packed_products(operator: StoredOperator) -> tuple[str, str]:
+    """The kernel of a matrix product is not packed."""
+    kernel = operator.inputs[1]
+    if kernel is None or kernel.type not in ("INT4", "INT2"):
+        return _MET
+    return f"its weights are {kernel.type}, it takes INT8", "export with pack='none'"
+
+
+def one_scale(operator: StoredOperator) -> tuple[str, str]:
+    """The kernel has one scale."""
+    kernel = operator.inputs[1]
+    if kernel is None or kernel.scales.size <= 1:
+        return _MET
+    return (
+        f"its weights have {kernel.scales.size} scales, it takes one",
+        "use weight_range='layer' in the policy, and no BatchNormalization behind the layer",
+    )
+
+
+@with_settings
+def largest_sum_of_weights(operator: StoredOperator, limit: int) -> tuple[str, str]:
+    """The magnitudes of the weights of one output do not add up to more."""
+    kernel = operator.inputs[1]
+    if kernel is None or (codes := kernel.values) is None:
+        return _MET
+    axis = codes.ndim - 1 if operator.name == "DEPTHWISE_CONV_2D" else 0
+    others = tuple(index for index in range(codes.ndim) if index != axis)
+    sums = np.abs(codes.astype(np.int64)).sum(axis=others)
+    if sums.max(initial=0) <= limit:
+        return _MET
+    return f"the magnitudes of its weights add up to {sums.max():,}, above {limit:,}", ""
+
+
+def _option(operator: StoredOperator, name: str, default: Any = 1) -> Any:
+    return getattr(operator.options, name, default)
+
+
+@with_settings
+def strides(operator: StoredOperator, largest: int, *, more_where_valid: bool) -> tuple[str, str]:
+    """The strides are at most `largest`; of windows without padding or dilation they may be any."""
+    found = _option(operator, "strideH"), _option(operator, "strideW")
+    dilation = _option(operator, "dilationHFactor"), _option(operator, "dilationWFactor")
+    valid = _option(operator, "padding") == tfl.Padding.VALID and dilation == (1, 1)
+    if max(found) <= largest or (more_where_valid and valid):
+        return _MET
+    return (
+        f"its strides are {found[0]}x{found[1]}, at most {largest}",
+        f"use strides of at most {largest}, or global pooling for windows as large as images",
+    )
+
+
+@with_settings
+def pooled_windows(operator: StoredOperator, *, largest_padded: int | None) -> tuple[str, str]:
+    """A window has at most 256 rows and 256 x 256 values, a padded one a limit of its own."""
+    size = _option(operator, "filterHeight"), _option(operator, "filterWidth")
+    padded = _option(operator, "padding") == tfl.Padding.SAME
+    if padded and largest_padded is not None:
+        fits, limit = max(size) <= largest_padded, f"{largest_padded}x{largest_padded}"
+    else:
+        fits, limit = math.prod(size) <= 256 * 256 and size[0] <= 256, "256x256"
+    if fits:
+        return _MET
+    return f"its window is {size[0]}x{size[1]}, at most {limit}", "pool in two steps"
+
+
+@with_settings
+def reduced_axes(operator: StoredOperator, *, largest: int) -> tuple[str, str]:
+    """The axes of a mean are no longer than `largest`, and not that of the batch."""
+    source, axes = operator.inputs[0], operator.inputs[1]
+    if source is None or axes is None or (numbers := axes.values) is None:
+        return "its axes are not constant", ""
+    rank = len(source.shape)
+    found = sorted(int(axis) % rank for axis in numbers.reshape(-1))
+    if 0 in found:
+        return "it reduces the batch", ""
+    if any(source.shape[axis] >= largest for axis in found):
+        return f"it reduces an axis of {largest} or more", "pool before it"
+    if rank - 1 in found and rank > 2 and 1 not in source.shape[-3:]:
+        return "it reduces the channels", ""
+    return _MET
+
+
+def one_of_a_batch(operator: StoredOperator) -> tuple[str, str]:
+    """There is one image."""
+    source = operator.inputs[0]
+    if source is None or len(source.shape) != _IMAGE_AXES or source.shape[0] == 1:
+        return _MET
+    return f"it reads {source.shape[0]} images, it takes one", "write the file for one image"
+
+
+@with_settings
+def scales_by(
+    operator: StoredOperator, *factors: int, half_pixels: tuple[int, ...] | None = None
+) -> tuple[str, str]:
+    """Images grow by one of some factors, alike in rows and columns that are more than one.
+
+    Those of operators with `halfPixelCenters` are `half_pixels`, where they are others.
+    """
+    sizes = _resized(operator)
+    if sizes is None:
+        return "it does not resize images", ""
+    before, after = sizes
+    if before in ((1, 1), after):
+        return _MET
+    less = int(_option(operator, "alignCorners", default=False))
+    found = {
+        (new - less) / max(old - less, 1)
+        for old, new in zip(before, after, strict=True)
+        if (old, new) != (1, 1)
+    }
+    allowed = factors
+    if half_pixels is not None and _option(operator, "halfPixelCenters", default=False):
+        allowed = half_pixels
+    if len(found) == 1 and found <= {*allowed}:
+        return _MET
+    listed = ", ".join(map(str, allowed))
+    return f"{_resizes(before, after)}, it takes factors of {listed}", f"resize by {listed}"
+
+
+@with_settings
+def scales_to_at_most(operator: StoredOperator, limit: int) -> tuple[str, str]:
+    """Images become at most so many times as large."""
+    sizes = _resized(operator)
+    if sizes is None:
+        return "it does not resize images", ""
+    before, after = sizes
+    if all(new <= limit * old for old, new in zip(before, after, strict=True)):
+        return _MET
+    return f"{_resizes(before, after)}, at most {limit} times", "resize by less"
+
+
+def _resized(operator: StoredOperator) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The rows and columns that are read and made; None for what are no images."""
+    source = operator.inputs[0]
+    if source is None or len(source.shape) != 4:
+        return None
+    return source.shape[1:3], operator.outputs[0].shape[1:3]
+
+
+def _resizes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
+    return f"it resizes {before[0]}x{before[1]} to {after[0]}x{after[1]}"
+
+
+def small_strides(operator: StoredOperator) -> tuple[str, str]:
+    """The strides of a transposed convolution are both 1 or both 2, or 1 where there is one row."""
+    kernel, source = operator.inputs[1:3]
+    if source is None or kernel is None:
+        return "it has no input", ""
+    found = _option(operator, "strideH"), _option(operator, "strideW")
+    flat = [source.shape[axis] == kernel.shape[axis] == 1 for axis in (1, 2)]
+    allowed = {(1, 1), (2, 2), *([(1, 2)] if flat[0] else []), *([(2, 1)] if flat[1] else [])}
+    if found in allowed:
+        return _MET
+    return f"its strides are {found[0]}x{found[1]}, at most 2x2", "use strides of 2"
+
+
+def grown_by_strides(operator: StoredOperator) -> tuple[str, str]:
+    """The output of a transposed convolution is as large as padding makes it."""
+    kernel, source = operator.inputs[1:3]
+    if source is None or kernel is None:
+        return "it has no input", ""
+    found = _option(operator, "strideH"), _option(operator, "strideW")
+    same = _option(operator, "padding") == tfl.Padding.SAME
+    expected = tuple(
+        size * stride + (0 if same else max(window - stride, 0))
+        for size, stride, window in zip(source.shape[1:3], found, kernel.shape[1:3], strict=True)
+    )
+    made = operator.outputs[0].shape
+    if made[1:3] == expected:
+        return _MET
+    return f"it makes {made[1]}x{made[2]}, expected {expected[0]}x{expected[1]}", ""
+
+
+def strided_slice(operator: StoredOperator) -> tuple[str, str]:
+    """Steps are 1, or positive along rows and columns alone."""
+    steps = operator.inputs[3]
+    if steps is None or (values := steps.values) is None:
+        return "its steps are not constant", ""
+    if np.any(values < 1):
+        return "it runs backwards", ""
+    return _MET
+
+
+def slices_by_one(operator: StoredOperator) -> tuple[str, str]:
+    """All steps are 1."""
+    steps = operator.inputs[3]
+    if steps is None or (values := steps.values) is None or np.any(values != 1):
+        return "it takes every second value or fewer", "pool, or convolve with strides"
+    return _MET
+
+
+def same_grids(operator: StoredOperator) -> tuple[str, str]:
+    """All that it reads and makes has one scale and one zero point."""
+    tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
+    grids = {(tensor.scales.tobytes(), tensor.zero_points.tobytes()) for tensor in tensors}
+    return _MET if len(grids) == 1 else ("its tensors have different scales", "")
+
+
+def gathers_by_batch(operator: StoredOperator) -> tuple[str, str]:
+    """The axis is the number of batch dimensions."""
+    axis, batch = _option(operator, "axis", 0), _option(operator, "batchDims", 0)
+    if axis == batch:
+        return _MET
+    return f"it gathers along axis {axis}, expected {batch}", ""
+
+
+def images_of_three_axes(operator: StoredOperator) -> tuple[str, str]:
+    """Only the three innermost axes are longer than 1."""
+    for tensor in moved_tensors(operator):
+        if math.prod(tensor.shape[:-3]) > 1:
+            shape = "x".join(map(str, tensor.shape))
+            return f"its tensor {tensor.name} is {shape}, only the last three axes may exceed 1", ""
+    return _MET
+
+
+def no_fused_activation(operator: StoredOperator) -> tuple[str, str]:
+    """Nothing is clipped in the same operator."""
+    fused = _option(operator, "fusedActivationFunction", 0)
+    if fused == tfl.ActivationFunctionType.NONE:
+        return _MET
+    return "an activation is fused into it", ""
+
+
+def one_dilation(operator: StoredOperator) -> tuple[str, str]:
+    """The dilation of rows is that of columns."""
+    found = _option(operator, "dilationHFactor"), _option(operator, "dilationWFactor")
+    return _MET if found[0] == found[1] else (f"its dilation is {found[0]}x{found[1]}", "")
+
+
+@with_settings
+def values_at_most(operator: StoredOperator, limit: int) -> tuple[str, str]:
+    """It reads no more values."""
+    source = operator.inputs[0]
+    count = 0 if source is None else math.prod(source.shape)
+    return _MET if count <= limit else (f"it reads {count:,} values, at most {limit:,}", "")

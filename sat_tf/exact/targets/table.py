@@ -1,0 +1,339 @@
+"""The operators that the processors of targets compute, and the constraints on each."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from sat_tf.exact.targets import constraints
+from sat_tf.exact.targets.constraints import Constraint
+from sat_tf.exact.targets.processors import PROCESSORS, Processor
+from sat_tf.exact.tflite.contents import Contents, StoredOperator
+from sat_tf.messages import first_ones
+from sat_tf.presentation.tables import Column, Marked, Table
+
+
+@dataclasses.dataclass(frozen=True)
+class Elsewhere:
+    """An operator of a file that a target's processor leaves to the CPU."""
+
+    operator: str  # Its name.
+    tensor: str  # The tensor that it makes.
+    reason: str  # Why, as the processor's compiler sees it.
+    fix: str = ""  # What to change; "" where nothing is known.
+
+    def __str__(self) -> str:
+        line = f"{self.operator} {self.tensor}: {self.reason}"
+        return f"{line}; {self.fix}." if self.fix else f"{line}."
+
+
+# A line names so many operators.
+_NAMED = 2
+
+
+def _alike(found: Iterable[Elsewhere]) -> list[list[Elsewhere]]:
+    """Operators that run elsewhere, those with the same reason together."""
+    groups: dict[tuple[str, str], list[Elsewhere]] = {}
+    for operator in found:
+        groups.setdefault((operator.reason, operator.fix), []).append(operator)
+    return [*groups.values()]
+
+
+def _names(operators: Sequence[Elsewhere]) -> str:
+    return first_ones([f"{each.operator} {each.tensor}" for each in operators], _NAMED)
+
+
+def elsewhere_table(found: Iterable[Elsewhere]) -> Table[list[Elsewhere]]:
+    """The operators that run elsewhere, why, and what to change."""
+    columns: list[Column[list[Elsewhere]]] = [
+        Column("operators", lambda row: Marked(_names(row), "watch"), wrap="fold"),
+        Column("how many", len, number=True),
+        Column("why", lambda row: row[0].reason, wrap="fold"),
+        Column("what to change", lambda row: row[0].fix or "-", wrap="fold"),
+    ]
+    return Table(columns=columns, rows=_alike(found))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target(Processor):
+    """A processor with the operators that it computes: one row of the table of targets."""
+
+    # The operators that its processor computes, each with its own constraints; None where it
+    # computes all of TFLite's.
+    operators: Mapping[str, Sequence[Constraint]] | None = None
+    constraints: Sequence[Constraint] = ()  # Those of all operators.
+
+    def verdict(self, found: Sequence[Elsewhere], count: int) -> Marked:
+        """How many of a file's operators its processor computes, in a sentence."""
+        if not found:
+            return Marked(f"All {count} operators run on {self.title}.", "good")
+        share = f"{len(found)} of {count} operators"
+        if not self.native:
+            return Marked(f"{self.title} refuses {share}.", "watch")
+        words = f"{self.title} leaves {share} to the CPU"
+        if self.one_partition:
+            words += (
+                f": it computes one part of a file, which ends before {found[0].operator} "
+                f"{found[0].tensor}"
+            )
+        return Marked(f"{words}.", "watch")
+
+    def statements(self, found: Sequence[Elsewhere], count: int) -> list[Marked]:
+        """The same, and below it each operator with the reason and the fix.
+
+        Of a CPU only what it refuses, and nothing where that is nothing.
+        """
+        if not (self.native or found):
+            return []
+        lines = [self.verdict(found, count)]
+        for row in _alike(found):
+            fix = f"; {row[0].fix}" if row[0].fix else ""
+            lines.append(Marked(f"  {_names(row)}: {row[0].reason}{fix}.", "plain"))
+        return lines
+
+    def elsewhere(self, contents: Contents) -> list[Elsewhere]:
+        """The operators of a file that its processor leaves to the CPU, or refuses, in order."""
+        found: list[Elsewhere] = []
+        ends = _float_ends(contents)
+        given = {tensor.name for tensor in contents.inputs}
+        # A file that quantizes weights alone, or has a float head, has no codes to end in.
+        otherwise = QUANTIZED
+        for operator in contents.operators:
+            if operator.name == "DEQUANTIZE" and any(t.data is not None for t in operator.reads):
+                otherwise = ACTIVATIONS
+        for operator in contents.operators:
+            reason, fix = self._problem(operator)
+            if fix == INTEGER_OUTPUTS and not all(one.name in ends for one in operator.outputs):
+                fix = otherwise
+            reads = {tensor.name for tensor in operator.reads}
+            if reason and operator.name == "QUANTIZE" and reads <= given:
+                fix = INTEGER_INPUTS
+            if not reason and found and self.one_partition:
+                reason, fix = f"it is behind {found[0].operator} {found[0].tensor}", ""
+            if reason:
+                made = operator.outputs[0].name if operator.outputs else ""
+                found.append(Elsewhere(operator.name, made, reason, fix))
+        return found
+
+    def _problem(self, operator: StoredOperator) -> tuple[str, str]:
+        operators = self.operators
+        if operators is not None and operator.name not in operators:
+            fix = _FIXES.get(operator.name, "")
+            if operator.name in (*_LOOKS_UP, *_WORDS):
+                fix = "quantize for this target"
+                if self.native:  # files for others have tables
+                    *others, last = (word for name, word in _WORDS.items() if name in operators)
+                    fix += f", and use a function that it has: {', '.join(others)} or {last}"
+            return f"{self.title} has no {operator.name}", fix
+        own = () if operators is None else operators[operator.name]
+        for constraint in (*self.constraints, *own):
+            try:
+                reason, fix = constraint(operator)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+                # The file itself lacks them, or has them in another shape.
+                return "it has not the tensors or the options of its kind", "convert it again"
+            if reason:
+                return reason, fix
+        return "", ""
+
+
+# Codes cannot stand for what these make of float values.
+_PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL")
+
+
+def _float_ends(contents: Contents) -> set[str]:
+    """The float tensors that codes stand for in files that end in integers.
+
+    They are made from codes, and nothing behind them computes with codes again.
+    """
+    makes = collections.defaultdict[str, list[str]](list)
+    found: set[str] = set()
+    for operator in reversed(contents.operators):
+        made = [tensor.name for tensor in operator.outputs]
+        is_product = operator.name in _PRODUCTS
+        for tensor in operator.outputs:
+            if tensor.type == "FLOAT32" and not is_product and found.issuperset(makes[tensor.name]):
+                found.add(tensor.name)
+        for tensor in operator.reads:
+            makes[tensor.name] += made
+    stands_for = set[str]()
+    for operator in contents.operators:
+        reads = {tensor.name for tensor in operator.reads}
+        if operator.name == "DEQUANTIZE" or not stands_for.isdisjoint(reads):
+            stands_for |= found & {tensor.name for tensor in operator.outputs}
+    return stands_for
+
+
+# These make float tensors unnecessary: at the ends of a file, and within.
+INTEGER_INPUTS = "use input_type='int8' in the policy"
+INTEGER_OUTPUTS = "export with output_type='int8'"
+QUANTIZED = "quantize the layer, or replace it"
+# This makes weights that operators dequantize unnecessary.
+ACTIVATIONS = "quantize activations too: give the policy activation_bits, and leave float_head out"
+# Tables of a function are these, and these operators compute functions.
+_LOOKS_UP = ("CAST", "GATHER")
+_WORDS = {
+    "ABS": "abs",
+    "LOGISTIC": "sigmoid, swish",
+    "HARD_SWISH": "hard-swish",
+    "ELU": "elu (alpha 1)",
+    "GELU": "gelu",
+    "LEAKY_RELU": "LeakyReLU (slope above 0, at most 1)",
+    "PRELU": "PReLU",
+    "TANH": "tanh",
+}
+# These make others unnecessary.
+_FIXES = {
+    "DEQUANTIZE": INTEGER_OUTPUTS,
+    "DEPTH_TO_SPACE": "use a transposed convolution or UpSampling2D",
+    "SPACE_TO_DEPTH": "use a convolution with strides",
+}
+
+
+_STORE_BYTES = "export with pack='none'"
+_ETHOS_SUM = 8_323_072
+
+_BYTES = constraints.of_types("INT8", "UINT8", fix=QUANTIZED)
+_BYTE_WEIGHTS = constraints.weights_of("INT8", "UINT8", fix=_STORE_BYTES)
+_ETHOS_WEIGHTS = (_BYTE_WEIGHTS, constraints.largest_sum_of_weights(_ETHOS_SUM))
+_SMALL_TYPES = constraints.of_types("INT8", "UINT8", "INT16", fix=QUANTIZED)
+
+# Functions of one value.
+_FUNCTIONS = ("HARD_SWISH", "LEAKY_RELU", "LOGISTIC", "PRELU", "TANH", "EXP", "LOG", "ABS", "RSQRT")
+_OF_BYTES = ("ELU", "GELU")
+_CLIPS = ("RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1")
+_MOVES = ("CONCATENATION", "PACK", "UNPACK", "SPLIT", "SPLIT_V", "SLICE", "REVERSE_V2", "TILE")
+_SHAPES = ("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
+_PADS = ("PAD", "PADV2", "MIRROR_PAD")
+
+_U55: Mapping[str, tuple[Constraint, ...]] = {
+    "CONV_2D": (*_ETHOS_WEIGHTS, constraints.strides(3, more_where_valid=True)),
+    "DEPTHWISE_CONV_2D": (*_ETHOS_WEIGHTS, constraints.strides(3, more_where_valid=False)),
+    "FULLY_CONNECTED": _ETHOS_WEIGHTS,
+    "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, constraints.small_strides, constraints.grown_by_strides),
+    "AVERAGE_POOL_2D": (
+        _SMALL_TYPES,
+        constraints.strides(3, more_where_valid=True),
+        constraints.pooled_windows(largest_padded=8),
+    ),
+    "MAX_POOL_2D": (
+        _SMALL_TYPES,
+        constraints.strides(3, more_where_valid=True),
+        constraints.pooled_windows(largest_padded=None),
+    ),
+    "MEAN": (_SMALL_TYPES, constraints.one_of_a_batch, constraints.reduced_axes(largest=4096)),
+    "RESIZE_BILINEAR": (
+        _SMALL_TYPES,
+        constraints.one_of_a_batch,
+        constraints.scales_by(2, 4, 8, half_pixels=(2,)),
+    ),
+    "RESIZE_NEAREST_NEIGHBOR": (
+        _SMALL_TYPES,
+        constraints.one_of_a_batch,
+        constraints.scales_by(2, 4, 8),
+    ),
+    "STRIDED_SLICE": (_SMALL_TYPES, constraints.strided_slice),
+    "MAXIMUM": (_SMALL_TYPES, constraints.same_grids),
+    "MINIMUM": (_SMALL_TYPES, constraints.same_grids),
+    **dict.fromkeys((*_FUNCTIONS, *_CLIPS, *_MOVES, *_PADS), (_SMALL_TYPES,)),
+    **dict.fromkeys(_OF_BYTES, (_BYTES,)),
+    **dict.fromkeys(("ADD", "SUB", "MUL", "TRANSPOSE", *_SHAPES), ()),
+    **dict.fromkeys(("QUANTIZE", "SOFTMAX", "SQUARED_DIFFERENCE"), (_SMALL_TYPES,)),
+    **dict.fromkeys(("ARG_MAX", "BATCH_MATMUL", "SUM"), ()),
+    **{
+        name: (_SMALL_TYPES, constraints.strides(3, more_where_valid=False))
+        for name in ("REDUCE_MAX", "REDUCE_MIN")
+    },
+}
+_POWERS_OF_TWO = tuple(2**power for power in range(11))
+_U85: Mapping[str, tuple[Constraint, ...]] = {
+    **_U55,
+    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), _ETHOS_WEIGHTS),
+    "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, constraints.grown_by_strides),
+    "AVERAGE_POOL_2D": (constraints.pooled_windows(largest_padded=8),),
+    "MAX_POOL_2D": (constraints.pooled_windows(largest_padded=None),),
+    "RESIZE_BILINEAR": (constraints.scales_by(*_POWERS_OF_TWO),),
+    "RESIZE_NEAREST_NEIGHBOR": (constraints.scales_to_at_most(1024),),
+    "REDUCE_MAX": (),
+    "REDUCE_MIN": (),
+    "CAST": (),
+    "GATHER": (constraints.gathers_by_batch,),
+}
+_ETHOS_TYPES = constraints.of_types("INT8", "UINT8", "INT16", "INT32", fix=INTEGER_OUTPUTS)
+
+_EDGE_TPU_OTHERS = (
+    *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "RSQRT", "SUM"),
+    *("LOGISTIC", "TANH", "PRELU", "RELU", "RELU6", "RELU_N1_TO_1", "L2_NORMALIZATION"),
+    *("PAD", "PACK", "SLICE", "SPLIT", "SPACE_TO_DEPTH", "TRANSPOSE", "QUANTIZE"),
+    *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "REDUCE_MAX", "REDUCE_MIN"),
+    *_SHAPES,
+)
+_EDGE_TPU: Mapping[str, tuple[Constraint, ...]] = {
+    "CONV_2D": (_BYTE_WEIGHTS, constraints.one_dilation),
+    "DEPTHWISE_CONV_2D": (_BYTE_WEIGHTS, constraints.one_dilation),
+    "FULLY_CONNECTED": (_BYTE_WEIGHTS, constraints.one_scale),
+    "TRANSPOSE_CONV": (_BYTE_WEIGHTS,),
+    "AVERAGE_POOL_2D": (constraints.no_fused_activation,),
+    "MAX_POOL_2D": (constraints.no_fused_activation,),
+    "CONCATENATION": (constraints.no_fused_activation,),
+    "MEAN": (constraints.reduced_axes(largest=2**31),),
+    "SOFTMAX": (constraints.values_at_most(16_000),),
+    "STRIDED_SLICE": (constraints.slices_by_one,),
+    **dict.fromkeys(_EDGE_TPU_OTHERS, ()),
+}
+
+_LINEAR = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
+_ANDROID_OTHERS = (
+    *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"),
+    *("AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION", "SPLIT", "SLICE", "STRIDED_SLICE"),
+    *("LOGISTIC", "TANH", "HARD_SWISH", "ELU", "LEAKY_RELU", "PRELU", "GELU", "SOFTMAX"),
+    *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH"),
+    *("PAD", "PADV2", "MIRROR_PAD", "TRANSPOSE", "PACK", "UNPACK", "QUANTIZE"),
+    *(*_CLIPS, *_SHAPES),
+)
+_ANDROID: Mapping[str, tuple[Constraint, ...]] = {
+    **dict.fromkeys(_LINEAR, (_BYTE_WEIGHTS,)),
+    **dict.fromkeys(_ANDROID_OTHERS, ()),
+}
+
+# A file with each operator was opened in `tflite-micro`; applications register custom ones.
+_MICRO_OTHERS = (
+    *("ADD", "ADD_N", "SUB", "MUL", "DIV", "FLOOR_DIV", "FLOOR_MOD", "MAXIMUM", "MINIMUM"),
+    *("ABS", "CEIL", "COS", "ELU", "EXP", "FLOOR", "HARD_SWISH", "LEAKY_RELU", "LOG", "LOGISTIC"),
+    *("NEG", "PRELU", "RELU", "RELU6", "ROUND", "RSQRT", "SIN", "SQRT", "SQUARE", "TANH"),
+    *("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "SELECT_V2"),
+    *("LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "REDUCE_ALL", "IF", "WHILE", "CALL_ONCE"),
+    *("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "BATCH_MATMUL", "SVDF"),
+    *("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"),
+    *("MEAN", "SUM", "CUMSUM", "REDUCE_MAX", "REDUCE_MIN", "ARG_MAX", "ARG_MIN"),
+    *("L2_NORMALIZATION", "LOG_SOFTMAX", "SOFTMAX", "SQUARED_DIFFERENCE"),
+    *("CONCATENATION", "PACK", "UNPACK", "SPLIT", "SPLIT_V", "SLICE", "STRIDED_SLICE"),
+    *("BATCH_TO_SPACE_ND", "SPACE_TO_BATCH_ND", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH"),
+    *("BROADCAST_ARGS", "BROADCAST_TO", "FILL", "REVERSE_V2", "SHAPE", "TRANSPOSE", "ZEROS_LIKE"),
+    *("EMBEDDING_LOOKUP", "GATHER", "GATHER_ND", "DYNAMIC_UPDATE_SLICE"),
+    *("ASSIGN_VARIABLE", "READ_VARIABLE", "VAR_HANDLE", "UNIDIRECTIONAL_SEQUENCE_LSTM"),
+    *("CAST", "DEQUANTIZE", "QUANTIZE", "CUSTOM"),
+    *(*_SHAPES, *_PADS),
+)
+_MICRO: Mapping[str, tuple[Constraint, ...]] = {
+    **dict.fromkeys(_MICRO_OTHERS, ()),
+    "FULLY_CONNECTED": (constraints.no_packed_products,),
+}
+
+# The operators that a processor computes, each with its own constraints, and those of all. Those
+# with None, and those that are not here, compute all of TFLite's.
+_OPERATORS: Mapping[str, tuple[Mapping[str, Sequence[Constraint]] | None, Sequence[Constraint]]] = {
+    "micro": (_MICRO, ()),
+    "ethos-u55": (_U55, (_ETHOS_TYPES,)),
+    "ethos-u65": (_U55, (_ETHOS_TYPES,)),
+    "ethos-u85": (_U85, (_ETHOS_TYPES,)),
+    "edgetpu": (_EDGE_TPU, (_BYTES, constraints.images_of_three_axes)),
+    "android-npu": (_ANDROID, (_BYTES, constraints.quantized(fix=QUANTIZED))),
+}
+
+
+def _target(processor: Processor) -> Target:
+    operators, constraints = _OPERATORS.get(processor.name, (None, ()))
+    return Target(**vars(processor), operators=operators, constraints=constraints)
+
+
+TARGETS: Mapping[str, Target] = {name: _target(processor) for name, processor in PROCESSORS.items()}

@@ -1,0 +1,229 @@
+"""One operator of a file as an operation reads it, and what has been read before it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as tfl
+
+from sat_tf.exact.tflite.contents import NotUnderstoodError, StoredOperator, StoredTensor, names_of
+from sat_tf.exact.tflite.tensors import Activation, Codes, Tensor, Window
+
+_ACTIVATIONS = names_of(tfl.ActivationFunctionType)
+_KNOWN_ACTIVATIONS = {kind.value for kind in Activation}
+_PADDINGS = names_of(tfl.Padding)
+# The relative error up to which the scale of a bias is that of the sum, in files of other tools:
+# 3e-6 was seen of TFMOT.
+_FOREIGN_UNIT = 2.0**-16
+
+
+@dataclasses.dataclass
+class Progress:
+    """The operators of a file that have been read so far."""
+
+    images: tuple[StoredTensor, ...]  # The inputs of the file.
+    # Layers that are left float, by the tensors that they make.
+    float_layers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # By name, without the images.
+    tensors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    operations: list[Any] = dataclasses.field(default_factory=list)  # Those that make them.
+    # By the tensors that they make, what is known of operators that are only the first of an
+    # operation's: what the operation itself has put there.
+    pending: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # Whether another tool wrote the file. Forms that sat-tf does not write are then read where
+    # their kernels compute what `simulate` does.
+    is_foreign: bool = False
+
+    @property
+    def known(self) -> set[str]:
+        """The tensors that an operator may read."""
+        return {*(image.name for image in self.images), *self.tensors}
+
+    def image(self, name: str) -> StoredTensor | None:
+        """The input of the file with that name; None without one."""
+        return next((image for image in self.images if image.name == name), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorView:
+    """One operator, and what has been read before it."""
+
+    stored: StoredOperator  # The operator.
+    progress: Progress  # What has been read before it.
+    place: int = 0  # Which of the tensors that the operator makes is its output here.
+
+    def source(self, index: int = 0) -> str:
+        """Name of an input that an operator or the caller makes."""
+        tensor = self.tensor(index)
+        if tensor.name not in self.progress.known:
+            raise NotUnderstoodError(f"nothing before it makes its input {tensor.name}")
+        return tensor.name
+
+    def tensor(self, index: int) -> StoredTensor:
+        """An input, whatever makes it."""
+        tensor = self.stored.inputs[index] if self.has(index) else None
+        if tensor is None:
+            raise NotUnderstoodError(f"it has no input {index}")
+        return tensor
+
+    def has(self, index: int) -> bool:
+        """Whether there is such an input."""
+        return index < len(self.stored.inputs) and self.stored.inputs[index] is not None
+
+    def constant(self, index: int, *types: str) -> np.ndarray:
+        """An input that is a constant of one of some types."""
+        tensor = self.tensor(index)
+        if tensor.values is None or tensor.type not in types:
+            wanted = " or ".join(types)
+            raise NotUnderstoodError(f"its input {tensor.name} is not a constant of type {wanted}")
+        return tensor.values
+
+    def expect_shape(self, index: int, option: str = "") -> None:
+        """Raises unless the shape that it is given is that of its output: kernels make the former.
+
+        The converter lets files compute it, from that of a batch.
+        """
+        if option and not self.has(index):
+            sizes = np.asarray(self.option(option))
+        else:
+            given = self.tensor(index)
+            if given.values is None and given.type == "INT32" and self.progress.is_foreign:
+                return
+            sizes = self.constant(index, "INT32")
+        shape = self.output.shape
+        if sizes.shape != (len(shape),) or not np.all((sizes == -1) | (sizes == shape)):
+            raise NotUnderstoodError(f"it is given the shape {sizes.tolist()}, and makes {shape}")
+
+    def is_constant(self, index: int) -> bool:
+        """Whether an input is a constant."""
+        return self.tensor(index).values is not None
+
+    @property
+    def name(self) -> str:
+        """The operator's, as the schema calls it."""
+        return self.stored.name
+
+    @property
+    def output(self) -> StoredTensor:
+        """The tensor it makes."""
+        return self.stored.outputs[0]
+
+    def option(self, name: str) -> Any:
+        """One of its builtin options."""
+        return getattr(self.stored.options, name)
+
+    def expect(self, *, otherwise: str, **options: Any) -> None:
+        """Raises unless options that a graph cannot hold have the only value it supports."""
+        found = {name: self.option(name) for name in options}
+        if found != options:
+            raise NotUnderstoodError(f"{otherwise} {found}")
+
+    def source_codes(self, index: int = 0) -> Codes | None:
+        """How an input is stored; None where it is float."""
+        name = self.source(index)
+        if name in self.progress.tensors:
+            codes = self.progress.tensors[name].codes
+            if codes is not None and codes.is_unsigned:
+                raise NotUnderstoodError(f"it reads {name}, which is uint8, as only outputs are")
+            return codes
+        image = self.progress.image(name)
+        if image is not None and image.type == "FLOAT32":
+            return None
+        raise NotUnderstoodError("it reads pixels, which have to become int8 first")
+
+    def codes(self, activation: Activation = Activation.NONE) -> Codes | None:
+        """How the output is stored; its kernel clips where the fused activation says."""
+        return codes_of(self.output, activation)
+
+    def moved_codes(self) -> Codes | None:
+        """The codes of the input, which the output shares."""
+        codes, source = self.codes(), self.source_codes()
+        if grid_of(codes) != grid_of(source):
+            raise NotUnderstoodError("it changes the scale or the zero point")
+        return source
+
+    def selected_codes(self) -> Codes | None:
+        """The codes of the output, which are some of those of all inputs that are values."""
+        codes = self.codes()
+        found = [
+            self.source_codes(index) if tensor.data is None else codes_of(tensor)
+            for index, tensor in enumerate(self.stored.inputs)
+            if tensor and (tensor.data is None or tensor.type not in ("INT32", "INT64"))
+        ]
+        if any(grid_of(source) != grid_of(codes) for source in found):
+            raise NotUnderstoodError("its inputs have other scales or zero points than its output")
+        if codes is None:
+            return None
+        sources = [source for source in found if source]
+        if not sources:
+            raise NotUnderstoodError("it reads nothing but places")
+        lowest = min(source.lowest for source in sources)
+        highest = max(source.highest for source in sources)
+        return dataclasses.replace(codes, lowest=lowest, highest=highest)
+
+    @property
+    def activation(self) -> str:
+        """The name of the activation that is fused into it, or that it is itself; "NONE"."""
+        if self.name in _KNOWN_ACTIVATIONS:
+            return self.name
+        number = getattr(self.stored.options, "fusedActivationFunction", 0)
+        return _ACTIVATIONS.get(number, str(number))
+
+    def fused_codes(self) -> Codes | None:
+        """How the output is stored, clipped by its activation where it has one."""
+        kind = self.activation
+        is_ours = kind != Activation.SIX.value or self.progress.is_foreign
+        if kind not in _KNOWN_ACTIVATIONS or not is_ours:
+            raise NotUnderstoodError(f"its fused activation is {kind}")
+        codes = self.codes(Activation(kind))
+        if codes is None and kind != Activation.NONE.value:
+            raise NotUnderstoodError(f"it is float, and its fused activation is {kind}")
+        return codes
+
+    def window(self, *, dilates: bool = False) -> Window:
+        """The places of its kernel."""
+        window = Window(
+            (self.option("strideH"), self.option("strideW")), _PADDINGS[self.option("padding")]
+        )
+        if not dilates:
+            return window
+        dilation = self.option("dilationHFactor"), self.option("dilationWFactor")
+        return dataclasses.replace(window, dilation=dilation)
+
+    def kernel(self) -> StoredTensor:
+        """The kernel of a linear operator, or the integers that it is made of."""
+        weights = self.tensor(1)
+        found = self.progress.pending.get(weights.name)
+        return found if isinstance(found, StoredTensor) else weights
+
+    def has_units_of(self, scales: np.ndarray) -> bool:
+        """Whether a bias counts units of the sum; kernels differ in what they make of others."""
+        bias, source = self.tensor(2), self.source_codes()
+        unit = (source.scale * scales).astype(np.float32) if source else scales
+        # Other tools have other products; kernels take that of the factors, and the bias as it is.
+        error = _FOREIGN_UNIT if self.progress.is_foreign else 0.0
+        return bias.scales.size in (1, scales.size) and bool(
+            np.all(np.abs(bias.scales - unit) <= error * unit) and not np.any(bias.zero_points)
+        )
+
+
+def grid_of(codes: Codes | None) -> tuple[np.float32, int] | None:
+    """Scale and zero point; None for float values."""
+    return None if codes is None else (codes.scale, codes.zero_point)
+
+
+def codes_of(tensor: StoredTensor, activation: Activation = Activation.NONE) -> Codes | None:
+    """How a tensor is stored, with the ends of a fused activation; None where it is float."""
+    if tensor.type == "FLOAT32":
+        return None
+    scale, point = tensor.scales, tensor.zero_points
+    if tensor.type != "INT8" or scale.size != 1 or not -128 <= point[0] <= 127:
+        raise NotUnderstoodError(
+            f"its tensor is {tensor.type} with {scale.size} scales and zero points "
+            f"{point[:3].tolist()}, expected INT8 with one scale and one zero point from -128 to "
+            "127"
+        )
+    if not (np.isfinite(scale[0]) and scale[0] > 0):
+        raise NotUnderstoodError(f"its tensor has the scale {scale[0]}, expected one above 0")
+    return Codes(scale[0], int(point[0])).clipped(activation)

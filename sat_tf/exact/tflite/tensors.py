@@ -1,0 +1,313 @@
+"""How a file stores tensors: codes and their grids, bits, windows, and fused activations."""
+
+import dataclasses
+import enum
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from sat_tf.core.grid import scale_and_zero_point
+from sat_tf.exact.kernels.kernel_sets import KernelSet
+from sat_tf.exact.tflite.input_range import InputRange
+from sat_tf.messages import name_of
+
+
+class Activation(enum.Enum):
+    """The rectifier, fused or an operator of its own, that clips where the quantizer does."""
+
+    NONE = "NONE"
+    RELU = "RELU"
+    UNIT = "RELU_N1_TO_1"
+    SIX = "RELU6"  # of other tools' files
+    ZERO_TO_ONE = "RELU_0_TO_1"  # an operator of its own only
+
+    @property
+    def ends(self) -> tuple[float | None, float | None]:
+        """The smallest and the largest value that it leaves; None where there is none."""
+        return _ENDS[self]
+
+
+_ENDS: Mapping[Activation, tuple[float | None, float | None]] = {
+    Activation.NONE: (None, None),
+    Activation.RELU: (0.0, None),
+    Activation.UNIT: (-1.0, 1.0),
+    Activation.SIX: (0.0, 6.0),
+    Activation.ZERO_TO_ONE: (0.0, 1.0),
+}
+
+
+# A code is so much more as uint8 than as int8.
+UNSIGNED_SHIFT = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Codes:
+    """How a tensor stores real values as int8, or an output as uint8."""
+
+    scale: np.float32  # Real value of one code in the units of the file; float32.
+    zero_point: int  # The stored integer of real 0.
+    lowest: int = -128  # Smallest stored integer.
+    highest: int = 127  # Largest stored integer.
+    unit: float = 1.0  # Real value of 1 in the units of the file.
+    is_unsigned: bool = False  # Whether it is uint8.
+
+    @property
+    def activation(self) -> Activation:
+        """The activation to fuse, beside int8 saturation, to clip to lowest..highest."""
+        if (self.lowest, self.highest) == (-128, 127):
+            return Activation.NONE
+        if self.lowest != self.zero_point:
+            return Activation.UNIT
+        if self.highest == 127:
+            return Activation.RELU
+        return Activation.SIX if self.highest == self.code_of(6.0) else Activation.UNIT
+
+    def code_of(self, value: float) -> int:
+        """The stored integer nearest to a value in the units of the file, within int8."""
+        return int(np.clip(self.zero_point + np.rint(value / float(self.scale)), -128, 127))
+
+    def clipped(self, activation: Activation) -> "Codes":
+        """The same grid between the ends of an activation."""
+        low, high = activation.ends
+        lowest = self.lowest if low is None else max(self.lowest, self.code_of(low))
+        highest = self.highest if high is None else min(self.highest, self.code_of(high))
+        return dataclasses.replace(self, lowest=lowest, highest=highest)
+
+    def unsigned(self) -> "Codes":
+        """The same codes stored as uint8: 128 more than as int8."""
+        return dataclasses.replace(
+            self,
+            zero_point=self.zero_point + UNSIGNED_SHIFT,
+            lowest=self.lowest + UNSIGNED_SHIFT,
+            highest=self.highest + UNSIGNED_SHIFT,
+            is_unsigned=True,
+        )
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of the stored integers."""
+        return np.dtype(np.uint8 if self.is_unsigned else np.int8)
+
+    @property
+    def real_scale(self) -> float:
+        """Real value of one code."""
+        return float(self.scale) * self.unit
+
+    @property
+    def real_range(self) -> tuple[float, float]:
+        """Real values of the smallest and the largest stored integer."""
+        low, high = self.lowest - self.zero_point, self.highest - self.zero_point
+        return low * self.real_scale, high * self.real_scale
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """The name, with as many underscores behind it as it takes to differ from those in use."""
+    while name in taken:
+        name += "_"
+    return name
+
+
+# float32 divides and multiplies scales of such ranges without loss.
+SMALLEST_RANGE, LARGEST_RANGE = 1e-24, 1e24
+
+
+def range_codes(lowest: float, highest: float) -> Codes:
+    """256 codes for an observed range; zero has a code of its own.
+
+    >>> codes = range_codes(-1.0, 254.0)
+    >>> float(codes.scale), codes.zero_point
+    (1.0, -127)
+    """
+    lowest, highest = min(lowest, 0.0), max(highest, 0.0)
+    if highest - lowest < SMALLEST_RANGE:
+        return Codes(np.float32(1.0 / 255.0), -128)
+    scale, zero_point = scale_and_zero_point(lowest, highest, np.rint)
+    return Codes(np.float32(scale), int(np.clip(zero_point, -128, 127)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """An activation."""
+
+    name: str  # Its name in the file.
+    shape: tuple[int, ...]  # Without the batch dimension.
+    codes: Codes | None  # How it is stored; None for float32.
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """An input: uint8 pixels, or the values of a model for other data."""
+
+    name: str  # Its name in the file.
+    shape: tuple[int, ...]  # Rows, columns and channels, or any other shape of the model's input.
+    # The real value of one pixel level, or one code, in the first kernels; None for values that
+    # only layers left float read, as they are.
+    scale: np.float32 | None
+    zero_point: int = 0  # The pixel, or the code, of the real value 0.
+    # What the Keras model is fed, for pixels; None where only the file is known.
+    range: InputRange | None = None
+    # "uint8", "int8" for codes of real values, or "float32" for these themselves; of values as they
+    # are, any that files have.
+    type: str = "uint8"
+
+    def fed(self, pixels: np.ndarray) -> np.ndarray:
+        """The input of the Keras model for that of the file; pixels and codes as float32."""
+        if self.is_kept:
+            return pixels
+        if self.type != "uint8":
+            return dequantized(pixels, self.codes) if self.type == "int8" else pixels
+        if self.range is None:
+            raise TypeError(f"{self.name}: received the graph of a file, expected one of a model.")
+        return self.range.fed(pixels)
+
+    def taken(self, values: np.ndarray) -> np.ndarray:
+        """The input of the file for values: real ones become codes where it takes codes."""
+        if self.is_kept:
+            return values.astype(self.type)
+        if self.type == "int8" and values.dtype != np.int8:
+            return quantized(values.astype(np.float32), self.codes).astype(np.int8)
+        return values.astype(np.float32) if self.type == "float32" else values
+
+    def drawn(self, pixels: np.ndarray) -> np.ndarray:
+        """Random pixels as random values of this type, over all codes."""
+        if self.is_kept:
+            raise ValueError(
+                f"{name_of(self.name)}: received random values for an input that takes "
+                f"{self.type} as it is, such as ids, expected values that mean something; give the "
+                "arrays that the Keras model takes."
+            )
+        if self.type == "uint8":
+            return pixels
+        stored = (pixels.astype(np.int32) - 128).astype(np.int8)
+        return stored if self.type == "int8" else dequantized(stored, self.codes)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether only layers left float read it, as it is."""
+        return self.scale is None
+
+    @property
+    def codes(self) -> Codes:
+        """The input as int8; of pixels, pixel - 128."""
+        if self.scale is None:
+            raise TypeError(f"{self.name}: received an input that is kept, expected codes.")
+        return Codes(self.scale, self.zero_point - (128 if self.type == "uint8" else 0))
+
+
+def quantized(real: np.ndarray, codes: Codes) -> np.ndarray:
+    """Real values as stored integers, as QUANTIZE makes them with XNNPACK.
+
+    >>> quantized(np.float32([-1.0, 0.5, 1.5, 900.0]), Codes(np.float32(1.0), 0)).tolist()
+    [-1, 0, 2, 127]
+    """
+    rounded = np.rint(real * (np.float32(1.0) / codes.scale))
+    return np.clip(rounded + codes.zero_point, -128, 127).astype(np.int32)
+
+
+def dequantized(stored: np.ndarray, codes: Codes) -> np.ndarray:
+    """Stored integers as real values, in float32."""
+    return np.asarray((stored.astype(np.int32) - codes.zero_point).astype(np.float32) * codes.scale)
+
+
+def real_outputs(stored: np.ndarray, scales: np.ndarray, zero_points: np.ndarray) -> np.ndarray:
+    """The outputs of a file as real values: integers by their scale, and others as they are.
+
+    >>> real_outputs(np.int8([-128, 0]), np.float32([0.5]), np.int64([-128])).tolist()
+    [0.0, 64.0]
+    """
+    if scales.size != 1 or not np.issubdtype(stored.dtype, np.integer):
+        return stored
+    return dequantized(stored, Codes(np.float32(scales[0]), int(zero_points[0])))
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The places of the kernel of a convolution or pooling."""
+
+    strides: tuple[int, int] = (1, 1)  # In rows and columns.
+    padding: str = "VALID"  # "SAME" or "VALID".
+    dilation: tuple[int, int] = (1, 1)  # In rows and columns.
+    # Rows and columns that a transposed convolution makes beyond `windows.transposed_size`; below 0
+    # where it makes fewer.
+    more: tuple[int, int] = (0, 0)
+
+
+WHOLE = Window()
+
+
+class Storage(enum.Enum):
+    """Bits that the file spends on a weight code: two's complement."""
+
+    INT8 = 8
+    INT4 = 4
+    INT2 = 2
+
+    @property
+    def lowest(self) -> int:
+        """The smallest code it holds."""
+        return -(2 ** (self.value - 1))
+
+    @property
+    def highest(self) -> int:
+        """The largest code it holds."""
+        return 2 ** (self.value - 1) - 1
+
+
+class Tensors(Protocol):
+    """The graph that an operation is part of, as far as it may know it."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All tensors but the inputs, by name."""
+
+    @property
+    def kernels(self) -> KernelSet:
+        """The kernels whose rounding `simulate` has."""
+
+    def codes(self, name: str) -> Codes:
+        """How tensor `name`, which is not float, is stored."""
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """The inputs."""
+
+
+# -- batches of images -----------------------------------------------------------------------------
+
+# One array, or one for each input in the order of the model's.
+Pixels = np.ndarray | tuple[np.ndarray, ...]
+
+
+def arrays_of(images: Pixels) -> tuple[np.ndarray, ...]:
+    """The images of each input."""
+    return images if isinstance(images, tuple) else (images,)
+
+
+def number_of(images: Pixels) -> int:
+    """How many images each input gets."""
+    return len(arrays_of(images)[0])
+
+
+def some_of(images: Pixels, start: int, stop: int) -> Pixels:
+    """A batch of them."""
+    if isinstance(images, tuple):
+        return tuple(array[start:stop] for array in images)
+    return images[start:stop]
+
+
+def joined(outputs: list[np.ndarray]) -> np.ndarray:
+    """All outputs of a model as one array: that of the only one, or all values of each image.
+
+    Outputs of other lengths, such as a shape, are all of one image.
+
+    >>> joined([np.zeros((2, 3)), np.zeros((2, 4, 5))]).shape
+    (2, 23)
+    >>> joined([np.zeros((1, 3)), np.zeros(4), np.zeros(())]).shape
+    (1, 8)
+    """
+    if len(outputs) == 1:
+        return outputs[0]
+    lengths = {output.shape[:1] for output in outputs}
+    count = len(outputs[0]) if len(lengths) == 1 and outputs[0].ndim else 1
+    return np.concatenate([output.reshape(count, -1) for output in outputs], axis=1)

@@ -1,0 +1,344 @@
+"""Builds a TFLite flatbuffer: tensor by tensor, operator by operator, and with those of others."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as tfl
+
+from sat_tf.exact.tflite.input_range import KEPT_TYPES
+from sat_tf.exact.tflite.tensors import Activation, Codes, Storage, Tensors, Window, free_name
+from sat_tf.version import __version__
+
+_FILE_IDENTIFIER = b"TFL3"
+_SCHEMA_VERSION = 3
+_BITS_PER_BYTE = 8
+
+_TYPES = {np.dtype(name): getattr(tfl.TensorType, name.upper()) for name in KEPT_TYPES}
+_STORAGE_TYPES = {
+    Storage.INT8: tfl.TensorType.INT8,
+    Storage.INT4: tfl.TensorType.INT4,
+    Storage.INT2: tfl.TensorType.INT2,
+}
+
+
+class Operator(NamedTuple):
+    """One operator of the schema, as sat-tf writes it."""
+
+    name: str  # As `BuiltinOperator` has it.
+    # The one that reads the types of sat-tf's files; older runtimes then refuse a file instead of
+    # misreading it.
+    version: int
+    options: str  # The schema's name of its builtin options; "" where it has none.
+
+
+def _table(kind: type, **fields: Any) -> Any:
+    """A table of the schema with these fields."""
+    table = kind()
+    for name, value in fields.items():
+        setattr(table, name, value)
+    return table
+
+
+class Writer:
+    """A file with one graph, to which operations add their operators.
+
+    Every tensor that an operation makes is in it before the operation writes itself; constants
+    come behind. Errors of missing tensors are defects of the graph.
+    """
+
+    def __init__(self, graph: Tensors, *, resizable: bool = False) -> None:
+        self.graph, self.resizable = graph, resizable
+        self.subgraph = _table(tfl.SubGraphT, name="main", tensors=[], operators=[])
+        self.model = _table(
+            tfl.ModelT,
+            version=_SCHEMA_VERSION,
+            description=f"sat-tf {__version__}",
+            buffers=[tfl.BufferT()],  # buffer 0 stands for "no data"
+            operatorCodes=[],
+            subgraphs=[self.subgraph],
+        )
+        self.indices: dict[str, int] = {}
+        self._kernel_buffers: dict[bytes, int] = {}
+        self._names = {*(image.name for image in graph.images), *graph.tensors}
+        for image in graph.images:
+            codes = None
+            if image.scale is not None and image.type != "float32":
+                codes = Codes(image.scale, image.zero_point)
+            self._activation(image.name, image.shape, np.dtype(image.type), codes)
+
+    # -- tensors ---------------------------------------------------------------------------------
+
+    def begin(self, name: str) -> None:
+        """Adds the tensor that the next operation makes."""
+        tensor = self.graph.tensors[name]
+        dtype = np.dtype(np.float32) if tensor.codes is None else tensor.codes.dtype
+        self._activation(tensor.name, tensor.shape, dtype, tensor.codes)
+
+    def between(self, name: str, shape: tuple[int, ...]) -> int:
+        """Adds a tensor of int32 that no other operation reads; returns its index."""
+        name = self.unused(name)
+        self._activation(name, shape, np.dtype(np.int32), None)
+        return self.indices[name]
+
+    def constant(
+        self, name: str, values: np.ndarray, scales: Any = None, zero_point: int = 0
+    ) -> int:
+        """Adds a constant tensor, with a scale for all its values or one for each of them."""
+        quantization = None
+        if scales is not None:
+            quantization = _quantization(np.atleast_1d(scales), zero_point, 0)
+        buffer = self._buffer(np.frombuffer(values.tobytes(), np.uint8))
+        return self._constant(name, values.shape, _TYPES[values.dtype], buffer, quantization)
+
+    def kernel(self, name: str, codes: np.ndarray, storage: Storage, scales: Any, axis: int) -> int:
+        """Adds the kernel of a linear layer, with a scale for each index of `axis`, or for all."""
+        data, quantization = packed_bytes(codes, storage), _quantization(scales, 0, axis)
+        # Weights with several uses are in the file once.
+        content = data.tobytes()
+        if content not in self._kernel_buffers:
+            self._kernel_buffers[content] = self._buffer(data)
+        buffer = self._kernel_buffers[content]
+        return self._constant(name, codes.shape, _STORAGE_TYPES[storage], buffer, quantization)
+
+    def float_constant_of(self, name: str, shape: tuple[int, ...]) -> int:
+        """Adds a float tensor for what an operator makes of a constant; returns its index."""
+        return self._constant(name, shape, tfl.TensorType.FLOAT32, 0, None)
+
+    def unused(self, name: str) -> str:
+        """A name for a constant that no other tensor has: LiteRT finds tensors by their names."""
+        name = free_name(name, self._names)
+        self._names.add(name)
+        return name
+
+    # -- operators -------------------------------------------------------------------------------
+
+    def operator(
+        self, kind: Operator, inputs: Iterable[int | str], output: int | str, **options: Any
+    ) -> None:
+        """Adds an operator."""
+        operator = _table(
+            tfl.OperatorT,
+            opcodeIndex=self._code(kind.name, kind.version),
+            inputs=[self._index(tensor) for tensor in inputs],
+            outputs=[self._index(output)],
+        )
+        if kind.options:
+            operator.builtinOptionsType = getattr(tfl.BuiltinOptions, kind.options)
+            operator.builtinOptions = _table(getattr(tfl, f"{kind.options}T"), **options)
+        elif options:
+            raise TypeError(f"{kind.name}: received {', '.join(options)}, expected no options")
+        self.subgraph.operators.append(operator)
+
+    def finish(
+        self,
+        outputs: Sequence[str],
+        metadata: Mapping[str, bytes],
+        keys: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    ) -> bytes:
+        """The file; without keys, its signature calls tensors by their names."""
+        images = [image.name for image in self.graph.images]
+        self.subgraph.inputs = [self.indices[name] for name in images]
+        self.subgraph.outputs = [self.indices[name] for name in outputs]
+        self.model.metadata = [
+            _table(tfl.MetadataT, name=name, buffer=self._buffer(np.frombuffer(data, np.uint8)))
+            for name, data in metadata.items()
+        ]
+        entries = [
+            [
+                _table(tfl.TensorMapT, name=name, tensorIndex=self.indices[tensor])
+                for name, tensor in dict(zip(names or tensors, tensors, strict=True)).items()
+            ]
+            for names, tensors in zip(keys, (images, outputs), strict=True)
+        ]
+        self.model.signatureDefs = [
+            _table(
+                tfl.SignatureDefT,
+                signatureKey="serving_default",
+                subgraphIndex=0,
+                inputs=entries[0],
+                outputs=entries[1],
+            )
+        ]
+        return file_of(self.model)
+
+    def _index(self, tensor: int | str) -> int:
+        return self.indices[tensor] if isinstance(tensor, str) else tensor
+
+    def _constant(
+        self, name: str, shape: tuple[int, ...], kind: int, buffer: int, quantization: Any
+    ) -> int:
+        fields = {"shape": list(shape), "type": kind, "buffer": buffer}
+        tensor = _table(tfl.TensorT, name=self.unused(name), quantization=quantization, **fields)
+        self.subgraph.tensors.append(tensor)
+        return len(self.subgraph.tensors) - 1
+
+    def _activation(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype, codes: Codes | None
+    ) -> None:
+        tensor = _table(tfl.TensorT, name=name, shape=[1, *shape], type=_TYPES[dtype])
+        if self.resizable:
+            tensor.shapeSignature = [-1, *shape]
+        if codes is not None:
+            tensor.quantization = _quantization(np.atleast_1d(codes.scale), codes.zero_point, 0)
+        self.subgraph.tensors.append(tensor)
+        self.indices[name] = len(self.subgraph.tensors) - 1
+
+    def _buffer(self, data: np.ndarray) -> int:
+        self.model.buffers.append(_table(tfl.BufferT, data=data))
+        return len(self.model.buffers) - 1
+
+    def _code(self, name: str, version: int) -> int:
+        builtin, codes = getattr(tfl.BuiltinOperator, name), self.model.operatorCodes
+        for index, code in enumerate(codes):
+            if (code.builtinCode, code.version) == (builtin, version):
+                return index
+        deprecated = min(builtin, 127)
+        fields = {"builtinCode": builtin, "version": version, "deprecatedBuiltinCode": deprecated}
+        codes.append(_table(tfl.OperatorCodeT, **fields))
+        return len(codes) - 1
+
+
+class _SharingBuilder(flatbuffers.Builder):
+    """A builder that writes equal zero points of channels once: tables hold offsets to vectors.
+
+    TFLite asks for a zero point of eight bytes beside every scale, and those of channels are 0.
+    Single zero points, scales and data are not shared, so that the length of a file does not depend
+    on its numbers.
+    """
+
+    def __init__(self, initial_size: int) -> None:
+        super().__init__(initial_size)
+        self._zero_points: dict[bytes, int] = {}
+
+    def CreateNumpyVector(self, x: np.ndarray) -> int:  # noqa: N802
+        """The offset of a vector with these numbers; see `flatbuffers.Builder`."""
+        if x.dtype != np.int64 or x.size == 1:
+            return int(super().CreateNumpyVector(x))
+        content = x.tobytes()
+        if content not in self._zero_points:
+            self._zero_points[content] = super().CreateNumpyVector(x)
+        return self._zero_points[content]
+
+
+def file_of(model: Any) -> bytes:
+    """The file of a `ModelT` of the schema."""
+    builder = _SharingBuilder(1 << 20)
+    builder.Finish(model.Pack(builder), file_identifier=_FILE_IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def packed_bytes(codes: np.ndarray, storage: Storage) -> np.ndarray:
+    """Codes as the bytes of the file: the first in the lowest bits of a byte, zeros at the end.
+
+    >>> packed_bytes(np.array([1, -1, 7]), Storage.INT4).tolist()
+    [241, 7]
+    """
+    if storage is Storage.INT8:
+        return np.frombuffer(codes.astype(np.int8).tobytes(), np.uint8)
+    per_byte = _BITS_PER_BYTE // storage.value
+    # Two's complement in one byte each; only the low bits are kept.
+    flat = codes.astype(np.int8).reshape(-1).view(np.uint8) & np.uint8(2**storage.value - 1)
+    groups = np.pad(flat, (0, -flat.size % per_byte)).reshape(-1, per_byte)
+    shifts = storage.value * np.arange(per_byte, dtype=np.uint8)
+    return np.asarray(np.bitwise_or.reduce(groups << shifts, axis=1), np.uint8)
+
+
+def placement_options(window: Window) -> dict[str, Any]:
+    """Padding and strides as builtin options."""
+    return {
+        "padding": getattr(tfl.Padding, window.padding),
+        "strideH": window.strides[0],
+        "strideW": window.strides[1],
+    }
+
+
+def dilation_options(window: Window) -> dict[str, Any]:
+    """The dilation as builtin options."""
+    return {"dilationHFactor": window.dilation[0], "dilationWFactor": window.dilation[1]}
+
+
+def fused_activation(codes: Codes | None) -> dict[str, Any]:
+    """The activation that makes a kernel clip to its output's codes, as a builtin option."""
+    activation = codes.activation if codes else Activation.NONE
+    return {"fusedActivationFunction": getattr(tfl.ActivationFunctionType, activation.value)}
+
+
+def _quantization(scales: np.ndarray, zero_point: int, axis: int) -> Any:
+    return _table(
+        tfl.QuantizationParametersT,
+        scale=scales.astype(np.float32),
+        zeroPoint=np.full(scales.size, zero_point, np.int64),
+        quantizedDimension=axis,
+    )
+
+
+# -- the operators of one file inside another ------------------------------------------------------
+
+# This stands in front of the numbers that name the inputs of a file to be spliced.
+INPUT_NAME = "island_input_"
+# This stands between the name of a float layer's output and the numbers of its other tensors.
+INNER_NAME = "/island_"
+
+
+def splice(
+    content: bytes,
+    model: Any,
+    subgraph: Any,
+    inputs: Sequence[int],
+    output: int,
+    name_of: Callable[[str], str],
+) -> int:
+    """Puts the operators of a file with one output into another one.
+
+    Its inputs become `inputs`, tensors of `subgraph`. Returns the tensor with its result: `output`,
+    or, where no operator makes it, the input or the constant that it equals.
+    """
+    source = tfl.ModelT.InitFromPackedBuf(content, 0)
+    (graph,) = source.subgraphs
+    result = graph.outputs[0]
+    # The converter may list the file's inputs otherwise than the layer does.
+    in_order = sorted(
+        graph.inputs,
+        key=lambda index: int(
+            graph.tensors[index].name.decode().rsplit(INPUT_NAME, 1)[-1].split(":")[0]
+        ),
+    )
+    where = dict(zip(in_order, inputs, strict=True))
+    if any(result in operator.outputs for operator in graph.operators):
+        where[result] = output
+    for index, tensor in enumerate(graph.tensors):
+        if index in where:
+            continue
+        model.buffers.append(source.buffers[tensor.buffer])
+        tensor.buffer = len(model.buffers) - 1
+        # The converter's own names count how often it was called.
+        tensor.name = name_of(f"{subgraph.tensors[output].name}{INNER_NAME}{index}")
+        subgraph.tensors.append(tensor)
+        where[index] = len(subgraph.tensors) - 1
+    for operator in graph.operators:
+        model.operatorCodes.append(source.operatorCodes[operator.opcodeIndex])
+        operator.opcodeIndex = len(model.operatorCodes) - 1
+        operator.inputs = [where.get(index, -1) for index in operator.inputs]
+        operator.outputs = [where[index] for index in operator.outputs]
+        subgraph.operators.append(operator)
+    return where[result]
+
+
+def spliced_bytes(content: bytes, output: str) -> int:
+    """How many bytes longer `splice` makes a file, beside the tensor that the operators make."""
+    source = tfl.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
+    count = len(source.inputs) + 1
+    tensors = [_table(tfl.TensorT, name=output) for _ in range(count)]
+    subgraph = _table(tfl.SubGraphT, operators=[], tensors=tensors)
+    model = _table(tfl.ModelT, buffers=[tfl.BufferT()], operatorCodes=[], subgraphs=[subgraph])
+    before = _packed_bytes(model)
+    splice(content, model, subgraph, range(count - 1), count - 1, lambda name: name)
+    return _packed_bytes(model) - before
+
+
+def _packed_bytes(model: Any) -> int:
+    builder = flatbuffers.Builder(1 << 10)
+    builder.Finish(model.Pack(builder))
+    return len(builder.Output())

@@ -1,0 +1,101 @@
+"""The float model beside a file: what it makes of the images that the quantized model is fed."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.exact.certificate.outputs import Output, separated
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.native import softmax
+from sat_tf.exact.tflite.tensors import Pixels, arrays_of, joined
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.network import Network
+from sat_tf.messages import kind_of
+from sat_tf.qat.layout import inner_layer
+
+
+class FloatReference:
+    """A tf_keras model with the inputs and outputs of a file, fed what the quantized model is fed.
+
+    Its pixels are in the range that the quantized model takes.
+    """
+
+    def __init__(self, model: Any, graph: Graph) -> None:
+        if problem := float_model_problem(model, graph):
+            raise ValueError(f"float_model: {problem}.")
+        self._model, self._graph = model, graph
+        self.name = str(model.name)
+
+    @property
+    def loss(self) -> str:
+        """The meaning of one output by the loss it was compiled with: "loss" of classes, or ""."""
+        loss = getattr(self._model, "loss", None)
+        name = loss if isinstance(loss, str) else getattr(loss, "name", None) or ""
+        is_known = isinstance(name, str) and name.endswith("categorical_crossentropy")
+        return "loss" if is_known and len(self._model.outputs) == 1 else ""
+
+    @functools.cached_property
+    def softmaxes(self) -> list[str]:
+        """The function that makes each output: "softmax", or "" for anything else."""
+        network = Network(self._model)
+        layers = [inner_layer(network[name].layer) for name in network.outputs]
+        return ["softmax" if layer_kinds.is_softmax(layer) else "" for layer in layers]
+
+    def as_given(self, values: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:
+        """The file's outputs as this model gives them: probabilities where it has a softmax."""
+        pieces = zip(separated(values, outputs), outputs, self.softmaxes, strict=True)
+        return joined(
+            [
+                softmax(piece) if ends and output.classes_by != "softmax" else piece
+                for piece, output, ends in pieces
+            ]
+        )
+
+    def run(self, images: Pixels) -> np.ndarray:
+        """The model's outputs for a batch, as one array."""
+        pixels = []
+        for array, image in zip(arrays_of(images), self._graph.images, strict=True):
+            if image.range is not None or image.type != "uint8" or image.scale is None:
+                pixels.append(tf.constant(image.fed(array)))
+            else:  # of a file alone: pixels on the grid of its kernels
+                zeroed = array.astype(np.float32) - np.float32(image.zero_point)
+                pixels.append(tf.constant(zeroed * image.scale))
+        structure = getattr(self._model, "_nested_inputs", None)
+        given = pixels[0] if len(pixels) == 1 else pixels
+        if structure is not None:
+            given = tf.nest.pack_sequence_as(structure, pixels)
+        outputs = tf.nest.flatten(self._model(given, training=False))
+        return joined([np.asarray(output, np.float32) for output in outputs])
+
+
+def float_model_problem(model: Any, graph: Graph) -> str | None:
+    """Why a model is not one to compare the file of a graph with; None where it is."""
+    if not isinstance(model, keras.Model):
+        return (
+            f"received {kind_of(model)}, expected a tf_keras model; sat_tf.from_keras3 makes one "
+            "of a Keras 3 model, and a file is to be loaded first"
+        )
+    if not model.built or model.inputs is None:
+        return (
+            "received a model without a known input, expected a built one; call it once on images"
+        )
+    for role, tensors, expected in (
+        ("inputs", model.inputs, [tuple(image.shape) for image in graph.images]),
+        ("outputs", model.outputs, [tuple(graph.tensors[name].shape) for name in graph.outputs]),
+    ):
+        shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
+        fits = len(shapes) == len(expected) and all(
+            None in shape or math.prod(shape) == math.prod(wanted)
+            for shape, wanted in zip(shapes, expected, strict=True)
+        )
+        if not fits:
+            return (
+                f"received a model whose {role} have the shapes {shapes}, expected those of the "
+                f"file, {expected}; pass the float model that the quantized one was made of"
+            )
+    return None
