@@ -1,0 +1,87 @@
+"""An environment that holds what the guide says that checking files needs, and nothing else."""
+
+import importlib.metadata
+import json
+import pathlib
+import re
+import subprocess
+import venv
+
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+
+import sat_tf
+from tests.export import zoo
+
+_REPOSITORY = pathlib.Path(__file__).parents[2]
+_GUIDE = _REPOSITORY / "docs" / "guides" / "verify.md"
+
+# All modules of the proof, and one verification, with what that loaded.
+_PROGRAM = """
+import importlib, json, pkgutil, sys
+import numpy as np
+import sat_tf.exact, sat_tf.export
+
+for module in pkgutil.walk_packages(sat_tf.exact.__path__, "sat_tf.exact."):
+    # The script of a kit runs where there is no package.
+    if module.name != "sat_tf.exact.device.check":
+        importlib.import_module(module.name)
+path, images = sys.argv[1:]
+certificate = sat_tf.export.verify_file(path, np.load(images), progress=False)
+libraries = sorted({"tensorflow", "tf_keras", "keras"} & sys.modules.keys())
+print(json.dumps([certificate.codes_differing, certificate.codes_compared, libraries]))
+"""
+
+
+def _distributions(names):
+    """The installed distributions of these names, and those that they require."""
+    found, waiting = {}, [*names]
+    while waiting:
+        name = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if name in found:
+            continue
+        try:
+            found[name] = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # It is for other versions of Python.
+        required = map(Requirement, found[name].requires or ())
+        waiting += [one.name for one in required if not one.marker or one.marker.evaluate()]
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """A Python whose environment has links to those distributions."""
+    (line,) = re.findall(r"^pip install ('ai-edge-litert.*)$", _GUIDE.read_text(), re.MULTILINE)
+    names = [Requirement(word.strip("'")).name for word in line.split()]
+    place = tmp_path_factory.mktemp("without")
+    venv.create(place, symlinks=True)
+    (packages,) = place.glob("lib/*/site-packages")
+    for distribution in _distributions(names).values():
+        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        for top in tops:
+            (packages / top).symlink_to(distribution.locate_file(top))
+    (packages / "sat_tf").symlink_to(_REPOSITORY / "sat_tf")
+    return place / "bin" / "python"
+
+
+def test_a_file_is_proved_in_an_environment_without_tensorflow(python, tmp_path):
+    path, images = tmp_path / "model.tflite", tmp_path / "images.npy"
+    model = zoo.quantized("bottleneck")
+    sat_tf.export_tflite(model, path)
+    np.save(images, zoo.images_for(model)[:4])
+    command = [python, "-I", "-c", _PROGRAM, path, images]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    differing, compared, libraries = json.loads(ended.stdout.splitlines()[-1])
+    assert differing == 0 < compared
+    assert libraries == []
+
+
+def test_that_environment_has_no_tensorflow(python):
+    program = "import importlib.util as util; print(util.find_spec('tensorflow'))"
+    ended = subprocess.run(
+        [python, "-I", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.strip() == "None"
