@@ -16,7 +16,7 @@ import time
 import uuid
 import zipfile
 from collections.abc import Iterator
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 from sat_tf.messages import reason_of
 
@@ -36,33 +36,34 @@ def expect_path(path: Any) -> pathlib.Path:
 def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a file that can be written."""
     path = expect_path(path)
-    folder = path.parent
+    folder = f"a file in the folder {path.parent}, which"
+    is_too_long = False
     try:
         path.lstat()
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise ValueError(
-                f"{path}: received a name that the file system does not take, as it has "
-                f"{len(str(path))} characters; choose a shorter one."
-            ) from error
-    if os.path.isdir(path):
-        raise ValueError(f"{path}: received a folder, expected the name of a file; add a name.")
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError(
-            f"{path}: received a device or a pipe, expected a regular file, which can be replaced; "
-            "choose another name."
+        is_too_long = error.errno == errno.ENAMETOOLONG
+    if is_too_long:
+        problem = (
+            f"a name that the file system does not take, as it has {len(str(path))} characters; "
+            "choose a shorter one"
         )
-    if not os.path.isdir(folder):
-        raise ValueError(
-            f"{path}: received a file in the folder {folder}, which does not exist, expected one "
-            "that does; create it first."
+    elif os.path.isdir(path):
+        problem = "a folder, expected the name of a file; add a name"
+    elif os.path.exists(path) and not os.path.isfile(path):
+        problem = (
+            "a device or a pipe, expected a regular file, which can be replaced; choose another "
+            "name"
         )
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(
-            f"{path}: received a file in the folder {folder}, which is not writable, expected one "
-            "that is; choose another folder, or change its permissions."
+    elif not os.path.isdir(path.parent):
+        problem = f"{folder} does not exist, expected one that does; create it first"
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        problem = (
+            f"{folder} is not writable, expected one that is; choose another folder, or change its "
+            "permissions"
         )
-    return path
+    else:
+        return path
+    raise ValueError(f"{path}: received {problem}.")
 
 
 @contextlib.contextmanager
@@ -210,28 +211,29 @@ def on_disk(path: pathlib.Path) -> None:
 
 # -- read within a bound ------------------------------------------------------------------------
 
+# The offsets in a FlatBuffer have 32 bits, of which LiteRT uses 31; a picture of the most pixels
+# that Pillow takes has fewer bytes.
+MOST_BYTES = 2**31
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a file, to read its bytes."""
+
+def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
+    """Reads a regular file of so many bytes at most; raises OSError for any other."""
     # A pipe would be waited for until somebody writes into it.
     at_once = getattr(os, "O_NONBLOCK", 0)
-    file = open(  # noqa: SIM115 - the caller closes it
-        path, "rb", opener=lambda name, flags: os.open(name, flags | at_once)
-    )
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
-    return file
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once)) as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        if facts.st_size > most_bytes:
+            reason = f"it has {facts.st_size:,} bytes, at most {most_bytes:,} are read"
+            raise OSError(errno.EFBIG, reason, os.fspath(path))
+        return file.read(facts.st_size)
 
 
 def read_text(path: str | os.PathLike[str], most_bytes: int = 2**26) -> str:
-    """The text of a file in UTF-8, without the mark that some editors write in front of it."""
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most_bytes:
-            reason = f"it has {size:,} bytes, at most {most_bytes:,} are read"
-            raise OSError(errno.EFBIG, reason, os.fspath(path))
-        return io.TextIOWrapper(io.BytesIO(file.read(size)), encoding="utf-8-sig").read()
+    """Reads a text in UTF-8, without the mark that some editors write in front of it."""
+    content = io.BytesIO(read_bytes(path, most_bytes))
+    return io.TextIOWrapper(content, encoding="utf-8-sig").read()
 
 
 # -- zip archives -------------------------------------------------------------------------------

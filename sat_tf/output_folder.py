@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -40,16 +41,8 @@ LAYERS = "layers.json"
 REPORT = "report.html"
 
 FILES = (
-    LABELS,
-    PREPROCESSING,
-    RECONSTRUCTION,
-    QUANTIZED_MODEL,
-    TFLITE_MODEL,
-    CERTIFICATE,
-    CERTIFICATE_PAGE,
-    RESULTS,
-    LAYERS,
-    REPORT,
+    *(LABELS, PREPROCESSING, RECONSTRUCTION, QUANTIZED_MODEL, TFLITE_MODEL),
+    *(CERTIFICATE, CERTIFICATE_PAGE, RESULTS, LAYERS, REPORT),
 )
 
 
@@ -84,9 +77,8 @@ class OutputFolder:
 
     def read_text(self, name: str) -> str:
         """Reads one of `FILES`; nothing if it does not exist."""
-        file = self.file(name)
         try:
-            return files.read_text(file, _MOST_BYTES)
+            return files.read_text(self.file(name), _MOST_BYTES)
         except FileNotFoundError:
             return ""
         except (OSError, UnicodeDecodeError) as error:
@@ -140,24 +132,18 @@ class OutputFolder:
 
     def check_writable(self) -> None:
         """Raises an error if the folder could not be created or written to; leaves no trace."""
-        existing = self.path
-        try:
-            while not existing.exists() and existing != existing.parent:
-                existing = existing.parent
+        with self._refusals_explained():
+            existing = next(folder for folder in (self.path, *self.path.parents) if folder.exists())
             if not existing.is_dir():
                 raise NotADirectoryError(0, f"{existing} is a file")
             # Tried on the file system itself: permission bits do not show read-only mounts.
             with tempfile.TemporaryFile(dir=existing):
                 pass
-        except OSError as error:
-            raise self._refused(error) from error
 
     def make(self) -> None:
         """Creates the folder if it does not exist."""
-        try:
+        with self._refusals_explained():
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._refused(error) from error
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[pathlib.Path]:
@@ -175,17 +161,15 @@ class OutputFolder:
     def start(self) -> None:
         """Creates the folder; files of a command that it already holds move to `earlier-1`, ..."""
         self.make()
-        try:
+        with self._refusals_explained():
             former = [self.file(name) for name in self.files if self.file(name).exists()]
             if former:
-                number = 1
-                while (aside := self.path / f"earlier-{number}").exists():
-                    number += 1
+                numbers = itertools.count(1)
+                asides = (self.path / f"earlier-{number}" for number in numbers)
+                aside = next(folder for folder in asides if not folder.exists())
                 aside.mkdir()
                 for file in former:
                     os.replace(file, aside / file.name)
-        except OSError as error:
-            raise self._refused(error) from error
 
     @property
     def holds_run(self) -> bool:
@@ -201,11 +185,15 @@ class OutputFolder:
                 "sat-tf quantize, or of a finished sat-tf train; make one."
             )
 
-    def _refused(self, error: OSError) -> RunError:
-        return RunError(
-            f"folder {self.path}: {error.strerror}; expected a folder that can be created and "
-            "written to; choose another one with --out."
-        )
+    @contextlib.contextmanager
+    def _refusals_explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"folder {self.path}: {error.strerror}; expected a folder that can be created and "
+                "written to; choose another one with --out."
+            ) from error
 
 
 def run_name(text: str, otherwise: str) -> str:

@@ -22,6 +22,7 @@ from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, features
 
 from sat_tf import messages
 from sat_tf.exact.tflite.preprocessing import COVERING, Preprocessing
+from sat_tf.files import read_bytes
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, first_ones
 
 TRAIN = "train"
@@ -171,8 +172,7 @@ class Pictures(Sequence[Any]):
         corrupt: list[str] = []
         for place, path in enumerate(self.paths):
             try:
-                content = pathlib.Path(path).read_bytes()
-                images[len(kept)] = pixels_of(content, self.shape, self.preprocessing)
+                images[len(kept)] = pixels_of(read_bytes(path), self.shape, self.preprocessing)
                 kept.append(place)
             except (ValueError, OSError):
                 corrupt.append(path)
@@ -190,7 +190,7 @@ class Pictures(Sequence[Any]):
 
     def encoded(self, place: int) -> bytes:
         """Returns what the file of a picture holds."""
-        return (self.folder / self.names[place]).read_bytes()
+        return read_bytes(self.folder / self.names[place])
 
     def hashes(self) -> dict[str, str]:
         """Returns the SHA-256 of the file of each picture, by its name."""

@@ -1,15 +1,10 @@
 """YAML as sat-tf reads it: bounded, no key given twice, numbers of version 1.2."""
 
-import io
-import itertools
-import pathlib
 import re
 from collections.abc import Hashable
 from typing import Any
 
 import yaml
-
-from sat_tf.files import open_regular
 
 # Ten times the longest configuration; PyYAML takes a second to read it.
 _MOST_CHARACTERS = 2**17
@@ -73,40 +68,15 @@ for _kind in (_Loader, Dumper):
     )
 
 
-def read_yaml_text(path: pathlib.Path) -> str:
-    """The text of a YAML file, or as much of it as `load_yaml` needs to refuse it."""
-    with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
-        return file.read(_MOST_CHARACTERS + 1)
-
-
 def load_yaml(text: str) -> Any:
     """The values of a YAML text, in which no key may be given twice.
 
-    The work is bounded before any value is made: by the length of the text, by how deep its values
-    are nested, and by how many there are with every alias and merge key expanded. Integers have 64
-    bits at most.
+    The work is bounded before any value is made, see `_expect_usual_size`; integers have 64 bits at
+    most.
     """
     try:
-        if len(text) > _MOST_CHARACTERS:
-            raise ValueError(
-                f"received more than {_MOST_CHARACTERS:,} characters, expected a configuration"
-            )
-        # Values nested too deep could not be read without running out of stack.
-        opens, closes = yaml.events.CollectionStartEvent, yaml.events.CollectionEndEvent
-        changes = (isinstance(e, opens) - isinstance(e, closes) for e in yaml.parse(text, _Loader))
-        if any(depth > _DEEPEST for depth in itertools.accumulate(changes)):
-            raise ValueError(
-                f"received values nested deeper than {_DEEPEST}, expected fewer levels"
-            )
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            _count_values(node)
-            return loader.construct_document(node)
-        finally:
-            loader.dispose()
+        _expect_usual_size(text)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         line = " ".join(str(error).split())
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
@@ -120,27 +90,39 @@ def load_yaml(text: str) -> Any:
         raise ValueError("a value is not of the type that its tag names.") from error
 
 
-def _count_values(root: yaml.Node) -> None:
-    """Raises ValueError for more values than a configuration can have, with aliases expanded.
+def _expect_usual_size(text: str) -> None:
+    """Raises ValueError for a text that is longer, deeper or of more values than configurations.
 
-    An alias is the node that it names, so each node is counted once and its count reused.
+    Each alias counts as the values that it stands for, which merge keys would make.
     """
-    counts: dict[yaml.Node, int] = {}
-    above: set[yaml.Node] = set()
-
-    def count(node: yaml.Node) -> int:
-        if node in above:
-            raise ValueError("received a value that contains itself, expected a finite one")
-        if node not in counts:
-            above.add(node)
-            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
-            inner = itertools.chain(*inner) if isinstance(node, yaml.MappingNode) else inner
-            counts[node] = 1 + sum(count(child) for child in inner)
-            above.remove(node)
-        return counts[node]
-
-    if count(root) > _MOST_VALUES:
+    if len(text) > _MOST_CHARACTERS:
         raise ValueError(
-            f"received {counts[root]:,} values, with its aliases expanded, expected at most "
+            f"received more than {_MOST_CHARACTERS:,} characters, expected a configuration"
+        )
+    anchors: list[str | None] = []  # of the collections that are open
+    counts = [0]  # of the values in each of them, behind those of the whole text
+    sizes: dict[str | None, int] = {}  # of what has an anchor
+    for event in yaml.parse(text, _Loader):
+        size = 0
+        if isinstance(event, yaml.CollectionStartEvent):
+            anchors.append(event.anchor)
+            counts.append(1)
+            if len(anchors) > _DEEPEST:
+                raise ValueError(
+                    f"received values nested deeper than {_DEEPEST}, expected fewer levels"
+                )
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size = counts.pop()
+            sizes[anchors.pop()] = size
+        elif isinstance(event, yaml.ScalarEvent):
+            size = sizes[event.anchor] = 1
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in anchors:
+                raise ValueError("received a value that contains itself, expected a finite one")
+            size = sizes.get(event.anchor, 0)  # where there is no such anchor, PyYAML says so
+        counts[-1] += size
+    if counts[0] > _MOST_VALUES:
+        raise ValueError(
+            f"received {counts[0]:,} values, with its aliases expanded, expected at most "
             f"{_MOST_VALUES:,}"
         )

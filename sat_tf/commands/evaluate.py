@@ -10,6 +10,7 @@ from sat_tf.commands.images import add_image_arguments, image_options, say_notes
 from sat_tf.commands.parser import Parser
 from sat_tf.exact.evaluate import evaluate_tflite, file_interface
 from sat_tf.exact.tflite.metadata import read_metadata
+from sat_tf.files import read_bytes
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import RESULTS, TFLITE_MODEL
 
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 f"{path}: received a file that takes {interface.input_type}, expected one that "
                 "takes uint8 pixels; evaluate others with sat_tf.export.evaluate_tflite."
             )
-        said = read_metadata(path.read_bytes(), str(path))
+        said = read_metadata(read_bytes(path), str(path))
         pixels = wanted.load(interface.input_shape, interface.num_outputs, said)
         if pixels.labels is None:
             raise RunError(

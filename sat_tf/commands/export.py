@@ -19,7 +19,7 @@ from sat_tf.commands.options import (
 )
 from sat_tf.commands.parser import Parser
 from sat_tf.exact.tflite.metadata import checked_metadata, lines_of
-from sat_tf.files import check_writable, read_text
+from sat_tf.files import check_writable, read_bytes, read_text
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import marked_text
@@ -227,7 +227,7 @@ def export(
     for statement in report.statements:
         say(console, marked_text(statement))
     certificate = path.with_name(output_folder.CERTIFICATE)
-    if certificate.is_file() and report.sha256.encode() not in certificate.read_bytes():
+    if certificate.is_file() and report.sha256.encode() not in read_bytes(certificate):
         say(console, f"Note: {certificate} is about another file; renew it with sat-tf verify")
     for cost in report.storage if compare_storage else []:
         say(console, f"  {cost}")

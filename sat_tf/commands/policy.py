@@ -12,11 +12,12 @@ from rich.console import Console
 from sat_tf.commands.options import add_target
 from sat_tf.commands.parser import RANGE, Parser
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, PIXELS, range_problem
+from sat_tf.files import read_text
 from sat_tf.messages import ProblemsError, RunError, problems_of, say
 from sat_tf.qat.policy import USUAL_BITS, BitPolicy
 from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.validation import Bits, option
-from sat_tf.yaml_text import load_yaml, read_yaml_text
+from sat_tf.yaml_text import load_yaml
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -137,7 +138,7 @@ def usual_policy(arguments: argparse.Namespace) -> BitPolicy:
 def _fields_in(path: pathlib.Path) -> dict[str, Any]:
     """The fields of a policy in a file, or in the configuration of a run."""
     try:
-        values = load_yaml(read_yaml_text(path))
+        values = load_yaml(read_text(path))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunError(

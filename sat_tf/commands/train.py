@@ -11,13 +11,13 @@ from sat_tf.commands.models import load_tensorflow, quiet_tensorflow
 from sat_tf.commands.options import add_overrides, add_resume, add_target, add_trust, nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude
+from sat_tf.files import read_text
 from sat_tf.interruption import Terminated
 from sat_tf.messages import say
 from sat_tf.output_folder import CONFIG, TFLITE_MODEL, UNFINISHED
 from sat_tf.report.results import Results
 from sat_tf.training.config import DEMO, FOLDER, Config, choose, parse_config, read_config
 from sat_tf.training.run_folder import RunFolder, expect_same_run
-from sat_tf.yaml_text import read_yaml_text
 
 DESCRIPTION = (
     "Trains a float model with clamped weights, fine-tunes it quantized, writes an integer TFLite "
@@ -79,7 +79,7 @@ def load_config(
 ) -> Config:
     """The configuration in a file, or that of the demo where no file is named."""
     if path is None:
-        return parse_config(read_yaml_text(DEMO), overrides, seed=seed, subject="--set")
+        return parse_config(read_text(DEMO), overrides, seed=seed, subject="--set")
     return read_config(path, overrides, seed=seed)
 
 
@@ -95,7 +95,7 @@ def folder_config(
     overrides = list(overrides)
     if path is None:
         changes = [chosen.data_override, *chosen.overrides(overrides), *overrides]
-        config = parse_config(read_yaml_text(FOLDER), changes, seed=seed, subject="--set")
+        config = parse_config(read_text(FOLDER), changes, seed=seed, subject="--set")
         say(console, chosen.describe())
         return config
     return read_config(path, [chosen.data_override, *overrides], seed=seed)

@@ -32,6 +32,7 @@ from sat_tf.exact.operator_comparison import compare_operators, is_foreign, read
 from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.metadata import read_metadata
+from sat_tf.files import read_bytes
 from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_errors
 from sat_tf.output_folder import (
     CERTIFICATE,
@@ -346,7 +347,7 @@ def _pixels(
     console: Console,
 ) -> Pixels:
     """The images that were chosen, or random ones."""
-    said = read_metadata(target.tflite.read_bytes(), str(target.tflite))
+    said = read_metadata(read_bytes(target.tflite), str(target.tflite))
     pixels = wanted.load(shape, num_classes, said)
     say_notes(pixels.notes, console)
     return pixels

@@ -30,7 +30,7 @@ from sat_tf.export.float_reference import FloatReference, float_model_problem
 from sat_tf.export.lowering.layers import is_input, role_of
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import has_biases_of_file, snapped, with_image_size
-from sat_tf.files import expect_path
+from sat_tf.files import expect_path, read_bytes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, check_model, distinct
@@ -243,7 +243,7 @@ def _names_of_outputs(quantized: keras.Model, network: Network) -> list[set[str]
 
 def _subject(network: Network, path: pathlib.Path) -> tuple[Subject, FileSettings]:
     """The file and the graph that it should hold, and its settings; raises if it holds another."""
-    content = path.read_bytes()
+    content = read_bytes(path)
     parsed = read_contents(content, str(path))
     settings = FileSettings.of_file(parsed.settings, str(path))
     problems: list[str] = []

@@ -9,6 +9,7 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from sat_tf.files import read_bytes
 from sat_tf.loading.model_file import OtherFileError, expect_usual_size
 from sat_tf.loading.trust import SWITCH, UntrustedModelError
 from sat_tf.messages import first_ones
@@ -49,7 +50,7 @@ def saved_model_config(path: pathlib.Path) -> dict[str, Any]:
 
     metadata = saved_metadata_pb2.SavedMetadata()
     try:
-        metadata.ParseFromString((path / _METADATA).read_bytes())
+        metadata.ParseFromString(read_bytes(path / _METADATA))
         roots = [node for node in metadata.nodes if node.node_id == 0]
         values = json.loads(roots[0].metadata) if roots else {}
         found = {key: values[key] for key in ("class_name", "config")} if values else None

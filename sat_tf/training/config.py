@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from sat_tf.files import read_text
 from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
 from sat_tf.output_folder import run_name
 from sat_tf.qat.policy import BitPolicy
@@ -30,7 +31,7 @@ from sat_tf.training.config_sections import (
 )
 from sat_tf.training.data.folders import median_side, read_tree
 from sat_tf.validation import Seed, describe, refuse
-from sat_tf.yaml_text import Dumper, load_yaml, read_yaml_text
+from sat_tf.yaml_text import Dumper, load_yaml
 
 _FEWEST_CALIBRATION_IMAGES = 64
 
@@ -211,7 +212,7 @@ def read_config(
     try:
         # One that comes with the package has such a name wherever the package is.
         is_shipped = not path.exists() and path.as_posix() in _shipped_names()
-        text = read_yaml_text(SHIPPED.joinpath(*path.parts[1:]) if is_shipped else path)
+        text = read_text(SHIPPED.joinpath(*path.parts[1:]) if is_shipped else path)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunError(

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
+from sat_tf.files import read_text
 from sat_tf.messages import ProblemsError, RunError, did_you_mean
 from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.qat.policy import BitPolicy
@@ -159,7 +160,7 @@ def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
 def read(path: pathlib.Path, kind: type[_Read]) -> _Read:
     """One file, checked."""
     try:
-        values: Any = load_yaml(path.read_text(encoding="utf-8"))
+        values: Any = load_yaml(read_text(path))
         return kind.model_validate(values)
     except ValidationError as error:
         raise RunError(ProblemsError(str(path), describe(error, kind))) from error

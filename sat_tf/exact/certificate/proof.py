@@ -56,7 +56,7 @@ from sat_tf.exact.targets.processors import DEFAULT_TARGET
 from sat_tf.exact.tflite.contents import Contents, gzip_size, read_contents
 from sat_tf.exact.tflite.metadata import read_metadata
 from sat_tf.exact.tflite.tensors import Pixels, number_of
-from sat_tf.files import expect_path
+from sat_tf.files import MOST_BYTES, expect_path
 from sat_tf.messages import ProblemsError
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.version import COMPUTING, __version__, installed_versions
@@ -98,10 +98,6 @@ def read_subject(path: pathlib.Path) -> Subject:
     return Subject(path, content, parsed, dataclasses.replace(graph, name=path.stem))
 
 
-# The offsets in a FlatBuffer have 32 bits, of which LiteRT uses 31.
-_MOST_BYTES = 2**31
-
-
 def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a TFLite file that exists."""
     path = expect_path(path)
@@ -117,10 +113,10 @@ def file_problems(path: pathlib.Path) -> list[str]:
             f"{path}: received a path without a file, expected a TFLite file; write it with "
             "sat_tf.export_tflite(model, path) first."
         ]
-    if (size := os.path.getsize(path)) > _MOST_BYTES:
+    if (size := os.path.getsize(path)) > MOST_BYTES:
         return [
             f"{path}: received a file of {size:,} bytes, expected a TFLite file, which has at most "
-            f"{_MOST_BYTES:,}; name another file."
+            f"{MOST_BYTES:,}; name another file."
         ]
     return []
 

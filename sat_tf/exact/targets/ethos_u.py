@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
-from sat_tf.files import expect_path
+from sat_tf.files import expect_path, read_bytes
 from sat_tf.messages import ProblemsError, did_you_mean, printable
 
 # The configurations of the processors, by their target.
@@ -101,7 +101,7 @@ def compile_file(
             f"{name}: received no file of that name, expected a TFLite file; write one with "
             "sat_tf.export_tflite."
         )
-    content = path.read_bytes()
+    content = read_bytes(path)
     contents = read_contents(content, name)
     elsewhere = TARGETS[TARGET_OF[configuration]].elsewhere(contents)
     made_tensors = (tensor.name for one in contents.operators for tensor in one.outputs)
