@@ -34,6 +34,9 @@ _SUFFIXES = {
     *(".pgm", ".pnm", ".ppm"),
 }
 _KINDS = ", ".join(sorted(_SUFFIXES))
+# Pillow tells a picture by what is in it, whatever its name says; for an EPS file it would start
+# Ghostscript, which runs the file.
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 # Pillow refuses a picture of more, in case it is there to fill the memory.
 MOST_PIXELS = 178_956_970
 JPEG, _END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
@@ -432,7 +435,7 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
         with warnings.catch_warnings():
             # Warnings are about odd metadata and very large pictures; it refuses still larger ones.
             warnings.simplefilter("ignore")
-            with Image.open(io.BytesIO(encoded)) as image:
+            with Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
                 yield image
     except Image.DecompressionBombError as error:
         raise ValueError(f"it has more than {MOST_PIXELS:,} pixels") from error
@@ -464,9 +467,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     bits = 16
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         bits = int(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0])
-    upper = Image.fromarray(
-        (np.asarray(image).astype(np.int64) >> (bits - 8)).clip(0, 255).astype(np.uint8)
-    )
+    values = np.asarray(image) >> (bits - 8)
+    upper = Image.fromarray(values.clip(0, 255, out=values).astype(np.uint8))
     if orientation := image.getexif().get(ExifTags.Base.Orientation):
         upper.getexif()[ExifTags.Base.Orientation] = orientation
     return upper

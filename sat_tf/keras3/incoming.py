@@ -1,14 +1,18 @@
 """The conversion of Keras 3 models and files to tf_keras, with its proof."""
 
+import contextlib
+import operator
 import os
 import pathlib
+import sys
+import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sat_tf.files import expect_path
 from sat_tf.loading.load import bounded_weights, load_model, named_by_content
 from sat_tf.loading.model_file import ModelFile, Part, open_model_file, parts, read_model_file
-from sat_tf.loading.trust import UntrustedModelError, untrusted
+from sat_tf.loading.trust import UntrustedModelError, untrusted, vocabulary_problem
 from sat_tf.messages import ModelError, ProblemsError, reason_of, warn
 
 if TYPE_CHECKING:
@@ -221,9 +225,9 @@ def _check_file(file: ModelFile, safe_mode: bool) -> None:
     for part in found:
         if part.class_name in (*PROGRAMS, "__lambda__"):
             programs.append(f"{part.name}: {part.class_name}, which holds a program")
-            continue
-        problem = _part_problem(part)
-        if problem is not None:
+        elif problem := vocabulary_problem(part):
+            programs.append(f"{part.name}: {problem}")
+        elif problem := _part_problem(part):
             problems.append(f"{part.name}: received {problem}")
     if problems:
         raise ProblemsError(str(file.path), dict.fromkeys(problems))
@@ -253,13 +257,35 @@ def _part_problem(part: Part) -> str | None:
         return _function_problem(part)
     # Keras writes no module for classes that are registered, of its own or of others.
     is_of_others = ">" in (registered_name or "") and not is_ours
-    is_of_keras = part.module in ("builtins", "") or part.module.split(".")[0] == "keras"
-    if _is_registered(registered_name) or (is_of_keras and not is_of_others):
+    if _is_registered(registered_name) or (part.module in ("builtins", "") and not is_of_others):
         return None
+    if part.module.split(".")[0] == "keras" and not is_of_others:
+        if _is_class_of_keras(part):
+            return None
+        return (
+            f"{kind} of the module {part.module}, expected a class of Keras; load the model with "
+            "the Keras that saved it, and pass the model."
+        )
     return (
         f"{kind}, a class of your own ({registered_name}) that Keras 3 does not know yet; in "
         "Python, import the module that registers it, and pass "
         f"custom_layers={{{kind!r}: its tf_keras class}} to sat_tf.from_keras3."
+    )
+
+
+def _is_class_of_keras(part: Part) -> bool:
+    """Whether the module that a part names has a class of its name; imports nothing.
+
+    Keras calls functions that stand in place of layers, and before 3.9 any of its own.
+    """
+    import keras as keras3
+
+    place: Any = sys.modules.get(part.module)
+    if place is None:
+        with contextlib.suppress(AttributeError):
+            place = operator.attrgetter(part.module.partition(".")[2])(keras3)
+    return isinstance(place, types.ModuleType) and isinstance(
+        vars(place).get(part.class_name), type
     )
 
 

@@ -143,7 +143,8 @@ def _operation_problem(part: Part) -> str | None:
     return f"TensorFlow's function {name!r}, which may do more than compute on tensors"
 
 
-def _lookup_problem(part: Part) -> str | None:
+def vocabulary_problem(part: Part) -> str | None:
+    """Says which file a layer would read its vocabulary from."""
     words = part.config.get("vocabulary") if isinstance(part.config, Mapping) else None
     return f"a vocabulary in the file {words!r}" if isinstance(words, str) else None
 
@@ -155,9 +156,9 @@ _SPECIAL: dict[str, Callable[[Part], str | None]] = {
     "TFOpLambda": _operation_problem,
     "SlicingOpLambda": _operation_problem,
     _OPERATION: _operation_problem,
-    "StringLookup": _lookup_problem,
-    "IntegerLookup": _lookup_problem,
-    "TextVectorization": _lookup_problem,
+    "StringLookup": vocabulary_problem,
+    "IntegerLookup": vocabulary_problem,
+    "TextVectorization": vocabulary_problem,
     **dict.fromkeys(
         (
             *("ClassMethod", "InstanceMethod", "InstanceProperty", "TensorFlowOpLayer"),

@@ -1,12 +1,12 @@
 """Folders as data sets: of a folder of pictures for each class, or of TFRecord files."""
 
+import contextlib
 import hashlib
 import json
 import os
 import pathlib
 import statistics
 import struct
-import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,8 +17,9 @@ from sat_tf.exact.tflite.preprocessing import (
     Preprocessing,
     Ratio,
 )
+from sat_tf.files import read_bytes
 from sat_tf.messages import ProblemsError, first_ones
-from sat_tf.pictures import Pictures, open_pictures, spread_evenly
+from sat_tf.pictures import Pictures, open_pictures, opened, spread_evenly
 from sat_tf.training.data.cache import cache_folder, load_or_make
 from sat_tf.training.data.source import (
     Area,
@@ -116,24 +117,11 @@ def load_folder_tree(
 
 
 def median_side(paths: Sequence[str]) -> int | None:
-    """The median of the shorter sides of pictures, of some spread evenly, in pixels.
-
-    Only their headers are read.
-    """
-    from PIL import Image
-
+    """The median of the shorter sides of pictures, of some spread evenly, in pixels."""
     sides = []
     for index in spread_evenly(len(paths), _OPENED):
-        path = paths[index]
-        if not os.path.isfile(path):  # opening a pipe waits for its writer
-            continue
-        try:
-            with warnings.catch_warnings(), Image.open(path) as opened:
-                # Warnings about very large pictures and odd metadata.
-                warnings.simplefilter("ignore")
-                sides.append(min(opened.size))
-        except Exception:  # Pillow's readers raise many types on damaged files.
-            continue
+        with contextlib.suppress(OSError, ValueError), opened(read_bytes(paths[index])) as picture:
+            sides.append(min(picture.size))
     return int(statistics.median_low(sides)) if sides else None
 
 
