@@ -11,7 +11,6 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from sat_tf.either_keras import for_either
 from sat_tf.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def __getattr__(name: str) -> Any:
     if name in ("callbacks", "configs", "export"):
         return importlib.import_module(f"{_HOMES[name]}.{name}")
     try:
-        found = getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(importlib.import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
         if error.name not in _NEEDED:
             raise
@@ -76,7 +75,6 @@ def __getattr__(name: str) -> Any:
             f"{', '.join(_NEEDED)}; pip install them. Quantized .keras files of Keras 3 are loaded "
             "and trained without: import sat_tf is enough."
         ) from error
-    return for_either(name, found)
 
 
 def __dir__() -> list[str]:

@@ -46,6 +46,7 @@ MAY_IMPORT = _words(
         "training": "quantizers graph qat exact export loading keras3 presentation analysis report",
         "commands": "quantizers graph qat exact export loading keras3 presentation analysis "
         "planning report training",
+        "either_keras": "qat keras3",
         "output_folder": "exact",
         "pictures": "exact",
     }
@@ -102,6 +103,7 @@ MAY_IMPORT_WITHIN = {
 SHARED = {
     *(
         "arguments",
+        "either_keras",
         "files",
         "interruption",
         "messages",
@@ -110,7 +112,7 @@ SHARED = {
     ),
     *("validation", "version", "yaml_text"),
 }
-TOP = {"__init__", "__main__", "callbacks", "configs", "either_keras"}
+TOP = {"__init__", "__main__", "callbacks", "configs"}
 
 # Classes of Keras layers are named where the registries of layer kinds and operations are and
 # models are rewritten, and where float networks are built. Everything else asks the registry.
@@ -136,8 +138,8 @@ NAMED_BESIDE = {
 CORE_LIBRARIES = {"numpy", "sat_tf"}
 LIBRARY_OF = {"core/on_tensorflow.py": "tensorflow", "core/on_keras.py": "keras"}
 PYTHON = {
-    *("abc", "collections", "dataclasses", "functools", "importlib", "inspect", "itertools"),
-    *("math", "numbers", "sys", "threading", "types", "typing"),
+    *("abc", "collections", "contextlib", "dataclasses", "functools", "importlib", "inspect"),
+    *("itertools", "math", "numbers", "sys", "threading", "types", "typing"),
 }
 
 

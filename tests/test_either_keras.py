@@ -9,7 +9,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf import callbacks
-from sat_tf.either_keras import _OF_KERAS3, for_either, is_keras3
+from sat_tf.either_keras import is_keras3
+from sat_tf.keras3 import twin
 from tests.keras3.models import digits_network, pixels_and_labels
 
 pytestmark = pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")
@@ -23,13 +24,18 @@ def quantized():
 
 
 def test_every_public_function_of_a_model_is_decided_for_keras_3():
-    names = [name for name in sat_tf.__all__ if inspect.isfunction(getattr(sat_tf, name))]
-    takes_models = [
-        name
-        for name in names
-        if next(iter(inspect.signature(getattr(sat_tf, name)).parameters), "") == "model"
+    functions = [getattr(sat_tf, name) for name in sat_tf.__all__]
+    taking_models = [
+        function
+        for function in functions
+        if inspect.isfunction(function)
+        and next(iter(inspect.signature(function).parameters), "") == "model"
+        and function is not sat_tf.from_keras3
     ]
-    assert set(takes_models) - {"from_keras3"} == set(_OF_KERAS3)
+    assert len(taking_models) >= 11
+    for function in taking_models:
+        form = inspect.getclosurevars(function).nonlocals["by"]  # what `for_keras3` was given
+        assert callable(getattr(twin, form))
 
 
 def test_a_function_keeps_its_documentation_and_takes_the_model_by_name():
@@ -40,11 +46,6 @@ def test_a_function_keeps_its_documentation_and_takes_the_model_by_name():
     three = sat_tf.quantize_model(policy=4, model=digits_network())
     assert is_keras3(three)
     assert not is_keras3(model)
-
-
-def test_a_function_is_wrapped_once():
-    assert sat_tf.calibrate is sat_tf.calibrate
-    assert for_either("quantize_scope", len) is len
 
 
 @pytest.mark.thorough

@@ -3,7 +3,6 @@
 import ast
 import csv
 import importlib
-import inspect
 import pathlib
 import re
 import runpy
@@ -250,9 +249,7 @@ def test_every_public_name_is_there_and_explained(name):
 
 def test_a_public_name_is_the_one_of_its_module():
     for name, home in sat_tf._HOMES.items():
-        found = getattr(sat_tf, name)  # those of models are for either Keras
-        own = inspect.unwrap(found) if inspect.isfunction(found) else found
-        assert own is getattr(importlib.import_module(home), name)
+        assert getattr(sat_tf, name) is getattr(importlib.import_module(home), name)
 
 
 def test_type_checkers_see_the_same_names_in_the_same_places():

@@ -15,6 +15,7 @@ from sat_tf.analysis.labelled_images import (
 from sat_tf.analysis.one_at_a_time import one_at_a_time
 from sat_tf.analysis.range_accuracy import range_accuracies
 from sat_tf.analysis.sensitivity_result import METRICS, Damage, LayerSensitivity, Sensitivity
+from sat_tf.either_keras import for_keras3
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, PIXELS
 from sat_tf.exact.top_k import top_hits
 from sat_tf.graph import layer_kinds
@@ -73,6 +74,7 @@ class DamageMeter:
         return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
+@for_keras3()
 def sensitivity(
     model: keras.Model,
     dataset: Any,

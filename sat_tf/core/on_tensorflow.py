@@ -548,7 +548,7 @@ def _read_once(normalized: tf.Tensor, y: tf.Tensor) -> bool:
 # The functions that are those of TensorFlow by these names.
 _SAME = """
     abs argmax cast cond constant eye floor is_tensor matmul maximum minimum one_hot ones_like
-    reshape round searchsorted sign sqrt square stack stop_gradient tanh transpose where
+    reshape round searchsorted sign sqrt square squeeze stack stop_gradient tanh transpose where
 """
 
 # Names are those of `keras.ops` where it has the function.
@@ -569,6 +569,7 @@ NAMESPACE = SimpleNamespace(
     exact_divisor=lambda number, like: number,
     fake_quant=fake_quant,
     flip=lambda x, axis: tf.reverse(x, [axis]),
+    gelu=tf.nn.gelu,
     inner_product=inner_product,
     in_widest=lambda values: tf.cast(values, tf.float64),
     inverse_root=lambda number: tf.math.rsqrt(tf.constant(number, tf.float32)),

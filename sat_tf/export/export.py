@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
+from sat_tf.either_keras import for_keras3
 from sat_tf.exact.certificate.runtimes import (
     Hold,
     are_portable,
@@ -197,6 +198,7 @@ def file_content(graph: Graph, settings: FileSettings, metadata: Metadata = _NON
     return append_archive(content, metadata.files)
 
 
+@for_keras3(by="exported")
 def export_tflite(
     model: keras.Model,
     path: str | os.PathLike[str],

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.either_keras import for_keras3
 from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.certificate.inputs import (
     GIVEN,
@@ -103,6 +104,7 @@ def rounded_codes(real: np.ndarray, codes: Codes) -> np.ndarray:
         return np.clip(np.nan_to_num(rounded, nan=_FAR), -_FAR, _FAR).astype(np.int32)
 
 
+@for_keras3(by="verified")
 def verify_tflite(
     model: keras.Model,
     path: str | os.PathLike[str],

@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.arguments import training_argument
-from sat_tf.graph.shared_layers import FORMULAS, ScalingLayer, SliceLayer, filled_in
+from sat_tf.graph import shared_layers
+from sat_tf.graph.shared_layers import class_of, filled_in
 from sat_tf.loading.tensor_functions import expect_allowed
 
 # All of them, for the custom objects of a quantization scheme.
@@ -23,75 +23,23 @@ def _layer(cls: _Layer, name: str | None = None) -> _Layer:
     return keras.utils.register_keras_serializable(package="sat_tf", name=name)(cls)
 
 
-@_layer
-class Scaling(ScalingLayer, keras.layers.Layer):
-    """The `ScalingLayer` of tf_keras.
+def _of_both(shared: type) -> Any:
+    return _layer(class_of(shared, keras.layers.Layer, __name__))
 
-    >>> Scaling("x / c", 4.0)(tf.constant([[2.0]])).numpy().tolist()
-    [[0.5]]
-    """
 
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        number = tf.constant(self.number, inputs.dtype)
-        return FORMULAS[self.formula].function(inputs, number)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the input."""
-        return tf.TensorShape(input_shape)
+Scaling = _of_both(shared_layers.Scaling)
+Slice = _of_both(shared_layers.Slice)
+StopGradient = _of_both(shared_layers.StopGradient)
 
 
 @_layer
-class Slice(SliceLayer, keras.layers.Layer):
-    """The `SliceLayer` of tf_keras.
+class OfSeveralTensors(shared_layers.OfSeveralTensors, keras.layers.Wrapper):
+    """The `OfSeveralTensors` of tf_keras."""
 
-    >>> Slice([[1, None, None]])(tf.constant([[1.0, 2.0, 3.0]])).numpy().tolist()
-    [[2.0, 3.0]]
-    """
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return self.sliced(inputs, tf.squeeze)
-
-
-@_layer
-class StopGradient(keras.layers.Layer):
-    """A tensor as it is, through which no gradient goes: `tf.stop_gradient(x)`.
-
-    >>> StopGradient()(tf.constant([2.0])).numpy().tolist()
-    [2.0]
-    """
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return tf.stop_gradient(inputs)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return tf.TensorShape(input_shape)
-
-    def get_config(self) -> dict[str, Any]:
-        # Keras' own refuses a layer without a constructor that has a dtype policy.
-        return dict(super().get_config())
-
-
-@_layer
-class OfSeveralTensors(keras.layers.Wrapper):
-    """A layer that takes its tensors one by one, called with a list of them; never quantized.
-
-    Such is MultiHeadAttention, whose call has a query, a value and a key. Its positional and its
-    keyword arguments are those of `template_of`, with {"tensor": i} for the i-th of the list.
-    """
-
-    def __init__(self, layer: keras.layers.Layer, arguments: Sequence[Any], **options: Any) -> None:
-        super().__init__(layer, **options)
-        self.arguments = arguments
+    _type_of = staticmethod(tf.as_dtype)
 
     def build(self, input_shape: Any) -> None:
-        self.built = True
-
-    def call(self, inputs: Any, training: Any = None) -> Any:
-        args, options = filled_in(self.arguments, tf.nest.flatten(inputs), tf.as_dtype)
-        return self.layer(*args, **{**training_argument(self.layer.call, training), **options})
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "arguments": self.arguments}
+        self.built = True  # the layer inside is when it is called
 
 
 class OfTensorFlow(keras.layers.Layer):

@@ -1,6 +1,7 @@
-"""What layers of both Kerases for operations have in common, and the arguments of their calls.
+"""The layers and functions that sat-tf has in both Kerases, and the arguments of their calls.
 
-No framework is imported: layers of Keras 3 run where TensorFlow and tf_keras are not.
+No framework is imported: layers of Keras 3 run where TensorFlow and tf_keras are not. Each Keras
+makes its classes of these by `class_of`, and registers them and the functions under one name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -8,10 +9,43 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sat_tf.arguments import training_argument
+from sat_tf.core.tensors import namespace
 from sat_tf.messages import did_you_mean
 
 # Stands for the layers of either Keras, which are the other base of a class.
 _Layer: Any = object
+
+
+def class_of(shared: type, base: type, module: str) -> Any:
+    """The class of one Keras, in a module, for one that both have."""
+    return type(shared.__name__, (shared, base), {"__module__": module, "__doc__": shared.__doc__})
+
+
+def absolute(x: Any) -> Any:
+    """|x|."""
+    return namespace(x).abs(x)
+
+
+def gelu_by_tanh(x: Any) -> Any:
+    """GELU in the form 0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))."""
+    return namespace(x).gelu(x, approximate=True)
+
+
+class AtLeast(_Layer):
+    """Keeps a variable at or above a value; clipping levels must stay positive."""
+
+    def __init__(self, minimum: float) -> None:
+        self.minimum = minimum
+
+    def __call__(self, w: Any) -> Any:
+        """The values of `w`, none below the minimum."""
+        n = namespace(w)
+        return n.maximum(w, n.cast(self.minimum, w.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """The minimum."""
+        return {"minimum": self.minimum}
 
 
 class Formula(NamedTuple):
@@ -30,7 +64,7 @@ FORMULAS: Mapping[str, Formula] = {
 }
 
 
-class ScalingLayer(_Layer):
+class Scaling(_Layer):
     """A tensor x and a number c, or one number a channel, added to each other or multiplied.
 
     The formula is "x + c", "x - c", "c - x", "x * c" or "x / c". The number, or list of as many as
@@ -49,6 +83,17 @@ class ScalingLayer(_Layer):
         self.formula = formula
         self.number: Any = values.tolist()
 
+    def call(self, inputs: Any) -> Any:
+        """The formula of a tensor."""
+        number = self.number
+        if not isinstance(number, float):
+            number = namespace(inputs).constant(number, inputs.dtype)
+        return FORMULAS[self.formula].function(inputs, number)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the input."""
+        return input_shape
+
     def affine(self) -> tuple[np.ndarray, np.ndarray]:
         """Slope and offset, float64, each one number or one a channel."""
         slope, offset = FORMULAS[self.formula].parts(np.asarray(self.number, np.float64))
@@ -58,7 +103,7 @@ class ScalingLayer(_Layer):
         return {**super().get_config(), "formula": self.formula, "number": self.number}
 
 
-class SliceLayer(_Layer):
+class Slice(_Layer):
     """A part of each image, as Python's slices take it.
 
     For each axis but the batch there is [start, stop, step], each an integer or None. Dropped axes
@@ -72,13 +117,57 @@ class SliceLayer(_Layer):
         self.slices = [list(bounds) for bounds in slices]
         self.dropped = list(dropped)
 
-    def sliced(self, inputs: Any, squeeze: Callable[[Any, tuple[int, ...]], Any]) -> Any:
-        """The part, by the function that leaves out axes."""
-        part = inputs[(slice(None), *(slice(*bounds) for bounds in self.slices))]
-        return squeeze(part, tuple(axis + 1 for axis in self.dropped)) if self.dropped else part
+    def call(self, inputs: Any) -> Any:
+        """The part of a tensor."""
+        sliced = inputs[(slice(None), *(slice(*bounds) for bounds in self.slices))]
+        if not self.dropped:
+            return sliced
+        return namespace(sliced).squeeze(sliced, tuple(axis + 1 for axis in self.dropped))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
+
+
+class StopGradient(_Layer):
+    """A tensor as it is, through which no gradient goes: `tf.stop_gradient(x)`."""
+
+    def call(self, inputs: Any) -> Any:
+        """The tensor."""
+        return namespace(inputs).stop_gradient(inputs)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        # tf_keras' own refuses a layer without a constructor that has a dtype policy.
+        return dict(super().get_config())
+
+
+class OfSeveralTensors(_Layer):
+    """A layer that takes its tensors one by one, called with a list of them; never quantized.
+
+    Such is MultiHeadAttention, whose call has a query, a value and a key. Its positional and its
+    keyword arguments are those of `template_of`, with {"tensor": i} for the i-th of the list.
+    """
+
+    # Makes a type of its name.
+    _type_of: Callable[[str], Any] = staticmethod(str)
+
+    def __init__(self, layer: Any, arguments: Sequence[Any], **options: Any) -> None:
+        super().__init__(layer, **options)
+        self.arguments = arguments
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """The output of the layer."""
+        return self._on(self.layer, inputs, **training_argument(self.layer.call, training))
+
+    def _on(self, function: Callable[..., Any], inputs: Any, **options: Any) -> Any:
+        tensors = inputs if isinstance(inputs, list | tuple) else [inputs]
+        args, own = filled_in(self.arguments, tensors, self._type_of)
+        return function(*args, **{**options, **own})
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "arguments": self.arguments}
 
 
 # -- arguments of calls as plain values, and back --------------------------------------------------

@@ -16,8 +16,8 @@ from sat_tf.graph import layer_kinds, operation_layers
 from sat_tf.graph.layers.activations import OF_KERAS3, absolute, gelu_by_tanh
 from sat_tf.graph.layers.kind import SAME, Keras3
 from sat_tf.keras3 import operations
-from sat_tf.keras3.quantized_layer import standing_in
 from sat_tf.messages import did_you_mean, reason_of
+from sat_tf.quantizers.quantizing_layer import standing_in
 
 # Functions of tf_keras for which Keras 3 has no name, and what sat-tf has for them there.
 FUNCTIONS: dict[Any, Callable[[Any], Any]] = {

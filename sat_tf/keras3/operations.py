@@ -4,18 +4,17 @@ They need Keras 3, NumPy and a backend: files with them load and train where Ten
 names under which they are registered are those of the same layers in tf_keras.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras as keras3
 from keras import ops
 
-from sat_tf.arguments import training_argument
+from sat_tf.graph import shared_layers
 from sat_tf.graph.operations import CALLS
-from sat_tf.graph.shared_layers import FORMULAS, ScalingLayer, SliceLayer, filled_in
+from sat_tf.graph.shared_layers import class_of, filled_in
 
-_register = functools.partial(keras3.saving.register_keras_serializable, package="sat_tf")
+_register = keras3.saving.register_keras_serializable(package="sat_tf")
 
 # What computes TensorFlow's operations in Keras 3, by their names without "tf.".
 COMPUTED_BY: dict[str, Callable[..., Any]] = {
@@ -23,41 +22,18 @@ COMPUTED_BY: dict[str, Callable[..., Any]] = {
 }
 
 
-@_register()
-class Scaling(ScalingLayer, keras3.layers.Layer):
-    """The `ScalingLayer` of Keras 3."""
-
-    def call(self, inputs: Any) -> Any:
-        number: Any = self.number
-        if not isinstance(number, float):
-            dtype = keras3.backend.standardize_dtype(inputs.dtype)
-            number = ops.convert_to_tensor(number, dtype)
-        return FORMULAS[self.formula].function(inputs, number)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
+def _of_both(shared: type) -> Any:
+    return _register(class_of(shared, keras3.layers.Layer, __name__))
 
 
-@_register()
-class Slice(SliceLayer, keras3.layers.Layer):
-    """The `SliceLayer` of Keras 3."""
-
-    def call(self, inputs: Any) -> Any:
-        return self.sliced(inputs, ops.squeeze)
-
-
-@_register()
-class StopGradient(keras3.layers.Layer):
-    """A tensor as it is, through which no gradient goes."""
-
-    def call(self, inputs: Any) -> Any:
-        return ops.stop_gradient(inputs)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
+Scaling = _of_both(shared_layers.Scaling)
+Slice = _of_both(shared_layers.Slice)
+StopGradient = _of_both(shared_layers.StopGradient)
+absolute = _register(shared_layers.absolute)
+gelu_by_tanh = _register(shared_layers.gelu_by_tanh)
 
 
-@_register()
+@_register
 class Operation(keras3.layers.Layer):
     """One of TensorFlow's operations, a key of `COMPUTED_BY`, by its counterpart in Keras 3.
 
@@ -85,17 +61,12 @@ class Operation(keras3.layers.Layer):
         return {**super().get_config(), **own}
 
 
-@_register()
-class OfSeveralTensors(keras3.layers.Wrapper):
-    """A layer that takes its tensors one by one, called with a list of them; never quantized.
-
-    Its positional and its keyword arguments are as `template_of` makes them, with {"tensor": i} for
-    the i-th tensor of the list.
-    """
+@_register
+class OfSeveralTensors(shared_layers.OfSeveralTensors, keras3.layers.Wrapper):
+    """The `OfSeveralTensors` of Keras 3."""
 
     def __init__(self, layer: Any, arguments: Sequence[Any], **options: Any) -> None:
-        super().__init__(layer, **{**options, "dtype": layer.dtype_policy})
-        self.arguments = arguments
+        super().__init__(layer, arguments, **{**options, "dtype": layer.dtype_policy})
 
     def build(self, input_shape: Any) -> None:
         """Builds the layer by calling it on tensors of these shapes, as only it knows how."""
@@ -103,27 +74,16 @@ class OfSeveralTensors(keras3.layers.Wrapper):
             self._on(self.layer, self._symbols(input_shape))
         self.built = True
 
-    def call(self, inputs: Any, training: Any = None) -> Any:
-        options = training_argument(self.layer.call, training)
-        return self._on(self.layer, keras3.tree.flatten(inputs), **options)
-
     def compute_output_shape(self, input_shape: Any) -> Any:
         return self._on(self.layer.compute_output_spec, self._symbols(input_shape)).shape
-
-    def _on(self, function: Callable[..., Any], tensors: Sequence[Any], **options: Any) -> Any:
-        args, own = filled_in(self.arguments, tensors)
-        return function(*args, **{**options, **own})
 
     def _symbols(self, input_shape: Any) -> list[Any]:
         is_one = all(size is None or isinstance(size, int) for size in input_shape)
         shapes = [input_shape] if is_one else input_shape
         return [keras3.KerasTensor(tuple(shape), self.layer.compute_dtype) for shape in shapes]
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "arguments": self.arguments}
 
-
-@_register()
+@_register
 class KerasOperation(keras3.layers.Layer):
     """An operation of Keras 3 that has no counterpart in tf_keras, as a layer; never quantized.
 
@@ -163,19 +123,7 @@ class KerasOperation(keras3.layers.Layer):
         return {**super().get_config(), **own}
 
 
-@_register()
+@_register
 def hard_sigmoid_of_keras2(x: Any) -> Any:
     """tf_keras' `hard_sigmoid`: clip(0.2 x + 0.5, 0, 1); that of Keras 3 has another slope."""
     return ops.clip(x * 0.2 + 0.5, 0.0, 1.0)
-
-
-@_register()
-def absolute(x: Any) -> Any:
-    """|x|."""
-    return ops.abs(x)
-
-
-@_register()
-def gelu_by_tanh(x: Any) -> Any:
-    """GELU in the form 0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))."""
-    return ops.gelu(x, approximate=True)

@@ -19,8 +19,8 @@ from sat_tf.graph.layers.unquantized import LeftFloat
 from sat_tf.graph.shared_layers import template_of
 from sat_tf.keras3.call_graph import Call, Keras3Graph
 from sat_tf.keras3.operations import KerasOperation
-from sat_tf.keras3.quantized_layer import standing_in
 from sat_tf.messages import reason_of
+from sat_tf.quantizers.quantizing_layer import standing_in
 
 
 def layer_of_keras3(layer: Any, fix: str = "") -> "OfKeras3":

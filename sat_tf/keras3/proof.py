@@ -28,12 +28,12 @@ import tensorflow as tf
 from sat_tf.arguments import training_argument
 from sat_tf.keras3.call_graph import LOWER_PRECISIONS, Call
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
-from sat_tf.keras3.quantized_layer import standing_in
 from sat_tf.keras3.translator import Translated, to_tf_keras
 from sat_tf.keras3.values import keep_codes
 from sat_tf.messages import ModelError, kind_of, reason_of, warn
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import ActivationQuantizer
+from sat_tf.quantizers.quantizing_layer import standing_in
 
 TOLERANCE = 1e-5
 # Differences are rounding up to so many times what float32 loses; no layer's is above the limit.

@@ -40,8 +40,7 @@ from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import inner_layer, quantized_model
 from sat_tf.qat.model_class import in_class_of, policy_of, remember
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.requantize import requantize
-from sat_tf.qat.scheme import warn_of_lost_zeros
+from sat_tf.qat.wrapper import warn_of_lost_zeros
 
 # The batches of a data set of PyTorch that has none.
 _BATCH_SIZE = 64
@@ -93,13 +92,63 @@ def _kept(model: keras3.Model, made: Translated) -> keras.Model:
     return made.model
 
 
-def take_values(model: keras3.Model) -> None:
-    """Gives a Keras 3 model the values that its twin has now."""
-    for layer, twin in _layers(_twins[model]):
+def _settings(layers: Iterable[Any]) -> str:
+    """The settings of Keras 3 layers, which their users may change after the translation."""
+    return settings_text([[layer.name, layer.get_config()] for layer in layers])
+
+
+def _layers(found: _Twin) -> Iterator[tuple[Any, Any]]:
+    for reference, twin in found.pairs:
+        yield reference(), twin
+
+
+# -- forms of public functions: see `sat_tf.either_keras.for_keras3` -------------------------------
+
+
+def on_twin(function: Callable[..., Any], model: keras3.Model, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function with the twin of a model, and of what else is a model of Keras 3."""
+    args, kwargs = for_tf_keras(((model, *args), kwargs))
+    return function(*args, **kwargs)
+
+
+def written_back(
+    function: Callable[..., Any], model: keras3.Model, *args: Any, **kwargs: Any
+) -> Any:
+    """Gives a model what a function has changed in its twin, once all has gone well."""
+    result = on_twin(function, model, *args, **kwargs)
+    changed = _twins[model]
+    for layer, twin in _layers(changed):
         copy_to_keras3(twin, layer)
+    return model if result is changed.model else result
 
 
-def warn_of_other_answers(model: Any, images: Any) -> None:
+def exported(
+    export_tflite: Callable[..., Any],
+    model: keras3.Model,
+    *args: Any,
+    snap_biases: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Exports the twin, and gives the model the biases of its file where that is asked for."""
+    export = written_back if snap_biases else on_twin
+    return export(export_tflite, model, *args, snap_biases=snap_biases, **kwargs)
+
+
+def verified(
+    verify_tflite: Callable[..., Any],
+    model: keras3.Model,
+    path: Any,
+    images: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Verifies the file of the twin, and compares its answers with those of the model."""
+    certificate = on_twin(verify_tflite, model, path, images, *args, **kwargs)
+    warn_of_other_answers(model, for_tf_keras(images))
+    return certificate
+
+
+def warn_of_other_answers(model: keras3.Model, images: Any) -> None:
     """Says where the model of the user's backend and its twin, which is exported, disagree."""
     twin = twin_of(model)
     network = Network(twin)
@@ -142,28 +191,24 @@ def warn_of_other_answers(model: Any, images: Any) -> None:
             )
 
 
-def _settings(layers: Iterable[Any]) -> str:
-    """The settings of Keras 3 layers, which their users may change after the translation."""
-    return settings_text([[layer.name, layer.get_config()] for layer in layers])
+def refused(function: Callable[..., Any], model: keras3.Model, *args: Any, **kwargs: Any) -> Any:
+    """Raises ModelError: the function works on models of tf_keras alone."""
+    raise ModelError(
+        model.name,
+        "received a Keras 3 model, expected one of tf_keras, on which alone "
+        f"{function.__name__} works; pass sat_tf.from_keras3(model).",
+    )
 
 
-def _layers(found: _Twin) -> Iterator[tuple[Any, Any]]:
-    for reference, twin in found.pairs:
-        yield reference(), twin
-
-
-def is_quantized(model: keras3.Model) -> bool:
-    """Whether a Keras 3 model has quantized layers."""
-    return any(isinstance(layer, QuantizedLayer) for layer in model._flatten_layers())
-
-
-def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> keras3.Model:
-    """The Keras 3 form of `quantize_model`."""
-    if is_quantized(model):
+def quantized(
+    function: Callable[..., Any], model: keras3.Model, policy: BitPolicy | int | None = None
+) -> keras3.Model:
+    """Quantizes a model by the plan that `quantize_model` makes of its twin."""
+    if any(isinstance(layer, QuantizedLayer) for layer in model._flatten_layers()):
         raise ModelError(
             model.name,
-            "received a model that is quantized already, expected a float "
-            "one; call sat_tf.requantize(model, policy) to give it another policy.",
+            "received a model that is quantized already, expected a float one; call "
+            "sat_tf.requantize(model, policy) to give it another policy.",
         )
     wanted, backend = os.environ.get("KERAS_BACKEND"), keras3.backend.backend()
     if wanted and wanted != backend:
@@ -200,8 +245,10 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def requantized(model: keras3.Model, policy: BitPolicy) -> keras3.Model:
-    """The Keras 3 form of `requantize`."""
+def requantized(
+    requantize: Callable[..., Any], model: keras3.Model, policy: BitPolicy
+) -> keras3.Model:
+    """Quantizes a model by the plan that `requantize` makes of its twin."""
     plan = requantize(twin_of(model), policy)
     inner = (
         (layer.layer, other.layer) if isinstance(layer, QuantizedLayer) else (layer, other)

@@ -12,8 +12,8 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
-from sat_tf.keras3.quantized_layer import standing_in
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.quantizing_layer import standing_in
 
 _DEEPEST = 4  # names inside names, such as those of attention layers in wrappers
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
+from sat_tf.either_keras import for_keras3
 from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
 from sat_tf.exact.targets.table import TARGETS, Elsewhere
 from sat_tf.export.lowering.packing import FileSettings
@@ -83,6 +84,7 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
     return Source(network, annotations, loss_problems(model))
 
 
+@for_keras3()
 def explain(
     model: keras.Model,
     policy: BitPolicy | int | None = None,

@@ -9,6 +9,7 @@ import tf_keras as keras
 from tf_keras.src.engine import compile_utils  # what `compile` makes; Keras has no public name
 
 from sat_tf.arguments import is_integer
+from sat_tf.either_keras import for_keras3
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.messages import ModelError, ProblemsError
@@ -23,6 +24,7 @@ _BITS = ("weight_bits", "activation_bits")
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
+@for_keras3(by="refused")
 def quantize_for_bits(
     model: keras.Model, policy: BitPolicy | int | None = None, *, bits: Iterable[int] = (7, 6, 5, 4)
 ) -> "AdaptiveBits":

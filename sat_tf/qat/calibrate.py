@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.arguments import training_argument
+from sat_tf.either_keras import for_keras3
 from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.activations import REACHES
@@ -130,6 +131,7 @@ def mean_deviation(own: Sequence[Statistics], measured: Sequence[Statistics]) ->
     return float(np.mean(np.concatenate(deviations))) if deviations else 0.0
 
 
+@for_keras3(by="written_back")
 def calibrate(
     model: keras.Model,
     dataset: Any,

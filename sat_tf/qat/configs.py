@@ -9,31 +9,22 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 from sat_tf.exact.targets.processors import PROCESSORS, target_problem
-from sat_tf.graph import layer_kinds
+from sat_tf.graph import layer_kinds, shared_layers
 from sat_tf.graph.layers.kind import NativeFunction, Role
 from sat_tf.graph.network import Network
+from sat_tf.graph.shared_layers import class_of
 from sat_tf.messages import ModelError, ProblemsError
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, combination_problems, layer_fields
 from sat_tf.qat.policy_fields import KernelFields, warn_of
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
+from sat_tf.quantizers.quantizing_layer import make_weights
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.quantizers.values import ACTIVATION, BEFORE_ACTIVATION, BEHIND, INSTEAD
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
 
-@_register
-class AtLeast(keras.constraints.Constraint):
-    """Keeps a variable at or above a value; clipping levels must stay positive."""
-
-    def __init__(self, minimum: float) -> None:
-        self.minimum = minimum
-
-    def __call__(self, w: tf.Tensor) -> tf.Tensor:
-        return tf.maximum(w, tf.cast(self.minimum, w.dtype))
-
-    def get_config(self) -> dict[str, Any]:
-        return {"minimum": self.minimum}
+AtLeast = _register(class_of(shared_layers.AtLeast, keras.constraints.Constraint, __name__))
 
 
 # Every replica assigns its own, and nothing is sent between them: they would wait for each other
@@ -49,18 +40,7 @@ def make_variables(
     layer: keras.layers.Layer, specs: Mapping[str, VariableSpec]
 ) -> dict[str, tf.Variable]:
     """The variables that a quantizer declares, as weights of a layer, in their order."""
-    return {
-        name: layer.add_weight(
-            name=name,
-            shape=spec.shape,
-            dtype=spec.dtype,
-            initializer=keras.initializers.Constant(spec.start),
-            trainable=spec.trainable,
-            constraint=None if spec.lowest is None else AtLeast(spec.lowest),
-            **(_OF_REPLICAS if spec.follows_data else {}),
-        )
-        for name, spec in specs.items()
-    }
+    return make_weights(layer, specs, keras, AtLeast, _OF_REPLICAS)
 
 
 class TfmotQuantizer(tfmot.quantization.keras.quantizers.Quantizer):

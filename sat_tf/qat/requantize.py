@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.either_keras import for_keras3
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, NO_CHANGE, PIXELS, Change
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
@@ -22,6 +23,7 @@ from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantize
 from sat_tf.quantizers.protocol import PixelQuantizer, Predecessor
 
 
+@for_keras3(by="requantized")
 def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     """Gives a quantized model another policy, and keeps what it has learnt.
 

@@ -2,20 +2,19 @@
 
 from typing import Any
 
-import numpy as np
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
+from sat_tf.either_keras import for_keras3
 from sat_tf.graph import layer_kinds, operation_layers
 from sat_tf.graph.network import Network, check_model, is_annotated, refuse_losses, refuse_wrapped
 from sat_tf.graph.rewrite import with_layers_for_operations
-from sat_tf.messages import first_ones, warn
 from sat_tf.qat import configs
 from sat_tf.qat.layout import SatLayoutTransform, quantized_model
 from sat_tf.qat.model_class import of_class_of, remember
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
+from sat_tf.qat.wrapper import QuantizedLayer, warn_of_lost_zeros
 from sat_tf.quantizers.table import QUANTIZERS
 
 
@@ -72,6 +71,7 @@ class SatQuantizeRegistry(tfmot.quantization.keras.QuantizeRegistry):
         return configs.LayerConfig.from_policy(self.policy.at(layer.name))
 
 
+@for_keras3(by="quantized")
 def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) -> keras.Model:
     """Quantizes a float Keras model, as if every layer were annotated and the scheme applied.
 
@@ -144,26 +144,3 @@ def quantize_scope(*objects: dict[str, Any]) -> Any:
         )
     }
     return tfmot.quantization.keras.quantize_scope(ours, *objects)
-
-
-# A kernel with at least this share of zeros counts as pruned.
-_PRUNED = 0.25
-
-
-def warn_of_lost_zeros(quantized: keras.Model) -> None:
-    """Warns of kernels that seem to be pruned, in quantizers without a 0."""
-    lost: dict[str, list[str]] = {}
-    for layer in quantized.layers:
-        quantizer = weight_quantizer(layer)
-        if quantizer is None:
-            continue
-        share = float(np.mean(layer_kinds.kernel_of(layer.layer).numpy() == 0.0))
-        if _PRUNED <= share < 1.0 and not quantizer.holds_zero:
-            name = f"{layer.layer.name} ({100 * share:.0f} % zeros)"
-            lost.setdefault(quantizer.zeros_stay_with, []).append(name)
-    for fix, names in lost.items():
-        warn(
-            f"model {quantized.name!r}: zero weights of {first_ones(names)} do not stay 0, which "
-            f"is no value of their quantizer; if they are pruned, set BitPolicy({fix}), which "
-            "keeps them."
-        )

@@ -4,19 +4,20 @@ import contextlib
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 from tensorflow.python.framework import ops
 
-from sat_tf.arguments import training_argument
-from sat_tf.core.grid import on_int8_codes
 from sat_tf.graph import flatten, layer_kinds
+from sat_tf.messages import first_ones, warn
 from sat_tf.qat.configs import PlacedConfig, make_variables
-from sat_tf.quantizers.protocol import BIT_FLOOR, ActivationQuantizer, Quantizer, WeightQuantizer
-from sat_tf.quantizers.values import AROUND, quantized_output
+from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
+from sat_tf.quantizers.quantizing_layer import QuantizingLayer
+from sat_tf.quantizers.values import AROUND
 from sat_tf.version import marked, unmarked
 
 _followed: "weakref.WeakSet[tf.Graph]" = weakref.WeakSet()
@@ -56,12 +57,11 @@ def _forget_gradients(reference: "weakref.ref[tf.Graph]") -> None:
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")
-class QuantizedLayer(keras.layers.Wrapper):
+class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
     """A layer of the user's model with the quantizers that the placement gave it.
 
     The wrapped layer does not change: its variables are the latent weights, and its settings those
-    of the float model. Only during a call do effective weights replace the kernel, and a quantizer
-    the rectifier; a lock keeps threads from seeing each other's.
+    of the float model; see `QuantizingLayer`.
 
     TFMOT's own wrapper is not used because it drops the kernel variable from its layer, trains
     frozen layers, and needs a custom object scope to be loaded.
@@ -73,14 +73,13 @@ class QuantizedLayer(keras.layers.Wrapper):
         self, layer: keras.layers.Layer, quantize_config: PlacedConfig, **options: Any
     ) -> None:
         options.setdefault("name", f"quant_{layer.name}")
-        # Quantizers compute in float32 in every precision; the layer casts its own inputs.
+        # The layer inside casts its own inputs.
         super().__init__(layer, **{**options, "dtype": "float32", "autocast": False})
         self.quantize_config = quantize_config
         if quantize_config.replaces(layer):  # which is then never called
             self._activity_regularizer = layer.activity_regularizer
         # Past Keras' own __setattr__, which would track it and make the layer impossible to copy.
         object.__setattr__(self, "_one_call_at_a_time", threading.RLock())
-        object.__setattr__(self, "_bit_floor", None)
         object.__setattr__(self, "_copy", None)
         self.use_kernel(None)
 
@@ -93,15 +92,8 @@ class QuantizedLayer(keras.layers.Wrapper):
             with tf.name_scope(self.layer.name):
                 self.layer.build(input_shape)
             self.layer.built = True
-        config = self.quantize_config
-        self.kernel_variables: dict[str, tf.Variable] = {}
-        if config.weights is not None:
-            shape = layer_kinds.kernel_of(self.layer).shape
-            self.kernel_variables = make_variables(self, config.weights.variables(shape))
-        self.output_variables: dict[str, tf.Variable] = {}
-        if config.output is not None:
-            shape = self.compute_output_shape(input_shape)
-            self.output_variables = make_variables(self, config.output.variables(shape))
+        variables = self._variables_of_quantizers(input_shape)
+        self.kernel_variables, self.output_variables = variables
         self.built = True
 
     # Only RangeObserver branches on tensors, by tf.cond; without autograph's rewriting of this
@@ -112,19 +104,44 @@ class QuantizedLayer(keras.layers.Wrapper):
             training = keras.backend.learning_phase()
             # A placeholder while Keras draws the graph of a model; layers branch on it in Python.
             training = False if tf.is_tensor(training) else training
-        observes = training if self.trainable else False  # as BatchNormalization does
         graphs_go_with(self)
+        return self._quantized_call(inputs, training)
 
-        def quantize(tensor: tf.Tensor) -> tf.Tensor:
-            quantizer = self.quantize_config.output
-            if quantizer is None:
-                return tensor
-            return quantizer(tensor, observes, self._with_floor(self.output_variables))
+    @property
+    def weight_quantizer(self) -> WeightQuantizer | None:
+        """The quantizer of the kernel."""
+        return self.quantize_config.weights
 
+    @property
+    def output_quantizer(self) -> Quantizer | None:
+        """The quantizer or observer of the output."""
+        return self.quantize_config.output
+
+    @property
+    def place(self) -> str:
+        """The place of the quantizer of the output, one of `PLACES`."""
         config = self.quantize_config
         is_around = config.around and isinstance(config.output, ActivationQuantizer)
-        place = AROUND if is_around else config.place_at(self.layer)
-        return self._quantized(inputs, training, quantize, place)
+        return AROUND if is_around else config.place_at(self.layer)
+
+    @property
+    def _kernel_name(self) -> str:
+        return layer_kinds.kernel_name(self.layer)
+
+    @property
+    def _int8_weights(self) -> str:
+        native = self.quantize_config.native_of(self.layer)
+        return "" if native is None else native.weights
+
+    def make_variables(self, specs: Mapping[str, VariableSpec]) -> dict[str, tf.Variable]:
+        """Makes the variables that a quantizer declares, in their order."""
+        return make_variables(self, specs)
+
+    def _call_layer(self, inputs: Any, training: Any) -> Any:
+        with_gradient = layer_kinds.find_support(self.layer).in_training
+        if training and with_gradient is not None:
+            return with_gradient(self.layer, inputs)
+        return super()._call_layer(inputs, training)
 
     def before_quantization(self, inputs: Any, training: Any = False) -> Any:
         """The input of the output quantizer in `call`: the layer's output on effective weights."""
@@ -134,20 +151,14 @@ class QuantizedLayer(keras.layers.Wrapper):
             seen.append(tensor)
             return tensor
 
-        self._quantized(inputs, training, catch, self.quantize_config.place_at(self.layer))
+        self._output_by(catch, self.quantize_config.place_at(self.layer), inputs, training)
         return seen[0]
 
     def effective_kernel(self, training: Any = False) -> tf.Tensor | None:
         """The effective kernel, in float32; None if the layer has no kernel."""
         if self.constant_kernel is not None and isinstance(training, bool | int) and not training:
             return tf.convert_to_tensor(self.constant_kernel)
-        quantizer = self.quantize_config.weights
-        if quantizer is None:
-            return None
-        with self._one_call_at_a_time:
-            kernel = layer_kinds.kernel_of(self.layer)
-        variables = self._with_floor(self.kernel_variables)
-        return quantizer(tf.convert_to_tensor(kernel), training, variables)
+        return super().effective_kernel(training)
 
     def keep_bits_above(self, floor: tf.Variable | None) -> None:
         """Quantizes kernel and output to no fewer bits than a variable says, from the next call on.
@@ -193,68 +204,14 @@ class QuantizedLayer(keras.layers.Wrapper):
         self.use_kernel(None)
 
     @property
-    def _int8_weights(self) -> str:
-        """The attribute of the layer with weights that the file has as int8 beside its kernel."""
-        native = self.quantize_config.native_of(self.layer)
-        return "" if native is None else native.weights
-
-    def _with_floor(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
-        return {**variables, BIT_FLOOR: self._bit_floor}
-
-    def _quantized(
-        self, inputs: Any, training: Any, quantize: Callable[[Any], Any], place: str
-    ) -> Any:
-        def run(tensor: Any, activation: Any = None) -> Any:
-            with_gradient = layer_kinds.find_support(self.layer).in_training
-            if training and with_gradient is not None:
-                return with_gradient(self.layer, tensor)
-            arguments = training_argument(self.layer.call, training)
-            is_weighted = self.quantize_config.weights is not None or self._int8_weights
-            if not is_weighted and activation is None:
-                # Nothing to replace, and no lock: synchronized BatchNormalization waits in here for
-                # the thread of another replica.
-                return self.layer(tensor, **arguments)
-            with self._one_call_at_a_time, self._stand_ins(training, activation):
-                return self.layer(tensor, **arguments)
-
-        quantizer: Any = self.quantize_config.output
-        return quantized_output(
-            place,
-            self.layer,
-            inputs,
-            run=run,
-            quantize=quantize,
-            code_range=lambda: quantizer.code_range(self.output_variables),
-            lock=self._one_call_at_a_time,
-        )
-
-    @contextlib.contextmanager
-    def _stand_ins(self, training: Any, activation: Any) -> Iterator[None]:
-        """Effective weights for those of the layer, and another activation, for one call."""
-        layer = self.layer
-        values: dict[str, Any] = {} if activation is None else {"activation": activation}
-        effective = self.effective_kernel(training if self.trainable else False)
-        if effective is not None:
-            values[layer_kinds.kernel_name(layer)] = tf.cast(effective, layer.compute_dtype)
-        if name := self._int8_weights:
-            rounded = on_int8_codes(tf.convert_to_tensor(getattr(layer, name)))
-            values[name] = tf.cast(rounded, layer.compute_dtype)
-        # Past Keras' own __setattr__, which would stop tracking the variable.
-        attributes: Any = vars(layer)
-        before = {name: getattr(layer, name) for name in values}
-        attributes.update(values)
-        try:
-            yield
-        finally:
-            attributes.update(before)
-
-    @property
     def output_name(self) -> str:
         """The user's name of the output of the model that the layer makes, if it makes one."""
         return self.quantize_config.output_name or str(self.layer.name)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         return self.layer.compute_output_shape(input_shape)
+
+    _output_shape = compute_output_shape
 
     @property
     def activity_regularizer(self) -> None:
@@ -321,6 +278,29 @@ def clipping_quantizer(layer: keras.layers.Layer) -> ActivationQuantizer | None:
 def rounds_to_input(layer: keras.layers.Layer) -> bool:
     """Whether a layer's quantizer quantizes what it reads too."""
     return isinstance(layer, QuantizedLayer) and layer.quantize_config.around
+
+
+# A kernel with at least this share of zeros counts as pruned.
+_PRUNED = 0.25
+
+
+def warn_of_lost_zeros(quantized: keras.Model) -> None:
+    """Warns of kernels that seem to be pruned, in quantizers without a 0."""
+    lost: dict[str, list[str]] = {}
+    for layer in quantized.layers:
+        quantizer = weight_quantizer(layer)
+        if quantizer is None:
+            continue
+        share = float(np.mean(layer_kinds.kernel_of(layer.layer).numpy() == 0.0))
+        if _PRUNED <= share < 1.0 and not quantizer.holds_zero:
+            name = f"{layer.layer.name} ({100 * share:.0f} % zeros)"
+            lost.setdefault(quantizer.zeros_stay_with, []).append(name)
+    for fix, names in lost.items():
+        warn(
+            f"model {quantized.name!r}: zero weights of {first_ones(names)} do not stay 0, which "
+            f"is no value of their quantizer; if they are pruned, set BitPolicy({fix}), which "
+            "keeps them."
+        )
 
 
 # The functions that Keras traces once and then keeps.

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.core.grid import LARGEST_INT8, axes_within, off_halves
-from sat_tf.core.tensors import Tensor, namespace
+from sat_tf.core.grid import LARGEST_INT8, axes_within
+from sat_tf.core.tensors import Tensor
 
 # The variables of a quantizer by name.
 Variables = Mapping[str, Any]
@@ -88,39 +88,6 @@ BEFORE_ACTIVATION = "before activation"  # a softmax
 INSTEAD = "instead"  # of the whole layer, which rectifies
 AROUND = "around"  # in front of the whole layer and behind: what it reads is on the same grid
 PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD, AROUND)
-
-
-def quantized_output(
-    place: str,
-    layer: Any,
-    inputs: Any,
-    *,
-    run: Callable[..., Any],
-    quantize: Callable[[Any], Any],
-    code_range: Callable[[], CodeRange],
-    lock: Any,
-) -> Any:
-    """What a layer of either Keras makes of its inputs, with a quantizer in a place.
-
-    `run` calls the layer, or calls it with another activation function; it holds the lock while
-    anything stands in for what the layer has. Logits are quantized outside the lock: an observer
-    waits for other replicas, whose threads wait for the lock.
-    """
-    if place == INSTEAD:
-        return quantize(inputs)
-    if place == ACTIVATION:
-        return run(inputs, quantize)
-    if place == BEFORE_ACTIVATION:
-        with lock:  # else it might be what stands in for it in another thread
-            function = layer.activation
-        return function(quantize(run(inputs, lambda logits: logits)))
-    if place == AROUND:
-        outputs = run(quantize(inputs))
-        codes = code_range()
-        window = getattr(layer, "pool_size", None)
-        moved = off_halves(outputs, codes.scale, codes.lowest, codes.intervals, window)
-        return namespace(moved).cast(quantize(moved), outputs.dtype)
-    return quantize(run(inputs))
 
 
 def usual_deviation(kernel_shape: Sequence[int]) -> float:

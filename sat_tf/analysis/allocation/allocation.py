@@ -22,6 +22,7 @@ from sat_tf.analysis.allocation.result import AllocatedLayer, Allocation, Total
 from sat_tf.analysis.sensitivity import USUAL_IMAGES, refuse_all_but_float, sensitivity
 from sat_tf.analysis.sensitivity_result import MOST_BITS, Sensitivity
 from sat_tf.arguments import is_integer, is_number
+from sat_tf.either_keras import for_keras3
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
 from sat_tf.graph.network import layer_of_call
 from sat_tf.messages import ProblemsError, did_you_mean, first_ones, instead_of, shortened
@@ -265,6 +266,7 @@ def costs_of_table(table: Mapping[Any, Any], layers: Sequence[LayerChoices]) -> 
 _Enough = Annotated[int, Field(ge=2, description="2 or more; pass 64")]
 
 
+@for_keras3()
 def allocate(
     model: keras.Model,
     dataset: Any = None,

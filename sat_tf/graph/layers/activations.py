@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import POSITIVE, SIGNED_UNIT, UNIT, UNKNOWN, Reach
+from sat_tf.graph import shared_layers
 from sat_tf.graph.layers.kind import (
     SAME,
     Function,
@@ -96,16 +97,8 @@ def hard_shrink(x: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.abs(x) > 0.5, x, tf.zeros_like(x))
 
 
-@_register
-def absolute(x: tf.Tensor) -> tf.Tensor:
-    """|x|."""
-    return tf.abs(x)
-
-
-@_register
-def gelu_by_tanh(x: tf.Tensor) -> tf.Tensor:
-    """GELU in the form 0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))."""
-    return tf.nn.gelu(x, approximate=True)
+absolute = _register(shared_layers.absolute)
+gelu_by_tanh = _register(shared_layers.gelu_by_tanh)
 
 
 class Activation(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 import tf_keras as keras
 from rich.console import Console
 
+from sat_tf.either_keras import for_keras3
 from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError, say
@@ -155,6 +156,7 @@ class Reconstruction(RowTable):
         return {title: Table(columns=columns, rows=self.blocks)}
 
 
+@for_keras3(by="written_back")
 def reconstruct(
     model: keras.Model,
     float_model: keras.Model,

@@ -15,6 +15,7 @@ from sat_tf.analysis.labelled_images import (
     expect_fitting,
     labelled_images,
 )
+from sat_tf.either_keras import for_keras3
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.messages import ModelError
@@ -45,6 +46,7 @@ from sat_tf.training.audit.linear_layers import (
 )
 
 
+@for_keras3()
 def audit(
     model: keras.Model,
     dataset: Any = None,

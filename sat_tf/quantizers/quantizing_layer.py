@@ -1,0 +1,164 @@
+"""The decisions of a layer of either Keras that quantizes the kernel and the output of another.
+
+`qat.wrapper.QuantizedLayer` and `keras3.quantized_layer.QuantizedLayer` derive from it, and add
+what their library forces on them: how they are built, saved and loaded.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from sat_tf.arguments import training_argument
+from sat_tf.core.grid import off_halves, on_int8_codes
+from sat_tf.core.tensors import in_float32, namespace
+from sat_tf.quantizers.protocol import BIT_FLOOR, ActivationQuantizer, VariableSpec
+from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, INSTEAD
+
+# Stands for the wrapper of either Keras, which is the other base of a class.
+_Wrapper: Any = object
+
+
+class QuantizingLayer(_Wrapper):
+    """A layer of the user's model with quantizers for its kernel and its output; abstract.
+
+    The wrapped layer does not change: its variables are the latent weights, and its settings those
+    of the float model. Only during a call do effective weights replace the kernel, and a quantizer
+    the rectifier; a lock keeps threads from seeing each other's. Quantizers compute in float32 in
+    every precision.
+
+    A class has, beside `layer`: `weight_quantizer` and `output_quantizer`, of which either may be
+    None, with the `place` of the second, one of `PLACES`; `kernel_variables` and
+    `output_variables`, those of the quantizers by name; `_kernel_name`, the attribute of the layer
+    with its kernel; `_int8_weights`, that with weights which a file has as int8 beside the kernel,
+    or ""; `_one_call_at_a_time`, the lock; and methods that make variables and tell shapes.
+    """
+
+    _bit_floor: Any = None
+
+    def _quantized_call(self, inputs: Any, training: Any) -> Any:
+        """The output of the layer inside, computed with effective weights, and quantized."""
+        # As BatchNormalization does.
+        observes = training if self.trainable and training is not None else False
+
+        def quantize(tensor: Any) -> Any:
+            if self.output_quantizer is None:
+                return tensor
+            variables = self._with_floor(self.output_variables)
+            return self.output_quantizer(tensor, observes, variables)
+
+        return self._output_by(quantize, self.place, inputs, training)
+
+    def _output_by(
+        self, quantize: Callable[[Any], Any], place: str, inputs: Any, training: Any
+    ) -> Any:
+        """The output of the layer inside, on effective weights, with a function in a place.
+
+        Logits are quantized outside the lock: an observer waits for other replicas, whose threads
+        wait for the lock.
+        """
+        if place == INSTEAD:
+            return quantize(inputs)
+        if place == ACTIVATION:
+            return self._run(inputs, training, quantize)
+        if place == BEFORE_ACTIVATION:
+            with self._one_call_at_a_time:  # else it might be its stand-in in another thread
+                function = self.layer.activation
+            return function(quantize(self._run(inputs, training, lambda logits: logits)))
+        if place == AROUND and isinstance(self.output_quantizer, ActivationQuantizer):
+            outputs = self._run(quantize(inputs), training)
+            codes = self.output_quantizer.code_range(self.output_variables)
+            window = getattr(self.layer, "pool_size", None)
+            moved = off_halves(outputs, codes.scale, codes.lowest, codes.intervals, window)
+            return namespace(moved).cast(quantize(moved), outputs.dtype)
+        return quantize(self._run(inputs, training))
+
+    def _run(self, inputs: Any, training: Any, activation: Any = None) -> Any:
+        """Calls the layer inside with effective weights, and another activation if there is one."""
+        if self.weight_quantizer is None and not self._int8_weights and activation is None:
+            # Nothing to replace, and no lock: synchronized BatchNormalization waits in here for
+            # the thread of another replica.
+            return self._call_layer(inputs, training)
+        with self._one_call_at_a_time:
+            weights = {}
+            effective = self.effective_kernel(training if self.trainable else False)
+            if effective is not None:
+                weights[self._kernel_name] = effective
+            if name := self._int8_weights:
+                latent = getattr(self.layer, name)
+                weights[name] = on_int8_codes(namespace(latent).tensor(latent))
+            dtype = self.layer.compute_dtype
+            values = {name: namespace(each).cast(each, dtype) for name, each in weights.items()}
+            if activation is not None:
+                values["activation"] = activation
+            with standing_in(self.layer, values):
+                return self._call_layer(inputs, training)
+
+    def _call_layer(self, inputs: Any, training: Any) -> Any:
+        """Calls the layer inside as it is."""
+        return self.layer(inputs, **training_argument(self.layer.call, training))
+
+    def effective_kernel(self, training: Any = False) -> Any:
+        """The effective kernel, in float32; None if the layer has no quantized kernel."""
+        if self.weight_quantizer is None:
+            return None
+        with self._one_call_at_a_time:
+            kernel = getattr(self.layer, self._kernel_name)
+        latent = in_float32(namespace(kernel), kernel)
+        return self.weight_quantizer(latent, training, self._with_floor(self.kernel_variables))
+
+    def _with_floor(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        return {**variables, BIT_FLOOR: self._bit_floor}
+
+    def _variables_of_quantizers(self, input_shape: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Makes the variables of the kernel's quantizer, and those of the output's, as weights."""
+        kernel_variables: dict[str, Any] = {}
+        if self.weight_quantizer is not None:
+            shape = tuple(getattr(self.layer, self._kernel_name).shape)
+            kernel_variables = self.make_variables(self.weight_quantizer.variables(shape))
+        output_variables: dict[str, Any] = {}
+        if self.output_quantizer is not None:
+            shape = self._output_shape(input_shape)
+            output_variables = self.make_variables(self.output_quantizer.variables(shape))
+        return kernel_variables, output_variables
+
+
+def make_weights(
+    layer: Any,
+    specs: Mapping[str, VariableSpec],
+    keras: Any,
+    at_least: Callable[[float], Any],
+    of_replicas: Mapping[str, Any],
+    **options: Any,
+) -> dict[str, Any]:
+    """The variables that a quantizer declares, as weights of a layer of a Keras, in their order.
+
+    Where there are replicas, variables that follow the data are made with further options.
+    """
+    return {
+        name: layer.add_weight(
+            name=name,
+            shape=tuple(spec.shape),
+            dtype=spec.dtype,
+            initializer=keras.initializers.Constant(spec.start),
+            trainable=spec.trainable,
+            constraint=None if spec.lowest is None else at_least(spec.lowest),
+            **(of_replicas if spec.follows_data else {}),
+            **options,
+        )
+        for name, spec in specs.items()
+    }
+
+
+@contextlib.contextmanager
+def standing_in(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Other values for attributes of a layer or module, past Keras' own `__setattr__`.
+
+    That would stop tracking the variables which they stand in for.
+    """
+    attributes = vars(owner)
+    before = {name: getattr(owner, name) for name in values}
+    attributes.update(values)
+    try:
+        yield
+    finally:
+        attributes.update(before)
