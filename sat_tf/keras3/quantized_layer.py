@@ -14,7 +14,7 @@ from keras import ops
 
 from sat_tf.arguments import training_argument
 from sat_tf.core.grid import on_int8_codes
-from sat_tf.exact.targets.processors import PROCESSORS
+from sat_tf.exact.targets.processors import PROCESSORS, saved_target
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.protocol import Quantizer, VariableSpec
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
@@ -228,6 +228,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
             config.pop("layer"), custom_objects=custom_objects
         )
         weights, output = (deserialize_quantizer(config.pop(key)) for key in ("weights", "output"))
+        config["target"] = saved_target(config.get("target"))
         return cls(layer, weights, output, **config)
 
 
