@@ -101,7 +101,8 @@ def _lines(problem: Any, model: Any) -> list[str]:
         return [f"{where} is missing{f': expected {expected}; add it' if expected else ''}."]
     if isinstance(cause, ProblemsError):
         return [f"{where}.{line}" if where else line for line in cause.problems]
-    if (removed := f"{where.rpartition('.')[-1]}={value}") in REMOVED:
+    removed = f"{where.rpartition('.')[-1]}={value}" if isinstance(value, str) else ""
+    if removed in REMOVED:
         return [f"{received} is gone; {REMOVED[removed]}."]
     if cause is not None:
         return [f"{received}: {cause}{'' if str(cause).endswith(('.', '?')) else '.'}"]

@@ -104,7 +104,7 @@ OUTPUT_TYPES = ("float32", "int8", "uint8")
 
 def target_problem(name: object) -> str | None:
     """Why `name` is not the name of a target, with a suggestion; None where it is."""
-    if (removed := f"target={name}") in REMOVED:
+    if isinstance(name, str) and (removed := f"target={name}") in REMOVED:
         return f"{name!r} is gone; {REMOVED[removed]}."
     return _problem(name, PROCESSORS, f"one of {', '.join(map(repr, PROCESSORS))}")
 
