@@ -189,6 +189,11 @@ REMOVED = {
         ("training.checkpoint_minutes", "training.checkpoint_steps", "training.keep_checkpoints"),
         "leave it out: every epoch is saved as it ends, and replaces the one before",
     ),
+    **dict.fromkeys(
+        ("target=edgetpu", "target=android-npu"),
+        "use 'int8', TFLite's int8 specification, or the Ethos-U that the file is for: no compiler "
+        "that can be run confirms what this one takes",
+    ),
 }
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, 
 from pydantic import create_model as new_model
 from pydantic.fields import FieldInfo
 
-from sat_tf.messages import ProblemsError, did_you_mean, instead_of, name_of, shortened
+from sat_tf.messages import REMOVED, ProblemsError, did_you_mean, instead_of, name_of, shortened
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -101,6 +101,9 @@ def _lines(problem: Any, model: Any) -> list[str]:
         return [f"{where} is missing{f': expected {expected}; add it' if expected else ''}."]
     if isinstance(cause, ProblemsError):
         return [f"{where}.{line}" if where else line for line in cause.problems]
+    removed = f"{where.rpartition('.')[-1]}={value}" if isinstance(value, str) else ""
+    if removed in REMOVED:
+        return [f"{received} is gone; {REMOVED[removed]}."]
     if cause is not None:
         return [f"{received}: {cause}{'' if str(cause).endswith(('.', '?')) else '.'}"]
     expected = _expected(field) or problem["msg"].removeprefix("Input should be ")

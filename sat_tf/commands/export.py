@@ -18,6 +18,7 @@ from sat_tf.commands.options import (
     nonempty,
 )
 from sat_tf.commands.parser import Parser
+from sat_tf.exact.targets.processors import saved_target
 from sat_tf.exact.tflite.metadata import checked_metadata, lines_of
 from sat_tf.files import check_writable, read_bytes, read_text
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, RunError, say, value_errors_as_run_errors
@@ -174,7 +175,7 @@ def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path,
     try:
         config = load_yaml(folder.read_text(output_folder.CONFIG)) or {}
         of_run = {name: (config.get("export") or {}).get(name) for name in _OF_RUN}
-        of_run["target"] = (config.get("policy") or {}).get("target")
+        of_run["target"] = saved_target((config.get("policy") or {}).get("target"))
     except (ValueError, AttributeError) as error:
         raise folder.damaged(output_folder.CONFIG, error, "the configuration") from error
     return folder.file(output_folder.QUANTIZED_MODEL), {

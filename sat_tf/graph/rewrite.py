@@ -11,7 +11,7 @@ import tf_keras as keras
 from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
 from sat_tf.graph import layer_kinds, operations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
-from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu, relu6_sigmoid
+from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu
 from sat_tf.graph.layers.kind import Pooling, Role
 from sat_tf.graph.network import keras_calls
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
@@ -405,12 +405,7 @@ class _Rewriter:
 
 # -- functions in the forms that NPUs have operators for -------------------------------------------
 
-_HARD_SWISHES = ("hard_silu", "hard_swish")
-# Products of a tensor and of a function of it, by their names.
-_GATES = {
-    **dict.fromkeys(("swish", "silu"), "sigmoid"),
-    **dict.fromkeys(_HARD_SWISHES, relu6_sigmoid),
-}
+_SWISHES = ("swish", "silu")
 # Slope and offset below the ceiling of 1 of each, by the names of the functions.
 _HARD_SIGMOIDS = {"hard_sigmoid": (0.2, 0.5), "relu6_sigmoid": (1.0 / 6.0, 0.5)}
 
@@ -421,25 +416,18 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
     - A swish becomes a product with its name of what it reads and of a sigmoid of that,
       `<name>_sigmoid`: LOGISTIC and MUL.
     - x · relu6(x + 3) / 6 in layers, factors in any order, becomes a hard-swish with the name of
-      the last of them: HARD_SWISH. Where there is no such operator, a hard-swish becomes a product
-      of what it reads and of a hard-sigmoid of that, `<name>_sigmoid`.
+      the last of them: HARD_SWISH.
     - A hard-sigmoid becomes a rectifier with its name and a ceiling of 1, behind a factor
       `<name>_slope` and a summand `<name>_offset`: an activation of the linear layer in front.
     """
     if call.symbol or not processor.native:
         return None
     if type(call.layer) is not L.Activation:
-        return _hard_swish(call) if processor.has_hard_swish else None
+        return _hard_swish(call)
     name = layer_kinds.activation_name(call.layer)
-    if processor.has_hard_swish and name in _HARD_SWISHES:
-        return None
-    return _in_steps(call, name)
-
-
-def _in_steps(call: OldCall, name: str) -> Replacement | None:
     read = call.node.call_args[0]
-    if name in _GATES:
-        gate = new_layer("Activation", _GATES[name], suffix="sigmoid")
+    if name in _SWISHES:
+        gate = new_layer("Activation", "sigmoid", suffix="sigmoid")
         product = [new_layer("Multiply")]
         return Replacement([read, read], product, takes_list=True, fronts={1: gate})
     if name not in _HARD_SIGMOIDS:

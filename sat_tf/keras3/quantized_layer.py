@@ -10,7 +10,7 @@ from typing import Any
 
 import keras as keras3
 
-from sat_tf.exact.targets.processors import PROCESSORS
+from sat_tf.exact.targets.processors import PROCESSORS, saved_target
 from sat_tf.graph import shared_layers
 from sat_tf.graph.shared_layers import class_of
 from sat_tf.messages import did_you_mean
@@ -178,4 +178,5 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
             config.pop("layer"), custom_objects=custom_objects
         )
         weights, output = (deserialize_quantizer(config.pop(key)) for key in ("weights", "output"))
+        config["target"] = saved_target(config.get("target"))
         return cls(layer, weights, output, **config)

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
-from sat_tf.exact.targets.processors import PROCESSORS, target_problem
+from sat_tf.exact.targets.processors import PROCESSORS, saved_target, target_problem
 from sat_tf.graph import layer_kinds, shared_layers
 from sat_tf.graph.layers.kind import NativeFunction, Role
 from sat_tf.graph.network import Network
@@ -228,7 +228,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PlacedConfig":
         quantizers = {name: deserialize_quantizer(config[name]) for name in ("weights", "output")}
-        return cls(**{**config, **quantizers})
+        return cls(**{**config, **quantizers, "target": saved_target(config.get("target"))})
 
     def __hash__(self) -> int:
         return hash((self.weights, self.output, self.inserted, self.target, repr(self.annotation)))

@@ -90,8 +90,8 @@ class BitPolicy(Displayed):
             spelling of input_range=(0, 1).
         target: the processor that the file is for, a name of
             `sat_tf.exact.targets.processors.PROCESSORS`: "litert", LiteRT's CPU kernels; "micro",
-            TFLite Micro; or an NPU, "ethos-u55", "ethos-u65", "ethos-u85", "edgetpu",
-            "android-npu". It says what is trained where an NPU computes otherwise than a CPU, and
+            TFLite Micro; an NPU, "ethos-u55", "ethos-u65" or "ethos-u85"; or "int8", TFLite's int8
+            specification. It says what is trained where an NPU computes otherwise than a CPU, and
             what `export_tflite` writes. None is "litert", and to `requantize` what the model has.
         overrides: layer-name pattern (as in `fnmatch`) to fields for the layers it matches, for
             example `{"block_1_*": {"weight_bits": 8}}`; later patterns win. `weight_*`, rescale and

@@ -223,12 +223,3 @@ def test_a_hard_sigmoid_is_a_rectifier_of_a_line(function):
     assert made.layers[-1].max_value == 1.0
     _assert_same(made, model)
     assert with_layers_for_operations(made, processor=NPU) is made
-
-
-@pytest.mark.parametrize("function", [HARD_SWISHES["divided last"], L.Activation(hard_silu)])
-def test_a_hard_swish_without_an_operator_is_a_product(function):
-    model = _model(function)
-    made = with_layers_for_operations(model, processor=PROCESSORS["edgetpu"])
-    assert _functions(made) == []
-    assert [type(one) for one in made.layers].count(L.Multiply) == 1
-    _assert_same(made, model)

@@ -196,8 +196,8 @@ SPECIMENS = {
         )
     },
 }
-TARGETS = ("ethos-u55", "ethos-u85", "edgetpu", "micro")
-FEW = {("activated", "ethos-u55"), ("softmax", "edgetpu")}
+TARGETS = ("ethos-u55", "ethos-u85", "int8", "micro")
+FEW = {("activated", "ethos-u55"), ("softmax", "int8")}
 EACH = [
     pytest.param(name, target, marks=[] if (name, target) in FEW else pytest.mark.thorough)
     for name in SPECIMENS
@@ -251,11 +251,11 @@ def test_a_model_of_open_sizes_is_refused_for_an_npu_before_it_is_quantized():
     image, other = keras.Input((None, None, 3), name="a"), keras.Input((None, 8, 3), name="b")
     both = layers.Add()([convolution(4)(image), convolution(4)(other)])
     model = keras.Model([image, other], layers.GlobalAveragePooling2D()(both))
-    policy = BitPolicy.mobile(4, target="edgetpu")
+    policy = BitPolicy.mobile(4, target="int8")
     with pytest.raises(ValueError, match="2 problems") as error:
         sat_tf.quantize_model(model, policy)
     said = str(error.value)
-    assert "a: received an input of shape (None, None, 3) for Google's Edge TPU" in said
+    assert "a: received an input of shape (None, None, 3) for TFLite's int8" in said
     assert "b: received an input of shape (None, 8, 3)" in said
     plan = sat_tf.explain(model, policy)
     assert sum("constant shapes" in problem for problem in plan.problems) == 2

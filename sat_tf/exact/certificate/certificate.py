@@ -25,7 +25,7 @@ from sat_tf.exact.certificate.runtimes import (
     verdict_of,
 )
 from sat_tf.exact.litert.processes import Machine
-from sat_tf.exact.targets.processors import DEFAULT_TARGET, PROCESSORS
+from sat_tf.exact.targets.processors import DEFAULT_TARGET, saved_processor
 from sat_tf.files import read_text, write_text
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError
 from sat_tf.presentation.overlay import BAD, GOOD, Mark, write_overlay
@@ -79,10 +79,6 @@ def kind_of_loss(lost: float) -> str:
 def severest(headlines: Iterable[Marked]) -> Marked | None:
     """The first of the headlines with the worst kind; None of none."""
     return max(headlines, key=lambda headline: _KINDS.index(headline.kind), default=None)
-
-
-def _title_of(target: str) -> str:
-    return PROCESSORS[target].title if target in PROCESSORS else target
 
 
 def _is_off(count: OutputCount, *, classes_differ: bool) -> bool:
@@ -352,9 +348,7 @@ class Certificate(Displayed):
         lines, count = [], sum(self.operators.values())
         for name, found in self.elsewhere.items():
             if found:
-                lines.append(
-                    f"{_title_of(name)} leaves {len(found)} of {count} operators to the CPU."
-                )
+                lines.append(saved_processor(name).shortfall(len(found), count))
                 lines += found
         return lines
 
@@ -502,15 +496,21 @@ class Certificate(Displayed):
     @property
     def target_title(self) -> str:
         """The target as sentences call it; its name where another version made the certificate."""
-        return _title_of(self.target)
+        return saved_processor(self.target).title
 
     @property
     def beyond_proof(self) -> str:
         """The sentence on what is not proved of the processor of the file; empty for a CPU."""
-        if self.target not in PROCESSORS or not PROCESSORS[self.target].native:
+        processor = saved_processor(self.target)
+        if not processor.native:
             return ""
+        if processor.confirmed_by:
+            return (
+                f"The file is for {processor.title}, whose reference kernels are among the "
+                "runtimes that are listed; it lets a processor round otherwise, and none was here."
+            )
         return (
-            f"The file is for {self.target_title}, which was not here: codes were compared on the "
+            f"The file is for {processor.title}, which was not here: codes were compared on the "
             "kernels of the runtimes that are listed, and how it rounds itself is not among them."
         )
 

@@ -52,7 +52,7 @@ from sat_tf.exact.litert.processes import refusals, this_machine
 from sat_tf.exact.litert.runtime import MICRO, PACKAGE
 from sat_tf.exact.operations.graph import Graph, batches, outputs_of, simulate
 from sat_tf.exact.operations.graph_file import read_graph
-from sat_tf.exact.targets.processors import DEFAULT_TARGET
+from sat_tf.exact.targets.processors import DEFAULT_TARGET, saved_target
 from sat_tf.exact.tflite.contents import Contents, gzip_size, read_contents
 from sat_tf.exact.tflite.metadata import read_metadata
 from sat_tf.exact.tflite.tensors import Pixels, number_of
@@ -82,7 +82,7 @@ class Subject:
     @property
     def target(self) -> str:
         """The processor that the file says it is for."""
-        return str((self.parsed.settings or {}).get("target", DEFAULT_TARGET))
+        return saved_target(str((self.parsed.settings or {}).get("target", DEFAULT_TARGET)))
 
     @property
     def sha256(self) -> str:
@@ -180,7 +180,7 @@ def prove(
         check_certificate_path(certificate_path)
     # LiteRT is compared with the rules of the kernels that it has here.
     graph, content = subject.graph.on(kernel_sets.of_this_machine()), subject.content
-    kinds = chosen(runtimes)
+    kinds = chosen(runtimes, subject.target)
     counters, refused = _counters(subject, [kind for kind in kinds if not kind.is_simulated])
     others = {kind.name: SimulatedCounter(graph, kind.name) for kind in kinds if kind.is_simulated}
     makers = {operator.outputs[0].name: operator.name for operator in subject.parsed.operators}

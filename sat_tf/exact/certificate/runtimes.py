@@ -16,6 +16,7 @@ from sat_tf.exact.litert.runtime import MICRO, PACKAGE, Delegation
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.operation import Basis, Portability
 from sat_tf.exact.operations.windows import ends_early
+from sat_tf.exact.targets.processors import DEFAULT_TARGET, PROCESSORS
 from sat_tf.exact.tflite.contents import Contents, StoredOperator
 from sat_tf.exact.tflite.tensors import Storage, Window
 from sat_tf.messages import did_you_mean, first_ones
@@ -52,13 +53,18 @@ RUNTIMES: dict[str, RuntimeKind] = {kind.name: kind for kind in _KINDS}
 USUAL_RUNTIMES = ("xnnpack", "builtin", "arm_xnnpack", "arm_xnnpack_unfused")
 
 
-def chosen(names: Iterable[str]) -> list[RuntimeKind]:
-    """The runtimes of these names, in the order of the table; "xnnpack" always takes part."""
+def chosen(names: Iterable[str], target: str = DEFAULT_TARGET) -> list[RuntimeKind]:
+    """The runtimes of these names, in the order of the table.
+
+    "xnnpack" always takes part, and the one that confirms files for a target.
+    """
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(
             f"runtimes: received {names!r}, expected a list of names; pass one such as ['builtin']."
         )
     wanted = {"xnnpack", *map(str, names)}
+    if target in PROCESSORS and (confirming := PROCESSORS[target].confirmed_by):
+        wanted.add(confirming)
     unknown = sorted(wanted - set(RUNTIMES))
     if unknown:
         raise ValueError(

@@ -11,6 +11,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.exact.tflite.contents import StoredOperator, StoredTensor
+from sat_tf.messages import first_ones
 
 # Why an operator does not meet a condition, "" where it does; and what to change.
 Constraint = Callable[[StoredOperator], tuple[str, str]]
@@ -18,6 +19,9 @@ _Settings = ParamSpec("_Settings")
 
 _MET = "", ""
 _IMAGE_AXES = 4
+_INDICES = ("INT32", "INT64")
+# How far the scale of a bias may be from that of the sum: files hold both as float32.
+_ROUNDED = 2.0**-16
 
 
 def with_settings(
@@ -50,6 +54,55 @@ def quantized(operator: StoredOperator, *, fix: str) -> tuple[str, str]:
 
 
 @with_settings
+def first_of_type(operator: StoredOperator, type: str, *, fix: str) -> tuple[str, str]:
+    """What it reads first has a type and a scale; the others may be indices."""
+    source = operator.reads[0]
+    if source.type != type:
+        return f"its tensor {source.name} is {source.type}, it takes {type}", fix
+    return _MET if source.scales.size else (f"its tensor {source.name} has no scale", fix)
+
+
+@with_settings
+def output_grid(operator: StoredOperator, scale: float, zero_point: int) -> tuple[str, str]:
+    """What it makes has this scale and this zero point."""
+    made = operator.outputs[0]
+    found = *made.scales.tolist(), *made.zero_points.tolist()
+    if found == (scale, zero_point):
+        return _MET
+    return (
+        f"its output has the scale {first_ones(made.scales)} and the zero point "
+        f"{first_ones(made.zero_points)}, expected {scale} and {zero_point}",
+        "convert it again",
+    )
+
+
+@with_settings
+def symmetric_weights(operator: StoredOperator, *, axis: int) -> tuple[str, str]:
+    """The kernel has codes from -127 to 127 around 0, and the bias the scale of the sum.
+
+    Scales of the kernel are one, or one for each index of an axis.
+    """
+    source, kernel, *biases = operator.inputs
+    if operator.name == "TRANSPOSE_CONV":
+        source, *biases = biases
+    if source is None or kernel is None or (codes := kernel.values) is None:
+        return "its weights are not constant", ""
+    if np.any(kernel.zero_points):
+        return "its weights have other zero points than 0", "quantize them symmetrically"
+    if kernel.scales.size > 1 and kernel.axis != axis:
+        return f"its weights have scales along axis {kernel.axis}, expected {axis}", ""
+    if codes.min(initial=0) < -127:
+        return "its weights reach -128, expected -127 to 127", "quantize them symmetrically"
+    for bias in filter(None, biases):
+        unit = source.scales * kernel.scales
+        if bias.type != "INT32" or np.any(bias.zero_points):
+            return f"its bias is {bias.type}, expected INT32 with the zero point 0", ""
+        if not np.allclose(bias.scales, unit, rtol=_ROUNDED, atol=0.0):
+            return "the scale of its bias is not that of the input times that of the weights", ""
+    return _MET
+
+
+@with_settings
 def weights_of(operator: StoredOperator, *types: str, fix: str) -> tuple[str, str]:
     """The kernel has one of some types, and is a constant."""
     kernel = operator.inputs[1]
@@ -66,17 +119,6 @@ def no_packed_products(operator: StoredOperator) -> tuple[str, str]:
     if kernel is None or kernel.type not in ("INT4", "INT2"):
         return _MET
     return f"its weights are {kernel.type}, it takes INT8", "export with pack='none'"
-
-
-def one_scale(operator: StoredOperator) -> tuple[str, str]:
-    """The kernel has one scale."""
-    kernel = operator.inputs[1]
-    if kernel is None or kernel.scales.size <= 1:
-        return _MET
-    return (
-        f"its weights have {kernel.scales.size} scales, it takes one",
-        "use weight_range='layer' in the policy, and no BatchNormalization behind the layer",
-    )
 
 
 @with_settings
@@ -243,17 +285,11 @@ def strided_slice(operator: StoredOperator) -> tuple[str, str]:
     return _MET
 
 
-def slices_by_one(operator: StoredOperator) -> tuple[str, str]:
-    """All steps are 1."""
-    steps = operator.inputs[3]
-    if steps is None or (values := steps.values) is None or np.any(values != 1):
-        return "it takes every second value or fewer", "pool, or convolve with strides"
-    return _MET
-
-
 def same_grids(operator: StoredOperator) -> tuple[str, str]:
-    """All that it reads and makes has one scale and one zero point."""
-    tensors = [tensor for tensor in (*operator.inputs, *operator.outputs) if tensor is not None]
+    """All codes that it reads and makes have one scale and one zero point."""
+    tensors = [
+        tensor for tensor in (*operator.reads, *operator.outputs) if tensor.type not in _INDICES
+    ]
     grids = {(tensor.scales.tobytes(), tensor.zero_points.tobytes()) for tensor in tensors}
     return _MET if len(grids) == 1 else ("its tensors have different scales", "")
 
@@ -264,34 +300,3 @@ def gathers_by_batch(operator: StoredOperator) -> tuple[str, str]:
     if axis == batch:
         return _MET
     return f"it gathers along axis {axis}, expected {batch}", ""
-
-
-def images_of_three_axes(operator: StoredOperator) -> tuple[str, str]:
-    """Only the three innermost axes are longer than 1."""
-    for tensor in moved_tensors(operator):
-        if math.prod(tensor.shape[:-3]) > 1:
-            shape = "x".join(map(str, tensor.shape))
-            return f"its tensor {tensor.name} is {shape}, only the last three axes may exceed 1", ""
-    return _MET
-
-
-def no_fused_activation(operator: StoredOperator) -> tuple[str, str]:
-    """Nothing is clipped in the same operator."""
-    fused = _option(operator, "fusedActivationFunction", 0)
-    if fused == tfl.ActivationFunctionType.NONE:
-        return _MET
-    return "an activation is fused into it", ""
-
-
-def one_dilation(operator: StoredOperator) -> tuple[str, str]:
-    """The dilation of rows is that of columns."""
-    found = _option(operator, "dilationHFactor"), _option(operator, "dilationWFactor")
-    return _MET if found[0] == found[1] else (f"its dilation is {found[0]}x{found[1]}", "")
-
-
-@with_settings
-def values_at_most(operator: StoredOperator, limit: int) -> tuple[str, str]:
-    """It reads no more values."""
-    source = operator.inputs[0]
-    count = 0 if source is None else math.prod(source.shape)
-    return _MET if count <= limit else (f"it reads {count:,} values, at most {limit:,}", "")

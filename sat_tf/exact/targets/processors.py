@@ -2,8 +2,9 @@
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from typing import Any
 
-from sat_tf.messages import did_you_mean
+from sat_tf.messages import REMOVED, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,9 +19,9 @@ class Processor:
     # It is an NPU, which computes functions, pools and resizing by integer operators of its own,
     # and leaves what it does not know to the CPU.
     native: bool = False
-    has_hard_swish: bool = True  # Of an NPU, HARD_SWISH is one of them.
-    # The first operator that it leaves to the CPU takes all behind it there too.
-    one_partition: bool = False
+    # It is no processor, but what many keep to; this runtime computes it, and takes part in every
+    # certificate of its files.
+    confirmed_by: str | None = None
 
     def packing(self, pack: str) -> str:
         """How its files store kernels: what is asked for, of which "auto" is what it takes.
@@ -29,6 +30,19 @@ class Processor:
         ('none', 'int4')
         """
         return "none" if pack == "auto" and min(self.stores) == 8 else pack
+
+    def shortfall(self, left: int, count: int) -> str:
+        """How many of a file's operators it does not compute, in a sentence.
+
+        >>> PROCESSORS["micro"].shortfall(2, 5)
+        'TFLite Micro refuses 2 of 5 operators.'
+        """
+        share = f"{left} of {count} operators"
+        if self.confirmed_by:
+            return f"{share} are not those of {self.title}."
+        if not self.native:
+            return f"{self.title} refuses {share}."
+        return f"{self.title} leaves {share} to the CPU."
 
 
 _ROWS = (
@@ -54,25 +68,34 @@ _ROWS = (
         for model in (55, 65, 85)
     ),
     Processor(
-        name="edgetpu",
-        title="Google's Edge TPU",
-        source="the table of operators in Coral's documentation, and reports of its compiler 16",
+        name="int8",
+        title="TFLite's int8 specification",
+        source="LiteRT's 8-bit quantization specification, and the table of TFLite's quantizer",
         output_type="int8",
         native=True,
-        has_hard_swish=False,
-        one_partition=True,
-    ),
-    Processor(
-        name="android-npu",
-        title="the NPUs of Android phones",
-        source="what the documentation of Qualcomm's QNN and MediaTek's Neuron have in common",
-        output_type="int8",
-        native=True,
+        confirmed_by="reference",
     ),
 )
 PROCESSORS: Mapping[str, Processor] = {row.name: row for row in _ROWS}
 DEFAULT_TARGET = "litert"
 DEFAULT_PROCESSOR = PROCESSORS[DEFAULT_TARGET]
+# The targets of earlier versions, which files and models name that these have saved.
+_FORMER_TARGETS = {"edgetpu": "int8", "android-npu": "int8"}
+
+
+def saved_target(name: Any) -> Any:
+    """The target that stands for the one that a file or a model was saved with.
+
+    >>> saved_target("edgetpu"), saved_target("micro"), saved_target(None)
+    ('int8', 'micro', None)
+    """
+    return _FORMER_TARGETS.get(name, name) if isinstance(name, str) else name
+
+
+def saved_processor(name: str) -> Processor:
+    """The processor that a certificate names, which a later version may know alone."""
+    unknown = Processor(name=name, title=name, source="another version of sat-tf")
+    return PROCESSORS.get(saved_target(name), unknown)
 
 
 # The types of outputs that a file can have.
@@ -81,6 +104,8 @@ OUTPUT_TYPES = ("float32", "int8", "uint8")
 
 def target_problem(name: object) -> str | None:
     """Why `name` is not the name of a target, with a suggestion; None where it is."""
+    if isinstance(name, str) and (removed := f"target={name}") in REMOVED:
+        return f"{name!r} is gone; {REMOVED[removed]}."
     return _problem(name, PROCESSORS, f"one of {', '.join(map(repr, PROCESSORS))}")
 
 

@@ -65,17 +65,9 @@ class Target(Processor):
     def verdict(self, found: Sequence[Elsewhere], count: int) -> Marked:
         """How many of a file's operators its processor computes, in a sentence."""
         if not found:
-            return Marked(f"All {count} operators run on {self.title}.", "good")
-        share = f"{len(found)} of {count} operators"
-        if not self.native:
-            return Marked(f"{self.title} refuses {share}.", "watch")
-        words = f"{self.title} leaves {share} to the CPU"
-        if self.one_partition:
-            words += (
-                f": it computes one part of a file, which ends before {found[0].operator} "
-                f"{found[0].tensor}"
-            )
-        return Marked(f"{words}.", "watch")
+            run_on = "are those of" if self.confirmed_by else "run on"
+            return Marked(f"All {count} operators {run_on} {self.title}.", "good")
+        return Marked(self.shortfall(len(found), count), "watch")
 
     def statements(self, found: Sequence[Elsewhere], count: int) -> list[Marked]:
         """The same, and below it each operator with the reason and the fix.
@@ -107,8 +99,6 @@ class Target(Processor):
             reads = {tensor.name for tensor in operator.reads}
             if reason and operator.name == "QUANTIZE" and reads <= given:
                 fix = INTEGER_INPUTS
-            if not reason and found and self.one_partition:
-                reason, fix = f"it is behind {found[0].operator} {found[0].tensor}", ""
             if reason:
                 made = operator.outputs[0].name if operator.outputs else ""
                 found.append(Elsewhere(operator.name, made, reason, fix))
@@ -260,39 +250,47 @@ _U85: Mapping[str, tuple[Constraint, ...]] = {
 }
 _ETHOS_TYPES = constraints.of_types("INT8", "UINT8", "INT16", "INT32", fix=INTEGER_OUTPUTS)
 
-_EDGE_TPU_OTHERS = (
-    *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "RSQRT", "SUM"),
-    *("LOGISTIC", "TANH", "PRELU", "RELU", "RELU6", "RELU_N1_TO_1", "L2_NORMALIZATION"),
-    *("PAD", "PACK", "SLICE", "SPLIT", "SPACE_TO_DEPTH", "TRANSPOSE", "QUANTIZE"),
-    *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "REDUCE_MAX", "REDUCE_MIN"),
-    *_SHAPES,
-)
-_EDGE_TPU: Mapping[str, tuple[Constraint, ...]] = {
-    "CONV_2D": (_BYTE_WEIGHTS, constraints.one_dilation),
-    "DEPTHWISE_CONV_2D": (_BYTE_WEIGHTS, constraints.one_dilation),
-    "FULLY_CONNECTED": (_BYTE_WEIGHTS, constraints.one_scale),
-    "TRANSPOSE_CONV": (_BYTE_WEIGHTS,),
-    "AVERAGE_POOL_2D": (constraints.no_fused_activation,),
-    "MAX_POOL_2D": (constraints.no_fused_activation,),
-    "CONCATENATION": (constraints.no_fused_activation,),
-    "MEAN": (constraints.reduced_axes(largest=2**31),),
-    "SOFTMAX": (constraints.values_at_most(16_000),),
-    "STRIDED_SLICE": (constraints.slices_by_one,),
-    **dict.fromkeys(_EDGE_TPU_OTHERS, ()),
-}
+# -- TFLite's int8 specification ------------------------------------------------------------------
+# https://developers.google.com/edge/litert/quantization/quantization_spec lists the operators below
+# with what their tensors are; of those that it does not list, the table of TFLite's quantizer says
+# the same, tensorflow/lite/tools/optimize/operator_property.cc.
 
-_LINEAR = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
-_ANDROID_OTHERS = (
-    *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"),
-    *("AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION", "SPLIT", "SLICE", "STRIDED_SLICE"),
-    *("LOGISTIC", "TANH", "HARD_SWISH", "ELU", "LEAKY_RELU", "PRELU", "GELU", "SOFTMAX"),
-    *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH"),
-    *("PAD", "PADV2", "MIRROR_PAD", "TRANSPOSE", "PACK", "UNPACK", "QUANTIZE"),
-    *(*_CLIPS, *_SHAPES),
+_CODES = (constraints.of_types("INT8", fix=QUANTIZED), constraints.quantized(fix=QUANTIZED))
+_INT8_WEIGHTS = constraints.weights_of("INT8", fix=_STORE_BYTES)
+_FIRST_CODES = (constraints.first_of_type("INT8", fix=QUANTIZED),)
+# What is read and what is made has one scale and one zero point.
+_OF_ONE_GRID = (
+    *("AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION", "MAXIMUM", "MINIMUM", "RESHAPE"),
+    *("SQUEEZE", "TRANSPOSE", "SLICE", "PAD", "PADV2", "RESIZE_BILINEAR"),
+    *("SPACE_TO_DEPTH", "SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"),
+    # By the quantizer's table:
+    *("DEPTH_TO_SPACE", "EXPAND_DIMS", "MIRROR_PAD", "PACK", "UNPACK", "REDUCE_MAX", "REDUCE_MIN"),
+    *("RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SPLIT", "SPLIT_V", "STRIDED_SLICE", "TILE"),
 )
-_ANDROID: Mapping[str, tuple[Constraint, ...]] = {
-    **dict.fromkeys(_LINEAR, (_BYTE_WEIGHTS,)),
-    **dict.fromkeys(_ANDROID_OTHERS, ()),
+_OF_ANY_GRIDS = (
+    *("ADD", "SUB", "MUL", "MEAN", "SUM"),
+    # By the quantizer's table:
+    *("ABS", "BATCH_MATMUL", "GELU", "HARD_SWISH", "LEAKY_RELU", "PRELU", "REDUCE_PROD"),
+    *("RELU", "RELU6", "RELU_N1_TO_1", "RSQRT", "SQUARED_DIFFERENCE"),
+)
+_INT8: Mapping[str, tuple[Constraint, ...]] = {
+    **dict.fromkeys(_OF_ANY_GRIDS, _CODES),
+    **dict.fromkeys(_OF_ONE_GRID, (*_CODES, constraints.same_grids)),
+    **dict.fromkeys(
+        ("CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"),
+        (*_CODES, _INT8_WEIGHTS, constraints.symmetric_weights(axis=0)),
+    ),
+    "DEPTHWISE_CONV_2D": (*_CODES, _INT8_WEIGHTS, constraints.symmetric_weights(axis=3)),
+    "LOGISTIC": (*_CODES, constraints.output_grid(1 / 256, -128)),
+    "SOFTMAX": (*_CODES, constraints.output_grid(1 / 256, -128)),
+    "LOG_SOFTMAX": (*_CODES, constraints.output_grid(16 / 256, 127)),
+    "TANH": (*_CODES, constraints.output_grid(1 / 128, 0)),
+    "L2_NORMALIZATION": (*_CODES, constraints.output_grid(1 / 128, 0)),
+    # Files take pixels, and make codes, as uint8 too.
+    "QUANTIZE": (_BYTES, constraints.quantized(fix=QUANTIZED)),
+    "GATHER": (*_FIRST_CODES, constraints.same_grids),
+    **dict.fromkeys(("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL"), _FIRST_CODES),
+    **dict.fromkeys(("GREATER", "GREATER_EQUAL", "ARG_MAX", "SHAPE"), _FIRST_CODES),
 }
 
 # A file with each operator was opened in `tflite-micro`; applications register custom ones.
@@ -326,8 +324,7 @@ _OPERATORS: Mapping[str, tuple[Mapping[str, Sequence[Constraint]] | None, Sequen
     "ethos-u55": (_U55, (_ETHOS_TYPES,)),
     "ethos-u65": (_U55, (_ETHOS_TYPES,)),
     "ethos-u85": (_U85, (_ETHOS_TYPES,)),
-    "edgetpu": (_EDGE_TPU, (_BYTES, constraints.images_of_three_axes)),
-    "android-npu": (_ANDROID, (_BYTES, constraints.quantized(fix=QUANTIZED))),
+    "int8": (_INT8, ()),
 }
 
 

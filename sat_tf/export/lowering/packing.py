@@ -22,6 +22,7 @@ from sat_tf.exact.targets.processors import (
     PROCESSORS,
     Processor,
     output_type_problem,
+    saved_target,
     target_problem,
 )
 from sat_tf.exact.tflite.tensors import Storage
@@ -372,6 +373,7 @@ class FileSettings:
         # Earlier versions wrote only this one; the others had their defaults of then.
         if found is not None and "float_head" in found:
             given = {"pack": "none", **{name: found[name] for name in names if name in found}}
+            given["target"] = saved_target(given.get("target", DEFAULT_TARGET))
             if given["pack"] == "int4" and not found.get("pixelwise", False):
                 given["pack"] = _EARLIER_INT4
             try:

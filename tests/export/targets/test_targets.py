@@ -1,7 +1,10 @@
+import dataclasses
 import json
+import zipfile
 
 import numpy as np
 import pytest
+import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
 import sat_tf
@@ -104,13 +107,6 @@ def test_large_strides_need_windows_without_padding(step, padding, more, met):
     assert met or found[1].startswith("use strides of at most 3,")
 
 
-def test_the_fix_for_several_scales_is_a_field_of_policies():
-    kernel = _tensor((4, 8), values=np.zeros((4, 8), np.int8), scales=4)
-    _, fix = constraints.one_scale(_operator("FULLY_CONNECTED", [_tensor((1, 8)), kernel], kernel))
-    assert "use weight_range='layer' in the policy" in fix
-    assert BitPolicy.mobile(4, weight_range="layer").weight_range == "layer"
-
-
 @pytest.mark.parametrize(
     ("before", "after", "settings", "met"),
     [
@@ -142,18 +138,103 @@ def test_a_mean_is_one_of_rows_and_columns(axes, met):
     assert _meets(constraints.reduced_axes(largest=4096), operator) is met
 
 
-@pytest.mark.parametrize(("steps", "met"), [([1, 1, 1], True), ([1, 2, 1], False)])
-def test_slices_take_every_value(steps, met):
+@pytest.mark.parametrize(("steps", "met"), [([1, 2, 1], True), ([1, -1, 1], False)])
+def test_slices_run_forwards(steps, met):
     numbers = [_tensor((3,), "INT32", values=values) for values in ([0] * 3, [4] * 3, steps)]
     operator = _operator("STRIDED_SLICE", [_tensor((4, 4, 4)), *numbers], _tensor((4, 2, 4)))
-    assert _meets(constraints.slices_by_one, operator) is met
-    assert _meets(constraints.strided_slice, operator)
+    assert _meets(constraints.strided_slice, operator) is met
 
 
-@pytest.mark.parametrize(("shape", "met"), [((1, 4, 4, 3), True), ((2, 4, 4, 3), False)])
-def test_only_the_innermost_axes_are_longer_than_one(shape, met):
-    operator = _operator("RELU", [_tensor(shape)], _tensor(shape))
-    assert _meets(constraints.images_of_three_axes, operator) is met
+def _reason_in_int8(operator):
+    found = TARGETS["int8"].elsewhere(Contents((operator,), (), operator.outputs))
+    return found[0].reason if found else ""
+
+
+_KERNEL = np.zeros((4, 3, 3, 4), np.int8)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        ({}, ""),
+        ({"scales": np.ones(4, np.float32)}, ""),
+        ({"scales": np.ones(4, np.float32), "axis": 3}, "scales along axis 3, expected 0"),
+        ({"zero_points": np.array([1])}, "other zero points than 0"),
+        ({"data": np.full(144, -128, np.int8).view(np.uint8)}, "reach -128"),
+        ({"type": "INT4"}, "its weights are INT4, it takes INT8"),
+        ({"data": None}, "its weights are made by another operator"),
+    ],
+)
+def test_weights_of_the_specification_are_symmetric_bytes(kernel, reason):
+    weights = dataclasses.replace(_tensor(_KERNEL.shape, values=_KERNEL), **kernel)
+    assert reason in _reason_in_int8(_convolution(weights))
+
+
+@pytest.mark.parametrize(
+    ("bias", "reason"),
+    [
+        ({}, ""),
+        ({"scales": np.float32([6.0 + 1e-6])}, ""),
+        ({"scales": np.float32([6.1])}, "not that of the input times that of the weights"),
+        ({"zero_points": np.array([1])}, "expected INT32 with the zero point 0"),
+        ({"type": "INT64"}, "its bias is INT64"),
+    ],
+)
+def test_a_bias_of_the_specification_has_the_scale_of_the_sum(bias, reason):
+    source = dataclasses.replace(_tensor((1, 8, 8, 4)), scales=np.float32([2.0]))
+    kernel = dataclasses.replace(_tensor(_KERNEL.shape, values=_KERNEL), scales=np.float32([3.0]))
+    added = _tensor((4,), "INT32", values=[0] * 4)
+    added = dataclasses.replace(added, **{"scales": np.float32([6.0]), **bias})
+    operators = {
+        "CONV_2D": [source, kernel, added],
+        "TRANSPOSE_CONV": [_tensor((4,), "INT32", values=[1, 8, 8, 4]), kernel, source, added],
+    }
+    for name, reads in operators.items():
+        found = _reason_in_int8(_operator(name, reads, _tensor((1, 8, 8, 4))))
+        assert reason in found
+        assert bool(reason) is bool(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "zero_point"),
+    [
+        ("LOGISTIC", 1 / 256, -128),
+        ("SOFTMAX", 1 / 256, -128),
+        ("TANH", 1 / 128, 0),
+        ("L2_NORMALIZATION", 1 / 128, 0),
+        ("LOG_SOFTMAX", 16 / 256, 127),
+    ],
+)
+def test_functions_of_the_specification_have_the_output_that_it_fixes(name, scale, zero_point):
+    grid = {"scales": np.float32([scale]), "zero_points": np.array([zero_point])}
+    made = dataclasses.replace(_tensor((1, 4)), **grid)
+    assert _reason_in_int8(_operator(name, [_tensor((1, 4))], made)) == ""
+    other = dataclasses.replace(made, zero_points=np.array([zero_point - 1]))
+    reason = _reason_in_int8(_operator(name, [_tensor((1, 4))], other))
+    assert f"expected {scale} and {zero_point}" in reason
+
+
+@pytest.mark.parametrize("name", ["RESHAPE", "MAX_POOL_2D", "CONCATENATION", "PAD"])
+def test_operators_of_the_specification_that_move_codes_keep_their_grid(name):
+    shape, image = _tensor((2,), "INT64", values=[0] * 4, scales=0), _tensor((1, 4))
+    assert _reason_in_int8(_operator(name, [image, shape], image)) == ""
+    other = dataclasses.replace(image, scales=np.float32([0.5]))
+    assert _reason_in_int8(_operator(name, [image, shape], other)) == (
+        "its tensors have different scales"
+    )
+
+
+def test_the_specification_takes_codes_of_int8_alone():
+    image, pixels = _tensor((1, 4)), _tensor((1, 4), "UINT8")
+    assert _reason_in_int8(_operator("QUANTIZE", [pixels], image)) == ""
+    assert "is UINT8, it takes INT8" in _reason_in_int8(_operator("RESHAPE", [pixels], pixels))
+    bare = _tensor((1, 4), scales=0)
+    assert "has no scale" in _reason_in_int8(_operator("ADD", [bare, bare], image))
+    place = _tensor((1,), "INT32", scales=0)
+    assert _reason_in_int8(_operator("GATHER", [image, place], image)) == ""
+    assert _reason_in_int8(_operator("ARG_MAX", [image, place], place)) == ""
+    assert "is INT32" in _reason_in_int8(_operator("GATHER", [place, place], place))
+    assert "has no ELU" in _reason_in_int8(_operator("ELU", [image], image))
 
 
 @pytest.mark.parametrize(("shape", "met"), [((1, 4, 4, 3), True), ((4, 8), True)])
@@ -178,8 +259,7 @@ def test_every_target_has_its_operators():
     for name, target in TARGETS.items():
         assert target.name == name
         assert (target.operators is None) == (name == "litert")
-        if target.native:
-            assert ("HARD_SWISH" in (target.operators or ())) == target.has_hard_swish
+        assert not target.native or "HARD_SWISH" in (target.operators or ())
 
 
 def test_litert_computes_all_operators():
@@ -198,11 +278,10 @@ def test_tflite_micro_refuses_operators_that_it_has_not():
 
 
 def test_only_functions_that_a_processor_has_are_named_instead_of_others():
-    for name, others in {"ethos-u55": ("CAST", "GATHER"), "edgetpu": ("GELU", "CAST")}.items():
+    for name, others in {"ethos-u55": ("CAST", "GATHER"), "int8": ("ELU", "CAST")}.items():
         target = TARGETS[name]
-        fixes = {one.fix for one in target.elsewhere(_chain(*others)) if "behind" not in one.reason}
-        (fix,) = fixes
-        assert ("gelu" in fix) == ("GELU" in target.operators)
+        (fix,) = {one.fix for one in target.elsewhere(_chain(*others))}
+        assert ("elu (alpha 1)" in fix) == ("ELU" in target.operators)
         assert "sigmoid, swish, " in fix
         assert fix.endswith("PReLU or tanh")
 
@@ -227,12 +306,6 @@ def test_tflite_micro_refuses_packed_products():
 def test_operators_that_a_processor_has_not_run_elsewhere(name, left):
     found = TARGETS[name].elsewhere(_chain("RELU", "CAST", "SPACE_TO_DEPTH", "TANH"))
     assert [one.operator for one in found] == left
-
-
-def test_one_partition_ends_at_the_first_operator_on_the_cpu():
-    found = TARGETS["edgetpu"].elsewhere(_chain("RELU", "GATHER", "TANH"))
-    assert [(one.operator, one.tensor) for one in found] == [("GATHER", "t2"), ("TANH", "t3")]
-    assert found[1].reason == "it is behind GATHER t2"
 
 
 def test_only_float_ends_are_mended_by_another_type_of_outputs():
@@ -338,7 +411,7 @@ def test_a_file_of_litert_says_nothing_of_it(for_cpu, for_npu, path):
 
 
 def test_operators_elsewhere_are_data_and_statements(for_cpu, path):
-    report = sat_tf.export_tflite(for_cpu, path, target="edgetpu")
+    report = sat_tf.export_tflite(for_cpu, path, target="int8")
     said = "\n".join(statement.words for statement in report.statements)
     for one in report.elsewhere:
         assert one.reason in said
@@ -361,6 +434,36 @@ def test_a_certificate_names_the_target_and_what_it_does_not_prove(for_npu, tmp_
     words = "The file is for Arm Ethos-U55, which was not here"
     assert any(words in statement.words for statement in found.statements)
     assert words in proof.with_suffix(".html").read_text(encoding="utf-8")
+
+
+def test_files_for_a_target_of_earlier_versions_are_for_the_one_that_took_its_place():
+    found = FileSettings.of_file({"float_head": False, "target": "edgetpu"}, "file")
+    assert found.target == "int8"
+
+
+def test_a_model_for_a_target_of_earlier_versions_is_for_the_one_that_took_its_place(tmp_path):
+    policy = BitPolicy.mobile(3, target="int8")
+    saved = tmp_path / "model.keras"
+    Specimen(bottleneck, policy=policy).quantized().save(saved)
+    with zipfile.ZipFile(saved) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    former = parts["config.json"].replace(b'"target": "int8"', b'"target": "android-npu"')
+    assert former != parts["config.json"]
+    with zipfile.ZipFile(saved, "w") as archive:
+        for name, content in {**parts, "config.json": former}.items():
+            archive.writestr(name, content)
+    model = keras.models.load_model(saved, compile=False)
+    report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    assert (report.target, report.elsewhere) == ("int8", [])
+
+
+def test_a_certificate_of_the_specification_has_its_reference_kernels(tmp_path):
+    policy = BitPolicy.mobile(3, target="int8")
+    model = Specimen(bottleneck, policy=policy).quantized()
+    _, found = proved(model, tmp_path / "model.tflite", images_for(model, 2), runtimes=["builtin"])
+    assert found.runtimes.keys() == {"xnnpack", "builtin", "reference"}
+    assert found.runtimes["reference"].own_differing == 0
+    assert "TFLite's int8 specification, whose reference kernels are" in found.beyond_proof
 
 
 def test_settings_of_files_without_a_target_are_those_of_litert():
