@@ -13,14 +13,11 @@ from sat_tf.exact.kernels.kernel_sets import (
     wide_multipliers,
 )
 from sat_tf.exact.operations import windows
-from sat_tf.exact.operations.builder import Affine, Draft, GraphBuilder, Range, Shape
-from sat_tf.exact.operations.movements import Reshape
 from sat_tf.exact.operations.operation import Basis, Made, Operation, Portability, stored_codes
-from sat_tf.exact.operations.pointwise import Pointwise
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
-from sat_tf.exact.tflite.tensors import WHOLE, Codes, Storage, Tensors, Window
+from sat_tf.exact.tflite.tensors import WHOLE, Storage, Tensors, Window
 from sat_tf.exact.tflite.writer import (
     Operator,
     Writer,
@@ -48,11 +45,10 @@ _SCALE_BYTES, _DEQUANTIZE_BYTES, _BIAS_BYTES = 4, 71, 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear(Operation, Draft):
+class Linear(Operation):
     """A linear operation, with everything folded into it.
 
-    In the units of the file, y = scales · input scale · (Σ codes · input code) + bias; those of a
-    draft are real ones.
+    In the units of the file, y = scales · input scale · (Σ codes · input code) + bias.
     """
 
     kind: LinearKind  # Which one.
@@ -131,117 +127,6 @@ class Linear(Operation, Draft):
         """Whether it is one factor and one constant a channel."""
         depthwise = self.kind is LinearKind.DEPTHWISE
         return depthwise and self.kernel.shape[:2] == (1, 1) and self.window == WHOLE
-
-    # -- as a draft ------------------------------------------------------------------------------
-
-    @classmethod
-    def of_codes(
-        cls,
-        source: str,
-        kind: LinearKind,
-        codes: np.ndarray,
-        scales: np.ndarray,
-        bias: np.ndarray,
-        window: Window = WHOLE,
-    ) -> "Linear":
-        """A draft of whose values nothing is known."""
-        kernel = codes if kind is LinearKind.DEPTHWISE else np.moveaxis(codes, -1, 0)
-        unknown = np.zeros(scales.size), np.full(scales.size, np.inf)
-        return cls((source,), "", kind, kernel, scales, bias, *unknown, window)
-
-    def folded(self, behind: Affine) -> "Linear":
-        """The layer and the normalization behind it, as one linear layer.
-
-        The sign of γ goes into the codes and its size into the scales, so that weights stay on
-        their lattice and nothing is rounded again. A channel with γ = 0 has codes 0.
-
-        >>> codes, ones = np.array([[3, 1, 2]]), np.ones(3)
-        >>> one = Linear.of_codes("x", LinearKind.FULLY_CONNECTED, codes, ones, ones)
-        >>> slope, offset = np.array([2.0, -0.5, 0.0]), np.array([0.0, 0.0, 7.0])
-        >>> folded = one.folded(Affine(slope, offset, np.zeros(3), np.ones(3)))
-        >>> folded.kernel.T.tolist(), folded.scales.tolist(), folded.bias.tolist()
-        ([[3, -1, 0]], [2.0, 0.5, 1.0], [2.0, -0.5, 7.0])
-        """
-        slope = behind.slope
-        spread = np.where(slope == 0.0, 0.0, np.abs(slope) * behind.deviation)
-        center = np.where(np.isinf(spread), 0.0, slope * (behind.mean - self.bias))
-        layer = self.scaled(slope, behind.offset)
-        return dataclasses.replace(layer, center=center, spread=spread)
-
-    def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Linear":
-        """See `Draft`: y = slope · (Ξ x) + offset."""
-        count = self.scales.size
-        slope, offset = np.broadcast_to(slope, count), np.broadcast_to(offset, count)
-        return dataclasses.replace(
-            self,
-            kernel=self.kernel * self.along_channels(np.sign(slope).astype(self.kernel.dtype)),
-            scales=self.scales * np.where(slope == 0.0, 1.0, np.abs(slope)),
-            bias=self.bias * slope + offset,
-            center=self.center * slope,
-            spread=self.spread * np.abs(slope),
-        )
-
-    def seen_within(self, low: float, high: float) -> "Linear":
-        """See `Draft`: where nothing better is known, the ends are two deviations away."""
-        unknown = np.isinf(self.spread)
-        center = np.where(unknown, (low + high) / 2.0 - self.bias, self.center)
-        spread = np.where(unknown, (high - low) / 4.0, self.spread)
-        return dataclasses.replace(self, center=center, spread=spread)
-
-    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        codes = np.moveaxis(self.kernel, self.channel_axis, -1)
-        codes = codes.reshape(-1, codes.shape[-1]).astype(np.float64)
-        ends = np.array(codes_of(self.inputs[0]).real_range)[:, np.newaxis, np.newaxis] * codes
-        low = np.min(ends, axis=0).sum(axis=0) * self.scales + self.bias
-        high = np.max(ends, axis=0).sum(axis=0) * self.scales + self.bias
-        return float(np.min(low)), float(np.max(high))
-
-    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        source = builder.codes(self.inputs[0])
-        if source is None:
-            raise TypeError(f"{name}: codes of a float tensor.")
-        return self._placed(builder, self.inputs[0], (source.unit, codes.unit), codes, name, shape)
-
-    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        """See `Draft`; one factor and one constant a channel are two float operations."""
-        read = builder.dequantized(self.inputs[0])
-        if not self.is_pointwise:
-            # The values read are real ones already, whatever the unit of their codes.
-            return self._placed(builder, read, (1.0, 1.0), None, name, shape)
-        slope, product = self.kernel.reshape(-1) * self.scales, builder.between(f"{name}_product")
-        builder.with_constant(read, Pointwise.PRODUCT, slope, product, shape)
-        return builder.with_constant(product, Pointwise.SUM, self.bias, name, shape)
-
-    def _placed(
-        self,
-        builder: GraphBuilder,
-        read: str,
-        units: tuple[float, float],
-        codes: Codes | None,
-        name: str,
-        shape: Shape,
-    ) -> str:
-        """The operation that makes these codes, or float values from real ones."""
-        written = name
-        # Convolutions need rows and columns; those of other tensors are 1x1 and take any.
-        on_images = self.kind is not LinearKind.FULLY_CONNECTED
-        if on_images and len(builder.shape(read)) != 3:
-            reshape = Reshape((read,), builder.between(f"{name}_input"))
-            read = builder.move(reshape, _image(builder.shape(read)))
-        if on_images and len(shape) != 3:
-            written = builder.between(f"{name}_image")
-        operation = dataclasses.replace(
-            self,
-            inputs=(read,),
-            output=written,
-            scales=self.scales * (units[0] / units[1]),
-            bias=self.bias / units[1],
-            center=self.center / units[1],
-            spread=self.spread / units[1],
-            real=codes is None,
-        )
-        builder.add(operation, _image(shape) if written != name else shape, codes)
-        return name if written == name else builder.move(Reshape((written,), name), shape)
 
     # -- in words --------------------------------------------------------------------------------
 
@@ -465,50 +350,6 @@ class Linear(Operation, Draft):
         return int(data + (_DEQUANTIZE_BYTES if self.real else _SCALE_BYTES * count))
 
 
-# -- drafts of other layers as linear ones ------------------------------------------------------
-
-
-def identity(source: str, num_channels: int) -> Linear:
-    """The 1x1 depthwise convolution with code 1 and scale 1: exact requantization."""
-    ones, scales = np.ones((1, 1, num_channels), np.int32), np.ones(num_channels)
-    return Linear.of_codes(source, LinearKind.DEPTHWISE, ones, scales, np.zeros(num_channels))
-
-
-def channel_mean(source: str, num_channels: int) -> Linear:
-    """The mean over the channels, as a 1x1 convolution with one of them left."""
-    ones, scales = np.ones((1, 1, num_channels, 1), np.int32), np.full(1, 1.0 / num_channels)
-    return Linear.of_codes(source, LinearKind.CONVOLUTION, ones, scales, np.zeros(1))
-
-
-def window_mean(source: str, num_channels: int, size: tuple[int, int], window: Window) -> Linear:
-    """Average pooling without padding, as a depthwise convolution."""
-    ones = np.ones((*size, num_channels), np.int32)
-    scales, bias = np.full(num_channels, 1.0 / (size[0] * size[1])), np.zeros(num_channels)
-    return Linear.of_codes(source, LinearKind.DEPTHWISE, ones, scales, bias, window)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Existing(Draft):
-    inputs: tuple[str, ...]
-    tensor: str
-
-    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        return identity(self.tensor, shape[-1]).as_codes(builder, codes, name, shape)
-
-    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        return builder.dequantized(self.tensor)
-
-
-def existing(tensor: str) -> Draft:
-    """The draft of a layer whose tensor exists already: another grid is a requantization of it."""
-    return _Existing((tensor,), tensor)
-
-
-def _image(shape: Shape) -> Shape:
-    """Rows, columns and channels for a tensor with other axes beside the channels."""
-    return (1, math.prod(shape[:-1]), shape[-1])
-
-
 # -- linear operations of a graph ---------------------------------------------------------------
 
 
@@ -535,14 +376,6 @@ def requantization_multipliers(graph: Tensors, linear: Linear) -> np.ndarray:
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
     multipliers = wide_multipliers if linear.is_builtin else narrow_multipliers
     return multipliers(source.scale, linear.scales, output.scale)
-
-
-def largest_sums(graph: Tensors, linear: Linear) -> np.ndarray:
-    """The largest magnitude that Σ codes · input code can have, a channel."""
-    source = graph.codes(linear.inputs[0])
-    widest = max(source.highest - source.zero_point, source.zero_point - source.lowest)
-    magnitudes = np.abs(linear.kernel.astype(np.int64))
-    return np.asarray(np.sum(magnitudes, axis=linear.inner_axes) * widest)
 
 
 def weight_factors(linear: Linear) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from sat_tf.exact.kernels.kernel_sets import X86, XNNPACK_SETS, KernelSet
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
-from sat_tf.exact.tflite.tensors import Codes, Tensor, Tensors
+from sat_tf.exact.tflite.tensors import Codes, Tensors
 from sat_tf.exact.tflite.writer import Operator, Writer
 
 # Why kernels agree.
@@ -159,10 +159,6 @@ class Operation(abc.ABC):
     def scale_problem(self, graph: Tensors) -> str | None:
         """Why its kernel does not take its scales, with the fix; None where it does."""
         return None
-
-    def on_shared_grid(self, tensors: dict[str, Tensor]) -> "list[Operation]":
-        """The operations that compute it where its grid is that of what it reads, or pinned."""
-        return [self]
 
     def bounded(self, codes: Codes) -> Codes | None:
         """Codes of its float tensor without those beyond a bound that it sets; None without one."""

@@ -3,31 +3,17 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from sat_tf.exact.kernels.bilinear import Grid, Places, interpolated, resized
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.kernels.xnnpack import mean_multiplier, sums_near_halves
-from sat_tf.exact.operations.builder import GraphBuilder, OperationDraft, Shape
-from sat_tf.exact.operations.linear import Linear, identity, window_mean
-from sat_tf.exact.operations.movements import Reshape, moved
 from sat_tf.exact.operations.operation import SELECTED, Made, Operation, Portability, enumerated
-from sat_tf.exact.operations.pairs import Concatenate
 from sat_tf.exact.operations.windows import taps
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
-from sat_tf.exact.tflite.tensors import (
-    WHOLE,
-    Codes,
-    Tensor,
-    Tensors,
-    Window,
-    free_name,
-    range_codes,
-)
+from sat_tf.exact.tflite.tensors import Tensors, Window
 from sat_tf.exact.tflite.writer import Operator, Writer, placement_options
 
 
@@ -88,106 +74,17 @@ class MaxPool(_Pool):
         return self._clipped(graph, result)
 
 
-class Strip(NamedTuple):
-    """Windows along an axis that lie equally far inside an image, beside each other."""
-
-    start: int  # The first place that they read.
-    stop: int  # Behind the last.
-    size: int  # How many places each reads.
-    stride: int  # From one to the next.
-    made: int  # How many they are.
-
-
-def strips(length: int, size: int, stride: int) -> list[Strip]:
-    """The windows of SAME padding along an axis, without the padding.
-
-    >>> [(strip.start, strip.stop, strip.size, strip.made) for strip in strips(6, 3, 1)]
-    [(0, 2, 2, 1), (0, 6, 3, 4), (4, 6, 2, 1)]
-    """
-    made = -(-length // stride)
-    front = max((made - 1) * stride + size - length, 0) // 2
-    starts = [place * stride - front for place in range(made)]
-    inside = [start for start in starts if 0 <= start <= length - size]
-    found = []
-    for start in starts:
-        if start not in inside:
-            first, stop = max(start, 0), min(start + size, length)
-            found.append(Strip(first, stop, stop - first, 1, 1))
-        elif start == inside[0]:
-            found.append(Strip(start, inside[-1] + size, size, stride, len(inside)))
-    return found
-
-
-# An image is pooled in at most so many parts, which are those of windows of 7x7.
-_MOST_PARTS = 49
-
-
 @dataclasses.dataclass(frozen=True)
-class AveragePool(_Pool, OperationDraft):
+class AveragePool(_Pool):
     """Mean of a window without its padding, on the grid of the input, as the builtin kernel rounds.
 
-    XNNPACK leaves it to that kernel. A draft becomes convolutions of parts of the image, where
-    these are not too many: they are exact, and fast.
+    XNNPACK leaves it to that kernel.
     """
 
-    stays_float = True
     operator = Operator("AVERAGE_POOL_2D", 2, "Pool2DOptions")
     mixes = True
     keeps_grid = True
     same_because = "XNNPACK leaves it to the builtin kernels, which divide integers alike"
-
-    def parts(self, shape: Shape) -> tuple[list[Strip], list[Strip]] | None:
-        """The windows pooled together, by rows and columns; None where they are too many."""
-        rows, columns = (
-            strips(*axis) for axis in zip(shape, self.size, self.window.strides, strict=False)
-        )
-        return (rows, columns) if len(rows) * len(columns) <= _MOST_PARTS else None
-
-    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        """See `Draft`.
-
-        A depthwise convolution divides by one number, so that windows which reach equally far
-        beyond the image are pooled together, and joined. AVERAGE_POOL_2D, where there are too many,
-        rounds to the codes that it reads, and slowly.
-        """
-        source = self.inputs[0]
-        sizes = builder.shape(source)
-        found = self.parts(sizes)
-        if found is None:
-            # Means on a grid of 8 bits, to which their kernel rounds, and these on another one.
-            grid = builder.codes(source)
-            if grid is None:
-                raise TypeError(f"{name}: the codes of a mean of float values.")
-            fine = range_codes(*grid.real_range)
-            if grid.real_scale > fine.real_scale:
-                requantized = identity(source, shape[-1])
-                source, grid = builder.between(f"{name}_fine"), fine
-                requantized.as_codes(builder, fine, source, sizes)
-            coarse = self.placed(builder, (source,), grid, builder.between(f"{name}_mean"), shape)
-            return identity(coarse, shape[-1]).as_codes(builder, codes, name, shape)
-        down, across = found
-        joined = []
-        for row in down:
-            rows = name if len(down) == 1 else builder.between(f"{name}_rows")
-            parts = []
-            for column in across:
-                part = rows if len(across) == 1 else builder.between(f"{name}_part")
-                ends = ((row.start, row.stop), (column.start, column.stop), (0, sizes[-1]))
-                read, size = source, tuple(stop - start for start, stop in ends)
-                if size != sizes:
-                    slices = tuple((start, stop, 1) for start, stop in ends)
-                    read = builder.between(f"{name}_input")
-                    builder.move(moved("STRIDED_SLICE", source, read, sizes, slices), size)
-                window = Window((row.stride, column.stride))
-                mean = window_mean(read, sizes[-1], (row.size, column.size), window)
-                made = (row.made, column.made, sizes[-1])
-                parts.append(mean.as_codes(builder, codes, part, made))
-            if len(across) > 1:
-                builder.add(Concatenate(tuple(parts), rows, 1), (row.made, *shape[1:]), codes)
-            joined.append(rows)
-        if len(down) > 1:
-            builder.add(Concatenate(tuple(joined), name, 0), shape, codes)
-        return name
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """Sums of the values in each window, by their number, which padding does not count for."""
@@ -205,7 +102,7 @@ class AveragePool(_Pool, OperationDraft):
 
 
 @dataclasses.dataclass(frozen=True)
-class ResizeBilinear(OperationDraft):
+class ResizeBilinear(Operation):
     """Codes between those of neighbouring pixels, on the grid of the input, rounded once."""
 
     size: tuple[int, int]  # Rows and columns of the result.
@@ -293,7 +190,7 @@ class ResizeBilinear(OperationDraft):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mean(OperationDraft):
+class Mean(Operation):
     """The mean over rows and columns; in files of other tools, over any axes."""
 
     keep_dims: bool = False  # The axes stay, with size 1.
@@ -303,33 +200,6 @@ class Mean(OperationDraft):
     num_constants = 1  # the axes
     rounds = True
     mixes = True
-
-    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        """See `Draft`.
-
-        MEAN clips where int8 does, and nowhere else: other codes are made by a convolution.
-        """
-        read = builder.codes(self.inputs[0])
-        negative = read is None or read.lowest < read.zero_point
-        saturates = codes.highest == 127 and (codes.lowest == -128 or not negative)
-        if codes.unit == 1.0 and saturates:
-            return self.placed(builder, self.inputs, codes, name, shape)
-        return self._as_linear(builder.tensors).as_codes(builder, codes, name, shape)
-
-    def _as_linear(self, tensors: Mapping[str, Tensor]) -> Linear:
-        """The same mean as one window of a depthwise convolution."""
-        rows, columns, channels = tensors[self.inputs[0]].shape
-        return window_mean(self.inputs[0], channels, (rows, columns), WHOLE)
-
-    def on_shared_grid(self, tensors: dict[str, Tensor]) -> list[Operation]:
-        """See `Operation`: a convolution, which is rounded alike everywhere, and a mean's shape."""
-        convolution, made = self._as_linear(tensors), self.output
-        if self.keep_dims:
-            return [dataclasses.replace(convolution, output=made)]
-        image = free_name(f"{made}_image", tensors)
-        channels = tensors[self.inputs[0]].shape[-1]
-        tensors[image] = Tensor(image, (1, 1, channels), tensors[made].codes)
-        return [dataclasses.replace(convolution, output=image), Reshape((image,), made)]
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """An exact sum, rounded as the kernels do it."""

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import numpy as np
 
-from sat_tf.core.grid import scale_and_zero_point
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.messages import name_of
@@ -106,24 +105,6 @@ def free_name(name: str, taken: Collection[str]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-# float32 divides and multiplies scales of such ranges without loss.
-SMALLEST_RANGE, LARGEST_RANGE = 1e-24, 1e24
-
-
-def range_codes(lowest: float, highest: float) -> Codes:
-    """256 codes for an observed range; zero has a code of its own.
-
-    >>> codes = range_codes(-1.0, 254.0)
-    >>> float(codes.scale), codes.zero_point
-    (1.0, -127)
-    """
-    lowest, highest = min(lowest, 0.0), max(highest, 0.0)
-    if highest - lowest < SMALLEST_RANGE:
-        return Codes(np.float32(1.0 / 255.0), -128)
-    scale, zero_point = scale_and_zero_point(lowest, highest, np.rint)
-    return Codes(np.float32(scale), int(np.clip(zero_point, -128, 127)))
 
 
 @dataclasses.dataclass(frozen=True)

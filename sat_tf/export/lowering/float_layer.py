@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.exact.operations.builder import OperationDraft
 from sat_tf.exact.operations.movements import write_reshape
 from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Native
 from sat_tf.exact.operations.operation import SELECTED, Basis, Operation, Portability
@@ -33,7 +32,7 @@ class FloatCall:
 
 
 @dataclasses.dataclass(frozen=True)
-class FloatLayer(OperationDraft):
+class FloatLayer(Operation):
     """A Keras layer that is left float: it reads and makes float tensors.
 
     Layers in front of it are part of it where what they make is no float32, but integers, truth

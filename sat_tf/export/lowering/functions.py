@@ -7,7 +7,6 @@ import numpy as np
 
 from sat_tf.core.grid import int8_codes
 from sat_tf.exact.kernels.kernel_sets import KERNEL_SETS
-from sat_tf.exact.operations.builder import Draft, GraphBuilder, Shape
 from sat_tf.exact.operations.native import (
     NATIVE,
     STORED,
@@ -20,6 +19,7 @@ from sat_tf.exact.operations.native import (
 )
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.tflite.tensors import Codes
+from sat_tf.export.lowering.drafts import Draft, GraphBuilder, Shape
 from sat_tf.export.lowering.float_layer import FloatCall, FloatLayer
 from sat_tf.graph.layers.kind import NativeFunction
 

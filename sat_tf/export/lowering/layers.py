@@ -9,13 +9,13 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.core.grid import LARGEST_INT8, on_int8_codes
+from sat_tf.core.grid import LARGEST_INT8, SMALLEST_RANGE, on_int8_codes
 from sat_tf.exact.operations import movements
-from sat_tf.exact.operations.builder import Affine, GraphBuilder
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pools import MaxPool
 from sat_tf.exact.operations.windows import LinearKind, ends_early, placement, transposed_size
-from sat_tf.exact.tflite.tensors import LARGEST_RANGE, SMALLEST_RANGE, WHOLE, Codes, Window
+from sat_tf.exact.tflite.tensors import WHOLE, Codes, Window
+from sat_tf.export.lowering.drafts import Affine, GraphBuilder
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.layers.kind import Combination, KernelForm, NativeFunction, Role
@@ -28,6 +28,8 @@ from sat_tf.quantizers.seen_values import ON_AVERAGE, RANGE_FIX, each_its_own, m
 
 _LOWER_PRECISIONS = ("float16", "bfloat16")
 _KERNELS_OF_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
+# float32 divides and multiplies scales of ranges from `SMALLEST_RANGE` up to this without loss.
+_LARGEST_RANGE = 1e24
 _NATURAL_READERS = (*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.OPAQUE)
 
 
@@ -496,10 +498,10 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
     if not isinstance(quantizer, ActivationQuantizer) or quantizer.is_unit:
         return
     level = quantizer.highest_value(node.layer.output_variables)
-    if not SMALLEST_RANGE <= level <= LARGEST_RANGE:
+    if not SMALLEST_RANGE <= level <= _LARGEST_RANGE:
         yield (
             f"received the clipping level {level:g}, expected one from {SMALLEST_RANGE:g} to "
-            f"{LARGEST_RANGE:g}; call sat_tf.calibrate, or go back to an earlier checkpoint"
+            f"{_LARGEST_RANGE:g}; call sat_tf.calibrate, or go back to an earlier checkpoint"
         )
     elif quantizer.is_symmetric and quantizer.num_bits < 8 and not is_unit_free(network, node):
         yield (

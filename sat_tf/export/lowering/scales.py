@@ -9,13 +9,15 @@ import numpy as np
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import (
     Linear,
-    largest_sums,
     linear_operations,
     map_linear,
     requantization_multipliers,
 )
+from sat_tf.exact.operations.movements import Reshape
 from sat_tf.exact.operations.operation import Basis, Operation
-from sat_tf.exact.tflite.tensors import Tensor
+from sat_tf.exact.operations.pools import Mean
+from sat_tf.exact.tflite.tensors import Tensor, free_name
+from sat_tf.export.lowering.linear_drafts import whole_mean
 from sat_tf.messages import ModelError
 
 # A channel whose smallest change of the sum is worth a whole output code.
@@ -51,6 +53,14 @@ class Channel:
     def code(self, value: np.ndarray) -> np.ndarray:
         """Rounded and clipped output."""
         return np.clip(np.rint(value), self.lowest, self.highest)
+
+
+def largest_sums(graph: Graph, linear: Linear) -> np.ndarray:
+    """The largest magnitude that Σ codes · input code can have, a channel."""
+    source = graph.codes(linear.inputs[0])
+    widest = max(source.highest - source.zero_point, source.zero_point - source.lowest)
+    magnitudes = np.abs(linear.kernel.astype(np.int64))
+    return np.asarray(np.sum(magnitudes, axis=linear.inner_axes) * widest)
 
 
 def _of_linear(change: Callable[[Graph, Linear], Linear]) -> Callable[[Graph], Graph]:
@@ -411,8 +421,25 @@ def untie_means(graph: Graph) -> Graph:
     for op in graph.operations:
         names = groups.get(op.output, set())
         shares = op.inputs[0] in groups and (op.inputs[0] in names or names & pinned)
-        operations += op.on_shared_grid(tensors) if shares else [op]
+        untied = _UNTIED.get(type(op)) if shares else None
+        operations += untied(op, tensors) if untied else [op]
     return dataclasses.replace(graph, tensors=tensors, operations=tuple(operations))
+
+
+def _as_convolution(mean: Mean, tensors: dict[str, Tensor]) -> list[Operation]:
+    """The mean as a convolution, which is rounded alike everywhere, and brought to its shape."""
+    shape, codes = tensors[mean.inputs[0]].shape, tensors[mean.output].codes
+    convolution = whole_mean("", shape).operation
+    if mean.keep_dims:
+        return [dataclasses.replace(convolution, inputs=mean.inputs, output=mean.output)]
+    image = free_name(f"{mean.output}_image", tensors)
+    tensors[image] = Tensor(image, (1, 1, shape[-1]), codes)
+    convolution = dataclasses.replace(convolution, inputs=mean.inputs, output=image)
+    return [convolution, Reshape((image,), mean.output)]
+
+
+# What operations whose codes XNNPACK rounds differently on x86 and on Arm become on a pinned grid.
+_UNTIED: Mapping[type[Operation], Callable[..., list[Operation]]] = {Mean: _as_convolution}
 
 
 def _is_portable(graph: Graph, operation: Operation) -> bool:

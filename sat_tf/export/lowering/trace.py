@@ -6,27 +6,42 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.exact.operations.builder import Affine, Draft, GraphBuilder, OperationDraft, Rectified
 from sat_tf.exact.operations.graph import Graph
-from sat_tf.exact.operations.linear import Linear, channel_mean, existing, identity, window_mean
 from sat_tf.exact.operations.native import Softmax
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pairs import (
-    AddConstant,
-    Concatenate,
-    MeanOfTensors,
-    OnOneGrid,
-    Pair,
-    Part,
-)
+from sat_tf.exact.operations.pairs import Concatenate
 from sat_tf.exact.operations.pointwise import Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
-from sat_tf.exact.tflite.tensors import Codes, Image, Window, range_codes
+from sat_tf.exact.tflite.tensors import Codes, Image, Window
 from sat_tf.export.lowering import layers
+from sat_tf.export.lowering.combination_drafts import (
+    MeanOfTensors,
+    OnOneGrid,
+    PairDraft,
+    Part,
+    SumWithMap,
+)
+from sat_tf.export.lowering.drafts import (
+    Affine,
+    Draft,
+    GraphBuilder,
+    OperationDraft,
+    Rectified,
+    range_codes,
+)
 from sat_tf.export.lowering.float_layer import FloatCall, FloatLayer, float_layers
 from sat_tf.export.lowering.functions import ComputedFunction, NativeDraft
+from sat_tf.export.lowering.linear_drafts import (
+    AveragePoolDraft,
+    LinearDraft,
+    Materialized,
+    MeanDraft,
+    channel_mean,
+    identity,
+    window_mean,
+)
 from sat_tf.export.lowering.scales import untie_means
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
@@ -97,7 +112,7 @@ class _Tracer:
                     shape = _shape(self.network[name])
                     shift = ShiftImage((name,), self.builder.between(f"{name}_pixels"))
                     codes = self.builder.add(shift, shape, image.codes)
-                    self.drafts[name] = existing(self.builder.dequantized(codes))
+                    self.drafts[name] = Materialized(self.builder.dequantized(codes))
         if not any(layers.quantizes(node) for node in self.network):
             quantizers = [output_quantizer(node.layer) for node in self.network]
             ranges = [str(each.range) for each in quantizers if isinstance(each, PixelQuantizer)]
@@ -108,7 +123,7 @@ class _Tracer:
         for name, kind in input_types(self.network).items():
             if kind == "float32" or self.images[name].is_kept:
                 shape = _shape(self.network[name])
-                self.drafts[name] = existing(self.builder.tensor(name, shape, None))
+                self.drafts[name] = Materialized(self.builder.tensor(name, shape, None))
         for node in self.network:
             if node.name in self.network.inputs:
                 continue
@@ -121,7 +136,7 @@ class _Tracer:
                 logits = self._tensor(node.name)
                 name = self.builder.between(f"{logits}_probabilities")
                 softmax = Softmax((self.builder.dequantized(logits),), name)
-                self.drafts[node.name] = existing(
+                self.drafts[node.name] = Materialized(
                     self.builder.add(softmax, self.builder.shape(logits), None)
                 )
         outputs = [self.builder.dequantized(self._tensor(name)) for name in self.network.outputs]
@@ -195,9 +210,9 @@ class _Tracer:
             image, _shape(self.network[image]), codes.scale, codes.zero_point, type=type_of_input
         )
         if type_of_input == "int8":
-            return existing(self.builder.add(ShiftImage((image,), name), shape, codes))
+            return Materialized(self.builder.add(ShiftImage((image,), name), shape, codes))
         draft = self.drafts[node.inputs[0]]
-        return existing(self.builder.materialize(draft, codes, name, shape))
+        return Materialized(self.builder.materialize(draft, codes, name, shape))
 
     def _pixels(self, image: str, node: Node, factor: float) -> Draft:
         """The codes of an image, whose real values are multiplied by a factor."""
@@ -205,7 +220,7 @@ class _Tracer:
         shift = ShiftImage((image,), call_name(node))
         tensor = self.builder.add(shift, _shape(node), dataclasses.replace(codes, unit=factor))
         self.pixels[tensor] = image
-        return existing(tensor)
+        return Materialized(tensor)
 
     def _float_layer(self, node: Node) -> Draft:
         """A layer that is left float, between what is dequantized and what is quantized again.
@@ -222,19 +237,20 @@ class _Tracer:
         reads: list[str] = []
         for name in node.inputs:
             source = self.drafts[name]
-            if source.calls:
+            if isinstance(source, OperationDraft) and isinstance(source.operation, FloatLayer):
                 sources |= dict.fromkeys(source.inputs)
-                calls |= {call.name: call for call in source.calls}
+                calls |= {call.name: call for call in source.operation.calls}
                 reads.append(call_name(self.network[name]))
             else:
                 reads.append(self.builder.dequantized(self._tensor(name)))
                 sources[reads[-1]] = None
         layer = layers.in_float32(node, [_shape(self.network[name]) for name in node.inputs])
         call = FloatCall(call_name(node), node, layer, tuple(reads))
-        draft = FloatLayer(tuple(sources), "", (*calls.values(), call))
+        operation = FloatLayer((), "", (*calls.values(), call))
+        draft = OperationDraft(tuple(sources), operation)
         if node.type not in _MADE_IN_FLOAT32:
             return draft
-        return existing(draft.as_float(self.builder, call_name(node), _shape(node)))
+        return Materialized(draft.as_float(self.builder, call_name(node), _shape(node)))
 
     def _linear(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -243,13 +259,13 @@ class _Tracer:
         bias = np.zeros(scales.size) if layer.bias is None else layer.bias.numpy()
         shape = self.builder.tensors[source].shape
         kind, codes, window = layers.linear_operation(layer, codes, shape)
-        return Linear.of_codes(source, kind, codes, scales, bias.astype(np.float64), window)
+        return LinearDraft.of_codes(source, kind, codes, scales, bias.astype(np.float64), window)
 
     def _pointwise(self, node: Node, behind: Affine) -> Draft:
         folded = self.drafts[node.inputs[0]].folded(behind)
         return folded or self._requantized(node).folded(behind)
 
-    def _requantized(self, node: Node) -> Linear:
+    def _requantized(self, node: Node) -> LinearDraft:
         """An exact requantization of what a layer reads, which takes in what the layer does."""
         return identity(self._tensor(node.inputs[0]), _shape(node)[-1])
 
@@ -277,7 +293,7 @@ class _Tracer:
         combination = layer_kinds.combination_of(layer)
         if combination is Combination.WITH_MAP:
             codes, scale = layer.codes()
-            return AddConstant(sources, codes, np.float32(scale))
+            return SumWithMap(sources, codes, np.float32(scale))
         if len(sources) > 2 and all(self.builder.tensors[name].codes for name in sources):
             self.warnings.append(
                 f"{layer.name}: of {len(sources)} tensors, the file combines two at a time and "
@@ -287,12 +303,12 @@ class _Tracer:
             )
         if combination is Combination.MEAN:
             return MeanOfTensors(sources)
-        return Pair(sources, "", _PAIRS[combination])
+        return PairDraft.of(_PAIRS[combination], sources)
 
     def _function(self, node: Node) -> Draft:
         rows, columns = (*_shape(node), 1, 1)[:2]
-        if found := self._rounding_to_input(node, ResizeBilinear((), "", (rows, columns))):
-            return found
+        if draft := self._rounding_to_input(node, ResizeBilinear((), "", (rows, columns))):
+            return draft
         layer, source = inner_layer(node.layer), self._tensor(node.inputs[0])
         each = layer_kinds.works_on_each_value(layer)
 
@@ -311,21 +327,21 @@ class _Tracer:
         slopes = getattr(layer, native.weights).numpy() if native.weights else None
         return NativeDraft((source,), native, older, slopes)
 
-    def _rounding_to_input(self, node: Node, operation: OperationDraft) -> Draft | None:
+    def _rounding_to_input(self, node: Node, operation: Operation) -> Draft | None:
         """An operation that rounds to the codes that it reads, which get the grid of its output.
 
         It has none at the end of a model, and pixels have theirs. Other layers give None.
         """
         if not rounds_to_input(node.layer):
             return None
+        draft = OperationDraft((), operation)
         if output_quantizer(node.layer) is not None and not layers.is_fixed(node):
-            part = self._part(node.inputs[0])
-            return OnOneGrid(part.draft.inputs, (part,), operation)
+            return OnOneGrid(draft, self._part(node.inputs[0]))
         read = self._tensor(node.inputs[0])
         if (codes := self.builder.codes(read)) is None:
             return None
-        return existing(
-            operation.placed(self.builder, (read,), codes, call_name(node), _shape(node))
+        return Materialized(
+            draft.placed(self.builder, (read,), codes, call_name(node), _shape(node))
         )
 
     def _mean(self, node: Node) -> Draft:
@@ -334,26 +350,26 @@ class _Tracer:
             padding = "SAME" if layers.pads(self.network, node) else "VALID"
             window = Window(tuple(layer.strides), padding)
             pool = AveragePool((), "", tuple(layer.pool_size), window)
-            if found := self._rounding_to_input(node, pool):
-                return found
+            if draft := self._rounding_to_input(node, pool):
+                return draft
         source = self._natural(node.inputs[0])
         pooling = layer_kinds.pooling_of(layer)
         if pooling is None:
             return channel_mean(source, self.builder.shape(source)[-1])
         if pooling.whole:
-            return Mean((source,), "", bool(layer.keepdims))
+            return MeanDraft((source,), Mean((), "", bool(layer.keepdims)))
         window = Window(tuple(layer.strides), layer.padding.upper())
         size = tuple(layer.pool_size)
         made = self.builder.tensors[source]
         if made.codes is None or layers.pads(self.network, node):
-            pool = AveragePool((source,), "", size, window)
-            if made.codes is not None and pool.parts(made.shape) is None:
+            means = AveragePoolDraft((source,), AveragePool((), "", size, window))
+            if made.codes is not None and means.parts(made.shape) is None:
                 self.warnings.append(
                     f"{layer.name}: AVERAGE_POOL_2D rounds its means to the codes that it reads, "
                     "and they are rounded again to codes of their own: some 20 % differ from those "
                     "of Keras by one; windows of up to 7x7, or padding='valid', are exact"
                 )
-            return pool
+            return means
         window = Window(window.strides, "VALID")
         return window_mean(source, _shape(node)[-1], size, window)
 
@@ -361,17 +377,16 @@ class _Tracer:
         parts = [self._part(name) for name in node.inputs]
         layer = inner_layer(node.layer)
         combination = layer_kinds.combination_of(layer)
-        inputs = tuple(read for part in parts for read in part.draft.inputs)
         if combination in _PAIRS:
-            return OnOneGrid(inputs, tuple(parts), Pair((), "", _PAIRS[combination]))
+            return OnOneGrid(PairDraft.of(_PAIRS[combination]), *parts)
         axis = layer.axis % (len(node.shape) + 1) - 1
-        return OnOneGrid(inputs, tuple(parts), Concatenate((), "", axis))
+        return OnOneGrid(OperationDraft((), Concatenate((), "", axis)), *parts)
 
     def _part(self, name: str) -> Part:
         """A tensor, which what reads it may give its grid where nothing else does."""
         made = self.network[name]
         alone = len(self.network.consumers(name)) == 1
-        draft = self.drafts[name] if alone else existing(self._tensor(name))
+        draft = self.drafts[name] if alone else Materialized(self._tensor(name))
         return Part(draft, call_name(made), _shape(made))
 
     def _movement(self, node: Node) -> Draft:
@@ -379,9 +394,9 @@ class _Tracer:
         if layers.role_of(node) is Role.IDENTITY:  # one that holds a quantizer
             draft = self.drafts[node.inputs[0]]
             # A sum that no quantizer of its own follows is a float stream, and stays one.
-            return existing(self._tensor(node.inputs[0])) if draft.keeps_stream else draft
+            return Materialized(self._tensor(node.inputs[0])) if draft.keeps_stream else draft
         source = self._tensor(node.inputs[0])
-        return existing(layers.moved(layer, self.builder, source, _shape(node)))
+        return Materialized(layers.moved(layer, self.builder, source, _shape(node)))
 
     # -- where it becomes a tensor -------------------------------------------------------------
 
@@ -391,7 +406,7 @@ class _Tracer:
             return draft
         quantizer, name = output_quantizer(node.layer), call_name(node)
         if node.name == self.float_head:
-            return existing(draft.as_float(self.builder, name, _shape(node)))
+            return Materialized(draft.as_float(self.builder, name, _shape(node)))
         if quantizer is None:
             layer = inner_layer(node.layer)
             if not layer_kinds.rectifies(layer):
@@ -424,7 +439,7 @@ class _Tracer:
             codes = layers.codes_of(quantizer, node.layer.output_variables, unit_free=unit_free)
         else:
             return draft
-        return existing(self.builder.materialize(draft, codes, name, _shape(node)))
+        return Materialized(self.builder.materialize(draft, codes, name, _shape(node)))
 
     def _codes(self, name: str) -> Codes:
         codes = self.builder.codes(name)
@@ -443,7 +458,7 @@ class _Tracer:
             return draft.tensor
         name = call_name(self.network[node_name])
         tensor = draft.as_float(self.builder, name, _shape(self.network[node_name]))
-        self.drafts[node_name] = existing(tensor)
+        self.drafts[node_name] = Materialized(tensor)
         return tensor
 
     def _natural(self, node_name: str) -> str:

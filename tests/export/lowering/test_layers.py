@@ -8,12 +8,13 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.exact.operations.graph import Graph
-from sat_tf.exact.operations.linear import Linear
-from sat_tf.exact.operations.pools import AveragePool, ResizeBilinear, strips
+from sat_tf.exact.operations.pools import AveragePool, ResizeBilinear
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.targets.ethos_u import compile_file
-from sat_tf.exact.tflite.tensors import Activation, range_codes
+from sat_tf.exact.tflite.tensors import Activation
+from sat_tf.export.lowering.drafts import range_codes
 from sat_tf.export.lowering.layers import affine, codes_of
+from sat_tf.export.lowering.linear_drafts import LinearDraft, strips
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import call_name
@@ -25,7 +26,7 @@ from tests.export.zoo import images_for
 
 
 def product(codes, scales, bias):
-    return Linear.of_codes("x", LinearKind.FULLY_CONNECTED, codes, scales, bias)
+    return LinearDraft.of_codes("x", LinearKind.FULLY_CONNECTED, codes, scales, bias)
 
 
 @pytest.mark.parametrize("scale", [True, False])
@@ -45,12 +46,13 @@ def test_the_affine_map_is_what_keras_computes(scale, center):
 
 def test_folding_gives_the_same_function_with_codes_on_their_lattice():
     rng = np.random.default_rng(1)
-    linear = product(rng.integers(-7, 8, (4, 3)), rng.uniform(1, 2, 3), np.ones(3))
+    layer = product(rng.integers(-7, 8, (4, 3)), rng.uniform(1, 2, 3), np.ones(3))
+    linear = layer.operation
     norm = keras.layers.BatchNormalization()
     norm.build((None, 3))
     values = [[0.5, -2.0, 0.0], [1.0, 2.0, 3.0], [0.1, 0.2, 0.3], [1.0, 4.0, 9.0]]
     norm.set_weights(np.array(values))
-    folded = linear.folded(affine(norm))
+    folded = layer.folded(affine(norm)).operation
     x = rng.normal(size=(6, 4))
     before = x @ (linear.kernel.T * linear.scales) + linear.bias
     after = x @ (folded.kernel.T * folded.scales) + folded.bias
@@ -62,21 +64,21 @@ def test_folding_gives_the_same_function_with_codes_on_their_lattice():
 
 
 def test_the_center_is_where_the_normalization_gives_beta():
-    linear = product(np.ones((1, 1), int), np.ones(1), np.array([3.0]))
+    layer = product(np.ones((1, 1), int), np.ones(1), np.array([3.0]))
     norm = keras.layers.BatchNormalization()
     norm.build((None, 1))
     norm.set_weights(np.array([[2.0], [0.25], [5.0], [1.0]]))
-    folded = linear.folded(affine(norm))
+    folded = layer.folded(affine(norm)).operation
     assert folded.center + folded.bias == pytest.approx(0.25)
 
 
 def test_the_spread_is_the_deviation_that_the_normalization_has_seen():
-    linear = product(np.ones((1, 1), int), np.ones(1), np.zeros(1))
-    assert np.all(np.isinf(linear.spread))
+    layer = product(np.ones((1, 1), int), np.ones(1), np.zeros(1))
+    assert np.all(np.isinf(layer.operation.spread))
     norm = keras.layers.BatchNormalization(epsilon=0.0)
     norm.build((None, 1))
     norm.set_weights(np.array([[-2.0], [0.0], [0.0], [9.0]]))
-    assert linear.folded(affine(norm)).spread == pytest.approx(2.0)
+    assert layer.folded(affine(norm)).operation.spread == pytest.approx(2.0)
 
 
 def _codes(kind, num_bits, level, *, unit_free=False):
@@ -139,7 +141,7 @@ def test_strips_are_the_windows_of_tensorflow(length, size, stride):
         for place in range(strip.start, strip.stop - strip.size + 1, strip.stride)
     ]
     np.testing.assert_allclose(found, np.ravel(expected), rtol=1e-5)
-    assert sum(strip.made for strip in strips(length, size, stride)) == len(found)
+    assert sum(strip.count for strip in strips(length, size, stride)) == len(found)
 
 
 def pooled(size, strides, signed):

@@ -13,14 +13,19 @@ from hypothesis import strategies as st
 import sat_tf
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import read_graph, serialize
-from sat_tf.exact.operations.linear import Linear, largest_sums
+from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.tensors import Storage
 from sat_tf.exact.tflite.writer import packed_bytes
 from sat_tf.export.lowering.packing import PACKINGS, FileSettings, pack_graph, stored_kernels
 from sat_tf.export.lowering.pipeline import deployed_graph, rounded, trained_graph
-from sat_tf.export.lowering.scales import floor_scales, round_biases, settle_constants
+from sat_tf.export.lowering.scales import (
+    floor_scales,
+    largest_sums,
+    round_biases,
+    settle_constants,
+)
 from sat_tf.export.lowering.trace import trace
 from sat_tf.graph.network import Network
 from sat_tf.qat.policy import BitPolicy

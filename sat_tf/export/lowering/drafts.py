@@ -1,17 +1,19 @@
-"""Builds a graph: drafts, which are layers without a grid yet, become operations and tensors.
+"""Drafts, which are layers without a grid yet, and the builder that makes operations of them.
 
 On which grid a layer computes is decided by the quantizer behind it. Until then the layer is a
-draft: an operation without an output, or a class of its own where one layer becomes several of
-them. A draft says itself how it is folded, and how it becomes a tensor of codes or of float values.
+draft: an operation that has no inputs and no output, or a class of its own where one layer becomes
+several operations. A draft says itself how it is folded, and how it becomes a tensor of codes or of
+float values.
 """
 
 import abc
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
+from sat_tf.core.grid import SMALLEST_RANGE, scale_and_zero_point
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pointwise import Pointwise, WithConstant
 from sat_tf.exact.operations.quantize import Dequantize, Quantize
@@ -19,6 +21,20 @@ from sat_tf.exact.tflite.tensors import Activation, Codes, Tensor, free_name
 
 Range = tuple[float, float]
 Shape = tuple[int, ...]
+
+
+def range_codes(lowest: float, highest: float) -> Codes:
+    """256 codes for an observed range; zero has a code of its own.
+
+    >>> codes = range_codes(-1.0, 254.0)
+    >>> float(codes.scale), codes.zero_point
+    (1.0, -127)
+    """
+    lowest, highest = min(lowest, 0.0), max(highest, 0.0)
+    if highest - lowest < SMALLEST_RANGE:
+        return Codes(np.float32(1.0 / 255.0), -128)
+    scale, zero_point = scale_and_zero_point(lowest, highest, np.rint)
+    return Codes(np.float32(scale), int(np.clip(zero_point, -128, 127)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +53,6 @@ class Draft(abc.ABC):
 
     inputs: tuple[str, ...]  # Names of the tensors that it reads.
     tensor: str = ""  # The name of its tensor, where it is one already; else "".
-    # Those of layers left float whose output is no float32, which what reads them takes in as it
-    # is.
-    calls: tuple[Any, ...] = ()
     # No integer kernel computes it of float values, so that an observed range alone makes no codes
     # of it.
     stays_float: ClassVar[bool] = False
@@ -53,9 +66,9 @@ class Draft(abc.ABC):
         """Whether it makes these codes itself of inputs that are float."""
         return False
 
+    @abc.abstractmethod
     def as_codes(self, builder: "GraphBuilder", codes: Codes, name: str, shape: Shape) -> str:
         """Adds what makes a tensor of codes of tensors of codes; returns its name."""
-        raise TypeError(f"{name}: codes of a layer that makes float values.")
 
     @abc.abstractmethod
     def as_float(self, builder: "GraphBuilder", name: str, shape: Shape) -> str:
@@ -115,7 +128,7 @@ class GraphBuilder:
 
     def materialize(self, draft: Draft, codes: Codes, name: str, shape: Shape) -> str:
         """Adds what makes a tensor of codes of a draft; returns the tensor's name."""
-        some_float = any(self.codes(read) is None for read in draft.inputs)
+        some_float = any(self.codes(source) is None for source in draft.inputs)
         if some_float and not draft.takes_floats(codes):
             real = draft.as_float(self, self.between(f"{name}_float"), shape)
             return self.quantized(real, codes, name, shape)
@@ -165,8 +178,11 @@ class GraphBuilder:
 
 
 @dataclasses.dataclass(frozen=True)
-class OperationDraft(Operation, Draft):
-    """An operation that is a draft while its output is "", of any number of inputs; abstract."""
+class OperationDraft(Draft):
+    """A layer that becomes one operation, whatever the grid of its result."""
+
+    inputs: tuple[str, ...]
+    operation: Operation  # Without inputs and output.
 
     def placed(
         self,
@@ -176,11 +192,9 @@ class OperationDraft(Operation, Draft):
         name: str,
         shape: Shape,
     ) -> str:
-        """Adds the operation on other inputs, with a tensor of these codes; returns its name."""
-        return builder.add(self._named(inputs, name), shape, codes)
-
-    def _named(self, inputs: tuple[str, ...], name: str) -> Self:
-        return dataclasses.replace(self, inputs=inputs, output=name)
+        """Adds the operation on these inputs, with a tensor of these codes; returns its name."""
+        operation = dataclasses.replace(self.operation, inputs=inputs, output=name)
+        return builder.add(operation, shape, codes)
 
     def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
         return self.placed(builder, self.inputs, codes, name, shape)
