@@ -49,7 +49,7 @@ def write_both(certificate: Certificate, path: str | os.PathLike[str]) -> None:
 def certificate_page(certificate: Certificate) -> str:
     """HTML that shows all of a certificate."""
     return render_page(
-        "export/certificate/page.html",
+        "exact/certificate/page.html",
         certificate=certificate,
         float_rule=FLOAT_RULE,
         verdict=certificate.verdict,
