@@ -53,7 +53,7 @@ def within_budget(problem: Knapsack, bits: np.ndarray, chosen: np.ndarray) -> np
     chosen = chosen.copy()
     while not problem.within(chosen):
         moved = False
-        for item in reversed(range(problem.num_items)):
+        for item in reversed(range(len(problem.tie))):
             for kind in (ACTIVATIONS, WEIGHTS):
                 lower = stepped(problem, bits, chosen, item, kind, -1)
                 if lower is not None:
@@ -159,7 +159,7 @@ def greedy_search(
 
 
 def _neighbours(problem: Knapsack, bits: np.ndarray, chosen: np.ndarray) -> Iterator[np.ndarray]:
-    for item in range(problem.num_items):
+    for item in range(len(problem.tie)):
         for kind in (WEIGHTS, ACTIVATIONS):
             for step in (1, -1):
                 moved = stepped(problem, bits, chosen, item, kind, step)
@@ -179,16 +179,16 @@ def _most(problem: Knapsack, bits: np.ndarray) -> np.ndarray:
     return np.array(
         [
             max(problem.options(item), key=lambda option: tuple(bits[option]))
-            for item in range(problem.num_items)
+            for item in range(len(problem.tie))
         ]
     )
 
 
 def _random_choice(problem: Knapsack, bits: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     """Any option of each item; those of one tie have the level of its first one."""
-    chosen = np.zeros(problem.num_items, int)
+    chosen = np.zeros(len(problem.tie), int)
     levels: dict[int, int] = {}
-    for item in range(problem.num_items):
+    for item in range(len(problem.tie)):
         options, tie = problem.options(item), int(problem.tie[item])
         if tie in levels:
             options = options[problem.level[options] == levels[tie]]

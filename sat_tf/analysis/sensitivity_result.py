@@ -340,9 +340,7 @@ class Sensitivity(RowTable):
         """Prints what the whole model loses, and each layer, the one that loses most first."""
         for line in self._summary():
             say(console, line)
-        for title, table in self._tables().items():
-            fitting = table.for_width(console.width)
-            console.print(fitting.to_rich(title=title, title_justify="left"))
+        self.print_tables(console)
 
     def _headline(self) -> str:
         return self._summary()[0]

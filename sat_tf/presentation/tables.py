@@ -321,6 +321,13 @@ class RowTable(Displayed):
     def print_to(self, console: Console) -> None:
         """Prints the result."""
 
+    def print_tables(self, console: Console) -> None:
+        """Prints the tables that have rows, without the columns for which there is no room."""
+        for title, table in self._tables().items():
+            if table.rows:
+                fitting = table.for_width(console.width)
+                console.print(fitting.to_rich(title=title, title_justify="left"))
+
     def table(self, width: int | None = None) -> str:
         """The result as text for a terminal of a width, by default as wide as needed."""
         text = io.StringIO()

@@ -9,7 +9,6 @@ what layers such as Dropout draw.
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import math
 import pathlib
@@ -26,7 +25,7 @@ from sat_tf.exact.tflite.input_range import PIXELS
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import with_layers_for_operations
-from sat_tf.messages import ProblemsError, RunError
+from sat_tf.messages import ProblemsError, RunError, reason_of
 from sat_tf.pictures import Pictures
 from sat_tf.qat.calibrate import calibrate, estimate_statistics
 from sat_tf.qat.images import BATCH_SIZE, TrainingBatches, TrainingImages, fed, held_out_batches
@@ -49,6 +48,7 @@ _MOMENTUM, _WEIGHT_DECAY = 0.9, 4e-5
 # With labels, the loss is theirs and the teacher's in equal parts.
 _TEACHERS_SHARE = 0.5
 _KEY_LENGTH = 16
+RESTART = "start over with --no-resume"
 
 
 class Epoch(NamedTuple):
@@ -83,12 +83,10 @@ def row_of(float_model: keras.Model) -> tuple[str, str]:
         return "", f"a model of {len(float_model.outputs)} outputs"
     network = Network(with_layers_for_operations(float_model))
     shape = network[network.output].shape
-    row = rows_of_classes(network, network.output, shape) if len(shape) == 1 else ""
+    if len(shape) == 1 and (row := rows_of_classes(network, network.output, shape)):
+        return row, ""
     sizes = tuple(float_model.output_shape[1:])
-    return (
-        row,
-        "" if row else f"a model with outputs of shape {sizes} that are no row of classes",
-    )
+    return "", f"a model with outputs of shape {sizes} that are no row of classes"
 
 
 def finetune(
@@ -128,11 +126,10 @@ def finetune(
         ValueError: the model or the images cannot be trained; lists every problem.
         RunError: a backup was expected.
     """
-    reason = ""
     if not row:
         row, reason = row_of(float_model)
     problems = []
-    if reason:
+    if not row:
         problems.append(f"received {reason}, expected one row of logits or probabilities.")
     if not quantized.trainable_variables:
         problems.append("received a frozen model, expected one to train; set trainable=True.")
@@ -147,31 +144,25 @@ def finetune(
     network, title = Network(quantized), "agreement" if labels is None else "top-1"
     feed = input_ranges(network).get(network.input, PIXELS).fed
     classes = np.zeros(len(images), np.int32) if labels is None else np.asarray(labels, np.int32)
-    backup, saved = [], None
+    backup = None
     if folder is not None:
         settings = {"epochs": epochs, "rate": learning_rate, "batch_size": batch_size, "seed": seed}
         reference = Network(with_layers_for_operations(float_model))
-        arrays = [sample, classes, *(array for array in held_out if array is not None)]
-        key = key_of(
-            network, reference, tuple(arrays), title=title, files=_hashes(images), **settings
-        )
-        place = folder / key[:_KEY_LENGTH]
-        saved = tf.train.latest_checkpoint(place / "chief")
-        if is_expected and saved is None:
+        arrays = (sample, classes, *(array for array in held_out if array is not None))
+        key = key_of(network, reference, arrays, title=title, files=_hashes(images), **settings)
+        backup = Backup(folder / key[:_KEY_LENGTH])
+        if is_expected and not backup.epochs:
             raise RunError(
                 f"--resume: {folder}: received no unfinished training of this model with these "
                 "images and settings, expected one; leave out --resume to begin a new one."
             )
-        remove_backups(folder, but=place.name)
-        place.mkdir(parents=True, exist_ok=True)
-        if saved is not None:
-            done = tf.train.load_variable(saved, "ckpt_saved_epoch/.ATTRIBUTES/VARIABLE_VALUE") + 1
-            say(f"going on behind epoch {done} of {epochs}, which {place} holds")
-        backup = [keras.callbacks.BackupAndRestore(str(place), delete_checkpoint=False)]
+        remove_backups(folder, but=backup.folder.name)
+        backup.folder.mkdir(parents=True, exist_ok=True)
+        if backup.epochs:
+            say(f"going on behind epoch {backup.epochs} of {epochs}, which {backup.folder} holds")
     keras.utils.set_random_seed(seed)
     batches = TrainingBatches(images, classes, held_out[0].shape[1:], feed, batch_size, seed)
-    share = 1.0 if labels is None else _TEACHERS_SHARE
-    trainer = _Trainer(quantized, float_model, row, share)
+    trainer = _Trainer(quantized, float_model, row, 1.0 if labels is None else _TEACHERS_SHARE)
     optimizer = keras.optimizers.SGD(0.0, momentum=_MOMENTUM, nesterov=True)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     trainer.compile(optimizer, loss, [keras.metrics.SparseCategoricalAccuracy("score")])
@@ -183,7 +174,7 @@ def finetune(
     say(f"before training: held-out {title} {100 * start['score']:.2f} %")
     if learning_rate is not None:
         state.rate.assign(learning_rate)
-    elif saved is None:
+    elif backup is None or not backup.epochs:
         low, high = TRIED_RATES[0], TRIED_RATES[-1]
         say(f"trying learning rates from {low:g} to {high:g}, for {_TRIED_STEPS} steps each")
         state.distances.assign(_tried(trainer, batches, sample[:_TRIED_IMAGES]))
@@ -201,9 +192,14 @@ def finetune(
         say(f"epoch {done.epoch}/{epochs}: loss {done.loss:.4g}, {score}")
 
     recording = keras.callbacks.LambdaCallback(on_epoch_end=end_epoch)
-    course = [schedule, measuring, keras.callbacks.TerminateOnNaN(), recording, *backup, *callbacks]
+    course = [schedule, measuring, keras.callbacks.TerminateOnNaN(), recording]
+    course += [] if backup is None else [backup]
     trainer.fit(
-        batches.dataset, epochs=epochs, validation_data=validation, callbacks=course, verbose=0
+        batches.dataset,
+        epochs=epochs,
+        validation_data=validation,
+        callbacks=[*course, *callbacks],
+        verbose=0,
     )
     quantized.set_weights([weight.numpy() for weight in state.weights])
     return FineTuned(
@@ -213,6 +209,38 @@ def finetune(
         tried=state.tried,
         passed_over=tuple(sorted(batches.passed_over)),
     )
+
+
+class Backup(keras.callbacks.BackupAndRestore):
+    """Keras' backup of a training at the end of each epoch, which stays until it is removed."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        super().__init__(str(folder), delete_checkpoint=False)
+        self.folder = folder
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs are saved: there is a checkpoint for each, and Keras numbers them."""
+        latest = tf.train.latest_checkpoint(str(self.folder / "chief"))
+        return 0 if latest is None else int(latest.rpartition("-")[2])
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        try:
+            super().on_train_begin(logs)
+        except Exception as error:  # TensorFlow has many types for a file that is damaged.
+            raise RunError(
+                f"{self.folder}: the checkpoint cannot be read ({reason_of(error)}), expected that "
+                f"of this run; {RESTART}."
+            ) from error
+
+    def _backup(self, epoch: int, batch: int = 0) -> None:
+        try:
+            super()._backup(epoch, batch)
+        except (tf.errors.OpError, OSError):
+            for left in self.folder.glob("*/*temp*"):
+                shutil.rmtree(left, ignore_errors=True)
+                left.unlink(missing_ok=True)
+            raise
 
 
 def _hashes(images: TrainingImages) -> list[str]:
@@ -284,18 +312,32 @@ class _Trainer(keras.Model):
         return {"loss": self._loss.result()}
 
 
-class _Schedule(keras.callbacks.Callback):
-    """Sets the learning rate of each step, and begins the batches of each epoch.
+def warmup_cosine(
+    n: Any, step: Any, *, first: float, peak: float, warmup_steps: int, total_steps: int
+) -> Any:
+    """The learning rate at step i = 0, 1, ... of T, of which the first w warm up.
 
-    Step i = 0, 1, ... of T, of which w warm up, has the rate peak · i / w for i < w, and from there
-    on peak · (1 + cos(π (i - w) / (T - w))) / 2.
+    first + (peak - first) · i / w                  for i < w
+    peak · (1 + cos(π · (i - w) / (T - w))) / 2     for w <= i < T
+    0                                               from T on
+
+    It is computed by the functions of `n`, which is NumPy or TensorFlow.
     """
+    warming = first + (peak - first) * step / max(warmup_steps, 1)
+    done = (step - warmup_steps) / (total_steps - warmup_steps)
+    cooling = peak * 0.5 * (1.0 + n.cos(math.pi * n.minimum(done, 1.0)))
+    return n.where(step < warmup_steps, warming, cooling)
+
+
+class _Schedule(keras.callbacks.Callback):
+    """Sets the learning rate of each step by `warmup_cosine`, and begins the batches of epochs."""
 
     def __init__(
         self, batches: TrainingBatches, peak: Callable[[], float], total: int, warmup: int = 0
     ) -> None:
         super().__init__()
-        self._batches, self._peak_now, self._total, self._warmup = batches, peak, total, warmup
+        self._batches, self._peak_now = batches, peak
+        self._steps = {"warmup_steps": warmup, "total_steps": total}
         self._peak = self.rate = 0.0
         self._first = 0
 
@@ -304,10 +346,8 @@ class _Schedule(keras.callbacks.Callback):
         self._peak, self._first = self._peak_now(), epoch * self._batches.steps
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        step = self._first + batch
-        done = (step - self._warmup) / (self._total - self._warmup)
-        share = step / self._warmup if done < 0 else 0.5 * (1.0 + math.cos(math.pi * done))
-        self.rate = self._peak * share
+        share = warmup_cosine(np, self._first + batch, first=0.0, peak=1.0, **self._steps)
+        self.rate = self._peak * float(share)
         self.model.optimizer.learning_rate = self.rate
 
 
@@ -327,7 +367,7 @@ def _tried(trainer: _Trainer, batches: TrainingBatches, images: np.ndarray) -> l
     answers = [trainer.teacher(part) for part in parts]
     distances = []
     for rate in TRIED_RATES:
-        schedule = _Schedule(batches, functools.partial(float, rate), _TRIED_STEPS)
+        schedule = _Schedule(batches, lambda rate=rate: rate, _TRIED_STEPS)
         steps = batches.dataset.repeat()
         trainer.fit(steps, steps_per_epoch=_TRIED_STEPS, callbacks=[schedule], verbose=0)
         distance = math.inf

@@ -1,7 +1,6 @@
 """What `fit` sees: a model that trains another by the rules of a run, and its optimizer."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from sat_tf.exact.top_k import comes_before
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import synchronized_class
+from sat_tf.qat.finetune import warmup_cosine
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, graphs_go_with
 from sat_tf.training.config_sections import StageConfig
@@ -260,11 +260,7 @@ class Learner(keras.Model):
 
 @keras.utils.register_keras_serializable(package="sat_tf")
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
-    """The paper's learning rate at step i = 0, 1, ... of T, of which the first w warm up.
-
-    first + (peak - first) · i / w                  for i < w
-    peak · (1 + cos(π · (i - w) / (T - w))) / 2     for w <= i < T
-    0                                               from T on
+    """The paper's learning rate: `sat_tf.qat.finetune.warmup_cosine`.
 
     >>> schedule = WarmupCosine(
     ...     first_learning_rate=0.1, peak_learning_rate=0.5, warmup_steps=2, total_steps=6
@@ -311,12 +307,14 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step: Any) -> tf.Tensor:
         """The learning rate at a step, a float32 scalar."""
         # float32 counts steps exactly up to 2^24, more than 16 million.
-        step = tf.cast(step, tf.float32)
-        rise = self.peak_learning_rate - self.first_learning_rate
-        warming = self.first_learning_rate + rise * step / max(self.warmup_steps, 1)
-        done = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
-        cooling = self.peak_learning_rate * 0.5 * (1.0 + tf.cos(math.pi * tf.minimum(done, 1.0)))
-        return tf.where(step < self.warmup_steps, warming, cooling)
+        return warmup_cosine(
+            tf,
+            tf.cast(step, tf.float32),
+            first=self.first_learning_rate,
+            peak=self.peak_learning_rate,
+            warmup_steps=self.warmup_steps,
+            total_steps=self.total_steps,
+        )
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

@@ -18,7 +18,7 @@ from sat_tf.analysis.allocation.choices import (
     milliseconds_of,
     read_npu,
 )
-from sat_tf.analysis.allocation.result import AllocatedLayer, Allocation, Proof, Total
+from sat_tf.analysis.allocation.result import AllocatedLayer, Allocation, Total
 from sat_tf.analysis.sensitivity import refuse_all_but_float, sensitivity
 from sat_tf.analysis.sensitivity_result import MOST_BITS, Sensitivity
 from sat_tf.arguments import is_integer, is_number
@@ -343,12 +343,13 @@ def allocate(
     weight_bits = _bits("weight_bits", weight_bits)
     activation_bits = _bits("activation_bits", activation_bits)
     is_measured = isinstance(cost, str) and cost == "sensitivity"
+    is_table = isinstance(cost, Mapping)
     if is_measured and dataset is None:
         raise ValueError(
             f"cost={cost!r}: received no dataset, expected images, on which it is measured; give "
             "some, or a table of costs."
         )
-    if not is_measured and not isinstance(cost, Sensitivity | Mapping):
+    if not (is_measured or is_table or isinstance(cost, Sensitivity)):
         raise ValueError(
             f"cost={shortened(repr(cost))}: expected 'sensitivity', what sat_tf.sensitivity has "
             "returned, or a table {layer: {(weight bits, activation bits): cost}}."
@@ -367,7 +368,6 @@ def allocate(
         _fitting(model, dataclasses.replace(problem, knapsack=smallest), pack)
         fewest = choices.policy_at(min(weight_bits), min(activation_bits))
         cost = sensitivity(model, dataset, fewest, num_images=num_images, progress=progress)
-    is_table = isinstance(cost, Mapping)
     knapsack.cost[:] = (costs_of_table if is_table else costs_of_sensitivity)(cost, choices.layers)
     if is_measured and not np.any(knapsack.cost):
         raise ValueError(
@@ -375,45 +375,58 @@ def allocate(
             "which all bits would cost the same; give images as the model is used with."
         )
     solution, policy, length = _fitting(model, problem, pack)
-    used = knapsack.used(solution.chosen) | ({} if length is None else {"bytes": length})
-    totals = {}
-    for name, unit in problem.units.items():
-        fewest_used, most_used = knapsack.ends(name)
-        totals[name] = Total(
-            name=name,
-            value=float(used[name] / unit),
-            limit=knapsack.limits[name] / unit if name in limits else None,
-            fewest=min(fewest_used, used[name]) / unit,
-            most=max(most_used, used[name]) / unit,
-        )
+    return Allocation(
+        model=model.name,
+        policy=policy,
+        layers=_allocated_layers(problem, solution),
+        totals=_totals(problem, solution, {} if length is None else {"bytes": length}),
+        proof=solution,
+        cost_kind="table" if is_table else "sensitivity",
+        pack=pack,
+    )
+
+
+def _allocated_layers(problem: BitProblem, solution: Solution) -> tuple[AllocatedLayer, ...]:
+    choices, knapsack = problem.choices, problem.knapsack
+    sizes, milliseconds = choices.sizes, knapsack.usage.get("milliseconds")
     layers = []
-    sizes = choices.sizes
     for option in solution.chosen:
-        layer, (bits_of_weights, bits_of_activations) = problem.options[option]
+        layer, (weight_bits, activation_bits) = problem.options[option]
         tied = [other.name for other in choices.layers if other.tie == layer.tie >= 0]
         layers.append(
             AllocatedLayer(
                 name=layer.name,
                 kind=layer.kind,
-                weight_bits=bits_of_weights,
-                activation_bits=bits_of_activations,
+                weight_bits=weight_bits,
+                activation_bits=activation_bits,
                 chosen=layer.chosen,
                 tied=", ".join(name for name in tied if name != layer.name),
                 num_weights=layer.num_weights,
-                bytes=None if sizes is None else sizes.kernel_bytes(layer.name, bits_of_weights),
-                milliseconds=None if milliseconds is None else milliseconds[option],
+                bytes=None if sizes is None else sizes.kernel_bytes(layer.name, weight_bits),
+                milliseconds=None if milliseconds is None else float(milliseconds[option]),
                 cost=float(knapsack.cost[option]),
             )
         )
-    return Allocation(
-        model=model.name,
-        policy=policy,
-        layers=tuple(layers),
-        totals=totals,
-        proof=Proof(cost=solution.cost, bound=solution.bound),
-        cost_kind="table" if is_table else "sensitivity",
-        pack=pack,
-    )
+    return tuple(layers)
+
+
+def _totals(
+    problem: BitProblem, solution: Solution, in_file: Mapping[str, float]
+) -> dict[str, Total]:
+    """Returns what the model uses of each quantity; what the file says is taken from there."""
+    knapsack = problem.knapsack
+    used = knapsack.used(solution.chosen) | in_file
+    totals = {}
+    for name, unit in problem.units.items():
+        fewest, most = knapsack.ends(name)
+        totals[name] = Total(
+            name=name,
+            value=float(used[name] / unit),
+            limit=knapsack.limits[name] / unit if name in knapsack.limits else None,
+            fewest=min(fewest, used[name]) / unit,
+            most=max(most, used[name]) / unit,
+        )
+    return totals
 
 
 def _fitting(

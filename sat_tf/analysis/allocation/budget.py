@@ -116,11 +116,6 @@ class Knapsack:
     # (items,) items with the same number of 0 or more choose the same level; -1 are free.
     tie: np.ndarray
 
-    @property
-    def num_items(self) -> int:
-        """How many items there are."""
-        return len(self.tie)
-
     def options(self, item: int) -> np.ndarray:
         """Returns the options of one item."""
         return np.flatnonzero(self.item == item)
@@ -136,17 +131,27 @@ class Knapsack:
 
     def ends(self, name: str) -> tuple[float, float]:
         """Returns the least and the most that options use of a quantity, each item by itself."""
-        usage = [self.usage[name][self.options(item)] for item in range(self.num_items)]
+        usage = [self.usage[name][self.options(item)] for item in range(len(self.tie))]
         return math.fsum(each.min() for each in usage), math.fsum(each.max() for each in usage)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Solution:
     """A choice within all limits, and the proof that no other is cheaper."""
 
-    chosen: np.ndarray  # (items,) the option of each item.
+    chosen: np.ndarray = dataclasses.field(compare=False)  # (items,) the option of each item.
     cost: float  # Of the choice.
     bound: float  # No choice within the limits costs less.
+
+    @property
+    def gap(self) -> float:
+        """(cost - bound) / cost: 0 is a proven optimum."""
+        return (self.cost - self.bound) / self.cost if self.cost > self.bound else 0.0
+
+    @property
+    def status(self) -> str:
+        """Returns "optimal", or "within the gap" where a file is too long for what costs less."""
+        return "within the gap" if self.gap else "optimal"
 
 
 def solve(problem: Knapsack) -> Solution | None:
@@ -168,12 +173,12 @@ def solve(problem: Knapsack) -> Solution | None:
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
-    options = [problem.options(item) for item in range(problem.num_items)]
+    options = [problem.options(item) for item in range(len(problem.tie))]
     # The least cost of an item changes no choice, and its digits would crowd out others.
     least = np.array([problem.cost[each].min() for each in options])
     above = problem.cost - least[problem.item]
     unit = float(above.max()) / _LARGEST_COST or 1.0
-    items = np.arange(problem.num_items)
+    items = np.arange(len(problem.tie))
     one_each = LinearConstraint(np.equal.outer(items, problem.item).astype(float), 1.0, 1.0)
     ties = []
     for tie in np.unique(problem.tie[problem.tie >= 0]):

@@ -1,9 +1,7 @@
 """The bits that each layer of a model can have, which layers share a grid, and how long they take.
 
-What follows the policy's `weight_bits` and `activation_bits` is chosen; what the policy settles
-otherwise stays: first and last layers at `first_last_weight_bits`, bits given by overrides, streams
-and images. Layers that read one quantized tensor share its grid: their activation bits are equal,
-so that the file needs no operator between two grids.
+Layers that read one quantized tensor share its grid: their activation bits are equal, so that the
+file needs no operator between two grids.
 """
 
 import dataclasses
@@ -65,9 +63,8 @@ class LayerChoices:
     @property
     def chosen(self) -> str:
         """Which bits are chosen: "both", "weights", "activations" or "neither"."""
-        if self.chooses_weights:
-            return "both" if self.chooses_activations else "weights"
-        return "activations" if self.chooses_activations else "neither"
+        names = ("neither", "weights", "activations", "both")
+        return names[self.chooses_weights + 2 * self.chooses_activations]
 
 
 class ModelChoices:

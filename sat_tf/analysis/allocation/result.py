@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import yaml
 from rich.console import Console
 
-from sat_tf.analysis.allocation.budget import LIMITS
+from sat_tf.analysis.allocation.budget import LIMITS, Solution
 from sat_tf.files import write_text
 from sat_tf.messages import did_you_mean, instead_of, say
 from sat_tf.presentation.tables import Column, RowTable, Table, digits
@@ -48,24 +48,6 @@ class Total:
     def show(self, field: str) -> str:
         """Returns one of the values as readers see it."""
         return LIMITS[self.name].show(getattr(self, field))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Proof:
-    """Why no other choice is better."""
-
-    cost: float  # Of the choice.
-    bound: float  # No choice within the limits costs less.
-
-    @property
-    def gap(self) -> float:
-        """(cost - bound) / cost: 0 is a proven optimum."""
-        return (self.cost - self.bound) / self.cost if self.cost > self.bound else 0.0
-
-    @property
-    def status(self) -> str:
-        """Returns "optimal", or "within the gap" where a file is too long for what costs less."""
-        return "within the gap" if self.gap else "optimal"
 
 
 _bits = digits("", "float")
@@ -109,7 +91,7 @@ class Allocation(RowTable):
     policy: BitPolicy
     layers: tuple[AllocatedLayer, ...]
     totals: Mapping[str, Total]
-    proof: Proof
+    proof: Solution
     cost_kind: str
     pack: str
 
@@ -143,9 +125,7 @@ class Allocation(RowTable):
 
     def print_to(self, console: Console) -> None:
         """Prints the layers, the totals against their limits, and the proof."""
-        for title, table in self._tables().items():
-            fitting = table.for_width(console.width)
-            console.print(fitting.to_rich(title=title, title_justify="left"))
+        self.print_tables(console)
         for line in self._notes():
             say(console, line)
 

@@ -128,8 +128,7 @@ class Reconstruction(RowTable):
     def print_to(self, console: Console) -> None:
         """Prints what the model has gained, and the errors of every block."""
         say(console, self._headline())
-        for title, table in self._tables().items():
-            console.print(table.to_rich(title=title, title_justify="left"))
+        self.print_tables(console)
 
     def _headline(self) -> str:
         line = f"{self.model}: error of the outputs {self.error_before:.3g}"

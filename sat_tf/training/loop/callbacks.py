@@ -7,7 +7,6 @@ import dataclasses
 import math
 import os
 import pathlib
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ import tf_keras as keras
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
 from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.output_folder import OutputFolder
+from sat_tf.qat.finetune import RESTART, Backup
 from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
 from sat_tf.report.layers import clipping_levels
 from sat_tf.training.audit.kappa import kappa_0
@@ -26,41 +26,8 @@ from sat_tf.training.data.source import ImageSource
 from sat_tf.training.learner import Learner, training_copy
 from sat_tf.training.run_folder import EPOCHS, METRICS, EpochMetrics, RunFolder, logged
 
-_RESTART = "start over with --no-resume"
 _PROBED_IMAGES = 16
 _MOST_NAMED = 3
-
-
-class Backup(keras.callbacks.BackupAndRestore):
-    """Keras' backup of a stage at the end of each epoch, which stays until the stage is done."""
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        super().__init__(str(folder), delete_checkpoint=False)
-        self.folder = folder
-
-    @property
-    def epochs(self) -> int:
-        """How many epochs are saved: there is a checkpoint for each, and Keras numbers them."""
-        latest = tf.train.latest_checkpoint(str(self.folder / "chief"))
-        return 0 if latest is None else int(latest.rpartition("-")[2])
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        try:
-            super().on_train_begin(logs)
-        except Exception as error:  # TensorFlow has many types for a file that is damaged.
-            raise RunError(
-                f"{self.folder}: the checkpoint cannot be read ({reason_of(error)}), expected that "
-                f"of this run; {_RESTART}."
-            ) from error
-
-    def _backup(self, epoch: int, batch: int = 0) -> None:
-        try:
-            super()._backup(epoch, batch)
-        except (tf.errors.OpError, OSError):
-            for left in self.folder.glob("*/*temp*"):
-                shutil.rmtree(left, ignore_errors=True)
-                left.unlink(missing_ok=True)
-            raise
 
 
 class BestEpoch(keras.callbacks.Callback):
@@ -120,7 +87,7 @@ class BestEpoch(keras.callbacks.Callback):
         except Exception as error:  # NumPy has many types for a file that is damaged.
             raise RunError(
                 f"{self._file}: cannot be read ({reason_of(error)}), expected the weights of the "
-                f"best epoch of this run; {_RESTART}."
+                f"best epoch of this run; {RESTART}."
             ) from error
 
     @property

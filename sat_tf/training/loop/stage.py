@@ -12,13 +12,13 @@ from rich.console import Console
 
 from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.messages import RunError, say
+from sat_tf.qat.finetune import Backup
 from sat_tf.training.config import Config
 from sat_tf.training.data.batches import fed
 from sat_tf.training.data.source import ImageSource
 from sat_tf.training.distribution import distributed, from_first_worker
 from sat_tf.training.learner import Learner, make_optimizer, training_copy
 from sat_tf.training.loop.callbacks import (
-    Backup,
     BestEpoch,
     EpochFacts,
     EpochLog,

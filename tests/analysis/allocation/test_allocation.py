@@ -108,7 +108,7 @@ def test_no_other_choice_within_the_budget_costs_less(model, found):
     problem = make_problem(choices, read_budget(SMALL)).knapsack
     problem.cost[:] = costs_of_table(costs_of(model), choices.layers)
     best = np.inf
-    free = [problem.options(item) for item in range(problem.num_items)]
+    free = [problem.options(item) for item in range(len(problem.tie))]
     for chosen in map(np.array, itertools.product(*free)):
         if problem.within(chosen) and _is_tied(problem, chosen):
             best = min(best, problem.cost[chosen].sum())

@@ -188,7 +188,7 @@ def knapsack(costs, usage, limits, *, levels=None, tie=None):
 
 def all_choices(problem):
     """Every choice within limits and ties, worked out without the solver."""
-    for chosen in itertools.product(*(problem.options(i) for i in range(problem.num_items))):
+    for chosen in itertools.product(*(problem.options(i) for i in range(len(problem.tie)))):
         chosen = np.array(chosen)
         levels = {}
         for item, option in enumerate(chosen):

@@ -11,8 +11,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.messages import RunError
+from sat_tf.qat.finetune import Backup
 from sat_tf.training.learner import Learner, training_copy
-from sat_tf.training.loop.callbacks import Backup, BestEpoch, kept_current, settling
+from sat_tf.training.loop.callbacks import BestEpoch, kept_current, settling
 from sat_tf.training.loop.runner import outside_failures_explained
 from sat_tf.training.recipes import WeightAverage
 from sat_tf.training.run_folder import EpochMetrics, RunFolder
