@@ -42,7 +42,7 @@ def run(
         f"training.float_model={start}",
         "export.verify_images=64",
     ]
-    config = read_config(CONFIG, [*fixed, *overrides], seed=seed)
+    config = read_config(CONFIG, [*fixed, *overrides, f"seed={seed}"])
     shutil.rmtree(folder, ignore_errors=True)
     began = time.perf_counter()
     runner.train(config, RunFolder(folder), rich.console.Console(quiet=True))

@@ -42,7 +42,8 @@ _SEED = flags.DEFINE_integer("seed", None, "Overrides the seed in the configurat
 
 
 def _run() -> bool:
-    config = train.load_config(_CONFIG.value, _SET.value, _SEED.value)
+    seeds = [] if _SEED.value is None else [f"seed={_SEED.value}"]
+    config = train.load_config(_CONFIG.value, [*_SET.value, *seeds])
     folder = train.choose_folder(config, _RUN_DIR.value)
     if _MODE.value == "train":
         return train.train(config, folder, Console(), resume=_RESUME.value)

@@ -100,7 +100,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    wanted = image_options(arguments)
+    wanted = image_options(arguments, required=True)
     policy = usual_policy(arguments)
     budget = _budget(arguments.budget)
     with value_errors_as_run_errors():
@@ -110,8 +110,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         except ValueError as error:
             raise RunError(ProblemsError("--budget", problems_of(error))) from error
         check_outputs(arguments)
-    if wanted.images is None:
-        raise RunError("received no images, expected --images: losses are measured on images.")
     make = model_maker(arguments, "allocate")
     quiet_tensorflow()
     from sat_tf.analysis.allocation.allocation import allocate

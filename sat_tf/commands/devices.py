@@ -21,7 +21,7 @@ from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_erro
 from sat_tf.presentation.tables import Column, Marked, Table, digits
 
 # A slow machine runs so many in a moment, and noise of so many reaches nearly all codes.
-USUAL_IMAGES = 16
+_IMAGES_OF_KIT = 16
 
 # The images that options name, for the input of a file.
 LoadPixels = Callable[[ImageOptions], Pixels]
@@ -50,7 +50,7 @@ def write_device_kit(
     console: Console,
 ) -> None:
     """Writes the proof kit, and says what to do with it."""
-    few = wanted.num_images or USUAL_IMAGES
+    few = wanted.num_images or _IMAGES_OF_KIT
     pixels = load(dataclasses.replace(wanted, num_images=few))
     kit = write_kit(
         tflite,

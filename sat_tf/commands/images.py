@@ -180,10 +180,12 @@ def add_image_arguments(parser: Parser, *, default: str, usual: str) -> None:
 
 
 def image_options(
-    arguments: argparse.Namespace, *, usual: int | None = USUAL_IMAGES
+    arguments: argparse.Namespace, *, usual: int | None = USUAL_IMAGES, required: bool = False
 ) -> ImageOptions:
     """The values of --images, --labels and --num_images."""
     expect_pictures(arguments.images, arguments.labels)
+    if required and arguments.images is None:
+        raise RunError("received no images, expected --images: losses are measured on images.")
     return ImageOptions(
         arguments.images, arguments.num_images, usual=usual, labels=arguments.labels
     )

@@ -13,7 +13,7 @@ from sat_tf.commands.models import quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import OWN_TYPE, add_output_type, add_resume, add_trust, nonempty, seed
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, usual_policy, with_input_range
-from sat_tf.commands.quantization import QuantizationSettings, write_quantized
+from sat_tf.commands.quantization import Quantization
 from sat_tf.commands.verification_table import conclude
 from sat_tf.exact.certificate.certificate import Certificate, read_certificate
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
@@ -146,7 +146,12 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         policy = with_input_range(
             policy, model, str(path), pictures.held_out.sample, console, doubts=doubts
         )
-        settings = QuantizationSettings(
+        Quantization(
+            model=model,
+            policy=policy,
+            pictures=pictures,
+            folder=folder,
+            console=console,
             steps=STEPS if is_reconstructed else 0,
             epochs=epochs,
             row=row,
@@ -155,8 +160,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             output_type=arguments.output_type,
             resume=arguments.resume,
             is_verbose=arguments.verbose,
-        )
-        write_quantized(model, policy, pictures, folder, console, settings)
+        ).write()
     print_ending(arguments.bits, folder, why_not, console)
     for doubt in doubts:  # what stands far above is easily passed over
         say(console, f"Note: {doubt}", style="yellow")

@@ -64,9 +64,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    wanted = image_options(arguments)
-    if wanted.images is None:
-        raise RunError("received no images, expected --images: losses are measured on images.")
+    wanted = image_options(arguments, required=True)
     if arguments.average_bits is not None and arguments.max_drop is not None:
         raise RunError("received --average_bits and --max_drop, expected one; leave one out.")
     make = model_maker(arguments, "sensitivity")

@@ -74,31 +74,25 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     return train(config, folder, console, resume=arguments.resume)
 
 
-def load_config(
-    path: str | None = None, overrides: Iterable[str] = (), seed: int | None = None
-) -> Config:
+def load_config(path: str | None = None, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a file, or that of the demo where no file is named."""
     if path is None:
-        return parse_config(read_text(DEMO), overrides, seed=seed, subject="--set")
-    return read_config(path, overrides, seed=seed)
+        return parse_config(read_text(DEMO), overrides, subject="--set")
+    return read_config(path, overrides)
 
 
 def folder_config(
-    data_dir: str,
-    console: Console,
-    path: str | None = None,
-    overrides: Iterable[str] = (),
-    seed: int | None = None,
+    data_dir: str, console: Console, path: str | None = None, overrides: Iterable[str] = ()
 ) -> Config:
     """The configuration for a folder of pictures: that in a file, or one chosen by their number."""
     chosen = choose(data_dir)
     overrides = list(overrides)
-    if path is None:
-        changes = [chosen.data_override, *chosen.overrides(overrides), *overrides]
-        config = parse_config(read_text(FOLDER), changes, seed=seed, subject="--set")
-        say(console, chosen.describe())
-        return config
-    return read_config(path, [chosen.data_override, *overrides], seed=seed)
+    if path is not None:
+        return read_config(path, [chosen.data_override, *overrides])
+    changes = [chosen.data_override, *chosen.overrides(overrides), *overrides]
+    config = parse_config(read_text(FOLDER), changes, subject="--set")
+    say(console, chosen.describe())
+    return config
 
 
 def choose_folder(config: Config, run_dir: str | None) -> RunFolder:

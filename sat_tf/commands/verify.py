@@ -27,7 +27,6 @@ from sat_tf.exact.certificate.inputs import random_images
 from sat_tf.exact.certificate.page import write_both
 from sat_tf.exact.certificate.proof import existing_file, read_subject, recheck, verify_file
 from sat_tf.exact.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
-from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operator_comparison import compare_operators, is_foreign, read_any_file
 from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
@@ -186,44 +185,15 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     elsewhere = {}
     if arguments.target is not None:
         elsewhere = {arguments.target: _say_elsewhere(target.tflite, arguments.target, console)}
-    runtimes = tuple(arguments.runtime or _RUNTIMES)
+    comparison = _Comparison(target, wanted, arguments, console)
     if target.model is None and is_foreign(target.tflite):
-        return _compare(target.tflite, arguments, wanted, runtimes, console)
-
-    def load(options: ImageOptions) -> Pixels:
-        # Their notes are printed where the file is verified here.
-        graph = read_subject(target.tflite).graph
-        return _file_pixels(target, graph, options, Console(quiet=True))
-
-    if arguments.certificate is not None:
-        exact = check_device_certificate(arguments, target.tflite, wanted, load, console)
-        if exact is not None:
-            return exact
-        return _check(target, console, wanted, arguments.certificate, runtimes, arguments.out)
-    with (
-        contextlib.nullcontext(target.tflite.parent)
-        if arguments.out is None
-        else OutputFolder(pathlib.Path(arguments.out)).opened()
-    ) as folder:
-        path = target.folder.file(FLOAT_MODEL) if target.folder else None
-        if arguments.float_model is not None:
-            path = pathlib.Path(arguments.float_model)
-            if not os.path.isfile(path):  # also where its name is too long for one
-                what = f"{arguments.float_model} not found; expected a float .keras model."
-                raise RunError(f"--float_model: {what}")
-        found = _prove(
-            target, console, wanted, runtimes, folder / CERTIFICATE, arguments.trust_model, path
-        )
-        if elsewhere:  # which has been printed
-            write_both(dataclasses.replace(found, elsewhere=elsewhere), folder / CERTIFICATE)
-        print_certificate(found, str(target.tflite), console)
-        page = (folder / CERTIFICATE).with_suffix(".html")
-        say(console, f"Certificate: {page}")
-        if arguments.out is not None:
-            found.write_overlay(folder / OVERLAY)
-        if arguments.kit is not None:
-            write_device_kit(arguments, target.tflite, wanted, load, console)
-        return conclude(target.tflite, found.verdict, console)
+        return comparison.of_operators()
+    if arguments.certificate is None:
+        return comparison.of_codes(elsewhere)
+    exact = check_device_certificate(
+        arguments, target.tflite, wanted, comparison.quiet_pixels, console
+    )
+    return comparison.with_certificate() if exact is None else exact
 
 
 def _say_elsewhere(tflite: pathlib.Path, name: str, console: Console) -> list[str]:
@@ -243,158 +213,177 @@ _IMAGES_OF_OPERATORS = 16
 OPERATORS = "operators.csv"
 
 
-def _compare(
-    path: pathlib.Path,
-    arguments: argparse.Namespace,
-    wanted: ImageOptions,
-    runtimes: tuple[str, ...],
-    console: Console,
-) -> bool:
-    """Compares the operators of a file that another tool wrote; whether rules explain all codes."""
-    excluded = [name for name in ("certificate", "kit", "float_model") if getattr(arguments, name)]
-    if excluded:
-        options = ", ".join(f"--{name}" for name in excluded)
-        raise RunError(
-            f"{path}: received {options} for a file that sat_tf.export_tflite did not write, "
-            "expected the file alone: its operators are compared one by one; leave it out."
-        )
-    file = read_any_file(path)
-    count = wanted.num_images or _IMAGES_OF_OPERATORS
-    wanted = dataclasses.replace(wanted, num_images=count)
-    classes = file.contents.outputs[0].shape[-1:] or (1,)
-    first, *others = inputs = file.graph.images
-    if others and wanted.images is not None:
-        raise RunError(
-            f"{path}: received images for a file with {len(inputs)} inputs, expected none: "
-            "random ones are taken for each; leave them out, or give a list of arrays to "
-            "sat_tf.export.compare_operators."
-        )
-    pixels = wanted.load(first.shape, classes[0])
-    say_notes(pixels.notes, console)
-    # Inputs of one shape get images of their own.
-    more = [random_images(one.shape, count, seed + 1) for seed, one in enumerate(others)]
-    found = compare_operators(
-        file,
-        [pixels.images, *more] if more else pixels.images,
-        runtimes=runtimes,
-        images_from=pixels.source,
-        progress=True,
-    )
-    found.print_to(console)
-    if arguments.out is not None:
-        with OutputFolder(pathlib.Path(arguments.out)).opened() as folder:
-            found.write_csv(folder / OPERATORS)
-            page = (folder / OPERATORS).with_suffix(".html")
-            found.write_page(page)
-            say(console, f"Operators: {page}")
-    return found.is_explained
+@dataclasses.dataclass(frozen=True)
+class _Comparison:
+    """A file, and what it is compared on and with; each method prints what it finds."""
 
+    target: Target
+    wanted: ImageOptions
+    arguments: argparse.Namespace
+    console: Console
 
-def _prove(
-    target: Target,
-    console: Console,
-    wanted: ImageOptions,
-    runtimes: tuple[str, ...],
-    certificate_path: pathlib.Path,
-    trust: bool,
-    float_model: pathlib.Path | None,
-) -> Certificate:
-    quiet_tensorflow()
-    settings: dict[str, Any] = {
-        "certificate_path": certificate_path,
-        "runtimes": runtimes,
-        "progress": True,
-    }
-    if float_model is not None and float_model.is_file():
-        advice = "expected the float model, as Keras has saved it."
-        settings["float_model"] = read_keras_model(float_model, advice, trust=trust)
-    if target.model is None:
-        subject = read_subject(target.tflite)
-        if "float_model" in settings:
-            from sat_tf.export.float_reference import FloatReference
+    @property
+    def runtimes(self) -> tuple[str, ...]:
+        return tuple(self.arguments.runtime or _RUNTIMES)
 
-            settings["float_model"] = FloatReference(settings["float_model"], subject.graph)
-        pixels = _file_pixels(target, subject.graph, wanted, console)
-        return verify_file(
-            subject, pixels.images, pixels.labels, images_from=pixels.source, **settings
-        )
-    from sat_tf.export.verify import verify_tflite
-    from sat_tf.graph.network import Network, check_one_of_each
-    from sat_tf.qat.inputs import takes_pixels
-
-    with value_errors_as_run_errors(target.model):
-        model: keras.Model = load_model(target.model, trust=trust)
-        check_one_of_each(model)
-        shape = tuple(model.input_shape[1:])
-        pixels = _pixels(target, wanted, shape, int(model.output_shape[-1]), console)
-        if not takes_pixels(Network(model)):
-            pixels = pixels.of_input(read_subject(target.tflite).graph.images[0])
-        return verify_tflite(
-            model,
-            target.tflite,
-            pixels.images,
-            pixels.labels,
+    def of_operators(self) -> bool:
+        """Compares the operators of a file of another tool; whether rules explain all codes."""
+        path, wanted = self.target.tflite, self.wanted
+        excluded = ("certificate", "kit", "float_model")
+        if named := [f"--{name}" for name in excluded if getattr(self.arguments, name)]:
+            raise RunError(
+                f"{path}: received {', '.join(named)} for a file that sat_tf.export_tflite did not "
+                "write, expected the file alone: its operators are compared one by one; leave it "
+                "out."
+            )
+        file = read_any_file(path)
+        count = wanted.num_images or _IMAGES_OF_OPERATORS
+        classes = file.contents.outputs[0].shape[-1:] or (1,)
+        first, *others = inputs = file.graph.images
+        if others and wanted.images is not None:
+            raise RunError(
+                f"{path}: received images for a file with {len(inputs)} inputs, expected none: "
+                "random ones are taken for each; leave them out, or give a list of arrays to "
+                "sat_tf.export.compare_operators."
+            )
+        pixels = dataclasses.replace(wanted, num_images=count).load(first.shape, classes[0])
+        say_notes(pixels.notes, self.console)
+        # Inputs of one shape get images of their own.
+        more = [random_images(image.shape, count, seed + 1) for seed, image in enumerate(others)]
+        found = compare_operators(
+            file,
+            [pixels.images, *more] if more else pixels.images,
+            runtimes=self.runtimes,
             images_from=pixels.source,
-            **settings,
+            progress=True,
         )
+        found.print_to(self.console)
+        if self.arguments.out is not None:
+            with OutputFolder(pathlib.Path(self.arguments.out)).opened() as folder:
+                found.write_csv(folder / OPERATORS)
+                page = (folder / OPERATORS).with_suffix(".html")
+                found.write_page(page)
+                say(self.console, f"Operators: {page}")
+        return found.is_explained
 
+    def of_codes(self, elsewhere: dict[str, list[str]]) -> bool:
+        """Compares every code, and writes the certificate; `elsewhere` has been printed."""
+        target, out, console = self.target, self.arguments.out, self.console
+        with (
+            contextlib.nullcontext(target.tflite.parent)
+            if out is None
+            else OutputFolder(pathlib.Path(out)).opened()
+        ) as folder:
+            path = folder / CERTIFICATE
+            found = self._prove(path)
+            if elsewhere:
+                write_both(dataclasses.replace(found, elsewhere=elsewhere), path)
+            print_certificate(found, str(target.tflite), console)
+            say(console, f"Certificate: {path.with_suffix('.html')}")
+            if out is not None:
+                found.write_overlay(folder / OVERLAY)
+            if self.arguments.kit is not None:
+                write_device_kit(
+                    self.arguments, target.tflite, self.wanted, self.quiet_pixels, console
+                )
+            return conclude(target.tflite, found.verdict, console)
 
-def _pixels(
-    target: Target,
-    wanted: ImageOptions,
-    shape: tuple[int, ...],
-    num_classes: int,
-    console: Console,
-) -> Pixels:
-    """The images that were chosen, or random ones."""
-    said = read_metadata(read_bytes(target.tflite), str(target.tflite))
-    pixels = wanted.load(shape, num_classes, said)
-    say_notes(pixels.notes, console)
-    return pixels
+    def with_certificate(self) -> bool:
+        """Checks the file against its certificate."""
+        target, out, console = self.target, self.arguments.out, self.console
+        certificate = self.arguments.certificate
+        recorded = read_certificate(certificate)
+        images = None
+        if self.wanted.images is not None:
+            # Their hash shows whether they are the same.
+            wanted = self.wanted.again(recorded.images_from, recorded.num_images)
+            images = self._file_pixels(wanted, console).images
+        found = recheck(target.tflite, recorded, images, runtimes=self.runtimes, progress=True)
+        print_certificate(found.certificate, str(target.tflite), console)
+        for difference in found.differences:
+            say(console, f"  {in_one_line(difference)}", style="red")
+        if out is not None:
+            with OutputFolder(pathlib.Path(out)).opened() as folder:
+                write_both(found.certificate, folder / CERTIFICATE)
+                found.certificate.write_overlay(folder / OVERLAY)
+        if found.differences:
+            return conclude(certificate, Marked("it does not hold", "bad"), console)
+        say(
+            console,
+            f"{certificate}: holds; the codes of {len(recorded.codes)} tensors are those it has "
+            "recorded",
+            style="green",
+        )
+        # One that is red stays so, whoever finds the same codes.
+        headline = severest([found.certificate.verdict, recorded.verdict])
+        return conclude(certificate, headline, console)
 
+    def quiet_pixels(self, wanted: ImageOptions) -> Pixels:
+        """The images for the input of the file; their notes are printed where it is verified."""
+        return self._file_pixels(wanted, Console(quiet=True))
 
-def _file_pixels(target: Target, graph: Graph, wanted: ImageOptions, console: Console) -> Pixels:
-    """The images for the input of the file."""
-    classes = int(graph.tensors[graph.output].shape[-1])
-    pixels = _pixels(target, wanted, graph.images[0].shape, classes, console)
-    try:
-        return pixels.of_input(graph.images[0])
-    except ValueError as error:
-        raise ValueError(f"{target.tflite}: {error}") from error
+    def _prove(self, certificate_path: pathlib.Path) -> Certificate:
+        target, trust = self.target, self.arguments.trust_model
+        float_model = target.folder.file(FLOAT_MODEL) if target.folder else None
+        if self.arguments.float_model is not None:
+            float_model = pathlib.Path(self.arguments.float_model)
+            if not os.path.isfile(float_model):  # also where its name is too long for one
+                what = f"{self.arguments.float_model} not found; expected a float .keras model."
+                raise RunError(f"--float_model: {what}")
+        quiet_tensorflow()
+        settings: dict[str, Any] = {
+            "certificate_path": certificate_path,
+            "runtimes": self.runtimes,
+            "progress": True,
+        }
+        if float_model is not None and float_model.is_file():
+            advice = "expected the float model, as Keras has saved it."
+            settings["float_model"] = read_keras_model(float_model, advice, trust=trust)
+        if target.model is None:
+            subject = read_subject(target.tflite)
+            pixels = self._file_pixels(self.wanted, self.console)
+            if "float_model" in settings:
+                from sat_tf.export.float_reference import FloatReference
 
+                settings["float_model"] = FloatReference(settings["float_model"], subject.graph)
+            return verify_file(
+                subject, pixels.images, pixels.labels, images_from=pixels.source, **settings
+            )
+        from sat_tf.export.verify import verify_tflite
+        from sat_tf.graph.network import Network, check_one_of_each
+        from sat_tf.qat.inputs import takes_pixels
 
-def _check(
-    target: Target,
-    console: Console,
-    wanted: ImageOptions,
-    certificate: str,
-    runtimes: tuple[str, ...],
-    out: str | None,
-) -> bool:
-    """Checks a file against its certificate."""
-    recorded = read_certificate(certificate)
-    images = None
-    if wanted.images is not None:
-        # Their hash shows whether they are the same.
-        wanted = wanted.again(recorded.images_from, recorded.num_images)
-        graph = read_subject(target.tflite).graph
-        images = _file_pixels(target, graph, wanted, console).images
-    found = recheck(target.tflite, recorded, images, runtimes=runtimes, progress=True)
-    print_certificate(found.certificate, str(target.tflite), console)
-    for difference in found.differences:
-        say(console, f"  {in_one_line(difference)}", style="red")
-    if out is not None:
-        with OutputFolder(pathlib.Path(out)).opened() as folder:
-            write_both(found.certificate, folder / CERTIFICATE)
-            found.certificate.write_overlay(folder / OVERLAY)
-    if found.differences:
-        return conclude(certificate, Marked("it does not hold", "bad"), console)
-    say(
-        console,
-        f"{certificate}: holds; the codes of {len(recorded.codes)} tensors are those it has "
-        "recorded",
-        style="green",
-    )
-    # One that is red stays so, whoever finds the same codes.
-    headline = severest([found.certificate.verdict, recorded.verdict])
-    return conclude(certificate, headline, console)
+        with value_errors_as_run_errors(target.model):
+            model: keras.Model = load_model(target.model, trust=trust)
+            check_one_of_each(model)
+            shape, classes = tuple(model.input_shape[1:]), int(model.output_shape[-1])
+            pixels = self._pixels(self.wanted, shape, classes, self.console)
+            if not takes_pixels(Network(model)):
+                pixels = pixels.of_input(read_subject(target.tflite).graph.images[0])
+            return verify_tflite(
+                model,
+                target.tflite,
+                pixels.images,
+                pixels.labels,
+                images_from=pixels.source,
+                **settings,
+            )
+
+    def _pixels(
+        self, wanted: ImageOptions, shape: tuple[int, ...], num_classes: int, console: Console
+    ) -> Pixels:
+        """The images that were chosen, or random ones."""
+        tflite = self.target.tflite
+        pixels = wanted.load(shape, num_classes, read_metadata(read_bytes(tflite), str(tflite)))
+        say_notes(pixels.notes, console)
+        return pixels
+
+    def _file_pixels(self, wanted: ImageOptions, console: Console) -> Pixels:
+        """The images for the input of the file."""
+        graph = read_subject(self.target.tflite).graph
+        classes = int(graph.tensors[graph.output].shape[-1])
+        pixels = self._pixels(wanted, graph.images[0].shape, classes, console)
+        try:
+            return pixels.of_input(graph.images[0])
+        except ValueError as error:
+            raise ValueError(f"{self.target.tflite}: {error}") from error

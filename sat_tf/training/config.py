@@ -199,14 +199,12 @@ DEMO = SHIPPED / "digits" / "mobilenet_v2_w4a4.yaml"
 FOLDER = SHIPPED / "folder.yaml"
 
 
-def read_config(
-    path: str | os.PathLike[str], overrides: Iterable[str] = (), *, seed: int | None = None
-) -> Config:
+def read_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Config:
     """Reads and checks the configuration in a YAML file, or in one that comes with the package.
 
     The latter have names such as configs/digits/mobilenet_v2_w4a4.yaml. Overrides are "key=value"
     with a dotted key and a YAML value, such as "stages.float.epochs=3"; they win over the file,
-    later ones over earlier ones. So does a seed.
+    later ones over earlier ones.
     """
     path = pathlib.Path(path)
     try:
@@ -219,7 +217,7 @@ def read_config(
             f"{path}: {reason}; expected a readable YAML file, or one that comes with sat-tf. "
             f"{did_you_mean(path.as_posix(), _shipped_names())}"
         ) from error
-    return parse_config(text, overrides, seed=seed, subject=str(path))
+    return parse_config(text, overrides, subject=str(path))
 
 
 def _shipped_names() -> list[str]:
@@ -229,9 +227,7 @@ def _shipped_names() -> list[str]:
     return [f"configs/{path.as_posix()}" for path in paths if path.parts[0] != "paper"]
 
 
-def parse_config(
-    text: str, overrides: Iterable[str] = (), *, seed: int | None = None, subject: str = "config"
-) -> Config:
+def parse_config(text: str, overrides: Iterable[str] = (), *, subject: str = "config") -> Config:
     """Checks a configuration given as text; see `read_config`.
 
     >>> parse_config("name: tiny", ["data.name=digits", "model.name=mobilenet_v3"])
@@ -250,8 +246,6 @@ def parse_config(
             "data, model and stages."
         )
     listed = [problem for override in overrides for problem in _apply(values, override)]
-    if seed is not None:
-        values["seed"] = seed
     config = None
     try:
         config = Config.model_validate(values)

@@ -230,7 +230,8 @@ def configure(
     ]
     # JSON is YAML on one line.
     overrides = [f"{key}={json.dumps(value)}" for layer in layers for key, value in layer.items()]
-    return parse_config(base_text(row.base), [*overrides, *changes], seed=seed, subject=entry.id)
+    overrides += [*changes, *([] if seed is None else [f"seed={seed}"])]
+    return parse_config(base_text(row.base), overrides, subject=entry.id)
 
 
 def float_part(config: Config) -> Config:

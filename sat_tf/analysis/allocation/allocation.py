@@ -19,7 +19,7 @@ from sat_tf.analysis.allocation.choices import (
     read_npu,
 )
 from sat_tf.analysis.allocation.result import AllocatedLayer, Allocation, Total
-from sat_tf.analysis.sensitivity import refuse_all_but_float, sensitivity
+from sat_tf.analysis.sensitivity import USUAL_IMAGES, refuse_all_but_float, sensitivity
 from sat_tf.analysis.sensitivity_result import MOST_BITS, Sensitivity
 from sat_tf.arguments import is_integer, is_number
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
@@ -30,7 +30,6 @@ from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.validation import check
 
 ALL_BITS = tuple(range(2, 9))
-USUAL_IMAGES = 256
 # The file may be shorter than the sum over layers by some tens of bytes, or longer by fewer. The
 # limit on the sum is first raised by so many, so that nothing that fits is left out; if the file of
 # the choice is too long, which is what counts, it is lowered.
