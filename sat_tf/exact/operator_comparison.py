@@ -308,7 +308,7 @@ class OperatorComparison(RowTable):
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes all of it as one HTML page; the file appears whole, or not at all."""
         page = render_page(
-            "export/foreign/operators.html",
+            "exact/operators.html",
             file=self.file,
             headline=self._headline(),
             extent=self._extent,
