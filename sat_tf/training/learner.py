@@ -277,17 +277,6 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
         warmup_steps: int,
         total_steps: int,
     ) -> None:
-        if not 0 <= warmup_steps < total_steps:
-            raise ValueError(
-                f"WarmupCosine: received warmup_steps={warmup_steps} and total_steps={total_steps};"
-                " expected a warm-up of 0 or more steps that ends before the last one."
-            )
-        if warmup_steps and first_learning_rate > peak_learning_rate * (1 + 1e-9):
-            raise ValueError(
-                f"WarmupCosine: received first_learning_rate={first_learning_rate:g} and "
-                f"peak_learning_rate={peak_learning_rate:g}; expected a warm-up that goes up; "
-                "lower the first."
-            )
         self.first_learning_rate = first_learning_rate
         self.peak_learning_rate = peak_learning_rate
         self.warmup_steps = warmup_steps

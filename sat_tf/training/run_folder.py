@@ -264,12 +264,11 @@ class Row:
         return tuple(field.name for field in dataclasses.fields(cls))
 
     @classmethod
-    def read(cls, folder: RunFolder) -> list[Self]:
-        """The rows in a folder; none if it has no such file.
+    def parse(cls, text: str) -> list[Self]:
+        """The rows of a file.
 
         A line without its end does not count: a full disk, or a process that was killed, cut it.
         """
-        text = folder.read_text(cls.file)
         whole = io.StringIO(text[: text.rfind("\n") + 1])
         try:
             rows = [
@@ -277,14 +276,20 @@ class Row:
                 for row in csv.DictReader(whole, restkey="(more)", restval="(none)", strict=True)
             ]
             return TypeAdapter(list[cls]).validate_python(rows)  # type: ignore[valid-type]
-        except (csv.Error, ValidationError) as error:
-            problems = (
-                first_ones((line.rstrip(".") for line in describe(error)), between="; ")
-                if isinstance(error, ValidationError)
-                else error
-            )
+        except ValidationError as error:
+            lines = (line.rstrip(".") for line in describe(error))
+            raise ValueError(first_ones(lines, between="; ")) from error
+        except csv.Error as error:
+            raise ValueError(str(error)) from error
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> list[Self]:
+        """The rows in a folder; none if it has no such file."""
+        try:
+            return cls.parse(folder.read_text(cls.file))
+        except ValueError as error:
             columns = ", ".join(cls.columns())
-            raise folder.damaged(cls.file, problems, f"a table of {columns}") from error
+            raise folder.damaged(cls.file, error, f"a table of {columns}") from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

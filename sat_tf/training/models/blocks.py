@@ -3,20 +3,21 @@
 import dataclasses
 import hashlib
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
-class OnFirstUse:
-    """A module that takes seconds to load, imported when an attribute of it is first read."""
+class _OnFirstUse:
+    """Keras, which takes seconds to load: it is imported when a name in it is first read."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("tf_keras"), name)
 
 
-keras: Any = OnFirstUse("tf_keras")
+if TYPE_CHECKING:
+    import tf_keras as keras
+else:
+    keras = _OnFirstUse()
+__all__ = ["LayerBuilder", "keras", "make_divisible"]
 
 
 def make_divisible(channels: float, divisor: int = 8) -> int:

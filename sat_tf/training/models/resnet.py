@@ -1,16 +1,11 @@
 """ResNets: residual blocks with the rectifier behind sums, or (Pre) in front of convolutions."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sat_tf.training.models import options
-from sat_tf.training.models.blocks import LayerBuilder, OnFirstUse, make_divisible
+from sat_tf.training.models.blocks import LayerBuilder, keras, make_divisible
 from sat_tf.validation import checked
-
-if TYPE_CHECKING:
-    import tf_keras as keras
-else:
-    keras = OnFirstUse("tf_keras")
 
 STEM_CHANNELS = 64
 # Outputs of a bottleneck for one channel of its 3x3 convolution.
