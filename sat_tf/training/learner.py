@@ -84,8 +84,7 @@ def accuracy_metrics(model: keras.Model) -> list[TopK]:
 class RandomGenerators:
     """The random generators in the layers of a model, nested models included.
 
-    Every step sets their state. What is drawn depends on the seed, the step and the replica alone,
-    so that no checkpoint has to hold a state.
+    What is drawn depends on the seed, the step and the replica alone: no checkpoint holds a state.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -260,14 +259,7 @@ class Learner(keras.Model):
 
 @keras.utils.register_keras_serializable(package="sat_tf")
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
-    """The paper's learning rate: `sat_tf.qat.finetune.warmup_cosine`.
-
-    >>> schedule = WarmupCosine(
-    ...     first_learning_rate=0.1, peak_learning_rate=0.5, warmup_steps=2, total_steps=6
-    ... )
-    >>> [round(float(schedule(step)), 3) for step in range(7)]
-    [0.1, 0.3, 0.5, 0.427, 0.25, 0.073, 0.0]
-    """
+    """The paper's learning rate: `sat_tf.qat.finetune.warmup_cosine`."""
 
     def __init__(
         self,

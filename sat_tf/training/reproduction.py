@@ -1,8 +1,4 @@
-"""The paper's rows run: each float model once, each training once, and every outcome recorded.
-
-An outcome is a line of a CSV for each row, data set, seed and setting; the tables have the printed
-values beside the outcomes.
-"""
+"""The paper's rows run: each float model once, each training once, and every outcome recorded."""
 
 import csv
 import dataclasses

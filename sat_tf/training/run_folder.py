@@ -1,9 +1,4 @@
-"""The folder of a run: its files, its tables, how far it has come, and whether another resumes it.
-
-A run that resumes reads `RunState` first (is it the same run, and which stage is next), then the
-models of finished stages, `loop.callbacks.Backup` (the last epoch of the stage in training), and
-`EpochMetrics`, cut back to that epoch.
-"""
+"""The folder of a run: its files, its tables, and how far it has come."""
 
 import contextlib
 import csv
@@ -361,10 +356,6 @@ EPOCHS: dict[str, Metric] = {
 
 
 def logged(metrics: Mapping[str, Metric], logs: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that Keras has logged, by the names of the fields; what it has not is left out.
-
-    >>> logged(EPOCHS, {"loss": 2.5, "val_top1": 0.5})
-    {'loss': 2.5, 'held_out_top1': 0.5}
-    """
+    """The values that Keras has logged, by the names of the fields; what it has not is left out."""
     values = {name: logs[row.log] for name, row in metrics.items() if row.log in logs}
     return {name: n if isinstance(n, int) else float(n) for name, n in values.items()}

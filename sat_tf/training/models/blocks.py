@@ -25,10 +25,6 @@ def make_divisible(channels: float, divisor: int = 8) -> int:
 
     The nearest multiple is taken, at least `divisor`, and the next one up if rounding down would
     lose more than a tenth of the channels.
-
-    Example:
-        >>> [make_divisible(channels) for channels in (3, 24, 12, 24 * 0.75)]
-        [8, 24, 16, 24]
     """
     rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return rounded if rounded >= 0.9 * channels else rounded + divisor

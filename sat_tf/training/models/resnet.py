@@ -121,13 +121,6 @@ def plan_blocks(stage_blocks: Sequence[int], width_multiplier: float) -> Iterato
 
     The first stage has 64 channels; every other one doubles the channels of the one before, and
     halves rows and columns in its first block (table 1 of He et al., arXiv:1512.03385).
-
-    Example:
-        >>> for block in plan_blocks((1, 2), 0.5):
-        ...     print(*block)
-        block_1 32 1
-        block_2 64 2
-        block_3 64 1
     """
     number = 0
     for stage, blocks in enumerate(stage_blocks):
