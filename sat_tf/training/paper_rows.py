@@ -131,14 +131,7 @@ def data_sets() -> Mapping[str, Data]:
 
 
 def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
-    """The rows that match, each once, and the problems of the patterns.
-
-    >>> rows, problems = find(["table1/mobilenet_v2/[45]bits", "table1/mobilenet_v2/4bit"])
-    >>> [row.id for row in rows]
-    ['table1/mobilenet_v2/4bits', 'table1/mobilenet_v2/5bits']
-    >>> problems
-    ["'table1/mobilenet_v2/4bit': no such row. Did you mean table1/mobilenet_v2/4bits?"]
-    """
+    """The rows that match, each once, and the problems of the patterns."""
     known = entries()
     chosen: dict[str, Entry] = {}
     problems = []
@@ -180,9 +173,9 @@ _OF_PAPER = {"policy.weight_quantizer": DEFAULT_QUANTIZERS["weight"], "training.
 def resolve(entry: Entry, **chosen: Any) -> Config:
     """The configuration of a row, with what is `chosen` for `configure`.
 
-    Its name consists of the network, the data, the bits, the seed, and an eight-digit hash of
-    everything its outcome depends on: rows with the same training share it. The float model of
-    another run, see `other_start`, is named as a file relative to the folder of all runs.
+    Its name consists of the network, the data, the bits, the seed, and a hash of all that its
+    outcome depends on: rows with the same training share it. The float model of another run, see
+    `other_start`, is named as a file relative to the folder of all runs.
     """
     config = configure(entry, **chosen)
     if entry.row.measures == "float":

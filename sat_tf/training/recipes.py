@@ -1,8 +1,7 @@
 """Recipes beyond the paper, which a stage takes as one value, `StageRecipes`.
 
-Targets beside the labels, progressive bits, averaged weights; and weights that oscillate between
-two codes, which are counted and frozen (Nagel et al., 2022). What acts on weights is a module that
-is created in the strategy's scope, and called after every step of the optimizer in every replica.
+What acts on weights is a module that is created in the strategy's scope, and called after every
+step of the optimizer in every replica.
 """
 
 import dataclasses
@@ -56,10 +55,6 @@ def smoothed_cross_entropy(amount: float) -> ImageLoss:
     meaningless.
 
     Reference: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016.
-
-    >>> loss = smoothed_cross_entropy(0.1)
-    >>> round(float(loss(None, tf.constant([0]), tf.math.log([[0.5, 0.25, 0.25]]))[0]), 4)
-    0.7394
     """
 
     def image_loss(images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

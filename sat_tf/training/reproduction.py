@@ -1,8 +1,4 @@
-"""The paper's rows run: each float model once, each training once, and every outcome recorded.
-
-An outcome is a line of a CSV for each row, data set, seed and setting; the tables have the printed
-values beside the outcomes.
-"""
+"""The paper's rows run: each float model once, each training once, and every outcome recorded."""
 
 import csv
 import dataclasses
@@ -11,7 +7,7 @@ import os
 import pathlib
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import rich.box
 import rich.table
@@ -27,7 +23,7 @@ from sat_tf.report.results import Results
 from sat_tf.training import run_folder
 from sat_tf.training.config import Config
 from sat_tf.training.paper_rows import Entry, data_sets, find, float_part, other_start, resolve
-from sat_tf.training.run_folder import RunFolder, RunState
+from sat_tf.training.run_folder import Row, RunFolder, RunState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,37 +165,34 @@ def _finish(config: Config, folder: pathlib.Path, console: Console, done: set[st
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class Outcome(Row):
     """The outcome of one run of a row."""
 
     row: str  # Name of the row.
     data: str  # Name of the data set it was trained on.
     seed: int  # Of the run.
-    changes: str  # Settings besides the row, as key=value, separated by "; ".
+    changes: str = ""  # Settings besides the row, as key=value, separated by "; ".
     # Held-out top-1 in percent: of the quantized model, or of the float model if the row measures
     # that.
     top1: float
-    top5: float | None  # The same for top-5; None if it was not measured.
-    tflite_top1: float | None  # Top-1 of the TFLite file in LiteRT in percent; None without a file.
+    top5: float | None = None  # The same for top-5; None if it was not measured.
+    # Top-1 of the TFLite file in LiteRT in percent; None without a file.
+    tflite_top1: float | None = None
     # How many of the held-out images it was measured on; None without a file, and in lines of
     # earlier versions, which do not say.
-    tflite_images: int | None
+    tflite_images: int | None = None
     # Codes of the file that LiteRT computes differently; None without a file.
-    codes_differing: int | None
+    codes_differing: int | None = None
     images: int  # How many held-out images top-1 was measured on.
     seconds: float  # Of the run, without the run of a float model that it started from.
     run: str  # Name of the run, which ends in a hash of its configuration.
-    commit: str | None  # Of the code, if known.
+    commit: str | None = None  # Of the code, if known.
     date: str  # When the run was started, in UTC.
 
     @property
     def key(self) -> tuple[str, str, int, str]:
         """A later outcome with the same key replaces this one."""
         return self.row, self.data, self.seed, self.changes
-
-
-COLUMNS = tuple(field.name for field in dataclasses.fields(Outcome))
-_NEW = "tflite_images"  # files of earlier versions have no such column
 
 
 def outcome_of(
@@ -241,24 +234,11 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
     if not path.exists():
         return []
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            columns = tuple(reader.fieldnames or ())
-            if columns not in (COLUMNS, tuple(name for name in COLUMNS if name != _NEW)):
-                raise ValueError(f"received the columns {', '.join(reader.fieldnames or ())}")
-            kinds = get_type_hints(Outcome)
-            outcomes = []
-            for line in reader:
-                values: dict[str, Any] = {}
-                for name, kind in kinds.items():
-                    text, (first, *other) = line.get(name, ""), get_args(kind) or (kind,)
-                    values[name] = None if other and text == "" else first(text)
-                outcomes.append(Outcome(**values))
-            return outcomes
-    except (OSError, ValueError, TypeError) as error:
+        return Outcome.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise RunError(
-            f"{path}: {error}; expected a file with the columns {', '.join(COLUMNS)}; choose "
-            "another one with --results."
+            f"{path}: {error}; expected a file with the columns {', '.join(Outcome.columns())}; "
+            "choose another one with --results."
         ) from error
 
 
@@ -276,7 +256,7 @@ def add_outcomes(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
                 written_whole(path) as temporary,
                 temporary.open("w", newline="", encoding="utf-8") as file,
             ):
-                writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+                writer = csv.DictWriter(file, Outcome.columns(), lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(dataclasses.asdict(outcome) for outcome in kept.values())
     except RunError:

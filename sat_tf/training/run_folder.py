@@ -1,9 +1,4 @@
-"""The folder of a run: its files, its tables, how far it has come, and whether another resumes it.
-
-A run that resumes reads `RunState` first (is it the same run, and which stage is next), then the
-models of finished stages, `loop.callbacks.Backup` (the last epoch of the stage in training), and
-`EpochMetrics`, cut back to that epoch.
-"""
+"""The folder of a run: its files, its tables, and how far it has come."""
 
 import contextlib
 import csv
@@ -264,12 +259,11 @@ class Row:
         return tuple(field.name for field in dataclasses.fields(cls))
 
     @classmethod
-    def read(cls, folder: RunFolder) -> list[Self]:
-        """The rows in a folder; none if it has no such file.
+    def parse(cls, text: str) -> list[Self]:
+        """The rows of a file.
 
         A line without its end does not count: a full disk, or a process that was killed, cut it.
         """
-        text = folder.read_text(cls.file)
         whole = io.StringIO(text[: text.rfind("\n") + 1])
         try:
             rows = [
@@ -277,14 +271,20 @@ class Row:
                 for row in csv.DictReader(whole, restkey="(more)", restval="(none)", strict=True)
             ]
             return TypeAdapter(list[cls]).validate_python(rows)  # type: ignore[valid-type]
-        except (csv.Error, ValidationError) as error:
-            problems = (
-                first_ones((line.rstrip(".") for line in describe(error)), between="; ")
-                if isinstance(error, ValidationError)
-                else error
-            )
+        except ValidationError as error:
+            lines = (line.rstrip(".") for line in describe(error))
+            raise ValueError(first_ones(lines, between="; ")) from error
+        except csv.Error as error:
+            raise ValueError(str(error)) from error
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> list[Self]:
+        """The rows in a folder; none if it has no such file."""
+        try:
+            return cls.parse(folder.read_text(cls.file))
+        except ValueError as error:
             columns = ", ".join(cls.columns())
-            raise folder.damaged(cls.file, problems, f"a table of {columns}") from error
+            raise folder.damaged(cls.file, error, f"a table of {columns}") from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -356,10 +356,6 @@ EPOCHS: dict[str, Metric] = {
 
 
 def logged(metrics: Mapping[str, Metric], logs: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that Keras has logged, by the names of the fields; what it has not is left out.
-
-    >>> logged(EPOCHS, {"loss": 2.5, "val_top1": 0.5})
-    {'loss': 2.5, 'held_out_top1': 0.5}
-    """
+    """The values that Keras has logged, by the names of the fields; what it has not is left out."""
     values = {name: logs[row.log] for name, row in metrics.items() if row.log in logs}
     return {name: n if isinstance(n, int) else float(n) for name, n in values.items()}

@@ -1,7 +1,4 @@
-"""The trained models of files that a run takes: a float model to start from, and a teacher.
-
-They are checked against the data, and have logits as their output.
-"""
+"""The trained models of files that a run takes: a float model to start from, and a teacher."""
 
 import contextlib
 import os

@@ -155,11 +155,6 @@ def gradient_flow_constants(
 
     κ₁ assumes BatchNormalization behind the layer, κ₂ assumes none; both are infinite or NaN if no
     gradient comes back.
-
-    >>> a = Flow(fan_in=4, fan_out=8, weight_variance=0.5, gradient_variance=3.0)
-    >>> b = Flow(fan_in=8, fan_out=2, weight_variance=0.25, gradient_variance=6.0)
-    >>> gradient_flow_constants(a, [(b, 1)])
-    (2.0, 1.0)
     """
     sent_back = [
         (flow.fan_out * flow.weight_variance * flow.gradient_variance, area)
@@ -199,10 +194,8 @@ class GradientFlow:
 class GradientProbe:
     """Measures the gradient-flowing law of a classifier, on the same images whenever it is called.
 
-    The loss is the mean cross entropy over the images. The layers are those of
-    `layer_kinds.kernels_of`; in a quantized model their effective weights are the quantized and
-    rescaled ones, in a plain one the kernels themselves. The model does not change. To be
-    `compiled`, that is traced, pays off after a few calls.
+    The loss is the mean cross entropy over the images. In a quantized model the kernels are the
+    effective ones. To be `compiled`, that is traced, pays off after a few calls.
     """
 
     def __init__(

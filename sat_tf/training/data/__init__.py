@@ -79,14 +79,7 @@ def source(name: str, *, shift_pixels: int = 0, **options: Any) -> ImageSource:
 
 
 def load(name: str, **options: Any) -> ImageSet:
-    """Loads a data set that is held in memory, by its name.
-
-    Args:
-        name: a key of `DATA_SETS`.
-        **options: what the set's function takes; its defaults hold for the rest.
-
-    Returns:
-        The images and labels to train on, and those held out.
+    """Loads a data set that is held in memory, by its name; the options are those of its function.
 
     Raises:
         ValueError: the set or some option is unknown, an option is out of its range, or the set is

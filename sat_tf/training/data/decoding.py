@@ -102,11 +102,7 @@ class Share(NamedTuple):
     of: int = 1  # Of how many.
 
     def bounds(self, count: int) -> tuple[int, int]:
-        """Returns the first picture and the end of the share of so many.
-
-        >>> Share(0, 17, 33).bounds(100), Share(17, 16, 33).bounds(100)
-        ((0, 51), (51, 100))
-        """
+        """Returns the first picture and the end of the share of so many."""
         return count * self.first // self.of, count * (self.first + self.size) // self.of
 
 

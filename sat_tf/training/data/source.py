@@ -63,11 +63,7 @@ class Shard:
         ]
 
     def span(self, batch_size: int) -> tuple[int, int]:
-        """First image and number of images of this process in a global batch.
-
-        >>> Shard(worker=1, workers=2, replicas=2).span(10)
-        (6, 4)
-        """
+        """First image and number of images of this process in a global batch."""
         pieces = self.pieces(batch_size)
         return pieces[0][0], sum(size for _, size in pieces)
 

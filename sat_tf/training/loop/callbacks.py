@@ -1,7 +1,4 @@
-"""Callbacks of a stage: Keras' own, where a run asks them for more, and what it measures beside.
-
-`fit` gets Keras' ProgbarLogger and TensorBoard as they are.
-"""
+"""Callbacks of a stage: Keras' own, where a run asks them for more, and what it measures beside."""
 
 import dataclasses
 import math
@@ -36,9 +33,6 @@ class BestEpoch(keras.callbacks.Callback):
     It comes before callbacks that measure other weights than those of the last step, so that what
     is saved is what was measured. Epoch 0, the start of the stage, is not saved. Keras'
     ModelCheckpoint saves behind an epoch, when other callbacks have changed the weights again.
-
-    Attributes:
-        epoch: the best one.
     """
 
     def __init__(

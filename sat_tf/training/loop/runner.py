@@ -322,10 +322,7 @@ def _calibrate(
 
 
 def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None:
-    """Fits a calibrated model in place, on the images of its calibration; says what that gains.
-
-    One that cannot be fitted stays as it is, which is said too.
-    """
+    """Fits a calibrated model in place, or leaves it as it is; says what that gains, or why not."""
     sample, steps = _calibration_sample(run), run.config.calibration.reconstruction_steps
     run.say(f"quantized  reconstructing, {steps} steps a block")
     unfinished = run.folder.file(output_folder.UNFINISHED)

@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
@@ -26,7 +27,7 @@ from sat_tf.training.loop.callbacks import (
     kept_current,
     settling,
 )
-from sat_tf.training.recipes import stage_recipes
+from sat_tf.training.recipes import StageRecipes, stage_recipes
 from sat_tf.training.run_folder import (
     CHECKPOINTS,
     EPOCHS,
@@ -85,41 +86,13 @@ def train_stage(
     measured, and kept, as it is then. The trained model is neither compiled nor bound to the
     strategy: as it was after the last step, or the best epoch; see `Run.keeps_best`.
     """
-    config, stage = run.config.training, run.config.stages.by_name()[name]
+    stage = run.config.stages.by_name()[name]
     steps_per_epoch = stage.steps_per_epoch(run.source.num_train)
     total_steps = stage.total_steps(steps_per_epoch)
     # Every worker has prepared its start by itself; they must be equal to the last bit.
     weights = from_first_worker(run.strategy, model.get_weights())
-    # Layers without a seed of their own take one here, independent of what ran before.
-    keras.utils.set_random_seed(zlib.crc32(f"{run.config.seed} {name}".encode()))
-    with run.strategy.scope():
-        trained = training_copy(
-            model,
-            weight_decay=stage.weight_decay,
-            precision=config.precision,
-            synchronized=config.synchronized_batch_normalization
-            and run.strategy.num_replicas_in_sync > 1,
-        )
-        trained.set_weights(weights)
-        recipes = stage_recipes(
-            run.config,
-            name,
-            trained,
-            total_steps=total_steps,
-            source=run.source,
-            folder=run.folder,
-            writes=run.writes,
-        )
-        learner = Learner(
-            trained,
-            batch_size=stage.batch_size,
-            image_loss=recipes.image_loss,
-            after_step=recipes.after_step,
-        )
-        optimizer = make_optimizer(stage, steps_per_epoch, precision=config.precision)
-        learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
-        learner.optimizer.build(trained.trainable_variables)
-
+    learner, recipes = _learner(run, name, model, weights)
+    trained = learner.student
     backup = Backup(run.folder.file(CHECKPOINTS) / name)
     done = int(from_first_worker(run.strategy, [backup.epochs])[0])
     if done != backup.epochs:
@@ -209,6 +182,44 @@ def train_stage(
     else:
         trained.set_weights(weights)
     return best.epoch, training_copy(trained)
+
+
+def _learner(
+    run: Run, name: str, model: keras.Model, weights: Sequence[np.ndarray]
+) -> tuple[Learner, StageRecipes]:
+    """A learner of a copy of the model with these weights, and the recipes of the stage."""
+    config, stage = run.config.training, run.config.stages.by_name()[name]
+    steps_per_epoch = stage.steps_per_epoch(run.source.num_train)
+    # Layers without a seed of their own take one here, independent of what ran before.
+    keras.utils.set_random_seed(zlib.crc32(f"{run.config.seed} {name}".encode()))
+    with run.strategy.scope():
+        trained = training_copy(
+            model,
+            weight_decay=stage.weight_decay,
+            precision=config.precision,
+            synchronized=config.synchronized_batch_normalization
+            and run.strategy.num_replicas_in_sync > 1,
+        )
+        trained.set_weights(weights)
+        recipes = stage_recipes(
+            run.config,
+            name,
+            trained,
+            total_steps=stage.total_steps(steps_per_epoch),
+            source=run.source,
+            folder=run.folder,
+            writes=run.writes,
+        )
+        learner = Learner(
+            trained,
+            batch_size=stage.batch_size,
+            image_loss=recipes.image_loss,
+            after_step=recipes.after_step,
+        )
+        optimizer = make_optimizer(stage, steps_per_epoch, precision=config.precision)
+        learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
+        learner.optimizer.build(trained.trainable_variables)
+    return learner, recipes
 
 
 def held_out_metrics(

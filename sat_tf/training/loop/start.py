@@ -181,9 +181,8 @@ def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, Input
 def float_start(config: Config, plain: keras.Model) -> keras.Model:
     """The model that the float stage trains: `plain` itself, or a copy with clamped weights.
 
-    The copy is quantized by the policy with nothing rounded or clipped: weights are clamped and
-    rescaled from the start, so that quantization later changes as little as it can (the paper's
-    float model).
+    The copy is quantized by the policy with nothing rounded or clipped, so that quantization later
+    changes as little as it can: the paper's float model.
     """
     if config.training.start == "vanilla":
         return plain

@@ -3,20 +3,21 @@
 import dataclasses
 import hashlib
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
-class OnFirstUse:
-    """A module that takes seconds to load, imported when an attribute of it is first read."""
+class _OnFirstUse:
+    """Keras, which takes seconds to load: it is imported when a name in it is first read."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("tf_keras"), name)
 
 
-keras: Any = OnFirstUse("tf_keras")
+if TYPE_CHECKING:
+    import tf_keras as keras
+else:
+    keras = _OnFirstUse()
+__all__ = ["LayerBuilder", "keras", "make_divisible"]
 
 
 def make_divisible(channels: float, divisor: int = 8) -> int:
@@ -24,10 +25,6 @@ def make_divisible(channels: float, divisor: int = 8) -> int:
 
     The nearest multiple is taken, at least `divisor`, and the next one up if rounding down would
     lose more than a tenth of the channels.
-
-    Example:
-        >>> [make_divisible(channels) for channels in (3, 24, 12, 24 * 0.75)]
-        [8, 24, 16, 24]
     """
     rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return rounded if rounded >= 0.9 * channels else rounded + divisor

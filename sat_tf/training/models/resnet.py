@@ -1,16 +1,11 @@
 """ResNets: residual blocks with the rectifier behind sums, or (Pre) in front of convolutions."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sat_tf.training.models import options
-from sat_tf.training.models.blocks import LayerBuilder, OnFirstUse, make_divisible
+from sat_tf.training.models.blocks import LayerBuilder, keras, make_divisible
 from sat_tf.validation import checked
-
-if TYPE_CHECKING:
-    import tf_keras as keras
-else:
-    keras = OnFirstUse("tf_keras")
 
 STEM_CHANNELS = 64
 # Outputs of a bottleneck for one channel of its 3x3 convolution.
@@ -126,13 +121,6 @@ def plan_blocks(stage_blocks: Sequence[int], width_multiplier: float) -> Iterato
 
     The first stage has 64 channels; every other one doubles the channels of the one before, and
     halves rows and columns in its first block (table 1 of He et al., arXiv:1512.03385).
-
-    Example:
-        >>> for block in plan_blocks((1, 2), 0.5):
-        ...     print(*block)
-        block_1 32 1
-        block_2 64 2
-        block_3 64 1
     """
     number = 0
     for stage, blocks in enumerate(stage_blocks):

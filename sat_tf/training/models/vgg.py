@@ -1,15 +1,10 @@
 """VGG: plain 3x3 convolutions, max-pools, and three dense layers."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sat_tf.training.models import options
-from sat_tf.training.models.blocks import LayerBuilder, OnFirstUse, make_divisible
+from sat_tf.training.models.blocks import LayerBuilder, keras, make_divisible
 from sat_tf.validation import checked
-
-if TYPE_CHECKING:
-    import tf_keras as keras
-else:
-    keras = OnFirstUse("tf_keras")
 
 
 class VggStage(NamedTuple):
