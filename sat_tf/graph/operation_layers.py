@@ -10,7 +10,7 @@ import tf_keras as keras
 
 from sat_tf.graph import shared_layers
 from sat_tf.graph.shared_layers import class_of, filled_in
-from sat_tf.loading.tensor_functions import expect_allowed
+from sat_tf.loading.trust import expect_allowed
 
 # All of them, for the custom objects of a quantization scheme.
 LAYERS: list[type[keras.layers.Layer]] = []

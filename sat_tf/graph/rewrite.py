@@ -27,7 +27,7 @@ from sat_tf.graph.operations.operation import (
     pooled_whole_row,
 )
 from sat_tf.graph.shared_layers import template_of
-from sat_tf.loading.tensor_functions import CalledFunction
+from sat_tf.loading.trust import CalledFunction
 
 L = keras.layers
 

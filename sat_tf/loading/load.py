@@ -2,6 +2,7 @@
 
 import contextlib
 import graphlib
+import json
 import os
 import pathlib
 import shutil
@@ -10,10 +11,16 @@ import traceback
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sat_tf.files import expect_path, temporary_folder
-from sat_tf.loading import saved_model, trust
-from sat_tf.loading.model_file import ModelFile, OtherFileError, mappings_in, open_model_file, parts
-from sat_tf.loading.tensor_functions import trusted_maker
+from sat_tf.files import expect_path, read_bytes, temporary_folder
+from sat_tf.loading import trust
+from sat_tf.loading.model_file import (
+    ModelFile,
+    OtherFileError,
+    expect_usual_size,
+    mappings_in,
+    open_model_file,
+    parts,
+)
 from sat_tf.messages import first_ones, kind_of, shown
 
 if TYPE_CHECKING:
@@ -69,7 +76,7 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
                 trust.check(file.config)
             check_order(file.config)
             with (
-                contextlib.nullcontext() if safe_mode else trusted_maker(),
+                contextlib.nullcontext() if safe_mode else trust.trusted_maker(),
                 _code_of_this_python(file),
             ):
                 found = keras.models.load_model(name, compile=False, safe_mode=safe_mode)
@@ -140,19 +147,19 @@ def _refuse_several_widths(file: ModelFile) -> None:
 
 
 def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
-    if not saved_model.is_saved_model(path):
+    if not is_saved_model(path):
         raise ValueError("received a folder without a saved_model.pb, expected a SavedModel")
-    saved_model.expect_layers(path)
+    _expect_layers(path)
     if not safe_mode:
-        with _loading(None), trusted_maker():
-            import tf_keras as keras
+        import tf_keras as keras
 
+        with _loading(None), trust.trusted_maker():
             return keras.models.load_model(path, compile=False)
-    config = saved_model.saved_model_config(path)
-    with _loading(saved_model.variable_bytes(path)):
+    config = _saved_model_config(path)
+    with _loading(_variables_on_disk(path)):
         trust.check(config)
         check_order(config)
-        return saved_model.rebuilt(path, config)
+        return _rebuilt(path, config)
 
 
 @contextlib.contextmanager
@@ -359,3 +366,88 @@ def _may_be_a_model(layer: dict[str, Any], known: frozenset[str]) -> bool:
     if str(kind).startswith(_OURS) or str(registered_name).startswith(_OURS):
         return False
     return kind in _MODELS or str(kind) not in known or registered_name not in (None, kind)
+
+
+# -- SavedModels -----------------------------------------------------------------------------------
+
+# A SavedModel is a program: TensorFlow runs some of its functions while loading it, and they may
+# read and write files. The configuration and the variables beside it are data, of which the model
+# is built again: nothing of its graph is run.
+_GRAPH, _METADATA = "saved_model.pb", "keras_metadata.pb"
+_VARIABLES = pathlib.Path("variables", "variables")
+
+
+def is_saved_model(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a SavedModel."""
+    return pathlib.Path(path, _GRAPH).is_file()
+
+
+def _expect_layers(path: pathlib.Path) -> None:
+    """Raises OtherFileError for a SavedModel that has no layers, however much it is trusted.
+
+    Keras 3's `export` and `tf.saved_model.save` write programs alone.
+    """
+    if not (path / _METADATA).is_file():
+        raise OtherFileError(
+            f"received a SavedModel without {_METADATA}: a program without layers, as Keras 3's "
+            "model.export() and tf.saved_model.save() write; expected a model with its layers; "
+            "save that with model.save('model.keras')"
+        )
+
+
+def _saved_model_config(path: pathlib.Path) -> dict[str, Any]:
+    """The configuration of the model in a SavedModel with layers, see `_expect_layers`."""
+    from tf_keras.protobuf import saved_metadata_pb2
+
+    metadata = saved_metadata_pb2.SavedMetadata()
+    try:
+        metadata.ParseFromString(read_bytes(path / _METADATA))
+        roots = [node for node in metadata.nodes if node.node_id == 0]
+        values = json.loads(roots[0].metadata) if roots else {}
+        found = {key: values[key] for key in ("class_name", "config")} if values else None
+    except Exception as error:  # of protobuf, of JSON, and of missing entries
+        raise ValueError(
+            f"received a SavedModel whose {_METADATA} is damaged ({type(error).__name__})"
+        ) from error
+    if found is None or not isinstance(found["config"], dict) or "layers" not in found["config"]:
+        raise trust.UntrustedModelError(
+            "received a SavedModel without the configuration of a Functional or Sequential model, "
+            "which can only be run as a program, expected one that tf_keras wrote of such a model; "
+            f"save it as .keras, or {trust.SWITCH}."
+        )
+    expect_usual_size(found)
+    return found
+
+
+def _rebuilt(path: pathlib.Path, config: dict[str, Any]) -> "keras.Model":
+    """The model of a SavedModel's configuration, with the SavedModel's variables."""
+    import tensorflow as tf
+    import tf_keras as keras
+
+    # It is passed as text: SavedModels write tuples in a way of their own, which this reads.
+    model = keras.models.model_from_json(json.dumps(config))
+    # Keras would take other files of that name as well, and in other formats.
+    if not (path / _VARIABLES).with_suffix(".index").is_file() or (path / _VARIABLES).exists():
+        raise ValueError(
+            f"received a SavedModel without {_VARIABLES}.index, expected its variables"
+        )
+    try:
+        # Partial: the optimizer's are left.
+        loaded = model.load_weights(str(path / _VARIABLES)).expect_partial()
+        loaded.assert_existing_objects_matched()
+    except (AssertionError, tf.errors.OpError) as error:
+        raise ValueError(
+            f"received a SavedModel whose variables are not those of its model ({error})"
+        ) from error
+    return model
+
+
+def _variables_on_disk(path: pathlib.Path) -> int:
+    """Bytes of the variables of a SavedModel on disk, where they are not compressed."""
+    found = sorted((path / _VARIABLES).parent.glob(f"{_VARIABLES.name}.*"))
+    if others := [file.name for file in found if not file.is_file()]:
+        raise ValueError(
+            f"received a SavedModel whose variables are no files ({first_ones(others)}), expected "
+            "those that TensorFlow wrote"
+        )
+    return sum(file.stat().st_size for file in found if ".data-" in file.name)

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import zipfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -96,15 +95,14 @@ def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
 
 def _opened(path: pathlib.Path) -> ModelFile:
     """The head of a file; raises ValueError as `open_model_file` does."""
-    if not _is_hdf5(path) and not is_archive(path):
+    is_hdf5 = _is_hdf5(path)
+    if not is_hdf5 and not is_archive(path):
         raise ValueError(
             "received a file that is neither a .keras archive nor HDF5, or a damaged one"
         )
     try:
-        if _is_hdf5(path):
-            version, text, weight_bytes = _read_hdf5(path)
-        else:
-            version, text, weight_bytes = _read_archive(path)
+        weight_bytes = array_bytes(path)
+        version, text = _read_hdf5(path) if is_hdf5 else _read_archive(path)
         config = json.loads(text)
     except RecursionError as error:
         raise ValueError("received a configuration that is nested too deeply") from error
@@ -118,19 +116,7 @@ def _opened(path: pathlib.Path) -> ModelFile:
     if not isinstance(config, dict):
         raise ValueError("received a file without the configuration of a model")
     expect_usual_size(config)
-    return ModelFile(path, ".h5" if _is_hdf5(path) else ".keras", version, config, weight_bytes)
-
-
-def check_arrays(path: pathlib.Path) -> None:
-    """Raises ValueError for weights that refer to other files or are far larger in memory."""
-    import h5py
-
-    if _is_hdf5(path):
-        with h5py.File(path) as file:
-            _expect_size(_array_bytes(file), path)
-    elif is_archive(path):
-        with opened_archive(path) as archive:
-            _archive_bytes(archive, path)
+    return ModelFile(path, ".h5" if is_hdf5 else ".keras", version, config, weight_bytes)
 
 
 def read_model_file(path: str | os.PathLike[str]) -> ModelFile | None:
@@ -141,47 +127,51 @@ def read_model_file(path: str | os.PathLike[str]) -> ModelFile | None:
         return None
 
 
-def _read_archive(path: pathlib.Path) -> tuple[str, str, int]:
+def _is_hdf5(path: pathlib.Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_HDF5)) == _HDF5
+
+
+def _read_archive(path: pathlib.Path) -> tuple[str, str]:
     with opened_archive(path) as archive:
-        weight_bytes = _archive_bytes(archive, path)
         config, metadata = (
             read_member(archive, name, _LARGEST_CONFIG_BYTES)
             for name in ("config.json", "metadata.json")
         )
     if config is None:
         raise ValueError("received a zip archive without the config.json of a model")
-    version = json.loads(metadata or b"{}").get("keras_version", "")
-    return str(version), config.decode(), weight_bytes
+    return str(json.loads(metadata or b"{}").get("keras_version", "")), config.decode()
 
 
-def _is_hdf5(path: pathlib.Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_HDF5)) == _HDF5
-
-
-def _read_hdf5(path: pathlib.Path) -> tuple[str, str, int]:
+def _read_hdf5(path: pathlib.Path) -> tuple[str, str]:
     import h5py
 
     with h5py.File(path) as file:
-        weight_bytes = _array_bytes(file)
-        _expect_size(weight_bytes, path)
-        stored = file.attrs["model_config"], file.attrs.get("keras_version", "")
-        text, version = (each.decode() if isinstance(each, bytes) else each for each in stored)
-        return str(version), text, weight_bytes
+        stored = file.attrs.get("keras_version", ""), file.attrs["model_config"]
+        version, text = (each.decode() if isinstance(each, bytes) else each for each in stored)
+        return str(version), text
 
 
-def _archive_bytes(archive: zipfile.ZipFile, path: pathlib.Path) -> int:
-    """Bytes in memory of the weights in a `.keras` archive; raises as `_array_bytes` does."""
+def array_bytes(path: pathlib.Path) -> int:
+    """Bytes in memory of the arrays of an HDF5 file or an archive of such files.
+
+    Raises ValueError for those that are kept elsewhere, or are far larger in memory.
+    """
     import h5py
 
-    entries = archive.infolist()
-    _expect_size(sum(entry.file_size for entry in entries), path)
-    expect_honest(archive)
-    total = 0
-    for entry in entries:
-        if entry.filename.endswith(".h5"):
-            with archive.open(entry) as opened, h5py.File(opened) as file:
-                total += _array_bytes(file)
+    if _is_hdf5(path):
+        with h5py.File(path) as file:
+            total = _array_bytes(file)
+    else:
+        total = 0
+        with opened_archive(path) as archive:
+            entries = archive.infolist()
+            _expect_size(sum(entry.file_size for entry in entries), path)
+            expect_honest(archive)
+            for entry in entries:
+                if entry.filename.endswith(".h5"):
+                    with archive.open(entry) as opened, h5py.File(opened) as file:
+                        total += _array_bytes(file)
     _expect_size(total, path)
     return total
 

@@ -13,8 +13,8 @@ from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.network import Network, check_one_of_each
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.keras3.incoming import read_model
-from sat_tf.loading.model_file import OtherFileError, check_arrays, is_keras3_file
-from sat_tf.loading.saved_model import is_saved_model
+from sat_tf.loading.load import is_saved_model
+from sat_tf.loading.model_file import OtherFileError, array_bytes, is_keras3_file
 from sat_tf.loading.trust import UntrustedModelError
 from sat_tf.messages import ProblemsError, RunError, reason_of
 from sat_tf.output_folder import FLOAT_MODEL
@@ -127,7 +127,7 @@ def read_weights(
     path = _expect_file(path, key)
     try:
         model = models.build(name, image_size=image_size, num_classes=num_classes, **options)
-        check_arrays(path)
+        array_bytes(path)
         model.load_weights(path)
     except Exception as error:  # Keras raises many types on files of other programs.
         raise RunError(
