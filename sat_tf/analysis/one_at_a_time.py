@@ -179,7 +179,7 @@ def one_at_a_time(
         )
     network = Network(model)
     placement = place(network, {node.name: None for node in network}, policy)
-    return OneAtATime(network, quantized, placement.reasons.streams), quantized
+    return OneAtATime(network, quantized, placement.streams), quantized
 
 
 def _weight_errors(

@@ -10,8 +10,8 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.planning.plan import ActivationPlan, Fate, WeightPlan
-from sat_tf.qat.configs import Placement
 from sat_tf.qat.inputs import borders, find_folds, own_type
+from sat_tf.qat.placement import Placement
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.protocol import BITS_FIELDS, ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import line_of
@@ -104,25 +104,25 @@ class LayerDecisions:
         self, network: Network, placement: Placement, policy: BitPolicy, *, requantized: bool
     ) -> None:
         self._network, self._placement, self._policy = network, placement, policy
-        self._requantized, self._reasons = requantized, placement.reasons
+        self._roles, self._requantized = placement.roles, requantized
 
     def of(self, name: str) -> dict[str, Any]:
         """The fields of a layer's `LayerPlan` that the placement decides."""
-        config, reasons = self._placement.configs.get(name), self._reasons
+        config = self._placement.configs.get(name)
         output = config.output if config else None
         fate = self._fate(name)
         return {
             "fate": fate,
             "reason": self._float_reason(name) if fate is Fate.FLOAT else "",
             "weights": self._weights(name),
-            "activation": activation_plan(output, stream=name in reasons.streams),
+            "activation": activation_plan(output, stream=name in self._placement.streams),
             "activation_reason": self._activation_reason(name, output),
             "observed": _observes(output),
-            "absorbed_by": reasons.absorbed_by.get(name, ""),
+            "absorbed_by": self._placement.absorbed_by.get(name, ""),
         }
 
     def _fate(self, name: str) -> Fate:
-        role = self._reasons.roles[name]
+        role = self._roles.of[name]
         config = self._placement.configs.get(name)
         if role is Role.INPUT:
             return Fate.INPUT
@@ -132,7 +132,7 @@ class LayerDecisions:
             return Fate.FLOAT
         if config.weights is not None or isinstance(config.output, ActivationQuantizer):
             return Fate.QUANTIZED
-        if name in self._reasons.absorbed_by:
+        if name in self._placement.absorbed_by:
             return Fate.ABSORBED
         if role in (Role.MOVEMENT, Role.SOFTMAX) and not _observes(config.output):
             return Fate.MOVES if role is Role.MOVEMENT or config.around else Fate.FLOAT
@@ -141,7 +141,7 @@ class LayerDecisions:
     def _float_reason(self, name: str) -> str:
         """Why a layer is left float."""
         config = self._placement.configs.get(name)
-        is_opaque = self._reasons.roles[name] is Role.OPAQUE
+        is_opaque = self._roles.of[name] is Role.OPAQUE
         if config is not None and not is_opaque:
             return self._activation_reason(name, config.output)
         problem = layer_kinds.unsupported_problem(self._network[name].layer) if is_opaque else None
@@ -183,13 +183,14 @@ class LayerDecisions:
         )
 
     def _bits_reason(self, name: str, quantizer: WeightQuantizer) -> str:
-        kernel = self._reasons.kernels[name]
+        layer, fields = self._network[name].layer, self._roles.annotations[name]
+        kernel = self._policy.kernel_at(layer.name, fields, end=name in self._roles.ends)
         if kernel.bits is None or kernel.bits == self._policy.weight_bits:
             return ""
         reason = "by an override or annotation"
         if kernel.bits_field == BITS_FIELDS[1]:
             calls = {call.name for call in self._network.calls(name)}
-            ends = {"first": self._reasons.first, "last": self._reasons.last}
+            ends = {"first": self._roles.first, "last": self._roles.last}
             reason = f"{' and '.join(end for end in ends if calls & ends[end])} linear layer"
         if quantizer.follows_grid and kernel.grid != kernel.asked_grid:
             reason += f"; {kernel.asked_grid} does not fit int8 at {kernel.bits} bits"
@@ -200,9 +201,9 @@ class LayerDecisions:
         if bits is None or bits == self._policy.activation_bits:
             return ""
         root = self._moved(self._network[name].inputs[0])
-        if root in self._reasons.streams:
+        if root in self._placement.streams:
             return "a stream, at its own bits"
-        if self._reasons.roles[root] is not Role.INPUT:
+        if self._roles.of[root] is not Role.INPUT:
             return ""
         return (
             "pixels" if self._policy.type_of(root) == INPUT_TYPES[0] else "an input of real values"
@@ -210,9 +211,9 @@ class LayerDecisions:
 
     def _activation_reason(self, name: str, output: Quantizer | None) -> str:
         """Why a layer's output has its quantizer, or none."""
-        role, reasons = self._reasons.roles[name], self._reasons
+        role, placement = self._roles.of[name], self._placement
         if role is Role.INPUT:
-            if name in self._placement.kept:
+            if name in self._roles.kept:
                 return "only layers left float read it, as it is"
             if self._policy.type_of(name) == INPUT_TYPES[0]:
                 return "pixels from 0 to 255 are already codes"
@@ -223,8 +224,8 @@ class LayerDecisions:
                 "file's 8-bit codes of its observed range"
             )
         if _observes(output) and output.rounds:
-            configs = self._placement.configs
-            readers = [demand.reader for demand in reasons.demands[name] if demand.reader]
+            configs = placement.configs
+            readers = [demand.reader for demand in placement.demands.of[name] if demand.reader]
             on_codes = readers and all(
                 reader in configs and _observes(configs[reader].output) for reader in readers
             )
@@ -232,26 +233,26 @@ class LayerDecisions:
             return f"{behind}: rounded to the file's 8-bit codes of its observed range"
         if _observes(output):
             end = " before the softmax" if layer_kinds.is_softmax(self._network[name].layer) else ""
-            is_output = any(demand.kind == "output" for demand in reasons.demands[name])
+            is_output = "output" in placement.demands.kinds[name]
             made = "the model's output" if is_output else "it stays float"
             return f"{made}: its range{end} is observed, for the 8-bit codes of the file"
         if output is not None:
             return f"read by {self._readers(name)}{self.level_source(name)}"
         if role is Role.IDENTITY:
             return "it acts in training alone, and is the identity in inference"
-        if role is Role.OPAQUE or name not in self._placement.configs:
+        if role is Role.OPAQUE or name not in placement.configs:
             return "left float"
-        if name in reasons.absorbed_by:
-            return f"absorbed by {reasons.absorbed_by[name]}"
+        if name in placement.absorbed_by:
+            return f"absorbed by {placement.absorbed_by[name]}"
         if role is Role.MOVEMENT:
             return f"it passes on the codes of {self._moved(name)}"
-        if role is Role.SOFTMAX and self._placement.configs[name].around:
+        if role is Role.SOFTMAX and placement.configs[name].around:
             return f"it rounds to the codes of {self._network[name].inputs[0]}"
         if role is Role.SOFTMAX:
             return "probabilities stay float"
-        if not reasons.quantizes_activations:
+        if not self._roles.quantize_activations:
             return "activation_bits=None: activations stay float"
-        kinds = {demand.kind for demand in reasons.demands[name]}
+        kinds = placement.demands.kinds[name]
         if kinds & {"float", "left float"}:
             return f"float layers read it: {self._readers(name, 'float', 'left float')}"
         if "stream" in kinds or "linear" in kinds:
@@ -259,23 +260,26 @@ class LayerDecisions:
         return "none of its readers needs codes"
 
     def level_source(self, name: str) -> str:
-        """The origin of a tensor's clipping level in words, to be appended to a reason."""
-        source = self._reasons.level_sources.get(name)
-        if not source:
+        """The origin of a clipping level in words, to be appended to a reason.
+
+        Its quantizer is known by the tensor that it stands behind, or by the name of its insertion.
+        """
+        start = self._placement.starts.get(name)
+        if start is None or not start.source:
             return ""
-        guess = ": a guess, calibrate" if name in self._reasons.guessed else ""
-        return f"; clipping level from {source}{guess}"
+        guess = ": a guess, calibrate" if start.is_guess else ""
+        return f"; clipping level from {start.source}{guess}"
 
     def _readers(self, name: str, *kinds: str) -> str:
         readers = [
             demand.reader or "the output"
-            for demand in self._reasons.demands[name]
+            for demand in self._placement.demands.of[name]
             if not kinds or demand.kind in kinds
         ]
         return ", ".join(dict.fromkeys(readers)) or "nothing"
 
     def _moved(self, name: str) -> str:
-        roles = self._reasons.roles
+        roles = self._roles.of
         return self._network.origin(name, lambda node: roles[node.name].keeps_codes).name
 
 

@@ -26,10 +26,10 @@ from sat_tf.planning.deployment import (
 )
 from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan
 from sat_tf.planning.preview import by_layer, planned_elsewhere, preview, with_image_size
-from sat_tf.qat.configs import Placement, PlacementError
+from sat_tf.qat.configs import PlacementError
 from sat_tf.qat.layout import is_quantized, maker_of_codes, non_finite_weights, user_name
 from sat_tf.qat.model_class import policy_of, processor_of
-from sat_tf.qat.placement import place
+from sat_tf.qat.placement import Placement, place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.requantize import completed, effective_kernels, without_quantizers
 from sat_tf.qat.wrapper import output_quantizer
@@ -156,7 +156,7 @@ def plan_of(
         policy, _, of_inputs = completed(source.quantized, policy)
         refused += of_inputs
     problems, placement, decided_by = _placed(source, policy)
-    kept = placement.kept if placement is not None else ()
+    kept = placement.roles.kept if placement is not None else ()
     is_quantized = source.quantized is not None
     inputs = input_lines(source.network, policy, kept, is_quantized=is_quantized)
     problems = refused + problems
@@ -296,7 +296,7 @@ def _rows(
                 shape=node.shape,
                 fate=Fate.INSERTED,
                 activation=activation_plan(quantizer),
-                activation_reason=between + decisions.level_source(insertion.tensor),
+                activation_reason=between + decisions.level_source(insertion.name),
                 bytes=sizes.get(insertion.name),
                 inserted=True,
                 readers=readers,

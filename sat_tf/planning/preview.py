@@ -17,8 +17,8 @@ from sat_tf.export.lowering.layers import KernelOutline
 from sat_tf.export.lowering.packing import FileSettings, is_trained
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
-from sat_tf.qat.configs import Placement
 from sat_tf.qat.layout import arranged, inner_layer
+from sat_tf.qat.placement import Placement
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 

@@ -15,10 +15,10 @@ from sat_tf.graph.layers.normalization import adapted_copy, is_adapted
 from sat_tf.graph.network import Network, Node, as_layer_name, output_names, refuse_losses
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import ModelError, first_ones, warn
-from sat_tf.qat.configs import PlacedConfig, Placement
+from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.inputs import AnotherBorderWarning, apply_fold, borders, find_folds, reads_floats
 from sat_tf.qat.model_class import of_class_of
-from sat_tf.qat.placement import place
+from sat_tf.qat.placement import Placement, place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer
@@ -150,7 +150,7 @@ def _form_of(node: Node, placement: Placement, *, is_private: bool) -> keras.lay
         fresh = adapted_copy(fresh)
     if layer_kinds.combination_of(fresh) is Combination.WITH_MAP:
         # Its map is rounded where its output becomes codes, or that of the layer that absorbs it.
-        config = placement.configs.get(placement.reasons.absorbing(node.name))
+        config = placement.configs.get(placement.absorbing(node.name))
         if config is not None and config.output is not None:
             fresh = fresh.rounded()
     return fresh
@@ -231,7 +231,7 @@ def quantized_model(
     for node in network:
         if node.layer.weights and layers[node.layer.name] is not node.layer:
             copied_weights(node.layer, layers[node.layer.name])
-    quantized = [name for name in network.inputs if name not in placement.kept]
+    quantized = [name for name in network.inputs if name not in placement.roles.kept]
     images = [name for name in quantized if policy.type_of(name) == INPUT_TYPES[0]]
     changes = {name: policy.change_of(name) for name in quantized}
     if reads is not None:
@@ -349,7 +349,7 @@ def _warn_of_float_layers(
 
     Linear layers are left out on purpose, and so is what stands behind these.
     """
-    if not placement.reasons.quantizes_activations:
+    if not placement.roles.quantize_activations:
         return
 
     def becomes_codes(name: str) -> bool:
@@ -367,7 +367,7 @@ def _warn_of_float_layers(
 
     def is_integer(node: Node) -> bool:
         """Whether a layer without an annotation is part of one that makes codes."""
-        absorbing = network[placement.reasons.absorbing(node.name)]
+        absorbing = network[placement.absorbing(node.name)]
         if absorbing.layer.name in annotations:
             return True
         is_folded = layer_kinds.role_of(absorbing.layer) in _INTEGERS_IF_READ_AS_CODES
@@ -425,7 +425,7 @@ class GuessedClippingLevelsWarning(UserWarning):
 
 def _warn_of_guessed_levels(model_name: str, placement: Placement) -> None:
     """Warns, before they are used, of clipping levels that need data."""
-    guessed = sorted(placement.reasons.guessed)
+    guessed = sorted({start.tensor for start in placement.starts.values() if start.is_guess})
     if guessed:
         warn(
             f"model {model_name!r}: the clipping levels of {', '.join(guessed)} start at a guess "

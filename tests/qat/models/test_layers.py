@@ -176,7 +176,7 @@ def test_the_placement_sees_through_what_acts_in_training_alone(name):
         expected = _plain_placed(rescaling)
         found = _placed(model(at(IDENTITIES[name], *places), rescaling))
         assert _quantizers(found) == _quantizers(expected)
-        roles = found.reasons.roles
+        roles = found.roles.of
         assert list(roles.values()).count(Role.IDENTITY) == len(places)
 
 
@@ -211,8 +211,8 @@ def test_what_is_called_with_training_is_no_identity():
     image = keras.Input((4, 4, 2), name="image")
     tensor = L.Dropout(0.5, name="drop")(L.Conv2D(2, 1, name="a")(image), training=True)
     placement = _placed(keras.Model(image, L.ReLU(name="relu")(tensor)))
-    assert placement.reasons.roles["drop"] is Role.MOVEMENT
-    assert "a" not in placement.reasons.absorbed_by
+    assert placement.roles.of["drop"] is Role.MOVEMENT
+    assert "a" not in placement.absorbed_by
 
 
 @pytest.mark.parametrize("name", [*OF_IMAGES, "noise", "gaussian_dropout", "alpha_dropout"])

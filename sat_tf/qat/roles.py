@@ -1,0 +1,337 @@
+"""The first two steps of a placement: the role of every layer, and what its readers demand."""
+
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from sat_tf.exact.tflite.input_range import INPUT_TYPES, PIXELS
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import NativeFunction, Role
+from sat_tf.graph.network import Network, Node, are_numbers
+from sat_tf.messages import kind_of, problems_of
+from sat_tf.qat import configs, inputs
+from sat_tf.qat.configs import LayerConfig
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.value_ranges import PixelRanges, ValueRanges
+
+FLOATS = frozenset(("float", "left float"))
+INTEGERS = frozenset(("linear", "stream"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """The need of one reader of a tensor: `bits` for linear layers, a grid for others."""
+
+    reader: str | None
+    kind: str  # "linear", "stream", "output", "float", "left float"
+    bits: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Roles:
+    """What each layer of a float model does for its quantizers."""
+
+    whole: Network  # The float model.
+    network: Network  # The same without layers that are identities in inference.
+    policy: BitPolicy
+    # By node: the fields of its annotation, for those that have one, and the policy that holds.
+    annotations: Mapping[str, dict[str, Any]]
+    policies: Mapping[str, BitPolicy]
+    pixels: PixelRanges  # Of the inputs that become codes.
+    # Left float, though of a kind that is quantized: what they read, or make, has no codes.
+    without_codes: frozenset[str]
+    of: Mapping[str, Role]  # OPAQUE if a layer is left float.
+    # The inputs that stay as they are, because only layers left float read them.
+    kept: frozenset[str] = frozenset()
+    problems: Sequence[str] = ()  # Why layers cannot have a role.
+    linear: Sequence[str] = ()  # The calls of layers whose weights are quantized.
+    first: frozenset[str] = frozenset()  # Those with none before them.
+    last: frozenset[str] = frozenset()  # Those with none behind them.
+
+    @property
+    def quantize_activations(self) -> bool:
+        """Whether any activation is quantized at all."""
+        return any(self.policies[name].activation_bits is not None for name in self.linear)
+
+    @property
+    def ends(self) -> frozenset[str]:
+        """All calls of the linear layers of which one call is a first or a last one."""
+        calls = [self.network.calls(name) for name in self.first | self.last]
+        return frozenset(call.name for of_layer in calls for call in of_layer)
+
+    def native(self, name: str) -> NativeFunction | None:
+        """The operator by which the processor of the policy computes a layer's function."""
+        if not self.policy.processor.native or self.of[name] is not Role.FUNCTION:
+            return None
+        return layer_kinds.native_of(self.network[name].layer)
+
+    @property
+    def ranges(self) -> ValueRanges:
+        """The signs and maxima of all tensors."""
+        native = self.policy.processor.native
+        return ValueRanges(self.network, self.of, self.pixels, native=native)
+
+    def origin(self, name: str) -> str:
+        """The layer that makes the values of a tensor, which others only move."""
+        return self.network.origin(name, lambda node: self.of[node.name] is Role.MOVEMENT).name
+
+    def norms_behind(self, name: str) -> tuple[str, ...]:
+        """The normalizations that are folded into a linear layer."""
+        node = self.network[name]
+        return inputs.norms_behind(
+            self.network, node, lambda reader: self.of[reader.name] is Role.NORM
+        )
+
+    def ends_in_softmax(self, node: Node) -> bool:
+        """Whether a layer is a softmax, or a linear layer with one."""
+        role = self.of[node.name]
+        return role in (Role.SOFTMAX, Role.LINEAR) and layer_kinds.is_softmax(node.layer)
+
+    def demands(self, name: str) -> Iterator[Demand]:
+        """The needs of the readers of the output of `name`, also from behind data movement."""
+        if name in self.network.outputs:
+            yield Demand(None, "output")
+        for reader in self.network.consumers(name):
+            role = self.of[reader.name]
+            if role is Role.MOVEMENT:
+                yield from self.demands(reader.name)
+            elif role is Role.SOFTMAX:
+                yield Demand(reader.name, "output")
+            elif role is Role.LINEAR:
+                bits = self.policies[reader.name].activation_bits
+                yield Demand(reader.name, "float" if bits is None else "linear", bits)
+            elif role is Role.OPAQUE:
+                yield Demand(reader.name, "left float")
+            else:
+                yield Demand(reader.name, "stream")
+
+
+def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy) -> Roles:
+    """Finds the role of each layer: by its kind and its annotation, and by who reads it."""
+    problems = [f"{name}: {text}." for name, text in whole.problems.items()]
+    fields: dict[str, dict[str, Any]] = {}
+    for node in whole:
+        annotation = annotations.get(node.layer.name)
+        if node.layer.name in annotations:
+            fields[node.name] = annotation.fields if isinstance(annotation, LayerConfig) else {}
+        if annotation is not None and not isinstance(annotation, LayerConfig):
+            problems.append(
+                f"{node.layer.name}: received {kind_of(annotation)} annotation, expected "
+                "sat_tf.configs.LayerConfig; annotate the layer with one, or with none."
+            )
+
+    def policy_at(node: Node, *, end: bool = False) -> BitPolicy:
+        try:
+            return policy.at(node.layer.name, fields.get(node.name), end=end)
+        except ValueError as error:  # fields that are valid alone but not together
+            problems.extend(f"{node.layer.name}: {problem}" for problem in problems_of(error))
+            return policy
+
+    policies = {node.name: policy_at(node) for node in whole}
+    network = whole.without(lambda node: layer_kinds.is_identity(node.layer, node.arguments))
+    images = [name for name in network.inputs if policy.type_of(name) == INPUT_TYPES[0]]
+    grids = {name: policy.range_of(name).grid for name in images}
+    are_numeric = {node.name: all(are_numbers(read) for read in node.types) for node in whole}
+    roles = Roles(
+        whole=whole,
+        network=network,
+        policy=policy,
+        annotations=fields,
+        policies=policies,
+        pixels=PixelRanges(network, grids),
+        without_codes=frozenset(name for name, numeric in are_numeric.items() if not numeric),
+        of={},
+    )
+    of = {node.name: _role_by_itself(roles, node, problems) for node in whole}
+    roles = _with_ids_left_float(dataclasses.replace(roles, of=of), problems)
+    grids = {name: grid for name, grid in grids.items() if name not in roles.kept}
+    roles = dataclasses.replace(roles, pixels=PixelRanges(network, grids))
+    roles = _with_functions_told_apart(roles)
+    linear = frozenset(name for name, role in roles.of.items() if role is Role.LINEAR)
+    before = {name: network.before(name) & linear for name in linear}
+    roles = dataclasses.replace(
+        roles,
+        linear=[name for name in roles.of if name in linear],
+        first=frozenset(name for name in linear if not before[name]),
+        last=linear.difference(*before.values()),
+    )
+    policies |= {
+        node.name: policy_at(node, end=True) for node in network if node.name in roles.ends
+    }
+    return dataclasses.replace(roles, problems=problems)
+
+
+def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
+    """The role of a layer, whoever reads it."""
+    layer = node.layer
+    if node.makes_mask:
+        problems.append(
+            f"{node.name}: received {kind_of(layer)}, whose mask tells the layers after "
+            "it which positions to ignore, expected a layer without a mask, which neither "
+            "quantizers nor files pass on; build the model without it."
+        )
+        return Role.OPAQUE
+    if node.name in roles.without_codes:
+        return Role.OPAQUE
+    role, problem = layer_kinds.role_of(layer), layer_kinds.unsupported_problem(layer)
+    if role is Role.AFFINE and roles.pixels.are_counts(node.name):
+        role = Role.MOVEMENT  # of the same codes with another scale
+    if role is Role.IDENTITY and node.name in roles.network:
+        role = Role.MOVEMENT  # it is called with training=True, which the export refuses
+    rank = len(roles.whole[node.inputs[0]].shape) if node.inputs else 0
+    if not problem and (unwritable := layer_kinds.problem_at(layer, rank)):
+        problems.append(f"{layer.name}: {unwritable}.")  # before it is trained
+    if node.name not in roles.annotations:
+        return Role.OPAQUE if problem or role in (Role.LINEAR, Role.FUNCTION) else role
+    if problem and roles.policy.unsupported == "float":
+        return Role.OPAQUE
+    if problem and layer.name not in roles.network.problems:
+        problems.append(f"{layer.name}: {problem}.")
+    return role
+
+
+def _with_ids_left_float(roles: Roles, problems: list[str]) -> Roles:
+    """Leaves layers float whose output is ids, or no real number, for layers left float.
+
+    Inputs for these are kept, but for real numbers that the policy says to be pixels, or codes.
+    """
+    network, policy, of = roles.network, roles.policy, dict(roles.of)
+    roles = dataclasses.replace(roles, of=of)
+    for node in reversed(list(network)):
+        name, ids = node.name, _readers_of_ids(roles, node)
+        is_input = name in network.inputs
+        if _are_for_float_layers(network, list(roles.demands(name))):
+            if is_input and (ids or not inputs.states_codes(node, policy)):
+                roles = dataclasses.replace(roles, kept=roles.kept | {name})
+            elif ids and of[name] not in (Role.LINEAR, Role.OPAQUE):
+                of[name] = Role.OPAQUE
+                without_codes = roles.without_codes | {name}
+                roles = dataclasses.replace(roles, without_codes=without_codes)
+            continue
+        if of[name] in (Role.LINEAR, Role.OPAQUE) or not ids:
+            continue
+        pixels = policy.type_of(name) == INPUT_TYPES[0] and policy.range_of(name) == PIXELS
+        if node.type == tf.uint8 and is_input and pixels:
+            continue  # codes of pixels are these numbers themselves
+        others = [reader.name for reader in network.consumers(name) if reader.name not in ids]
+        others += ["the output"] if name in network.outputs else []
+        problems.append(
+            f"{name}: received {node.type.name} numbers that {', '.join(ids)}, left float, "
+            f"takes as they are, and of which {', '.join(others)} would need codes, expected "
+            "one kind of reader: codes would make other numbers of them; give the model an "
+            "input for each, and feed both the same."
+        )
+    return roles
+
+
+def _readers_of_ids(roles: Roles, read: Node) -> list[str]:
+    """The layers left float that take a tensor for numbers which codes cannot replace."""
+    readers = [r for r in roles.network.consumers(read.name) if roles.of[r.name] is Role.OPAQUE]
+    if readers and read.type.is_floating:
+        computed = {roles.of[name] for name in roles.network.before(read.name)}
+        if not computed.isdisjoint((Role.LINEAR, Role.OPAQUE)):
+            return []
+        without_codes = roles.without_codes
+        readers = [r for r in readers if r.name in without_codes or layer_kinds.reads_ids(r.layer)]
+    return [reader.name for reader in readers]
+
+
+def _with_functions_told_apart(roles: Roles) -> Roles:
+    """A smooth function at the end is part of the output, like a softmax; others are not.
+
+    So are means of windows that are outputs, or logits of them, where an NPU's operator takes them.
+    """
+    network, native, of = roles.network, roles.policy.processor.native, dict(roles.of)
+    roles = dataclasses.replace(roles, of=of)
+    for node in reversed(list(network)):
+        if layer_kinds.is_a_broken_line(node.layer):
+            continue
+        name, demands = node.name, list(roles.demands(node.name))
+        at_end = all(demand.kind == "output" for demand in demands)
+        if of[name] in (Role.FUNCTION, Role.SOFTMAX):
+            inside = Role.FUNCTION if name in roles.annotations else Role.OPAQUE
+            of[name] = Role.SOFTMAX if at_end else inside
+        elif native and layer_kinds.averages_windows(node.layer) and name in roles.annotations:
+            ends = [network[demand.reader].layer for demand in demands if demand.reader]
+            is_output = at_end and all(map(layer_kinds.is_softmax, ends))
+            if is_output and not roles.pixels.reads(node.inputs[0]):
+                of[name] = Role.SOFTMAX
+    return roles
+
+
+@dataclasses.dataclass(frozen=True)
+class Demands:
+    """What the readers of each layer's output need."""
+
+    of: Mapping[str, Sequence[Demand]]
+    kinds: Mapping[str, frozenset[str]]  # The kinds of these.
+    # The layers that an NPU's operator computes which rounds to the codes that it reads. Their
+    # input and their output are on one grid, which both get from its quantizer: that of streams, or
+    # of pixels.
+    around: frozenset[str]
+
+
+def find_demands(roles: Roles) -> Demands:
+    """Finds the needs of the readers of every tensor."""
+    of = {node.name: tuple(roles.demands(node.name)) for node in roles.network}
+    kinds = {name: frozenset(demand.kind for demand in demands) for name, demands in of.items()}
+    around = [
+        node.name for node in roles.network if _rounds_to_input(roles, node, kinds[node.name])
+    ]
+    return Demands(of, kinds, frozenset(around))
+
+
+def _rounds_to_input(roles: Roles, node: Node, kinds: Collection[str]) -> bool:
+    """Whether a layer goes into `Demands.around`.
+
+    A mean over all places does not: it has a kernel that changes grids.
+    """
+    name, role, policy = node.name, roles.of[node.name], roles.policy
+    pools = role is Role.MEAN and layer_kinds.averages_windows(node.layer)
+    resizes = role is Role.FUNCTION and layer_kinds.interpolates(node.layer)
+    if not (pools or resizes) or not policy.processor.native or roles.network.is_shared(name):
+        return False
+    streams = policy.activation_bits, roles.policies[name].stream_bits
+    has_codes = roles.quantize_activations and None not in streams and name in roles.annotations
+    (read,) = node.inputs
+    has_grid = roles.pixels.are_counts(read) or not roles.pixels.reads(read)
+    only_integers = FLOATS.isdisjoint(kinds) and not INTEGERS.isdisjoint(kinds)
+    return has_codes and has_grid and only_integers
+
+
+def _are_for_float_layers(network: Network, demands: Sequence[Demand]) -> bool:
+    """Whether layers that files compute in float read a tensor, and nothing else does."""
+    return bool(demands) and all(
+        demand.kind == "left float"
+        or (demand.reader is not None and inputs.reads_floats(network[demand.reader].layer))
+        for demand in demands
+    )
+
+
+def misfits(roles: Roles, demands: Demands) -> Iterator[str]:
+    """Why the policy does not fit the model, or the demands on a tensor its layer."""
+    if not roles.linear:
+        yield configs.without_linear_layers(roles.network, roles.annotations)
+    named = [
+        node.name
+        for node in roles.whole
+        if node.name == node.layer.name and roles.of[node.name] is not Role.INPUT
+    ]
+    for pattern in roles.policy.unmatched_overrides(named):
+        yield f"overrides[{pattern!r}] matches no layer; the layers are {', '.join(named)}."
+    yield from inputs.range_problems(roles.network, roles.policy, roles.kept)
+    for node in roles.network:
+        of_floats = _are_for_float_layers(roles.network, demands.of[node.name])
+        if not are_numbers(node.type) and not of_floats:
+            yield (
+                f"{node.name}: received an output of {node.type.name} that is not for layers "
+                "left float alone, expected real numbers; take its real part, or its size, in "
+                "the model."
+            )
+        if roles.ends_in_softmax(node) and demands.kinds[node.name] - {"output"}:
+            yield (
+                f"{node.name}: received a softmax inside the model, expected one at the end "
+                "only; leave the layer out of the annotation, or pass unsupported='float'."
+            )
