@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import pathlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,7 +26,7 @@ from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.linear import linear_operations
 from sat_tf.exact.targets.table import TARGETS, Elsewhere
-from sat_tf.exact.tflite.contents import SETTINGS_NAME, gzip_size, read_contents
+from sat_tf.exact.tflite.contents import SETTINGS_NAME, Contents, gzip_size, read_contents
 from sat_tf.exact.tflite.metadata import (
     METADATA_NAME,
     Metadata,
@@ -221,18 +222,15 @@ def export_tflite(
 
     Input: one uint8 image (1, rows, columns, channels). Output: what the Keras model gives, as
     float32, or as the codes of it. Several inputs and outputs are in the order of `model.inputs`
-    and `model.outputs`, which for dictionaries is that of the sorted keys. They have these keys as
-    names, else those of the Keras model: in the file's signature, and outputs as tensors too.
-    Between them all tensors are int8, with the trained codes as their integers: weights keep their
-    lattice, BatchNormalization is folded into scales and int32 biases, and activations are clipped
-    at their clipping levels by int8 saturation. Only the last DEQUANTIZE is float, which outputs of
-    integers have not, and what the policy keeps float: the sums of float streams, and a softmax.
+    and `model.outputs`, which for dictionaries is that of the sorted keys; they have these keys as
+    names, else those of the Keras model. Between them all tensors are int8, with the trained codes
+    as their integers. Float are only the final DEQUANTIZE, absent for integer outputs, and what the
+    policy keeps float.
 
-    The file differs from the trained model in what integers cannot hold: biases are rounded to
-    multiples of input scale · weight scale, nearly constant channels get another scale for that or,
-    if nearly dead, other codes, sums and means round as the kernels do, and signed streams that
-    these read saturate one code lower. With `snap_biases=True` the model takes the biases of its
-    file, as with `sat-tf quantize`, and computes its codes from then on. `verify_tflite` proves
+    The file differs from the trained model in what integers cannot hold: biases are rounded, nearly
+    constant channels get another scale, sums and means round as the kernels do, and signed streams
+    that these read saturate one code lower. With `snap_biases=True` the model takes the biases of
+    its file, as with `sat-tf quantize`, and computes its codes from then on. `verify_tflite` proves
     that LiteRT computes exactly these integers, and counts those of Keras that differ.
 
     Args:
@@ -240,45 +238,31 @@ def export_tflite(
         path: of the file; it appears whole, or not at all.
         float_head: keep the last Dense layer float, from dequantized activations and int8-stored
             weights. Logits are then not rounded, so that there are no ties.
-        pack: how kernels are stored whose codes fit into 4 bits: of DoReFa up to 3 bits, of the
-            narrow grid up to 4, of the rounded one up to 4 unless a γ is negative. The others, and
-            all with "none", take 8; the report lists each with the reason.
-
-            - "auto": dense layers and 1x1 convolutions take 4 bits, at about the speed of 8; for
-              all targets but "litert", which know int8 only, it is "none".
-            - "int4": the other convolutions too, which XNNPACK then does not run: the file is
-              slower, several times, and processors differ in its codes.
-            - "int2": as "auto", and 2 bits where the codes fit (the narrow and the rounded grid at
-              2 bits), which is slower on x86.
-
-            "none" is for releases of LiteRT that know int8 only; see `ExportReport.runs_from`.
+        pack: how to store kernels that fit 4 bits: DoReFa kernels of up to 3 bits, narrow ones of
+            up to 4, and rounded ones of up to 4 unless a γ is negative. "auto": dense layers and
+            1x1 convolutions take 4 bits, at about the speed of 8; for targets that know int8 only,
+            8. "int4": other convolutions too, several times slower, and processors differ in their
+            codes. "int2": as "auto", and 2 bits where codes fit, which is slower on x86. "none":
+            8 bits, for releases of LiteRT that know no others; see `ExportReport.runs_from`.
         softmax: the output is probabilities. A model that ends in a softmax has them anyway.
         output_type: "float32", "int8" or "uint8"; None is the target's: for NPUs "int8", but for
-            outputs without codes, else "float32". A file with outputs of integers ends in its last
-            codes, without a DEQUANTIZE, so that processors without floating point run all of it:
-            real value = scale · (integer - zero point), with the numbers of the output tensor.
-            Those of uint8 are 128 more than those of int8. A softmax then has probabilities in
-            steps of 1/256.
+            outputs without codes, else "float32". Integers are the last codes of the file: real
+            value = scale · (integer - zero point), with the numbers of the output tensor; those of
+            uint8 are 128 more. A softmax then has probabilities in steps of 1/256.
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
         target: the processor that the file is for, a name of
             `sat_tf.exact.targets.processors.PROCESSORS`; left out, that which the model was
-            quantized for, saved and loaded too. The report lists the operators that an NPU leaves
-            to the CPU.
-        labels: names of the classes, in order. They go into the file as TFLite Metadata, where
-            Android's and MediaPipe's libraries find them, and into its `labels.txt`, which `unzip`
-            shows.
+            quantized for. The report lists the operators that an NPU leaves to the CPU.
+        labels: names of the classes, in order, for TFLite Metadata and the file's `labels.txt`.
         description: what the model does, for its TFLite Metadata.
         preprocessing: how a picture becomes the input, a
-            `sat_tf.exact.tflite.preprocessing.Preprocessing`: in words for the TFLite Metadata, and
-            as `preprocessing.json` beside the labels.
-        route: "direct" writes the graph as it is, and only asks TensorFlow's converter for the
-            layers that are left float. "converter" leaves the whole file to it, from FakeQuant
-            operations (`sat_tf.export.to_keras`): a second opinion, which is not certified.
+            `sat_tf.exact.tflite.preprocessing.Preprocessing`, for TFLite Metadata and as JSON.
+        route: "direct" writes the graph as it is. "converter" leaves the file to TensorFlow's
+            converter (`sat_tf.export.to_keras`): a second opinion, which is not certified.
         compare_storage: also build the files of the other choices of `pack`, and time them all on
             this machine. Of a large model this takes longer than the export.
-        image_size: rows and columns, for a model of images of any size: a file has one; (length,)
-            for sequences.
+        image_size: rows and columns of a model of images of any size; (length,) for sequences.
         snap_biases: move the biases of the model, in place, to those of its file, as
             `sat_tf.export.snap_biases` does, and nothing where there is no file. False leaves the
             model as it is: for a file in the middle of a training, or several of one model, as
@@ -299,9 +283,7 @@ def export_tflite(
         target = processor_of(model).name
     if route == "converter" and output_type is None:
         output_type = FLOAT
-    given = model
-    if image_size is not None:
-        model = with_image_size(model, image_size)
+    sized = model if image_size is None else with_image_size(model, image_size)
     settings = FileSettings(
         float_head=float_head,
         pack=pack,
@@ -316,38 +298,78 @@ def export_tflite(
         raise ProblemsError("export_tflite", problems)
     if route == "converter":  # which stores all kernels in 8 bits
         settings = dataclasses.replace(settings, pack="none")
-    network, direct = Network(model), route == "direct"
+    network = Network(sized)
     moving = snapped(network, settings, stays=True) if snap_biases else contextlib.nullcontext(0)
-    with moving as moved:
-        graph = file_graph(network, settings)
-        if metadata:
-            graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
-        if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
-            raise ProblemsError("export_tflite", problems)
-        settings = settings.of_graph(graph)
-        content = file_content(graph, settings, metadata) if direct else converted(graph)
-        parsed = read_contents(content, str(path))
-        shapes = [image.shape for image in graph.images]
-        with written_whole(path) as temporary:
-            temporary.write_bytes(content)
-            check_loading(temporary.read_bytes(), *shapes)
-    if moved and model is not given:
-        for layer in model.layers:
-            copied_weights(layer, given.get_layer(layer.name))
-    files = {settings.pack: content}
-    if compare_storage and direct:
-        for pack in packing.PACKINGS:
-            with contextlib.suppress(ValueError):  # nothing to pack
-                other = dataclasses.replace(settings, pack=pack)
-                other_graph = file_graph(network, other)
-                other = other.of_graph(other_graph)
-                if other.pack == pack != settings.pack:
-                    files[pack] = file_content(other_graph, other, metadata)
-    latencies = median_milliseconds(files, *shapes) if compare_storage else {}
-    costs = [
+    with moving as moved_biases:
+        file = _written(path, network, settings, metadata, route)
+    if moved_biases and sized is not model:
+        for layer in sized.layers:
+            copied_weights(layer, model.get_layer(layer.name))
+    files = {file.settings.pack: file.content}
+    if compare_storage and route == "direct":
+        files |= _otherwise_packed(network, file.settings, metadata)
+    latencies = median_milliseconds(files, *file.image_shapes) if compare_storage else {}
+    storage = [
         StorageCost(pack, len(content), gzip_size(content), latencies.get(pack))
         for pack, content in files.items()
     ]
+    return _report(file, route, storage, moved_biases, start)
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+    """A file that has been written."""
+
+    path: pathlib.Path
+    content: bytes
+    contents: Contents
+    graph: Graph
+    settings: FileSettings
+
+    @property
+    def image_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of its inputs."""
+        return [image.shape for image in self.graph.images]
+
+
+def _written(
+    path: pathlib.Path, network: Network, settings: FileSettings, metadata: Metadata, route: str
+) -> _File:
+    """Writes the file of a model, which LiteRT then runs."""
+    graph = file_graph(network, settings)
+    if metadata:
+        graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
+    if problems := misfits(metadata, graph.images[0], graph.tensors[graph.output].shape):
+        raise ProblemsError("export_tflite", problems)
+    settings = settings.of_graph(graph)
+    content = file_content(graph, settings, metadata) if route == "direct" else converted(graph)
+    file = _File(path, content, read_contents(content, str(path)), graph, settings)
+    with written_whole(path) as temporary:
+        temporary.write_bytes(content)
+        check_loading(temporary.read_bytes(), *file.image_shapes)
+    return file
+
+
+def _otherwise_packed(
+    network: Network, settings: FileSettings, metadata: Metadata
+) -> dict[str, bytes]:
+    """The files of the other choices of `pack`, by these."""
+    files = {}
+    for pack in packing.PACKINGS:
+        with contextlib.suppress(ValueError):  # nothing to pack
+            other = dataclasses.replace(settings, pack=pack)
+            graph = file_graph(network, other)
+            other = other.of_graph(graph)
+            if other.pack == pack != settings.pack:
+                files[pack] = file_content(graph, other, metadata)
+    return files
+
+
+def _report(
+    file: _File, route: str, storage: list[StorageCost], moved_biases: int, start: float
+) -> ExportReport:
+    """The report on a file, whose export began at `start`."""
+    graph, settings, contents, direct = file.graph, file.settings, file.contents, route == "direct"
     kernels = linear_operations(graph.operations)
     warnings = list(graph.warnings)
     processor = settings.processor
@@ -358,32 +380,32 @@ def export_tflite(
             "use pack='auto'"
         )
     has_untold = graph.float_layers and not any(one_image_only(graph.operations))
-    if has_untold and Runtime(content, keep_tensors=False).takes_one_image:
+    if has_untold and Runtime(file.content, keep_tensors=False).takes_one_image:
         warnings.append(
             f"{', '.join(graph.float_layers)}: as TensorFlow's converter writes layers left float, "
             "their shapes have a batch of 1, so that LiteRT runs one image at a time"
         )
-    warnings += wrong_before(parsed)
+    warnings += wrong_before(contents)
     if not direct:
         warnings.append(CONVERTED)
     return ExportReport(
-        path=str(path),
-        bytes=len(content),
-        gzip_bytes=costs[0].gzip_bytes,
-        sha256=hashlib.sha256(content).hexdigest(),
-        operators=parsed.operator_counts(),
-        float_operators=parsed.float_operators(),
+        path=str(file.path),
+        bytes=len(file.content),
+        gzip_bytes=storage[0].gzip_bytes,
+        sha256=hashlib.sha256(file.content).hexdigest(),
+        operators=contents.operator_counts(),
+        float_operators=contents.float_operators(),
         route=route,
         islands=list(graph.float_layers),
         certified=list(graph.integer_tensors) if direct else [],
-        storage=costs,
+        storage=storage,
         kernels=packing.stored_kernels(graph) if direct else [],
-        runs_from=first_release((each.storage for each in kernels if each.is_product), parsed),
+        runs_from=first_release((each.storage for each in kernels if each.is_product), contents),
         holds=holds_of(graph) if direct else [],
         moved_scales=dict(graph.moved_scales) if direct else {},
-        moved_biases=moved,
+        moved_biases=moved_biases,
         target=settings.target,
-        elsewhere=TARGETS[settings.target].elsewhere(parsed),
+        elsewhere=TARGETS[settings.target].elsewhere(contents),
         warnings=warnings,
         seconds=time.perf_counter() - start,
     )

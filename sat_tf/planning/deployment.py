@@ -8,8 +8,7 @@ from typing import Any
 
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.tflite.writer import spliced_bytes
-from sat_tf.export.lowering.converter import float_operators
+from sat_tf.export.lowering.converter import float_operators, spliced_bytes
 from sat_tf.export.lowering.float_layer import float_layers
 from sat_tf.export.lowering.layers import find_problems
 from sat_tf.export.lowering.packing import FileSettings, pack_graph

@@ -90,27 +90,6 @@ class Graph:
             raise TypeError(f"{name}: received a float tensor, expected codes.")
         return codes
 
-    def renamed(self, names: Mapping[str, str]) -> "Graph":
-        """The same graph with other names of some of its tensors."""
-
-        def new(name: str) -> str:
-            return names.get(name, name)
-
-        return dataclasses.replace(
-            self,
-            tensors={
-                new(name): dataclasses.replace(tensor, name=new(name))
-                for name, tensor in self.tensors.items()
-            },
-            operations=tuple(operation.renamed(names) for operation in self.operations),
-            output=new(self.output),
-            more_outputs=tuple(map(new, self.more_outputs)),
-            layer_outputs={layer: new(name) for layer, name in self.layer_outputs.items()},
-            storage_notes={new(name): note for name, note in self.storage_notes.items()},
-            moved_scales={new(name): units for name, units in self.moved_scales.items()},
-            former_names={new: self.former_name(name) for name, new in names.items()},
-        )
-
     def former_name(self, tensor: str) -> str:
         """The name that a tensor had before outputs took theirs: most often, that of its layer."""
         return self.former_names.get(tensor, tensor)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -348,11 +348,6 @@ class Softmax(Operation):
         if self.is_float(graph):
             return softmax(source)
         return graph.kernels.softmax(source, graph.codes(self.inputs[0]).scale)
-
-    def on_codes(
-        self, inputs: tuple[str, ...], codes: Sequence[Codes]
-    ) -> tuple[Operation, Codes] | None:
-        return dataclasses.replace(self, inputs=inputs), PROBABILITIES
 
     def write(self, writer: Writer) -> None:
         operator = self.operator if self.is_float(writer.graph) else _OF_CODES

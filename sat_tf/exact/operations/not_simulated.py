@@ -9,8 +9,10 @@ from sat_tf.exact.operations.operation import SELECTED, Basis, Made, Operation, 
 from sat_tf.exact.tflite.contents import NotUnderstoodError, StoredOperator
 from sat_tf.exact.tflite.operator_view import OperatorView, Progress
 from sat_tf.exact.tflite.tensors import Tensor, Tensors
-from sat_tf.exact.tflite.writer import INNER_NAME, Writer
+from sat_tf.exact.tflite.writer import Writer
 
+# This stands between the name of a float layer's output and the numbers of its other tensors.
+INNER_NAME = "/island_"
 # Every processor makes the same values with these operators.
 _SELECTING = (
     *("CAST", "CONCATENATION", "EMBEDDING_LOOKUP", "EQUAL", "EXPAND_DIMS", "GATHER", "GATHER_ND"),

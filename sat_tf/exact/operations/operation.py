@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Self
 
 import numpy as np
@@ -168,21 +168,6 @@ class Operation(abc.ABC):
     def represented(self) -> str:
         """The tensor of codes that it only stores otherwise; "" for an operation that computes."""
         return ""
-
-    def on_codes(
-        self, inputs: tuple[str, ...], codes: Sequence[Codes]
-    ) -> "tuple[Operation, Codes] | None":
-        """The same on codes for float values, with what it makes; None where no kernel does it."""
-        first = codes[0]
-        grids = {(one.scale, one.zero_point) for one in codes}
-        if not self.keeps_grid or len(grids) > 1:
-            return None
-        made = dataclasses.replace(
-            first,
-            lowest=min(one.lowest for one in codes),
-            highest=max(one.highest for one in codes),
-        )
-        return dataclasses.replace(self, inputs=inputs), made
 
     @property
     def selects(self) -> bool:

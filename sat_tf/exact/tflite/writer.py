@@ -1,6 +1,6 @@
-"""Builds a TFLite flatbuffer: tensor by tensor, operator by operator, and with those of others."""
+"""Builds a TFLite flatbuffer: tensor by tensor, and operator by operator."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flatbuffers
@@ -272,73 +272,3 @@ def _quantization(scales: np.ndarray, zero_point: int, axis: int) -> Any:
         zeroPoint=np.full(scales.size, zero_point, np.int64),
         quantizedDimension=axis,
     )
-
-
-# -- the operators of one file inside another ------------------------------------------------------
-
-# This stands in front of the numbers that name the inputs of a file to be spliced.
-INPUT_NAME = "island_input_"
-# This stands between the name of a float layer's output and the numbers of its other tensors.
-INNER_NAME = "/island_"
-
-
-def splice(
-    content: bytes,
-    model: Any,
-    subgraph: Any,
-    inputs: Sequence[int],
-    output: int,
-    name_of: Callable[[str], str],
-) -> int:
-    """Puts the operators of a file with one output into another one.
-
-    Its inputs become `inputs`, tensors of `subgraph`. Returns the tensor with its result: `output`,
-    or, where no operator makes it, the input or the constant that it equals.
-    """
-    source = tfl.ModelT.InitFromPackedBuf(content, 0)
-    (graph,) = source.subgraphs
-    result = graph.outputs[0]
-    # The converter may list the file's inputs otherwise than the layer does.
-    in_order = sorted(
-        graph.inputs,
-        key=lambda index: int(
-            graph.tensors[index].name.decode().rsplit(INPUT_NAME, 1)[-1].split(":")[0]
-        ),
-    )
-    where = dict(zip(in_order, inputs, strict=True))
-    if any(result in operator.outputs for operator in graph.operators):
-        where[result] = output
-    for index, tensor in enumerate(graph.tensors):
-        if index in where:
-            continue
-        model.buffers.append(source.buffers[tensor.buffer])
-        tensor.buffer = len(model.buffers) - 1
-        # The converter's own names count how often it was called.
-        tensor.name = name_of(f"{subgraph.tensors[output].name}{INNER_NAME}{index}")
-        subgraph.tensors.append(tensor)
-        where[index] = len(subgraph.tensors) - 1
-    for operator in graph.operators:
-        model.operatorCodes.append(source.operatorCodes[operator.opcodeIndex])
-        operator.opcodeIndex = len(model.operatorCodes) - 1
-        operator.inputs = [where.get(index, -1) for index in operator.inputs]
-        operator.outputs = [where[index] for index in operator.outputs]
-        subgraph.operators.append(operator)
-    return where[result]
-
-
-def spliced_bytes(content: bytes, output: str) -> int:
-    """How many bytes longer `splice` makes a file, beside the tensor that the operators make."""
-    source = tfl.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
-    count = len(source.inputs) + 1
-    tensors = [_table(tfl.TensorT, name=output) for _ in range(count)]
-    subgraph = _table(tfl.SubGraphT, operators=[], tensors=tensors)
-    model = _table(tfl.ModelT, buffers=[tfl.BufferT()], operatorCodes=[], subgraphs=[subgraph])
-    before = _packed_bytes(model)
-    splice(content, model, subgraph, range(count - 1), count - 1, lambda name: name)
-    return _packed_bytes(model) - before
-
-
-def _packed_bytes(model: Any) -> int:
-    builder = flatbuffers.Builder(1 << 10)
-    builder.Finish(model.Pack(builder))
-    return len(builder.Output())

@@ -8,14 +8,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import flatbuffers
 import tensorflow as tf
 import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.exact.litert.runtime import Runtime, native_output_in
-from sat_tf.exact.tflite.writer import INPUT_NAME
+from sat_tf.exact.operations.not_simulated import INNER_NAME
 from sat_tf.messages import kind_of
 
+# This stands in front of the numbers that name the inputs of a layer's own file.
+_INPUT_NAME = "island_input_"
 _L = keras.layers
 _CONVOLUTIONAL = (_L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D)
 
@@ -32,7 +35,7 @@ def float_operators(
     # whose output is empty.
     for size in (None, 1):
         specs = [
-            tf.TensorSpec([size, *shape], kind, name=f"{INPUT_NAME}{i}")
+            tf.TensorSpec([size, *shape], kind, name=f"{_INPUT_NAME}{i}")
             for i, (shape, kind) in enumerate(signature)
         ]
         owner = tf.Module()
@@ -166,3 +169,70 @@ def first_line(error: BaseException | None) -> str:
     if lines and lines[0] == "in user code:":  # AutoGraph puts the code in front of what it raised
         lines = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)] or lines
     return lines[0][:200] if lines else type(error).__name__
+
+
+# -- the operators of a layer in the file of its model -------------------------------------------
+
+
+def splice(
+    content: bytes,
+    model: Any,
+    subgraph: Any,
+    inputs: Sequence[int],
+    output: int,
+    name_of: Callable[[str], str],
+) -> int:
+    """Puts the operators of a file of `float_operators` into another one.
+
+    Its inputs become `inputs`, tensors of `subgraph`. Returns the tensor with its result: `output`,
+    or, where no operator makes it, the input or the constant that it equals.
+    """
+    source = tfl.ModelT.InitFromPackedBuf(content, 0)
+    (graph,) = source.subgraphs
+    result = graph.outputs[0]
+    # The converter may list the file's inputs otherwise than the layer does.
+    in_order = sorted(
+        graph.inputs,
+        key=lambda index: int(
+            graph.tensors[index].name.decode().rsplit(_INPUT_NAME, 1)[-1].split(":")[0]
+        ),
+    )
+    where = dict(zip(in_order, inputs, strict=True))
+    if any(result in operator.outputs for operator in graph.operators):
+        where[result] = output
+    for index, tensor in enumerate(graph.tensors):
+        if index in where:
+            continue
+        model.buffers.append(source.buffers[tensor.buffer])
+        tensor.buffer = len(model.buffers) - 1
+        # The converter's own names count how often it was called.
+        tensor.name = name_of(f"{subgraph.tensors[output].name}{INNER_NAME}{index}")
+        subgraph.tensors.append(tensor)
+        where[index] = len(subgraph.tensors) - 1
+    for operator in graph.operators:
+        model.operatorCodes.append(source.operatorCodes[operator.opcodeIndex])
+        operator.opcodeIndex = len(model.operatorCodes) - 1
+        operator.inputs = [where.get(index, -1) for index in operator.inputs]
+        operator.outputs = [where[index] for index in operator.outputs]
+        subgraph.operators.append(operator)
+    return where[result]
+
+
+def spliced_bytes(content: bytes, output: str) -> int:
+    """How many bytes longer `splice` makes a file, beside the tensor that the operators make."""
+    source = tfl.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
+    count = len(source.inputs) + 1
+    subgraph, model = tfl.SubGraphT(), tfl.ModelT()
+    subgraph.operators, subgraph.tensors = [], [tfl.TensorT() for _ in range(count)]
+    for tensor in subgraph.tensors:
+        tensor.name = output
+    model.buffers, model.operatorCodes, model.subgraphs = [tfl.BufferT()], [], [subgraph]
+    before = _packed_bytes(model)
+    splice(content, model, subgraph, range(count - 1), count - 1, lambda name: name)
+    return _packed_bytes(model) - before
+
+
+def _packed_bytes(model: Any) -> int:
+    builder = flatbuffers.Builder(1 << 10)
+    builder.Finish(model.Pack(builder))
+    return len(builder.Output())

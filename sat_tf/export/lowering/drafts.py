@@ -78,14 +78,6 @@ class Draft(abc.ABC):
         """The smallest and the largest value that it can have."""
         return codes_of(self.inputs[0]).real_range
 
-    def folded(self, behind: Affine) -> "Draft | None":
-        """The layer with the normalization behind it; None where it takes none in."""
-        return None
-
-    def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "Draft | None":
-        """The layer times `slope`, not 0, plus `offset`; None where it takes none in."""
-        return None
-
     def seen_within(self, low: float, high: float) -> "Draft":
         """The same, known to give values from `low` to `high`."""
         return self

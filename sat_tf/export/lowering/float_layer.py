@@ -1,19 +1,18 @@
 """Layers that are left float, between what is dequantized and quantized again."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
 
 from sat_tf.exact.operations.movements import write_reshape
-from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Native
 from sat_tf.exact.operations.operation import SELECTED, Basis, Operation, Portability
-from sat_tf.exact.tflite.tensors import Codes, Tensors
-from sat_tf.exact.tflite.writer import Writer, splice
-from sat_tf.export.lowering.converter import float_operators
-from sat_tf.graph.layer_kinds import KINDS, native_of
+from sat_tf.exact.tflite.tensors import Tensors
+from sat_tf.exact.tflite.writer import Writer
+from sat_tf.export.lowering.converter import float_operators, splice
+from sat_tf.graph.layer_kinds import KINDS
 from sat_tf.graph.network import Node, call_in_inference
 
 # Operators and constants of most layers add so many bytes to a file, beside their weights.
@@ -83,16 +82,6 @@ class FloatLayer(Operation):
         kinds = [KINDS.get(type(layer)) for layer in self.layers]
         copies = all(kind is not None and kind.reads_ids for kind in kinds)
         return Portability(Basis.RULE, SELECTED) if copies else super().portability(graph)
-
-    def on_codes(
-        self, inputs: tuple[str, ...], codes: Sequence[Codes]
-    ) -> tuple[Operation, Codes] | None:
-        """See `Operation`: a sigmoid or tanh, whose operator has a grid of its own."""
-        native = native_of(self.layers[0]) if len(self.calls) == 1 else None
-        if native is None or native.operator not in NATIVE.keys() & FIXED_GRIDS.keys():
-            return None
-        made = Native(inputs, self.output, native.operator, native.settings)
-        return made, FIXED_GRIDS[native.operator]
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """The layers themselves, in Keras."""

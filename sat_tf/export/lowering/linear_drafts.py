@@ -65,7 +65,7 @@ class LinearDraft(OperationDraft):
         return self.scaled(slope, behind.offset)._with(center=center, spread=spread)
 
     def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "LinearDraft":
-        """See `Draft`: y = slope · (Ξ x) + offset."""
+        """The layer times `slope`, not 0, plus `offset`: y = slope · (Ξ x) + offset."""
         linear = self.operation
         count = linear.scales.size
         slope, offset = np.broadcast_to(slope, count), np.broadcast_to(offset, count)

@@ -1,14 +1,16 @@
 """The ends of a graph: its outputs as float values, probabilities or codes."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 from sat_tf.exact.operations.graph import Graph
-from sat_tf.exact.operations.native import Softmax
+from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Native, Softmax
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.quantize import ShiftOutput
-from sat_tf.exact.tflite.tensors import Tensor, free_name
+from sat_tf.exact.tflite.tensors import Codes, Tensor, free_name
 from sat_tf.export.lowering.float_layer import float_layers
 from sat_tf.export.lowering.layers import is_function
+from sat_tf.graph.layer_kinds import native_of
 from sat_tf.messages import ModelError
 
 FLOAT = "float32"
@@ -101,7 +103,29 @@ def with_own_names(graph: Graph) -> Graph:
     for tensor in set(names.values()) & (graph.tensors.keys() - names.keys()):
         kind = "float" if graph.tensors[tensor].codes is None else "codes"
         names[tensor] = free_name(f"{tensor}_{kind}", taken | set(names.values()))
-    return graph.renamed(names)
+    return _renamed(graph, names)
+
+
+def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """The same graph with other names of some of its tensors."""
+
+    def new(name: str) -> str:
+        return names.get(name, name)
+
+    return dataclasses.replace(
+        graph,
+        tensors={
+            new(name): dataclasses.replace(tensor, name=new(name))
+            for name, tensor in graph.tensors.items()
+        },
+        operations=tuple(operation.renamed(names) for operation in graph.operations),
+        output=new(graph.output),
+        more_outputs=tuple(map(new, graph.more_outputs)),
+        layer_outputs={layer: new(name) for layer, name in graph.layer_outputs.items()},
+        storage_notes={new(name): note for name, note in graph.storage_notes.items()},
+        moved_scales={new(name): units for name, units in graph.moved_scales.items()},
+        former_names={own: graph.former_name(name) for name, own in names.items()},
+    )
 
 
 class _Ends:
@@ -120,18 +144,18 @@ class _Ends:
         if maker.represented:
             return maker.represented
         sources = tuple(self.codes_of(read, readers=1) for read in maker.inputs)
-        grids = [tensor.codes for source in sources if (tensor := self.tensors.get(source))]
-        codes = [found for found in grids if found is not None]
-        found = maker.on_codes(sources, codes) if len(codes) == len(sources) else None
-        if found is None:
+        grids = [self.tensors[source].codes for source in sources if source in self.tensors]
+        codes = [grid for grid in grids if grid is not None]
+        on_codes = _on_codes(maker, sources, codes) if len(codes) == len(sources) else None
+        if on_codes is None:
             return ""
-        (operation, made), shape = found, self.tensors[name].shape
+        operation, output = on_codes
         reading = sum(name in one.inputs for one in self._graph.operations)
         # It takes the place of the float one, unless others read that.
         own = name if reading == readers else _unused(self._graph, f"{name}_codes")
         self.operations.pop(own, None)
         self.operations[own] = dataclasses.replace(operation, output=own)
-        self.tensors[own] = Tensor(own, shape, made)
+        self.tensors[own] = Tensor(own, self.tensors[name].shape, output)
         self._added[name] = own
         return own
 
@@ -143,6 +167,26 @@ class _Ends:
         self.tensors[name] = Tensor(name, tensor.shape, codes)
         self.operations[name] = ShiftOutput((source,), name)
         return name
+
+
+def _on_codes(
+    operation: Operation, inputs: tuple[str, ...], codes: Sequence[Codes]
+) -> tuple[Operation, Codes] | None:
+    """The operation on codes for float values, with what it makes; None where no kernel does it."""
+    if operation.makes_probabilities:
+        return dataclasses.replace(operation, inputs=inputs), FIXED_GRIDS[Softmax.operator.name]
+    for layer in float_layers([operation]):
+        # A sigmoid or tanh, whose operator has a grid of its own.
+        native = native_of(layer.layers[0]) if len(layer.calls) == 1 else None
+        if native is None or native.operator not in NATIVE.keys() & FIXED_GRIDS.keys():
+            return None
+        function = Native(inputs, layer.output, native.operator, native.settings)
+        return function, FIXED_GRIDS[native.operator]
+    if not operation.keeps_grid or len({(one.scale, one.zero_point) for one in codes}) > 1:
+        return None
+    lowest, highest = min(one.lowest for one in codes), max(one.highest for one in codes)
+    joined = dataclasses.replace(codes[0], lowest=lowest, highest=highest)
+    return dataclasses.replace(operation, inputs=inputs), joined
 
 
 def _why_float(graph: Graph, name: str) -> tuple[str, str]:

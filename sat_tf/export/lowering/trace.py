@@ -261,13 +261,15 @@ class _Tracer:
         kind, codes, window = layers.linear_operation(layer, codes, shape)
         return LinearDraft.of_codes(source, kind, codes, scales, bias.astype(np.float64), window)
 
-    def _pointwise(self, node: Node, behind: Affine) -> Draft:
-        folded = self.drafts[node.inputs[0]].folded(behind)
-        return folded or self._requantized(node).folded(behind)
-
-    def _requantized(self, node: Node) -> LinearDraft:
-        """An exact requantization of what a layer reads, which takes in what the layer does."""
+    def _linear_before(self, node: Node) -> LinearDraft:
+        """What takes in what a layer does: the linear one before it, or a requantization."""
+        draft = self.drafts[node.inputs[0]]
+        if isinstance(draft, LinearDraft):
+            return draft
         return identity(self._tensor(node.inputs[0]), _shape(node)[-1])
+
+    def _normalization(self, node: Node) -> Draft:
+        return self._linear_before(node).folded(layers.affine(inner_layer(node.layer)))
 
     def _preprocessing(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -281,12 +283,11 @@ class _Tracer:
         slope = np.array(np.broadcast_to(slope, channels), np.float64)
         offset = np.array(np.broadcast_to(offset, channels))
         deviation = np.where(slope == 0.0, 0.0, np.inf)
-        return self._pointwise(node, Affine(slope, offset, 0.0 * slope, deviation))
+        return self._linear_before(node).folded(Affine(slope, offset, 0.0 * slope, deviation))
 
     def _scaling(self, node: Node) -> Draft:
         slope, offset = inner_layer(node.layer).affine()
-        scaled = self.drafts[node.inputs[0]].scaled(slope, offset)
-        return scaled or self._requantized(node).scaled(slope, offset)
+        return self._linear_before(node).scaled(slope, offset)
 
     def _combination(self, node: Node) -> Draft:
         layer, sources = inner_layer(node.layer), tuple(map(self._natural, node.inputs))
@@ -474,7 +475,7 @@ class _Tracer:
 
     _DRAFTS: Mapping[Role, Callable[["_Tracer", Node], Draft]] = {
         Role.LINEAR: _linear,
-        Role.NORM: lambda self, node: self._pointwise(node, layers.affine(inner_layer(node.layer))),
+        Role.NORM: _normalization,
         Role.AFFINE: _preprocessing,
         Role.SCALING: _scaling,
         Role.SUM: _combination,
