@@ -7,9 +7,9 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.exact.operations.movements import write_reshape
-from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Native
+from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE
 from sat_tf.exact.operations.operation import SELECTED, Basis, Operation, Portability
+from sat_tf.exact.operations.tabled import Computed, write_reshape
 from sat_tf.exact.tflite.tensors import Codes, Tensors
 from sat_tf.exact.tflite.writer import Writer, splice
 from sat_tf.export.lowering.converter import float_operators
@@ -91,7 +91,7 @@ class FloatLayer(Operation):
         native = native_of(self.layers[0]) if len(self.calls) == 1 else None
         if native is None or native.operator not in NATIVE.keys() & FIXED_GRIDS.keys():
             return None
-        made = Native(inputs, self.output, native.operator, native.settings)
+        made = Computed(inputs, self.output, native.operator, options=native.settings)
         return made, FIXED_GRIDS[native.operator]
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
