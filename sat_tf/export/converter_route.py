@@ -10,12 +10,12 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.exact.operations import (
-    movements,
     native,
     pairs,
     pointwise,
     pools,
     quantize,
+    tabled,
 )
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, map_linear
@@ -210,6 +210,11 @@ def _with_constant(op: pointwise.WithConstant, graph: Graph, x: tf.Tensor) -> tf
     return _FUNCTIONS[op.kind.value](x, constant)
 
 
+def _tabled(op: tabled.Tabled, graph: Graph, x: tf.Tensor) -> tf.Tensor:
+    constants = (constant.real for constant in op.constants if constant)
+    return _FUNCTIONS[op.name](x, *constants, **op.options)
+
+
 # By the names of operators.
 _FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
     "MAXIMUM": tf.maximum,
@@ -224,6 +229,7 @@ _FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
     "GELU": tf.nn.gelu,
     "HARD_SWISH": lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
     "LEAKY_RELU": tf.nn.leaky_relu,
+    "PRELU": lambda x, slopes: tf.where(x < 0.0, slopes * x, x),
     "STRIDED_SLICE": lambda x, begin, end, steps, beginMask, endMask: tf.strided_slice(
         x, begin, end, steps, beginMask, endMask
     ),
@@ -256,15 +262,10 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     pairs.Concatenate: lambda op, graph, *parts: tf.concat(parts, op.axis + 1),
     native.Softmax: lambda op, graph, x: tf.nn.softmax(x),
     native.Lookup: _looked_up,
-    native.Native: lambda op, graph, x: _FUNCTIONS[op.name](x, **op.settings),
-    native.Sloped: lambda op, graph, x: tf.where(
-        x < 0.0, tf.constant(op.slopes.astype(np.float32) * op.slope_scale) * x, x
-    ),
     FloatLayer: lambda op, graph, *read: op.function()(*read),
-    movements.Moved: lambda op, graph, x: _FUNCTIONS[op.name](
-        x, *op.reads_in_order[1:], **op.options
-    ),
-    movements.Reshape: lambda op, graph, x: tf.reshape(x, [-1, *graph.tensors[op.output].shape]),
+    tabled.Computed: _tabled,
+    tabled.Moved: _tabled,
+    tabled.Reshape: lambda op, graph, x: tf.reshape(x, [-1, *graph.tensors[op.output].shape]),
 }
 
 

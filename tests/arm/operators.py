@@ -12,19 +12,17 @@ from sat_tf.exact.kernels.bilinear import OF_BUILTIN, OF_XNNPACK, OF_XNNPACK_FUS
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
-from sat_tf.exact.operations.movements import Reshape, moved
 from sat_tf.exact.operations.native import (
     FIXED_GRIDS,
     NATIVE,
     PROBABILITIES,
-    Native,
-    Sloped,
     Softmax,
 )
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pairs import Concatenate
 from sat_tf.exact.operations.pools import AveragePool, ResizeBilinear
 from sat_tf.exact.operations.quantize import Dequantize, ShiftImage
+from sat_tf.exact.operations.tabled import Computed, Reshape, moved, sloped
 from sat_tf.exact.operations.windows import placement
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
@@ -109,9 +107,9 @@ def _function(
     name: str, settings: Mapping[str, object], slopes: np.ndarray
 ) -> Callable[[str, str], Operation]:
     if name not in NATIVE:
-        return lambda read, made: Sloped((read,), made, slopes, np.float32(0.003))
-    own = {key: settings[key] for key in NATIVE[name].settings}
-    return lambda read, made: Native((read,), made, name, own)
+        return lambda read, made: sloped(read, made, slopes, np.float32(0.003))
+    own = {key: settings[key] for key in NATIVE[name].options}
+    return lambda read, made: Computed((read,), made, name, options=own)
 
 
 def probabilities_of_codes(scale: float, zero_point: int) -> Specimen:

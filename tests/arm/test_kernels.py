@@ -7,12 +7,12 @@ from sat_tf.exact.kernels.kernel_sets import ARM, X86
 from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import serialize
-from sat_tf.exact.operations.movements import moved
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pairs import Pair
 from sat_tf.exact.operations.pointwise import Pointwise
 from sat_tf.exact.operations.pools import Mean
 from sat_tf.exact.operations.quantize import Dequantize, ShiftImage
+from sat_tf.exact.operations.tabled import moved
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
 from sat_tf.export.lowering.scales import make_portable
 from tests.arm.operators import subject_of

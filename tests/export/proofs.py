@@ -16,8 +16,8 @@ from sat_tf.exact.litert.processes import loaded
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.linear import Linear, requantization_multipliers
-from sat_tf.exact.operations.movements import Reshape
 from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.tabled import Reshape
 from sat_tf.exact.tflite.contents import Contents
 from sat_tf.exact.tflite.tensors import Codes, Pixels
 from sat_tf.export.export import ExportReport

@@ -120,6 +120,28 @@ def rounded_before_shifts(values: np.ndarray, multipliers: Multipliers) -> np.nd
     return shifted_up(high << multipliers.left, multipliers.right)
 
 
+def rounded_in_int64(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
+    """Products of large values with multipliers of 15 bits, shifted half up.
+
+    >>> rounded_in_int64(np.array([-3, -2, 1, 3, 5]), fixed_point(0.25)).tolist()
+    [-1, 0, 0, 1, 1]
+    """
+    narrow = np.minimum((multipliers.mantissas + (1 << 15)) >> 16, (1 << 15) - 1)
+    made = shifted_up(values.astype(np.int64) * narrow, 15 - multipliers.exponents)
+    return np.asarray(made.astype(np.int32), np.int64)
+
+
+def shifted_in_int32(values: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """`shifted_away` as processors compute it, which take bits below 0 or above 31 modulo 32.
+
+    >>> shifted_in_int32(np.array([0, 5, 5, -5]), np.array([40, 1, 33, 1])).tolist()
+    [1, 3, 3, -3]
+    """
+    short = bits & 31
+    mask = np.where(bits == short, (np.int64(1) << short) - 1, -1)
+    return np.asarray((values >> short) + ((values & mask) > (mask >> 1) + (values < 0)))
+
+
 def summed(
     summands: list[np.ndarray],
     scales: list[np.float32],
@@ -172,6 +194,41 @@ def mean(
     shift = min(count.bit_length() - 1, 32, _MANTISSA_BITS + int(exponent))
     divided = Multipliers((mantissa << shift) // count, exponent - shift)
     return rounded_twice_away(sums - zeros[0] * count, divided) + zeros[1]
+
+
+# -- inverse roots ---------------------------------------------------------------------------------
+
+# The first two have 3 bits in front of the point.
+_ONE, _THREE_HALVES, _HALF_ROOT_OF_TWO = map(np.asarray, (1 << 28, 3 << 27, 1518500250))
+_STEPS = 5
+_LARGEST = np.asarray((1 << 31) - 1)
+
+
+def inverse_roots(numbers: np.ndarray) -> Multipliers:
+    """1 / √n of integers from 1 on, by Newton's method in 32 bits: x += x/2 · (1 - n · x²).
+
+    >>> found = inverse_roots(np.array([1, 4, 255, 2**30]))
+    >>> np.ldexp(found.mantissas, found.exponents - 31).round(7).tolist()
+    [1.0, 0.5, 0.0626224, 3.05e-05]
+    """
+    narrow, fours = numbers.astype(np.int64), np.zeros_like(numbers, np.int64)
+    while np.any(is_wide := narrow >= 1 << 29):
+        narrow, fours = np.where(is_wide, narrow // 4, narrow), fours + is_wide
+    pairs = (30 - np.floor(np.log2(narrow)).astype(np.int64)) // 2 - 1
+    wide = (narrow << (2 * pairs)) >> 1
+    half = (wide + 1) >> 1
+    x = np.full_like(wide, _ONE)
+    for _ in range(_STEPS):
+        cube = high_product(high_product(x, x), x) << 6
+        x = (high_product(x, _THREE_HALVES) - high_product(half, cube)) << 3
+    mantissas, exponents = high_product(x, _HALF_ROOT_OF_TWO), pairs - 11 - fours
+    is_one = numbers == 1
+    return Multipliers(np.where(is_one, _LARGEST, mantissas), np.where(is_one, 0, exponents))
+
+
+def scaled(values: np.ndarray, by: Multipliers, bits: int) -> np.ndarray:
+    """Products with multipliers that are 2^bits times as large, rounded twice."""
+    return rounded_twice_away(values, by._replace(exponents=by.exponents + bits))
 
 
 # -- with vectors ----------------------------------------------------------------------------------

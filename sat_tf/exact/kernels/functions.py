@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sat_tf.exact.kernels.fixed_point import (
+    Multipliers,
     fixed_point,
     high_product,
     rounded_away,
@@ -384,6 +385,28 @@ _SUM_BITS = 12  # of the integer part of a sum
 MOST_CLASSES = 511
 
 
+class _Scaled(NamedTuple):
+    """The differences of integers from the largest one of their row, in fixed point."""
+
+    differences: np.ndarray  # As they are.
+    real: np.ndarray  # Times the scale, with 5 bits in front of the point; 0 of far ones.
+    powers: np.ndarray  # E to the power of that, as fractions of 2^31; 0 of far ones.
+    multiplier: Multipliers  # That of the scale.
+    widest: int  # The largest difference that is not far.
+
+
+def _scaled_differences(stored: np.ndarray, scale: np.float32) -> _Scaled:
+    fraction = 31 - _INTEGER_BITS
+    multiplier = fixed_point(min(float(scale) * 2.0**fraction, 2.0**31 - 1.0))
+    left = int(multiplier.left)
+    widest = ((2**_INTEGER_BITS - 1) << fraction) >> left
+    differences = -_differences(stored).astype(np.int64)
+    near = differences >= -widest
+    real = high_product(np.where(near, differences, 0) << left, multiplier.mantissas)
+    found = np.where(near, exponentials(real, _INTEGER_BITS), 0)
+    return _Scaled(differences, real, found, multiplier, widest)
+
+
 def softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     """Gemmlowp's exponentials and Newton's division, of the plain C++ sources.
 
@@ -394,17 +417,83 @@ def softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     >>> softmax_in_fixed_point(np.array([[3, 3, -90]]), np.float32(0.25)).tolist()
     [[0, 0, -128]]
     """
-    fraction = 31 - _INTEGER_BITS
-    multiplier = fixed_point(min(float(scale) * 2.0**fraction, 2.0**31 - 1.0))
-    left = int(multiplier.left)
-    widest = ((2**_INTEGER_BITS - 1) << fraction) >> left
-    differences = -_differences(stored).astype(np.int64)
-    near = differences >= -widest
-    scaled = high_product(np.where(near, differences, 0) << left, multiplier.mantissas)
-    found = np.where(near, exponentials(scaled, _INTEGER_BITS), 0)
+    found = _scaled_differences(stored, scale).powers
     sums = np.sum(shifted_away(found, _SUM_BITS), axis=-1, keepdims=True)
     # 1 / (1 + x) of sums that are 2^bits · (1 + x).
     headroom = 32 - np.frexp(sums.astype(np.float64))[1].astype(np.int64)
     inverses = inverses_of_one_plus((sums << headroom) - (np.int64(1) << 31))
     bits = _SUM_BITS - headroom
     return _stored(shifted_away(high_product(inverses, found), bits + 31 - 8))
+
+
+# -- its logarithm ---------------------------------------------------------------------------------
+# Stored integers are 16 · log(p) + 127.
+
+_LOG_SCALE, _LOG_ZERO_POINT, _LOG_BITS = np.float32(1.0 / 16.0), 127, 4
+
+
+def log_softmax_in_float32(
+    stored: np.ndarray,
+    scale: np.float32,
+    add: Callable[[np.ndarray, np.float32, np.ndarray], np.ndarray],
+) -> np.ndarray:
+    """A float32 sum from the first class to the last, and one product and sum for each class.
+
+    >>> from sat_tf.exact.kernels.xnnpack import multiply_add
+    >>> log_softmax_in_float32(np.array([[3, 3, -90]]), np.float32(0.25), multiply_add).tolist()
+    [[116, 116, -128]]
+    """
+    found, largest = powers(scale)[_differences(stored)], np.max(stored, axis=-1, keepdims=True)
+    sums = np.add.accumulate(found, axis=-1, dtype=np.float32)[..., -1:]
+    logarithms = np.log(sums.astype(np.float64)).astype(np.float32)
+    offset = add(largest, scale, logarithms) / _LOG_SCALE
+    made = np.rint(add(stored, scale / _LOG_SCALE, -offset)).astype(np.int64) + _LOG_ZERO_POINT
+    return np.clip(made, SOFTMAX_ZERO_POINT, _HIGHEST).astype(np.int32)
+
+
+def log_softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
+    """Gemmlowp's exponentials, and a logarithm by rational functions, of the plain C++ sources.
+
+    >>> log_softmax_in_fixed_point(np.array([[3, 3, -90]]), np.float32(0.25)).tolist()
+    [[116, 116, -128]]
+    """
+    row = _scaled_differences(stored, scale)
+    sums = np.sum(shifted_away(row.powers, _SUM_BITS), axis=-1, keepdims=True)
+    logarithms = _logarithms(sums)
+    power = 1 << (31 - int(row.multiplier.left))
+    inverse = fixed_point(power / float(row.multiplier.mantissas))
+    farthest = rounded_twice_away(logarithms - (np.int64(1) << 31), inverse)
+    lowest = np.maximum(-row.widest - 1, farthest)
+    made = shifted_away(row.real - logarithms, 31 - _INTEGER_BITS - _LOG_BITS) + _LOG_ZERO_POINT
+    made = np.where(row.differences > lowest, made, SOFTMAX_ZERO_POINT)
+    return np.clip(made, SOFTMAX_ZERO_POINT, _HIGHEST).astype(np.int32)
+
+
+# log 2, √½, √√½, and the coefficients of a rational function of √x near 1.
+_LOG_2, _ROOT_OF_HALF, _FOURTH_ROOT_OF_HALF = map(np.asarray, (1488522236, 1518500250, 1805811301))
+_NUMERATOR, _SQUARED, _CONSTANT, _LINEAR = map(
+    np.asarray, (117049297, 127690142, 1057819769, 638450708)
+)
+_QUARTER = 1 << 23  # with 6 bits in front of the point
+
+
+def _logarithms(sums: np.ndarray) -> np.ndarray:
+    """Logarithms, with 5 bits in front of the point, of numbers from 1 on that have 12."""
+    zeros = 32 - np.frexp(sums.astype(np.float64))[1].astype(np.int64)
+    one = np.minimum(high_product(sums << (zeros - 1), _ROOT_OF_HALF) << 1, ONE)
+    power = ((_SUM_BITS - zeros) << 25) + _QUARTER
+    half = high_product(sums, _ROOT_OF_HALF)
+    headroom = 31 - np.frexp(half.astype(np.float64))[1].astype(np.int64)
+    other = np.minimum(sums << headroom, ONE)
+    other_power = ((_SUM_BITS - headroom) << 25) - _QUARTER
+    r = np.minimum(one, other)
+    total = r + _FOURTH_ROOT_OF_HALF
+    p = (total + 1) >> 1
+    q = 2 * (r - _FOURTH_ROOT_OF_HALF)
+    square = high_product(q, q)
+    numerator = high_product(q, r) + high_product(high_product(q, square), _NUMERATOR)
+    denominator = high_product(p, _CONSTANT + q + high_product(_SQUARED, square))
+    inverses = inverses_of_one_plus(denominator + high_product(_LINEAR, q))
+    rest = high_product(shifted_away(numerator, _INTEGER_BITS + 1), inverses)
+    whole = high_product(np.maximum(power, other_power), _LOG_2)
+    return np.asarray((whole + rest) << 1)

@@ -66,11 +66,15 @@ class KernelSet:
     mean: Callable[
         [np.ndarray, int, tuple[np.float32, np.float32], tuple[int, int], bool], np.ndarray
     ]
+    # Stored integers of sums, from sums of stored integers and the count of these in each, the
+    # scales and the zero points of the input and of the output.
+    total: Callable[[np.ndarray, int, tuple[np.float32, np.float32], tuple[int, int]], np.ndarray]
     # Codes of float32 values, from these and the scale.
     quantized: Callable[[np.ndarray, np.float32], np.ndarray]
     # Stored probabilities, clipped, from stored integers with classes on the last axis, and their
     # scale.
     softmax: Callable[[np.ndarray, np.float32], np.ndarray]
+    log_softmax: Callable[[np.ndarray, np.float32], np.ndarray]  # Its logarithms, in the same way.
     interpolation: Interpolation  # The rule of bilinear resizing.
     # Codes of a function's float32 values in a table of 256, from these, the scale and the zero
     # point of the output; see `functions.Rounding`.
@@ -127,9 +131,16 @@ REFERENCE = KernelSet(
         products, fixed_point.fixed_point(xnnpack.product_multiplier(*scales, output))
     ),
     mean=lambda sums, count, scales, zeros, _: fixed_point.mean(sums, count, scales, zeros),
+    total=lambda sums, count, scales, zeros: (
+        zeros[1]
+        + fixed_point.rounded_twice_away(
+            sums - zeros[0] * count, fixed_point.fixed_point(float(scales[0]) / float(scales[1]))
+        )
+    ),
     # A float32 quotient, halves away from zero.
     quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
     softmax=functions.softmax_in_fixed_point,
+    log_softmax=functions.log_softmax_in_fixed_point,
     interpolation=bilinear.OF_BUILTIN,
     tabulated=functions.rounded_half_away,
     logistic=functions.by_table(functions.logistic, functions.rounded_half_away),
@@ -181,6 +192,19 @@ def _in_vectors(matrix: fixed_point.Rule, small_depthwise: fixed_point.Rule) -> 
     return linear
 
 
+def _total_in_float32(
+    sums: np.ndarray,
+    count: int,
+    scales: tuple[np.float32, np.float32],
+    zeros: tuple[int, int],
+    add: Callable[[np.ndarray, np.float32, np.float32], np.ndarray],
+) -> np.ndarray:
+    """Stored integers of sums: a product and a sum in float32, halves away from zero."""
+    ratio = np.float32(scales[0] / scales[1])
+    offset = np.float32(np.float32(-zeros[0]) * ratio) * np.float32(count)
+    return fixed_point.rounded_away(add(sums, ratio, np.float32(offset))) + zeros[1]
+
+
 # The builtin kernels take vectors where they can, and else do as the plain sources. This is x86
 # with AVX, as the wheels have it.
 BUILTIN_X86 = dataclasses.replace(
@@ -197,8 +221,10 @@ BUILTIN_X86 = dataclasses.replace(
     mean=lambda sums, count, scales, zeros, keep_dims: (
         fixed_point.mean_in_blocks if keep_dims else fixed_point.mean
     )(sums, count, scales, zeros),
+    total=functools.partial(_total_in_float32, add=xnnpack.multiply_add),
     quantized=fixed_point.quantized_in_blocks,
     softmax=functions.softmax_in_float32,
+    log_softmax=functools.partial(functions.log_softmax_in_float32, add=xnnpack.multiply_add),
     rescaled=lambda codes, source, output: fixed_point.rounded_twice_up(
         codes, fixed_point.fixed_point(float(source) / float(output))
     ),
@@ -209,7 +235,9 @@ BUILTIN_ARM = dataclasses.replace(
     name="builtin_arm",
     title="LiteRT, builtin kernels on Arm",
     linear=_in_vectors(fixed_point.rounded_once, fixed_point.rounded_before_shifts),
+    total=functools.partial(_total_in_float32, add=xnnpack.fused_multiply_add),
     softmax=functions.softmax_with_tables,
+    log_softmax=functools.partial(functions.log_softmax_in_float32, add=xnnpack.fused_multiply_add),
     hard_swish=functions.hard_swish_of_arm,
 )
 
@@ -237,6 +265,9 @@ X86 = dataclasses.replace(
     mean=lambda sums, count, scales, zeros, _: xnnpack.mean(
         sums, xnnpack.mean_multiplier(*scales, count), count, zeros, xnnpack.multiply_add
     ),
+    total=lambda sums, count, scales, zeros: xnnpack.mean(
+        sums, np.float32(scales[0] / scales[1]), count, zeros, xnnpack.multiply_add
+    ),
     # One float32 product with the inverse scale, round half to even.
     quantized=lambda real, scale: np.asarray(np.rint(real * (np.float32(1.0) / scale))),
     interpolation=bilinear.OF_XNNPACK,
@@ -256,6 +287,7 @@ ARM_UNFUSED = dataclasses.replace(
         products, xnnpack.product_multiplier(*scales, output)
     ),
     softmax=BUILTIN_ARM.softmax,
+    log_softmax=BUILTIN_ARM.log_softmax,
     hard_swish=BUILTIN_ARM.hard_swish,
 )
 # This is Armv8 and Armv9, as clang builds it: Android, iOS, the wheels for Linux and macOS.
@@ -266,6 +298,9 @@ ARM = dataclasses.replace(
     title="XNNPACK on Arm",
     mean=lambda sums, count, scales, zeros, _: xnnpack.mean(
         sums, xnnpack.mean_multiplier(*scales, count), count, zeros, xnnpack.fused_multiply_add
+    ),
+    total=lambda sums, count, scales, zeros: xnnpack.mean(
+        sums, np.float32(scales[0] / scales[1]), count, zeros, xnnpack.fused_multiply_add
     ),
     interpolation=bilinear.OF_XNNPACK_FUSED,
     tabulated=functions.rounded_moved_fused,

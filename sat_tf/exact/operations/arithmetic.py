@@ -1,81 +1,26 @@
-"""Operators that compute with codes, and that sat-tf does not write: a row each."""
+"""Operators that compute a code of several values, in one rule each: a row each."""
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import math
 
 import numpy as np
 
 from sat_tf.exact.kernels import fixed_point, functions
-from sat_tf.exact.kernels.kernel_sets import MICRO, XNNPACK_SETS, KernelSet, LinearWork
-from sat_tf.exact.operations.movements import Moved
-from sat_tf.exact.operations.operation import Made, stored_codes
-from sat_tf.exact.tflite.contents import NotUnderstoodError
-from sat_tf.exact.tflite.operator_view import OperatorView, codes_of, grid_of
-from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors
+from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, LinearWork
+from sat_tf.exact.operations.operation import stored_codes
+from sat_tf.exact.operations.row import Call, Row, Written
+from sat_tf.exact.tflite.tensors import Codes
+
+_IN_INTEGERS = "XNNPACK leaves it to the builtin kernels, which compute in integers alike"
 
 
-class Call(NamedTuple):
-    """An operator, and the stored integers that it reads."""
-
-    kernels: KernelSet
-    stored: list[np.ndarray]  # With the batch dimension.
-    grids: tuple[Codes, ...]
-    output: Codes
-    options: Mapping[str, Any]
-
-    def codes(self, index: int = 0) -> np.ndarray:
-        """Codes, stored - zero_point, of a tensor that it reads."""
-        return self.stored[index].astype(np.int64) - self.grids[index].zero_point
+def _sloped(call: Call) -> np.ndarray:
+    """A value below 0 is multiplied by a slope of its channel or its place."""
+    factors = call.kernels.slopes(call.grid(0).scale, call.grid(1).scale, call.output.scale)
+    codes = call.codes(0)
+    return stored_codes(functions.sloped(codes, codes * call.codes(1), factors), call.output)
 
 
-Rule = Callable[[Call], np.ndarray]  # Gives stored integers.
-
-
-@dataclasses.dataclass(frozen=True)
-class Computed(Moved):
-    """An operator of `RULES`."""
-
-    grids: tuple[Codes, ...] = ()  # Of all that it reads, in order.
-
-    moves = False
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        rule, _ = RULES[self.name]
-        stored = self.arrays(inputs)
-        return rule(Call(graph.kernels, stored, self.grids, graph.codes(self.output), self.options))
-
-    @classmethod
-    def read(cls, operator: OperatorView) -> Made:
-        inputs, arrays = cls.read_in_order(operator)
-        codes = operator.fused_codes()
-        grids = [
-            operator.source_codes(index) if array is None else codes_of(operator.tensor(index))
-            for index, array in enumerate(arrays)
-        ]
-        if codes is None or None in grids:
-            raise NotUnderstoodError("it reads or makes float values")
-        options = {name: operator.option(name) for name in RULES[operator.name][1]}
-        read = inputs, operator.output.name, operator.name, arrays, options
-        return cls(*read, grids=tuple(filter(None, grids))), codes
-
-
-def rectifier(activation: Activation) -> Rule:
-    """The rule of a rectifier that is an operator of its own: another grid, whose ends it clips."""
-
-    def rule(call: Call) -> np.ndarray:
-        (source,), output = call.grids, call.output
-        if call.kernels is MICRO and activation is not Activation.RELU:
-            # It clips the codes of the input, and does not bring them to another grid.
-            ends = Codes(source.scale, source.zero_point).clipped(activation)
-            return np.clip(call.stored[0], ends.lowest, ends.highest)
-        ratio = fixed_point.fixed_point(float(np.float32(source.scale / output.scale)))
-        return stored_codes(fixed_point.rounded_twice_away(call.codes(), ratio), output)
-
-    return rule
-
-
-def batch_product(call: Call) -> np.ndarray:
+def _batch_product(call: Call) -> np.ndarray:
     """Matrix products of two tensors, or of one and a constant."""
     turned = call.options["adjX"], call.options["adjY"]
     one, other = (
@@ -83,7 +28,7 @@ def batch_product(call: Call) -> np.ndarray:
         for index, turn in enumerate(turned)
     )
     sums = (one.astype(np.float64) @ other.astype(np.float64)).astype(np.int64)  # exact
-    first, second, output = (grid.scale for grid in (*call.grids, call.output))
+    first, second, output = call.grid(0).scale, call.grid(1).scale, call.output.scale
     if call.kernels in XNNPACK_SETS:
         work = LinearWork("BATCH_MATMUL", depth=one.shape[-1])
         scales = first, np.asarray(second), output
@@ -93,107 +38,86 @@ def batch_product(call: Call) -> np.ndarray:
     return stored_codes(made, call.output)
 
 
-_FARTHEST = np.float32(2.0**20)  # codes: beyond these a function saturates
+_NORMALS, _NORMAL_BITS = Codes(np.float32(1 / 128), 0), 7
 
 
-def tabulated(curve: functions.Curve) -> Rule:
-    """The rule of a function of which builtin kernels have a table of 256 codes."""
-
-    def rule(call: Call) -> np.ndarray:
-        (source,), output = call.grids, call.output
-        end = _FARTHEST * output.scale
-        of_codes = functions.by_table(
-            lambda x: np.clip(curve(x), -end, end), functions.rounded_half_away
-        )
-        with np.errstate(all="ignore"):
-            grids = functions.Grids(source.scale, output.scale, output.zero_point)
-            made = of_codes(call.codes(), grids)
-        return stored_codes(made, output)
-
-    return rule
-
-
-_ROOT_BITS = 20  # behind the point of an inverse root
-# The first two have 3 bits in front of the point.
-_ONE, _THREE_HALVES, _HALF_ROOT_OF_TWO = map(np.asarray, (1 << 28, 3 << 27, 1518500250))
-_STEPS = 5
-_LARGEST = np.asarray((1 << 31) - 1)
-_OF_NORMALS, _NORMAL_BITS = (np.float32(1 / 128), 0), 7
-
-
-def _inverse_roots(numbers: np.ndarray) -> fixed_point.Multipliers:
-    """1 / √n of integers from 1 on, by Newton's method in 32 bits: x += x/2 · (1 - n · x²).
-
-    >>> found = _inverse_roots(np.array([1, 4, 255, 2**30]))
-    >>> np.ldexp(found.mantissas, found.exponents - 31).round(7).tolist()
-    [1.0, 0.5, 0.0626224, 3.05e-05]
-    """
-    narrow, fours = numbers.astype(np.int64), np.zeros_like(numbers, np.int64)
-    while np.any(is_wide := narrow >= 1 << 29):
-        narrow, fours = np.where(is_wide, narrow // 4, narrow), fours + is_wide
-    pairs = (30 - np.floor(np.log2(narrow)).astype(np.int64)) // 2 - 1
-    wide = (narrow << (2 * pairs)) >> 1
-    half = (wide + 1) >> 1
-    x = np.full_like(wide, _ONE)
-    times = fixed_point.high_product
-    for _ in range(_STEPS):
-        cube = times(times(x, x), x) << 6
-        x = (times(x, _THREE_HALVES) - times(half, cube)) << 3
-    mantissas, exponents = times(x, _HALF_ROOT_OF_TWO), pairs - 11 - fours
-    is_one = numbers == 1
-    return fixed_point.Multipliers(
-        np.where(is_one, _LARGEST, mantissas), np.where(is_one, 0, exponents)
-    )
-
-
-def _scaled(values: np.ndarray, by: fixed_point.Multipliers, bits: int) -> np.ndarray:
-    """Products with multipliers that are 2^bits times as large, rounded twice."""
-    larger = by._replace(exponents=by.exponents + bits)
-    return fixed_point.rounded_twice_away(values, larger)
-
-
-def inverse_root(call: Call) -> np.ndarray:
-    """1 / √x in integers; that of 0 saturates."""
-    scale = 1.0 / float(np.sqrt(np.float32(call.grids[0].scale)) * call.output.scale)
-    codes, ratio = call.codes(), fixed_point.fixed_point(scale)
-    roots = _scaled(np.ones_like(codes), _inverse_roots(np.maximum(codes, 1)), _ROOT_BITS)
-    made = stored_codes(_scaled(roots, ratio, -_ROOT_BITS), call.output)
-    return np.where(codes == 0, 127, made)
-
-
-def normalization(call: Call) -> np.ndarray:
+def _normalization(call: Call) -> np.ndarray:
     """Values divided by the root of the sum of their squares over the last axis, in integers."""
-    if grid_of(call.output) != _OF_NORMALS:
-        raise ValueError("its scale and zero point are not 1/128 and 0")
     codes = call.codes()
     squares = np.maximum(np.sum(codes**2, axis=-1, keepdims=True), 1)
-    return stored_codes(_scaled(codes, _inverse_roots(squares), _NORMAL_BITS), call.output)
+    roots = fixed_point.inverse_roots(squares)
+    return stored_codes(fixed_point.scaled(codes, roots, _NORMAL_BITS), call.output)
 
 
-_SQUARE_BITS = 7  # with which a difference is taken before it is squared
-
-
-def squared_difference(call: Call) -> np.ndarray:
-    """The square of the difference of two tensors, in integers."""
-    scales = [grid.scale for grid in call.grids]
-    first, second = (
-        fixed_point.rounded_twice_away(call.codes(index) << _SQUARE_BITS, multiplier)
-        for index, multiplier in enumerate(fixed_point.summand_multipliers(scales))
-    )
-    widest = 2.0 * float(max(scales))
-    multiplier = widest**2 / float(np.float32(1 << 2 * _SQUARE_BITS) * call.output.scale)
-    squares = (first - second) ** 2
-    made = fixed_point.rounded_twice_away(squares, fixed_point.fixed_point(multiplier))
+def _quotient(call: Call) -> np.ndarray:
+    """Quotients in integers: products with an inverse, each as large as 32 bits hold it."""
+    divisor = call.codes(1)
+    if np.any(divisor == 0):
+        raise ValueError("it divides by 0")
+    number, divisor = np.broadcast_arrays(call.codes(0) * np.sign(divisor), np.abs(divisor))
+    # 1 / (2^bits · (1 + x)).
+    bits = np.frexp(divisor.astype(np.float64))[1].astype(np.int64) - 1
+    inverses = functions.inverses_of_one_plus((divisor << (31 - bits)) - (np.int64(1) << 31))
+    # What is shifted by these bits has one more in int32: its sign.
+    headroom = 31 - np.frexp(np.abs(number + (number < 0)).astype(np.float64))[1].astype(np.int64)
+    wide = fixed_point.high_product(number << headroom, inverses)
+    ratio = np.float32(call.grid(0).scale / np.float32(call.grid(1).scale * call.output.scale))
+    multiplier = fixed_point.fixed_point(float(ratio))
+    high = fixed_point.high_product(wide, multiplier.mantissas)
+    made = fixed_point.shifted_in_int32(high, bits + headroom - multiplier.exponents)
     return stored_codes(made, call.output)
 
 
+def _axes(call: Call) -> tuple[tuple[int, ...], int]:
+    """The axes that an operator takes together, from 0 on, and how many values each result has."""
+    shape = call.arrays[0].shape
+    axes = tuple(sorted({int(axis) % len(shape) for axis in call.arrays[1].flat}))
+    return axes, math.prod(shape[axis] for axis in axes)
+
+
+def _total(call: Call) -> np.ndarray:
+    """The sum over any axes: exact, then rounded as the kernels do it."""
+    axes, count = _axes(call)
+    source, output = call.grid(), call.output
+    sums = np.sum(call.arrays[0], axes, np.int64, keepdims=bool(call.options["keepDims"]))
+    scales, zeros = (source.scale, output.scale), (source.zero_point, output.zero_point)
+    made = call.kernels.total(np.asarray(sums), count, scales, zeros)
+    return np.clip(made, output.lowest, output.highest).astype(np.int32)
+
+
+def _product(call: Call) -> np.ndarray:
+    """The product over any axes: each is multiplied, and rounded, after another, in integers."""
+    axes, count = _axes(call)
+    keeps, output = bool(call.options["keepDims"]), call.output
+    ratio = float(call.grid().scale) / float(output.scale) ** (1.0 / count)
+    multiplier, codes = fixed_point.fixed_point(ratio), call.codes()
+    last = np.moveaxis(codes, axes, range(-len(axes), 0))
+    first, *others = np.moveaxis(last.reshape(*last.shape[: -len(axes)], -1), -1, 0)
+    for other in others:
+        first = fixed_point.rounded_in_int64(first * other, multiplier)
+    made = stored_codes(fixed_point.rounded_in_int64(first, multiplier), output)
+    return np.expand_dims(made, axes) if keeps else made
+
+
+_LOGARITHMS = Codes(np.float32(1 / 16), 127)
 # Each with the names of its options that count.
-RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {
-    **{kind.value: (rectifier(kind), ()) for kind in Activation if kind is not Activation.NONE},
-    "BATCH_MATMUL": (batch_product, ("adjX", "adjY")),
-    "EXP": (tabulated(np.exp), ()),
-    "LOG": (tabulated(np.log), ()),
-    "RSQRT": (inverse_root, ()),
-    "L2_NORMALIZATION": (normalization, ()),
-    "SQUARED_DIFFERENCE": (squared_difference, ()),
-}
+ROWS = (
+    Row(
+        "PRELU",
+        _sloped,
+        same_because="it multiplies codes by one rule",
+        written=Written(1, "", ("slopes",), "Sloped"),
+    ),
+    Row("BATCH_MATMUL", _batch_product, ("adjX", "adjY")),
+    Row("L2_NORMALIZATION", _normalization, same_because=_IN_INTEGERS, grid=_NORMALS),
+    Row("DIV", _quotient, same_because=_IN_INTEGERS),
+    Row("SUM", _total, ("keepDims",)),
+    Row("REDUCE_PROD", _product, ("keepDims",), same_because=_IN_INTEGERS),
+    Row(
+        "LOG_SOFTMAX",
+        lambda call: call.kernels.log_softmax(call.arrays[0], call.grid().scale),
+        grid=_LOGARITHMS,
+    ),
+    # Stored integers as they are, whatever their grid.
+    Row("CAST", lambda call: call.arrays[0], same_because="it stores codes as they are"),
+)

@@ -2,21 +2,19 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from sat_tf.exact.operations import arithmetic
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear
-from sat_tf.exact.operations.movements import MOVES, Moved, Reshape
-from sat_tf.exact.operations.native import Lookup, Native, Sloped, Softmax
+from sat_tf.exact.operations.native import Lookup, Softmax
 from sat_tf.exact.operations.not_simulated import (
     FloatLayerOperator,
     NotSimulated,
     layer_of,
 )
-from sat_tf.exact.operations.operation import Made, Operation
+from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pairs import Concatenate, Pair
 from sat_tf.exact.operations.pointwise import WithConstant
 from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
@@ -27,6 +25,7 @@ from sat_tf.exact.operations.quantize import (
     ShiftImage,
     ShiftOutput,
 )
+from sat_tf.exact.operations.tabled import ROWS, Computed, Moved, Reshape
 from sat_tf.exact.tflite.contents import (
     Contents,
     NotUnderstoodError,
@@ -43,10 +42,13 @@ from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
 from sat_tf.exact.tflite.writer import Writer
 from sat_tf.messages import printable, shortened
 
-# The table of operations.
+# An operator is read as the first of these that recognizes it. Those of `Moved` and `Computed` are
+# rows of `tabled.ROWS`; each other operation is a row by itself.
 OPERATIONS: list[type[Operation]] = [
     Linear,
+    Lookup,
     Pair,
+    WithConstant,
     Mean,
     MaxPool,
     AveragePool,
@@ -54,23 +56,15 @@ OPERATIONS: list[type[Operation]] = [
     Concatenate,
     Moved,
     Reshape,
-    Lookup,
-    Native,
-    Sloped,
+    Computed,
     ShiftImage,
     Quantize,
     ShiftOutput,
     Requantize,
     Dequantize,
-    WithConstant,
     Softmax,
     FloatLayerOperator,
 ]
-
-
-def readers_of(name: str) -> list[type[Operation]]:
-    """The operations that read operators of a name of the schema."""
-    return [operation for operation in OPERATIONS if name in operation.reads]
 
 
 def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
@@ -142,7 +136,7 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
                 _add(made, view)
             continue
         try:
-            if (operation := read_operation(view)) is not None:
+            if (operation := read_operation(view, is_own=True)) is not None:
                 _check_shape(operation, progress)
         except NotUnderstoodError as error:
             names = " ".join([operator.name, *(output.name for output in operator.outputs)])
@@ -180,7 +174,7 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
     if found.scales.size:
         return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=kind)
     readers = [operation for operation in progress.operations if found.name in operation.inputs]
-    if not any(reader.is_simulated for reader in readers):
+    if found.holds_numbers or not any(reader.is_simulated for reader in readers):
         return Image(found.name, shape, None, type=kind)
     # Its codes, where the first operation on it quantizes it.
     for operation in (reader for reader in readers if reader.is_simulated):
@@ -190,15 +184,16 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
     return Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=kind)
 
 
-def read_operation(
-    view: OperatorView, read: Callable[[OperatorView], Made] | None = None
-) -> Operation | None:
+def read_operation(view: OperatorView, *, is_own: bool) -> Operation | None:
     """Adds the operation that an operator stands for; None where others of its operators follow.
 
-    `read` is that of an operation which is not in the table, as only other tools write it.
+    An own one is read as any other, and refused in forms that sat-tf does not write.
     """
     operator, progress = view.stored, view.progress
-    if read is None and not readers_of(operator.name):
+    kinds = [
+        kind for kind in OPERATIONS if operator.name in (kind.writes if is_own else kind.reads)
+    ]
+    if not kinds:
         raise NotUnderstoodError("not an operator of sat-tf")
     if len(operator.outputs) != 1 or not operator.inputs:
         raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
@@ -207,14 +202,14 @@ def read_operation(
         raise NotUnderstoodError("its tensor has no name")
     if output.name in progress.known or output.values is not None:
         raise NotUnderstoodError("something else has made its tensor")
-    if read is None:
-        readers = [each for each in readers_of(operator.name) if each.recognizes(view)]
-        if not readers:
-            raise NotUnderstoodError("no operation of sat-tf has it in this form")
-        read = readers[0].read
-    made = read(view)
+    kind = next((each for each in kinds if each.recognizes(view)), None)
+    if kind is None:
+        raise NotUnderstoodError("no operation of sat-tf has it in this form")
+    made = kind.read(view)
     if made is None:
         return None
+    if is_own:
+        made[0].expect_own_form(view)
     _add(made, view)
     return made[0]
 
@@ -254,13 +249,6 @@ def _check_shape(operation: Operation, progress: Progress) -> None:
 
 _MOST_OF_A_REASON = 80
 
-# These read operators in forms that sat-tf does not write; None is left to sat-tf's operations.
-_READERS: Mapping[str, Callable[[OperatorView], Made]] = {
-    **dict.fromkeys(MOVES.keys() - Moved.reads, Moved.read),
-    **dict.fromkeys(("SQUEEZE", "EXPAND_DIMS"), Reshape.read),
-    **dict.fromkeys(arithmetic.RULES, arithmetic.Computed.read),
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class ForeignFile:
@@ -282,7 +270,7 @@ def read_foreign(content: bytes, name: str) -> ForeignFile:
             f"{name}: received a TFLite file whose operators cannot be compared one by one "
             f"({error}); convert the model with inputs of one size."
         ) from error
-    progress = Progress(contents.inputs, is_foreign=True)
+    progress = Progress(contents.inputs)
     reasons: dict[str, str] = {}
     for image in contents.inputs:
         if image.type == "INT8":
@@ -302,11 +290,11 @@ def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress
     others = [one for one in operator.reads if one.data is None and one.name not in progress.known]
     others = [one for one in others if one.name not in progress.pending]
     try:
-        move, is_float = MOVES.get(operator.name), output.type == "FLOAT32"
-        if len(operator.outputs) != 1 and not (move and move.makes_several):
+        row = ROWS.get(operator.name)
+        if len(operator.outputs) != 1 and not (row and row.makes_several):
             raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
         view = OperatorView(dataclasses.replace(operator, outputs=(output,)), progress, place)
-        read_operation(view, None if is_float else _READERS.get(operator.name))
+        read_operation(view, is_own=False)
         return None
     except NotUnderstoodError as error:
         reason = f"it reads {others[0].type} values" if others else str(error)

@@ -40,6 +40,9 @@ _FULLY_CONNECTED_PER_CHANNEL = 12
 _TRANSPOSED_AND_FUSED = 4
 _PACKED = {LinearKind.CONVOLUTION: 7, LinearKind.DEPTHWISE: 7, LinearKind.FULLY_CONNECTED: 10}
 _KERNEL_TYPES = ("INT8", "INT4", "INT2")
+# The relative error up to which the scale of a bias is that of the sum, in files of other tools:
+# 3e-6 was seen of TFMOT.
+_FOREIGN_UNIT = 2.0**-16
 # Bytes of a scale in a file, of the DEQUANTIZE that makes a float kernel, and of a bias.
 _SCALE_BYTES, _DEQUANTIZE_BYTES, _BIAS_BYTES = 4, 71, 4
 
@@ -282,27 +285,16 @@ class Linear(Operation):
         kind = LinearKind(operator.name)
         codes = operator.fused_codes()
         real = codes is None
-        if kind is LinearKind.TRANSPOSED:
-            if len(operator.stored.inputs) < 3:
-                raise NotUnderstoodError("it has no shape")
-            operator.expect_shape(0)
-            _, kernel_read, source_read, *others = operator.stored.inputs
-            inputs = (source_read, kernel_read, *others)
-            stored = dataclasses.replace(operator.stored, inputs=inputs)
-            operator = dataclasses.replace(operator, stored=stored)
+        operator = _in_usual_order(operator)
         source = operator.source()
         kernel, scales = _kernel_of(operator, kind, real=real)
         pixelwise, keeps_dimensions = False, None
         if kind is LinearKind.FULLY_CONNECTED:
-            keeps, dimensions = bool(operator.option("keepNumDims")), len(operator.tensor(0).shape)
-            if operator.progress.is_foreign and not real:
-                keeps_dimensions = keeps
-            elif dimensions != (4 if keeps else 2):
-                raise NotUnderstoodError(
-                    f"keepNumDims={keeps} with a tensor of {dimensions} dimensions"
-                )
-            else:
+            keeps, shape = bool(operator.option("keepNumDims")), operator.tensor(0).shape
+            if len(shape) == (4 if keeps else 2) and shape[0] == 1:
                 pixelwise = keeps
+            else:
+                keeps_dimensions = keeps
         if pixelwise:
             kind, kernel = LinearKind.CONVOLUTION, kernel[:, np.newaxis, np.newaxis]
         bias, has_bias = np.zeros(scales.size, np.int32), operator.has(2)
@@ -321,8 +313,8 @@ class Linear(Operation):
             window = dataclasses.replace(window, more=(rows, columns))
         elif not (pixelwise or kind is LinearKind.FULLY_CONNECTED):
             window = operator.window(dilates=True)
-        if has_bias and not real and not operator.has_units_of(scales):
-            raise NotUnderstoodError("the scales of its bias are not input scale · weight scale")
+        if has_bias and not real:
+            operator.expect_units(scales, error=_FOREIGN_UNIT)
         operation = cls(
             (source,),
             operator.output.name,
@@ -341,6 +333,19 @@ class Linear(Operation):
         if (operator.source_codes() is None) != real:
             raise NotUnderstoodError("it reads float and makes codes, or the other way round")
         return operation, codes
+
+    def expect_own_form(self, operator: OperatorView) -> None:
+        super().expect_own_form(operator)
+        if self.kind is LinearKind.TRANSPOSED:
+            operator.expect_shape(0)
+        if self.keeps_dimensions is not None:
+            raise NotUnderstoodError(
+                f"keepNumDims={self.keeps_dimensions} with a tensor of "
+                f"{len(operator.tensor(0).shape)} dimensions"
+            )
+        operator = _in_usual_order(operator)
+        if operator.has(2) and not self.real:
+            operator.expect_units(self.scales)
 
     def constant_bytes(self, *, shares_kernel: bool) -> int:
         """Codes, a bias, and the scales of both."""
@@ -394,6 +399,19 @@ def weight_counts(linear: Linear) -> dict[int, int]:
 
 
 # -- what a file holds --------------------------------------------------------------------------
+
+
+def _in_usual_order(operator: OperatorView) -> OperatorView:
+    """An operator that reads its input first, then the kernel and the bias: so do all but one."""
+    if operator.name != LinearKind.TRANSPOSED.value:
+        return operator
+    if len(operator.stored.inputs) < 3:
+        raise NotUnderstoodError("it has no shape")
+    if operator.is_constant(0):  # TensorFlow's converter lets files compute it.
+        operator.expect_shape(0)
+    _, kernel, source, *others = operator.stored.inputs
+    stored = dataclasses.replace(operator.stored, inputs=(source, kernel, *others))
+    return dataclasses.replace(operator, stored=stored)
 
 
 def _kernel_of(

@@ -1,136 +1,44 @@
-"""Operators that select or move codes, reshape them, or put zeros around them: a row each."""
+"""Operators that select or move values, reshape them, or put zeros around them: a row each."""
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.exact.kernels.bilinear import Grid
-from sat_tf.exact.operations.operation import SELECTED, Made, Operation
-from sat_tf.exact.tflite.contents import NotUnderstoodError
-from sat_tf.exact.tflite.operator_view import OperatorView
-from sat_tf.exact.tflite.tensors import Activation, Tensors
-from sat_tf.exact.tflite.writer import Operator, Writer
-
-# Values of int32 constants, and builtin options by their names.
-Settings = tuple[Sequence[Any], dict[str, Any]]
-_RESHAPE = Operator("RESHAPE", 1, "ReshapeOptions")
+from sat_tf.exact.operations.operation import SELECTED
+from sat_tf.exact.operations.row import Call, Row, Settings, Written
 
 
-class Move(NamedTuple):
-    """An operator that moves or selects codes, in every form that TFLite has."""
+def _move(
+    name: str,
+    function: Callable[..., Any],
+    *options: str,
+    pads: bool = False,
+    makes_several: bool = False,
+    written: Written | None = None,
+) -> Row:
+    """The row of an operator that is a function of all that it reads, in order, and of options.
 
-    # Its result for all that it reads, in order, and for options by their names; where it makes
-    # several tensors, a list of them. Raises ValueError where its kernels do not take these.
-    function: Callable[..., Any]
-    options: tuple[str, ...] = ()  # The names of its options that count.
-    makes_several: bool = False
-    pads: bool = False  # The function is also given `zero`, the stored integer of 0.
+    A function that `pads` is also given `zero`, the stored integer of 0.
+    """
 
+    def rule(call: Call) -> Any:
+        settings = dict(call.options)
+        if pads:
+            settings["zero"] = call.made.zero_point if call.made else 0.0
+        return function(*call.arrays, **settings)
 
-class Written(NamedTuple):
-    """The form of a move that layers become."""
-
-    title: str  # In the listing of a graph.
-    version: int  # Of the operator.
-    schema: str  # The schema's name of its builtin options.
-    # Its constants and options, for the shape that it reads, without the batch dimension, and the
-    # arguments of the layer's move.
-    settings: Callable[..., Settings]
-    constants: tuple[str, ...] = ()  # The names of the constants.
-
-
-@dataclasses.dataclass(frozen=True)
-class Moved(Operation):
-    """The values of tensors, as an operator of `MOVES` puts them elsewhere."""
-
-    name: str  # Of the operator.
-    reads_in_order: tuple[np.ndarray | None, ...]  # The constants, and None for each input.
-    options: Mapping[str, Any]
-    place: int = 0  # Which of the tensors that the operator makes this is.
-
-    same_in_float_because = SELECTED
-    moves = True
-
-    @property
-    def operators(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    def title(self, graph: Tensors) -> str:
-        return WRITTEN[self.name].title if self.name in WRITTEN else self.name
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        move, options = MOVES[self.name], {**self.options}
-        if move.pads:
-            codes = graph.tensors[self.output].codes
-            options["zero"] = codes.zero_point if codes else 0.0
-        made = move.function(*self.arrays(inputs), **options)
-        return np.asarray(made[self.place] if move.makes_several else made)
-
-    def arrays(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """All that the operator reads, in order."""
-        sources = iter(inputs)
-        return [next(sources) if array is None else array for array in self.reads_in_order]
-
-    def write(self, writer: Writer) -> None:
-        written = WRITTEN[self.name]
-        (source,), (_, *arrays) = self.inputs, self.reads_in_order
-        constants = [
-            writer.constant(f"{self.output}/{name}", np.ascontiguousarray(array))
-            for name, array in zip(written.constants, arrays, strict=True)
-        ]
-        operator = Operator(self.name, written.version, written.schema)
-        writer.operator(operator, [source, *constants], self.output, **self.options)
-
-    @classmethod
-    def recognizes(cls, operator: OperatorView) -> bool:
-        """Gathering from a constant is a `Lookup`."""
-        return operator.name != "GATHER" or not operator.is_constant(0)
-
-    @classmethod
-    def read(cls, operator: OperatorView) -> Made:
-        if operator.activation != Activation.NONE.value:
-            raise NotUnderstoodError("it fuses an activation, which its kernels do not take")
-        codes, (inputs, arrays) = operator.selected_codes(), cls.read_in_order(operator)
-        options = {name: operator.option(name) for name in MOVES[operator.name].options}
-        read = inputs, operator.output.name, operator.name, arrays, options
-        return cls(*read, operator.place), codes
-
-    @staticmethod
-    def read_in_order(
-        operator: OperatorView,
-    ) -> tuple[tuple[str, ...], tuple[np.ndarray | None, ...]]:
-        """The names of the inputs, and the constants with None for each input."""
-        inputs, arrays = [], []
-        for index in range(len(operator.stored.inputs)):
-            array = operator.tensor(index).values
-            if array is None:
-                inputs.append(operator.source(index))
-            elif array.dtype == np.int8:
-                array = array.astype(np.int32)
-            arrays.append(array)
-        return tuple(inputs), tuple(arrays)
-
-    @property
-    def num_constants(self) -> int:
-        return sum(array is not None for array in self.reads_in_order)
-
-    def constant_bytes(self, *, shares_kernel: bool) -> int:
-        counted = [] if MOVES[self.name].pads else self.reads_in_order
-        return sum(array.nbytes for array in counted if array is not None)
-
-
-def moved(
-    name: str, source: str, output: str, shape: tuple[int, ...], *arguments: Any
-) -> Operation:
-    """The operation that a layer's move becomes."""
-    if name == _RESHAPE.name:
-        return Reshape((source,), output)
-    constants, options = WRITTEN[name].settings(shape, *arguments)
-    arrays = [np.array(values, np.int32) for values in constants]
-    return Moved((source,), output, name, (None, *arrays), options)
+    return Row(
+        name,
+        rule,
+        options,
+        SELECTED,
+        pads=pads,
+        makes_several=makes_several,
+        written=written,
+    )
 
 
 def _slice(values: np.ndarray, begin: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -241,6 +149,14 @@ def _space_to_depth(values: np.ndarray, blockSize: int) -> np.ndarray:
     return behind.reshape(images, rows, columns, channels * blockSize**2)
 
 
+def _updated(values: np.ndarray, update: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """The values with others in their place from a start on, which is moved so that all fit."""
+    first = np.clip(start, 0, np.array(values.shape) - update.shape)
+    made = values.copy()
+    made[tuple(map(slice, first, first + update.shape))] = update
+    return made
+
+
 def _space_to_batch(
     values: np.ndarray, sizes: np.ndarray, margins: np.ndarray, zero: int
 ) -> np.ndarray:
@@ -267,111 +183,126 @@ def _batch_to_space(values: np.ndarray, sizes: np.ndarray, cuts: np.ndarray) -> 
     return whole[(slice(None), *map(slice, cuts[:, 0], lengths - cuts[:, 1]))]
 
 
-MOVES: Mapping[str, Move] = {
-    "STRIDED_SLICE": Move(_strided_slice, (*_MASKS, "offset")),
-    "TRANSPOSE": Move(np.transpose),
-    "RESIZE_NEAREST_NEIGHBOR": Move(_nearest, ("alignCorners", "halfPixelCenters")),
-    "DEPTH_TO_SPACE": Move(_depth_to_space, ("blockSize",)),
-    "SPACE_TO_DEPTH": Move(_space_to_depth, ("blockSize",)),
-    "GATHER": Move(_gather, ("axis", "batchDims")),
-    "REDUCE_MAX": Move(
+ROWS = (
+    _move(
+        "STRIDED_SLICE",
+        _strided_slice,
+        *_MASKS,
+        "offset",
+        written=Written(
+            2, "StridedSliceOptions", ("begin", "end", "strides"), "Slice", _slice_settings
+        ),
+    ),
+    _move(
+        "TRANSPOSE",
+        np.transpose,
+        written=Written(
+            2,
+            "TransposeOptions",
+            ("order",),
+            "Transpose",
+            lambda shape, order: ([(0, *order)], {}),
+        ),
+    ),
+    _move(
+        "RESIZE_NEAREST_NEIGHBOR",
+        _nearest,
+        "alignCorners",
+        "halfPixelCenters",
+        written=Written(
+            3,
+            "ResizeNearestNeighborOptions",
+            ("size",),
+            "Resize",
+            lambda shape, size: ([size], {"alignCorners": False, "halfPixelCenters": True}),
+        ),
+    ),
+    _move(
+        "DEPTH_TO_SPACE",
+        _depth_to_space,
+        "blockSize",
+        written=Written(
+            1,
+            "DepthToSpaceOptions",
+            (),
+            "DepthToSpace",
+            lambda shape, size: ([], {"blockSize": size}),
+        ),
+    ),
+    _move(
+        "SPACE_TO_DEPTH",
+        _space_to_depth,
+        "blockSize",
+        written=Written(
+            2,
+            "SpaceToDepthOptions",
+            (),
+            "SpaceToDepth",
+            lambda shape, size: ([], {"blockSize": size}),
+        ),
+    ),
+    _move(
+        "GATHER",
+        _gather,
+        "axis",
+        "batchDims",
+        written=Written(
+            2,
+            "GatherOptions",
+            ("indices",),
+            "Gather",
+            lambda shape, indices, axis: ([indices], {"axis": axis + 1}),
+        ),
+    ),
+    _move(
+        "REDUCE_MAX",
         lambda values, axes, keepDims: np.max(values, tuple(axes.flat), keepdims=keepDims),
-        ("keepDims",),
+        "keepDims",
+        written=Written(
+            2,
+            "ReducerOptions",
+            ("axes",),
+            "ChannelMax",
+            lambda shape: ([[len(shape)]], {"keepDims": True}),
+        ),
     ),
-    "PAD": Move(_padded, pads=True),
-    "PADV2": Move(lambda values, margins, fill: _padded(values, margins, fill.item())),
-    "MIRROR_PAD": Move(_mirrored, ("mode",)),
-    "REDUCE_MIN": Move(
+    _move(
+        "PAD",
+        _padded,
+        pads=True,
+        written=Written(
+            2,
+            "PadOptions",
+            ("margins",),
+            "Pad",
+            lambda shape, margins: ([[(0, 0), *margins]], {}),
+        ),
+    ),
+    _move("PADV2", lambda values, margins, fill: _padded(values, margins, fill.item())),
+    _move("MIRROR_PAD", _mirrored, "mode"),
+    _move(
+        "REDUCE_MIN",
         lambda values, axes, keepDims: np.min(values, tuple(axes.flat), keepdims=keepDims),
-        ("keepDims",),
+        "keepDims",
     ),
-    "SLICE": Move(_slice),
-    "SPLIT": Move(
+    _move("SLICE", _slice),
+    _move(
+        "SPLIT",
         lambda axis, values, numSplits: np.split(values, numSplits, axis.item()),
-        ("numSplits",),
+        "numSplits",
         makes_several=True,
     ),
-    "SPLIT_V": Move(_split_in_sizes, makes_several=True),
-    "UNPACK": Move(
-        lambda values, axis: np.moveaxis(values, axis, 0), ("axis",), makes_several=True
-    ),
-    "PACK": Move(lambda *arrays, axis: np.stack(arrays, axis), ("axis",)),
-    "CONCATENATION": Move(lambda *arrays, axis: np.concatenate(arrays, axis), ("axis",)),
-    "TILE": Move(np.tile),
-    "BROADCAST_TO": Move(np.broadcast_to),
-    "REVERSE_V2": Move(lambda values, axes: np.flip(values, tuple(axes.flat))),
-    "GATHER_ND": Move(lambda values, places: values[tuple(np.moveaxis(places, -1, 0))]),
-    "SPACE_TO_BATCH_ND": Move(_space_to_batch, pads=True),
-    "BATCH_TO_SPACE_ND": Move(_batch_to_space),
-}
-# The form of those that layers become; other tools alone write the others.
-WRITTEN: Mapping[str, Written] = {
-    "STRIDED_SLICE": Written(
-        "Slice", 2, "StridedSliceOptions", _slice_settings, ("begin", "end", "strides")
-    ),
-    "TRANSPOSE": Written(
-        "Transpose", 2, "TransposeOptions", lambda shape, order: ([(0, *order)], {}), ("order",)
-    ),
-    "RESIZE_NEAREST_NEIGHBOR": Written(
-        "Resize",
-        3,
-        "ResizeNearestNeighborOptions",
-        lambda shape, size: ([size], {"alignCorners": False, "halfPixelCenters": True}),
-        ("size",),
-    ),
-    "DEPTH_TO_SPACE": Written(
-        "DepthToSpace", 1, "DepthToSpaceOptions", lambda shape, size: ([], {"blockSize": size})
-    ),
-    "SPACE_TO_DEPTH": Written(
-        "SpaceToDepth", 2, "SpaceToDepthOptions", lambda shape, size: ([], {"blockSize": size})
-    ),
-    "GATHER": Written(
-        "Gather",
-        2,
-        "GatherOptions",
-        lambda shape, indices, axis: ([indices], {"axis": axis + 1}),
-        ("indices",),
-    ),
-    "REDUCE_MAX": Written(
-        "ChannelMax",
-        2,
-        "ReducerOptions",
-        lambda shape: ([[len(shape)]], {"keepDims": True}),
-        ("axes",),
-    ),
-    "PAD": Written(
-        "Pad", 2, "PadOptions", lambda shape, margins: ([[(0, 0), *margins]], {}), ("margins",)
-    ),
-}
-Moved.reads = tuple(WRITTEN)
-
-
-@dataclasses.dataclass(frozen=True)
-class Reshape(Operation):
-    """The same values in another shape."""
-
-    operator = _RESHAPE
-    num_constants = 1  # the shape
-    reshapes = True
-    moves = True
-    same_in_float_because = SELECTED
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (source,) = inputs
-        return source.reshape(-1, *graph.tensors[self.output].shape)
-
-    def write(self, writer: Writer) -> None:
-        write_reshape(writer, self.inputs[0], self.output)
-
-    @classmethod
-    def read(cls, operator: OperatorView) -> Made:
-        if not operator.progress.is_foreign:
-            operator.expect_shape(1, "newShape")
-        return cls((operator.source(),), operator.output.name), operator.moved_codes()
-
-
-def write_reshape(writer: Writer, source: int | str, output: str) -> None:
-    """Adds the operator that makes `output` of a tensor, by name or by index."""
-    shape = np.array([-1, *writer.graph.tensors[output].shape], np.int32)
-    constant = writer.constant(f"{output}/shape", shape)
-    writer.operator(_RESHAPE, [source, constant], output, newShape=list(shape))
+    _move("SPLIT_V", _split_in_sizes, makes_several=True),
+    _move("UNPACK", lambda values, axis: np.moveaxis(values, axis, 0), "axis", makes_several=True),
+    _move("PACK", lambda *arrays, axis: np.stack(arrays, axis), "axis"),
+    _move("CONCATENATION", lambda *arrays, axis: np.concatenate(arrays, axis), "axis"),
+    _move("TILE", np.tile),
+    _move("BROADCAST_TO", np.broadcast_to),
+    _move("REVERSE_V2", lambda values, axes: np.flip(values, tuple(axes.flat))),
+    _move("GATHER_ND", lambda values, places: values[tuple(np.moveaxis(places, -1, 0))]),
+    _move("EMBEDDING_LOOKUP", lambda ids, values: values[ids]),
+    _move("SELECT_V2", np.where),
+    _move("DYNAMIC_UPDATE_SLICE", _updated),
+    _move("SPACE_TO_BATCH_ND", _space_to_batch, pads=True),
+    _move("BATCH_TO_SPACE_ND", _batch_to_space),
+)

@@ -1,4 +1,4 @@
-"""Functions on codes: by operators of their own, a row each, or by tables; softmax."""
+"""Functions of one value: by operators of their own, a row each, or by tables; softmax."""
 
 import dataclasses
 import functools
@@ -9,25 +9,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.exact.kernels import functions
+from sat_tf.exact.kernels import fixed_point, functions
 from sat_tf.exact.kernels.functions import FunctionRule
-from sat_tf.exact.kernels.kernel_sets import KernelSet
-from sat_tf.exact.operations.operation import (
-    Basis,
-    Made,
-    Operation,
-    Portability,
-    enumerated,
-    stored_codes,
-)
+from sat_tf.exact.kernels.kernel_sets import MICRO, KernelSet
+from sat_tf.exact.operations.operation import Basis, Made, Operation, Portability, stored_codes
+from sat_tf.exact.operations.row import Call, Row, Rule, Written
 from sat_tf.exact.tflite.contents import NotUnderstoodError
-from sat_tf.exact.tflite.operator_view import OperatorView, grid_of
-from sat_tf.exact.tflite.tensors import Codes, Tensors
+from sat_tf.exact.tflite.operator_view import OperatorView, expect_grid, grid_of
+from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors
 from sat_tf.exact.tflite.writer import Operator, Writer
 
 # The offset from a stored integer to its place in a table.
-_FIRST = 128
-STORED = np.arange(-_FIRST, _FIRST)
+FIRST = 128
+STORED = np.arange(-FIRST, FIRST)
 _HALF, _ONE = np.float32(0.5), np.float32(1.0)
 _CUBIC, _ROOT = np.float32(0.044715), np.float32(math.sqrt(2.0 / math.pi))
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
@@ -47,47 +41,131 @@ def _gelu(x: np.ndarray, *, approximate: bool) -> np.ndarray:
     return _HALF * x * share
 
 
-@dataclasses.dataclass(frozen=True)
-class NativeRow:
-    """An operator that computes a function of one value."""
+def _by(rule_of: Callable[[KernelSet], FunctionRule]) -> Rule:
+    """The rule of an operator whose kernels have rules on codes."""
 
-    operator: Operator  # As a file has it.
-    rule: Callable[[KernelSet], FunctionRule]  # Its codes, by the kernels that compute it.
-    settings: tuple[str, ...] = ()  # The names of its options in a file.
-    # Why its kernels do not take the scales of its input and output, with the fix.
-    problem: Callable[[np.float32, np.float32], str | None] = lambda source, output: None
+    def rule(call: Call) -> np.ndarray:
+        output = call.output
+        grids = functions.Grids(call.grid().scale, output.scale, output.zero_point, call.options)
+        return stored_codes(rule_of(call.kernels)(call.codes(), grids), output)
+
+    return rule
 
 
-_ROWS = (
-    NativeRow(
-        Operator("ABS", 2, "AbsOptions"),
-        lambda kernels: functools.partial(functions.magnitude, slopes=kernels.slopes),
-    ),
-    NativeRow(Operator("LOGISTIC", 2, ""), lambda kernels: kernels.logistic),
-    NativeRow(Operator("TANH", 2, ""), lambda kernels: kernels.tanh),
-    NativeRow(Operator("ELU", 1, ""), lambda kernels: functions.by_table(_elu, kernels.tabulated)),
-    # XNNPACK leaves it to the builtin kernels.
-    NativeRow(
-        Operator("GELU", 2, "GeluOptions"),
-        lambda kernels: functions.by_table(_gelu, functions.rounded_half_away),
-        ("approximate",),
-    ),
-    NativeRow(
-        Operator("HARD_SWISH", 1, "HardSwishOptions"),
-        lambda kernels: kernels.hard_swish,
-        problem=functions.hard_swish_problem,
-    ),
-    NativeRow(
-        Operator("LEAKY_RELU", 2, "LeakyReluOptions"), lambda kernels: kernels.leaky, ("alpha",)
-    ),
-)
-NATIVE: Mapping[str, NativeRow] = {row.operator.name: row for row in _ROWS}
+# XNNPACK leaves some functions to the builtin kernels, which have a table of 256 codes.
+def _in_table(curve: functions.Curve) -> Rule:
+    return _by(lambda kernels: functions.by_table(curve, functions.rounded_half_away))
+
+
+_FARTHEST = np.float32(2.0**20)  # codes: beyond these a function saturates
+
+
+def _saturating(curve: functions.Curve) -> Rule:
+    """The rule of a function whose values may be infinite, or none."""
+
+    def rule(call: Call) -> np.ndarray:
+        end = _FARTHEST * call.output.scale
+        with np.errstate(all="ignore"):
+            return np.asarray(_in_table(lambda x: np.clip(curve(x), -end, end))(call))
+
+    return rule
+
+
+def _rectifier(activation: Activation) -> Rule:
+    """The rule of a rectifier that is an operator of its own: another grid, whose ends it clips."""
+
+    def rule(call: Call) -> np.ndarray:
+        source, output = call.grid(), call.output
+        if call.kernels is MICRO and activation is not Activation.RELU:
+            # It clips the codes of the input, and does not bring them to another grid.
+            ends = Codes(source.scale, source.zero_point).clipped(activation)
+            return np.clip(call.arrays[0], ends.lowest, ends.highest)
+        ratio = fixed_point.fixed_point(float(np.float32(source.scale / output.scale)))
+        return stored_codes(fixed_point.rounded_twice_away(call.codes(), ratio), output)
+
+    return rule
+
+
+_ROOT_BITS = 20  # behind the point of an inverse root
+
+
+def _inverse_root(call: Call) -> np.ndarray:
+    """1 / √x in integers; that of 0 saturates."""
+    scale = 1.0 / float(np.sqrt(np.float32(call.grid().scale)) * call.output.scale)
+    codes, ratio = call.codes(), fixed_point.fixed_point(scale)
+    roots = fixed_point.inverse_roots(np.maximum(codes, 1))
+    fine = fixed_point.scaled(np.ones_like(codes), roots, _ROOT_BITS)
+    made = stored_codes(fixed_point.scaled(fine, ratio, -_ROOT_BITS), call.output)
+    return np.where(codes == 0, 127, made)
+
+
+def _root(call: Call) -> np.ndarray:
+    """√x in float32, rounded towards zero."""
+    real = call.grid().scale * np.maximum(call.codes(), 0).astype(np.float32)
+    return stored_codes(np.trunc(np.sqrt(real) / call.output.scale), call.output)
+
+
+def _negated(call: Call) -> np.ndarray:
+    """Stored integers, whatever their grid, with the other sign; int8 has none for -128."""
+    stored = call.arrays[0]
+    return np.where(stored == -FIRST, stored, -stored)
+
+
 # A softmax of codes: 0 to 255/256.
 PROBABILITIES = Codes(functions.SOFTMAX_SCALE, functions.SOFTMAX_ZERO_POINT)
+
+
+def _function(name: str, rule: Rule, *options: str, **more: Any) -> Row:
+    return Row(name, rule, options, of_one_value=True, **more)
+
+
+ROWS = (
+    _function(
+        "ABS",
+        _by(lambda kernels: functools.partial(functions.magnitude, slopes=kernels.slopes)),
+        written=Written(2, "AbsOptions"),
+    ),
+    _function(
+        "LOGISTIC", _by(lambda kernels: kernels.logistic), grid=PROBABILITIES, written=Written(2)
+    ),
+    _function(
+        "TANH",
+        _by(lambda kernels: kernels.tanh),
+        grid=Codes(np.float32(1.0 / 128.0), 0),
+        written=Written(2),
+    ),
+    _function(
+        "ELU", _by(lambda kernels: functions.by_table(_elu, kernels.tabulated)), written=Written(1)
+    ),
+    _function("GELU", _in_table(_gelu), "approximate", written=Written(2, "GeluOptions")),
+    _function(
+        "HARD_SWISH",
+        _by(lambda kernels: kernels.hard_swish),
+        problem=functions.hard_swish_problem,
+        written=Written(1, "HardSwishOptions"),
+    ),
+    _function(
+        "LEAKY_RELU",
+        _by(lambda kernels: kernels.leaky),
+        "alpha",
+        written=Written(2, "LeakyReluOptions"),
+    ),
+    *(
+        _function(activation.value, _rectifier(activation))
+        for activation in Activation
+        if activation is not Activation.NONE
+    ),
+    _function("EXP", _saturating(np.exp)),
+    _function("LOG", _saturating(np.log)),
+    _function("RSQRT", _inverse_root),
+    _function("SQRT", _root),
+    _function("NEG", _negated),
+)
+# Those that sat-tf writes.
+NATIVE: Mapping[str, Row] = {row.name: row for row in ROWS if row.written}
 # The grids that kernels give the outputs of these, which TFLite fixes.
 FIXED_GRIDS: Mapping[str, Codes] = {
-    "LOGISTIC": PROBABILITIES,
-    "TANH": Codes(np.float32(1.0 / 128.0), 0),
+    **{row.name: row.grid for row in ROWS if row.grid},
     "SOFTMAX": PROBABILITIES,
 }
 
@@ -95,128 +173,6 @@ FIXED_GRIDS: Mapping[str, Codes] = {
 def takes_grid(operator: str, codes: Codes) -> bool:
     """Whether the kernels of an operator make codes of this grid."""
     return operator not in FIXED_GRIDS or grid_of(FIXED_GRIDS[operator]) == grid_of(codes)
-
-
-def _expect_grid(operator: str, codes: Codes) -> None:
-    if not takes_grid(operator, codes):
-        fixed = FIXED_GRIDS[operator]
-        raise NotUnderstoodError(
-            f"its tensor has the scale {codes.scale} and the zero point {codes.zero_point}, "
-            f"expected 1/{1.0 / fixed.scale:g} and {fixed.zero_point}"
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Native(Operation):
-    """A function of one value by an operator of its own."""
-
-    name: str  # Of the operator, a row of `NATIVE`.
-    # Its options, by the names that the schema gives them.
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    reads = tuple(NATIVE)
-    rounds = True
-
-    @property
-    def row(self) -> NativeRow:
-        """Its operator's row."""
-        return NATIVE[self.name]
-
-    @property
-    def operators(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    def title(self, graph: Tensors) -> str:
-        return self.name
-
-    def scale_problem(self, graph: Tensors) -> str | None:
-        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        return self.row.problem(source.scale, output.scale)
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        (stored,) = inputs
-        return self._table(graph, graph.kernels)[stored + _FIRST]
-
-    def _table(self, graph: Tensors, kernels: KernelSet) -> np.ndarray:
-        """The stored integers that kernels make of those from -128 on."""
-        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        return table_of(self.name, self.settings, source, output, kernels)
-
-    def portability(self, graph: Tensors) -> Portability:
-        return enumerated(
-            STORED,
-            lambda kernels, stored: self._table(graph, kernels)[stored + _FIRST],
-            "values",
-            total=STORED.size,
-        )
-
-    def write(self, writer: Writer) -> None:
-        writer.operator(self.row.operator, self.inputs, self.output, **self.settings)
-
-    @classmethod
-    def read(cls, operator: OperatorView) -> Made:
-        source, codes = operator.source_codes(), operator.codes()
-        if source is None or codes is None:
-            raise NotUnderstoodError("it reads or makes float values")
-        _expect_grid(operator.name, codes)
-        settings = {name: operator.option(name) for name in NATIVE[operator.name].settings}
-        made = cls((operator.source(),), operator.output.name, operator.name, settings)
-        return made, codes
-
-
-def table_of(
-    name: str, settings: Mapping[str, Any], source: Codes, output: Codes, kernels: KernelSet
-) -> np.ndarray:
-    """The stored integers that kernels make of those from -128 on, clipped."""
-    grids = (source.scale, source.zero_point, output.scale, output.zero_point)
-    made = _unclipped(name, tuple(sorted(settings.items())), grids, kernels)
-    return stored_codes(made, output)
-
-
-@functools.lru_cache(maxsize=256)
-def _unclipped(
-    name: str, settings: tuple[tuple[str, Any], ...], grids: tuple[Any, ...], kernels: KernelSet
-) -> np.ndarray:
-    scale, zero_point, output, output_zero = grids
-    rule = NATIVE[name].rule(kernels)
-    return rule(STORED - zero_point, functions.Grids(scale, output, output_zero, dict(settings)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Sloped(Operation):
-    """PRELU: a value below 0 is multiplied by a slope of its channel or its place."""
-
-    slopes: np.ndarray  # Int8 codes, shaped like the input without the batch, or broadcast to it.
-    slope_scale: np.float32  # Of these codes, whose zero point is 0.
-
-    operator = Operator("PRELU", 1, "")
-    num_constants = 1
-    same_because = "it multiplies codes by one rule"
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        codes = inputs[0].astype(np.int64) - source.zero_point
-        factors = graph.kernels.slopes(source.scale, self.slope_scale, output.scale)
-        made = functions.sloped(codes, codes * self.slopes.astype(np.int64), factors)
-        return stored_codes(made, output)
-
-    def write(self, writer: Writer) -> None:
-        slopes = writer.constant(f"{self.output}/slopes", self.slopes, self.slope_scale)
-        writer.operator(self.operator, [*self.inputs, slopes], self.output)
-
-    @classmethod
-    def read(cls, operator: OperatorView) -> Made:
-        codes, slopes = operator.codes(), operator.tensor(1)
-        if operator.source_codes() is None or codes is None:
-            raise NotUnderstoodError("it reads or makes float values")
-        values = operator.constant(1, "INT8")
-        if slopes.scales.size != 1 or np.any(slopes.zero_points):
-            raise NotUnderstoodError("its slopes have several scales, or a zero point")
-        made = cls((operator.source(),), operator.output.name, values, slopes.scales[0])
-        return made, codes
-
-    def constant_bytes(self, *, shares_kernel: bool) -> int:
-        return int(self.slopes.nbytes)
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -249,14 +205,14 @@ class Lookup(Operation):
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         (stored,) = inputs
-        return np.asarray(self.table.astype(np.int32)[stored + _FIRST])
+        return np.asarray(self.table.astype(np.int32)[stored + FIRST])
 
     def write(self, writer: Writer) -> None:
         """Integers can be places in a table once they are int32."""
         name, shape = self.output, writer.graph.tensors[self.output].shape
         codes = writer.graph.codes(name)
         table = writer.constant(f"{name}/table", self.table, codes.scale, codes.zero_point)
-        first = writer.constant(f"{name}/first", np.array(_FIRST, np.int32))
+        first = writer.constant(f"{name}/first", np.array(FIRST, np.int32))
         number, place = (writer.between(f"{name}/{part}", shape) for part in ("number", "place"))
         types = {"inDataType": tfl.TensorType.INT8, "outDataType": tfl.TensorType.INT32}
         writer.operator(_CAST, self.inputs, number, **types)
@@ -265,18 +221,20 @@ class Lookup(Operation):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """Every CAST, additions to what they make, and gathering from a constant."""
+        """A CAST to int32, additions to what it makes, and gathering from a table by that."""
         if operator.name == "ADD":
             first = operator.stored.inputs[0]
             found = operator.progress.pending.get(first.name) if first else None
             return isinstance(found, _Places)
-        return operator.name == "CAST" or operator.is_constant(0)
+        if operator.name == "CAST":
+            return operator.output.type == "INT32"
+        return operator.is_constant(0) and operator.tensor(1).name in operator.progress.pending
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
         pending = operator.progress.pending
         if operator.name == "CAST":
-            if operator.source_codes() is None or operator.output.type != "INT32":
+            if operator.source_codes() is None:
                 raise NotUnderstoodError("it does not make int32 of codes")
             pending[operator.output.name] = _Places(operator.source(), 0)
             return None
@@ -288,7 +246,7 @@ class Lookup(Operation):
         table, codes = operator.constant(0, "INT8"), operator.codes()
         found = pending.get(operator.tensor(1).name)
         source, added = found if isinstance(found, _Places) else ("", 0)
-        if table.shape != (2 * _FIRST,) or added != _FIRST or codes is None:
+        if table.shape != (2 * FIRST,) or added != FIRST or codes is None:
             raise NotUnderstoodError("it does not look up each code in a table of 256")
         codes = Codes(codes.scale, codes.zero_point, int(np.min(table)), int(np.max(table)))
         return cls((source,), operator.output.name, table), codes
@@ -360,5 +318,5 @@ class Softmax(Operation):
         if (operator.source_codes() is None) != (codes is None):
             raise NotUnderstoodError("it reads codes and makes float values, or the reverse")
         if codes is not None:
-            _expect_grid(operator.name, codes)
+            expect_grid(PROBABILITIES, codes)
         return cls((operator.source(),), operator.output.name), codes

@@ -11,7 +11,7 @@ import numpy as np
 from sat_tf.exact.kernels.kernel_sets import X86, XNNPACK_SETS, KernelSet
 from sat_tf.exact.tflite.contents import NotUnderstoodError
 from sat_tf.exact.tflite.operator_view import OperatorView
-from sat_tf.exact.tflite.tensors import Codes, Tensors
+from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors
 from sat_tf.exact.tflite.writer import Operator, Writer
 
 # Why kernels agree.
@@ -85,8 +85,10 @@ class Operation(abc.ABC):
     output: str  # Name of the tensor that it makes.
 
     operator: ClassVar[Operator]  # Its operator in a file, where that is one and always the same.
-    # Names of the operators that it may be read back from; that of `operator` unless said.
+    # Names of the operators that it may be read from; that of `operator` unless said.
     reads: ClassVar[tuple[str, ...]] = ()
+    # Names of those that sat-tf writes, and that may be in its files; `reads` unless said.
+    writes: ClassVar[tuple[str, ...]] = ()
     # Whether it computes with several values of its inputs, so that TensorFlow's converter would
     # choose the grid of a float output.
     mixes: ClassVar[bool] = False
@@ -107,6 +109,8 @@ class Operation(abc.ABC):
         super().__init_subclass__()
         if "operator" in vars(cls) and "reads" not in vars(cls):
             cls.reads = (cls.operator.name,)
+        if "writes" not in vars(cls):
+            cls.writes = cls.reads
 
     def renamed(self, names: Mapping[str, str]) -> Self:
         """The same operation where tensors have other names."""
@@ -213,21 +217,23 @@ class Operation(abc.ABC):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """Whether an operator with one of the names in `reads` is this operation's.
-
-        For each operator, only one of the operations that read its name may say so.
-        """
+        """Whether an operator with one of the names in `reads` is this operation's."""
         return True
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """The operation that an operator stands for, and the codes of its tensor.
+        """The operation that an operator of any tool stands for, and the codes of its tensor.
 
         None where others of its operators follow; what has been learned is then in
         `operator.progress.pending`. Raises NotUnderstoodError with the reason why it stands for
         none.
         """
         raise NotUnderstoodError("not an operator of sat-tf")
+
+    def expect_own_form(self, operator: OperatorView) -> None:
+        """Raises NotUnderstoodError where it was read from a form that sat-tf does not write."""
+        if operator.activation == Activation.SIX.value:
+            raise NotUnderstoodError(f"its fused activation is {operator.activation}")
 
     @property
     def num_constants(self) -> int:

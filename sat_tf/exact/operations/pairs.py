@@ -63,12 +63,15 @@ class Concatenate(Operation):
         writer.operator(self.operator, self.inputs, self.output, axis=self.axis + 1)
 
     @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Parts of images; other tools also join images, and constants."""
+        constants = [one for one in operator.stored.reads if one.data is not None]
+        return not constants and operator.option("axis") % len(operator.output.shape) > 0
+
+    @classmethod
     def read(cls, operator: OperatorView) -> Made:
         operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
         names = [operator.source(index) for index in range(len(operator.stored.inputs))]
         codes = operator.selected_codes()
-        dimensions = len(operator.output.shape)
-        axis = operator.option("axis") % dimensions
-        if axis == 0:
-            raise NotUnderstoodError("it joins images, not their parts")
+        axis = operator.option("axis") % len(operator.output.shape)
         return cls(tuple(names), operator.output.name, axis - 1), codes

@@ -12,8 +12,8 @@ from sat_tf.exact.kernels.xnnpack import mean_multiplier, sums_near_halves
 from sat_tf.exact.operations.operation import SELECTED, Made, Operation, Portability, enumerated
 from sat_tf.exact.operations.windows import taps
 from sat_tf.exact.tflite.contents import NotUnderstoodError
-from sat_tf.exact.tflite.operator_view import OperatorView
-from sat_tf.exact.tflite.tensors import Tensors, Window
+from sat_tf.exact.tflite.operator_view import OperatorView, grid_of
+from sat_tf.exact.tflite.tensors import Activation, Tensors, Window
 from sat_tf.exact.tflite.writer import Operator, Writer, placement_options
 
 
@@ -36,11 +36,9 @@ class _Pool(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        codes = operator.moved_codes()
-        if operator.progress.is_foreign:
-            codes = operator.fused_codes()
-        else:
-            operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
+        codes, source = operator.fused_codes(), operator.source_codes()
+        if codes and source and grid_of(codes) == grid_of(source):
+            codes = source.clipped(Activation(operator.activation))
         operation = cls(
             (operator.source(),),
             operator.output.name,
@@ -48,6 +46,10 @@ class _Pool(Operation):
             window=operator.window(),
         )
         return operation, codes
+
+    def expect_own_form(self, operator: OperatorView) -> None:
+        operator.moved_codes()
+        operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
 
     def _clipped(self, graph: Tensors, values: np.ndarray) -> np.ndarray:
         """The values, clipped where the operator fuses an activation."""
@@ -252,8 +254,6 @@ class Mean(Operation):
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
         axes = operator.constant(1, "INT32", "INT64").reshape(-1).tolist()
-        if not operator.progress.is_foreign and axes != [1, 2]:
-            raise NotUnderstoodError(f"its axes are {axes}, expected rows and columns")
         codes, source = operator.codes(), operator.source_codes()
         if (codes is None) != (source is None):
             raise NotUnderstoodError("it makes codes of float values, or float values of codes")
@@ -262,3 +262,7 @@ class Mean(Operation):
             codes = dataclasses.replace(codes, lowest=codes.zero_point)
         keep = bool(operator.option("keepDims"))
         return cls((operator.source(),), operator.output.name, keep, tuple(axes)), codes
+
+    def expect_own_form(self, operator: OperatorView) -> None:
+        if self.axes != (1, 2):
+            raise NotUnderstoodError(f"its axes are {[*self.axes]}, expected rows and columns")

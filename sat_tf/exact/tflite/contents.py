@@ -22,7 +22,8 @@ def names_of(enumeration: type) -> dict[int, str]:
 OPERATORS = names_of(tfl.BuiltinOperator)
 TYPES = names_of(tfl.TensorType)
 
-_TYPES_OF_CONSTANTS = ("INT8", "UINT8", "INT32", "INT64", "FLOAT32")
+_NUMBERS = ("INT32", "INT64", "BOOL")
+_TYPES_OF_CONSTANTS = ("INT8", "UINT8", "FLOAT32", *_NUMBERS)
 # A valid file holds all that it unpacks to once, but for zero points, which tensors share: eight
 # bytes for each scale of four. What is small anyway may share more.
 _LARGEST_RATIO = 4
@@ -216,6 +217,11 @@ class StoredTensor:
         if self.type not in _TYPES_OF_CONSTANTS:
             raise NotUnderstoodError(f"the constant {self.name} is of type {self.type}")
         return np.frombuffer(self.data, np.dtype(self.type.lower())).reshape(self.shape)
+
+    @property
+    def holds_numbers(self) -> bool:
+        """Whether its values are places, sizes or truths: neither codes nor real values."""
+        return self.type in _NUMBERS
 
     def difference(self, other: "StoredTensor") -> str | None:
         """The name of the first attribute in which another tensor differs; None where none does."""

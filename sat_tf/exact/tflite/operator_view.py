@@ -13,9 +13,6 @@ from sat_tf.exact.tflite.tensors import Activation, Codes, Tensor, Window
 _ACTIVATIONS = names_of(tfl.ActivationFunctionType)
 _KNOWN_ACTIVATIONS = {kind.value for kind in Activation}
 _PADDINGS = names_of(tfl.Padding)
-# The relative error up to which the scale of a bias is that of the sum, in files of other tools:
-# 3e-6 was seen of TFMOT.
-_FOREIGN_UNIT = 2.0**-16
 
 
 @dataclasses.dataclass
@@ -31,9 +28,6 @@ class Progress:
     # By the tensors that they make, what is known of operators that are only the first of an
     # operation's: what the operation itself has put there.
     pending: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Whether another tool wrote the file. Forms that sat-tf does not write are then read where
-    # their kernels compute what `simulate` does.
-    is_foreign: bool = False
 
     @property
     def known(self) -> set[str]:
@@ -80,16 +74,10 @@ class OperatorView:
         return tensor.values
 
     def expect_shape(self, index: int, option: str = "") -> None:
-        """Raises unless the shape that it is given is that of its output: kernels make the former.
-
-        The converter lets files compute it, from that of a batch.
-        """
+        """Raises unless the shape that it is given, which kernels make, is that of its output."""
         if option and not self.has(index):
             sizes = np.asarray(self.option(option))
         else:
-            given = self.tensor(index)
-            if given.values is None and given.type == "INT32" and self.progress.is_foreign:
-                return
             sizes = self.constant(index, "INT32")
         shape = self.output.shape
         if sizes.shape != (len(shape),) or not np.all((sizes == -1) | (sizes == shape)):
@@ -149,7 +137,7 @@ class OperatorView:
         found = [
             self.source_codes(index) if tensor.data is None else codes_of(tensor)
             for index, tensor in enumerate(self.stored.inputs)
-            if tensor and (tensor.data is None or tensor.type not in ("INT32", "INT64"))
+            if tensor and not tensor.holds_numbers
         ]
         if any(grid_of(source) != grid_of(codes) for source in found):
             raise NotUnderstoodError("its inputs have other scales or zero points than its output")
@@ -173,8 +161,7 @@ class OperatorView:
     def fused_codes(self) -> Codes | None:
         """How the output is stored, clipped by its activation where it has one."""
         kind = self.activation
-        is_ours = kind != Activation.SIX.value or self.progress.is_foreign
-        if kind not in _KNOWN_ACTIVATIONS or not is_ours:
+        if kind not in _KNOWN_ACTIVATIONS:
             raise NotUnderstoodError(f"its fused activation is {kind}")
         codes = self.codes(Activation(kind))
         if codes is None and kind != Activation.NONE.value:
@@ -197,20 +184,34 @@ class OperatorView:
         found = self.progress.pending.get(weights.name)
         return found if isinstance(found, StoredTensor) else weights
 
-    def has_units_of(self, scales: np.ndarray) -> bool:
-        """Whether a bias counts units of the sum; kernels differ in what they make of others."""
+    def expect_units(self, scales: np.ndarray, error: float = 0.0) -> None:
+        """Raises unless a bias counts units of the sum; kernels differ in what they make of others.
+
+        Other tools have other products, by a relative error; kernels take that of the factors, and
+        the bias as it is.
+        """
         bias, source = self.tensor(2), self.source_codes()
         unit = (source.scale * scales).astype(np.float32) if source else scales
-        # Other tools have other products; kernels take that of the factors, and the bias as it is.
-        error = _FOREIGN_UNIT if self.progress.is_foreign else 0.0
-        return bias.scales.size in (1, scales.size) and bool(
-            np.all(np.abs(bias.scales - unit) <= error * unit) and not np.any(bias.zero_points)
-        )
+        if (
+            bias.scales.size not in (1, scales.size)
+            or np.any(np.abs(bias.scales - unit) > error * unit)
+            or np.any(bias.zero_points)
+        ):
+            raise NotUnderstoodError("the scales of its bias are not input scale · weight scale")
 
 
 def grid_of(codes: Codes | None) -> tuple[np.float32, int] | None:
     """Scale and zero point; None for float values."""
     return None if codes is None else (codes.scale, codes.zero_point)
+
+
+def expect_grid(fixed: Codes, codes: Codes) -> None:
+    """Raises unless codes have the grid that TFLite fixes for an operator."""
+    if grid_of(fixed) != grid_of(codes):
+        raise NotUnderstoodError(
+            f"its tensor has the scale {codes.scale} and the zero point {codes.zero_point}, "
+            f"expected 1/{1.0 / fixed.scale:g} and {fixed.zero_point}"
+        )
 
 
 def codes_of(tensor: StoredTensor, activation: Activation = Activation.NONE) -> Codes | None:

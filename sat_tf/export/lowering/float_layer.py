@@ -7,8 +7,8 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.exact.operations.movements import write_reshape
 from sat_tf.exact.operations.operation import SELECTED, Basis, Operation, Portability
+from sat_tf.exact.operations.tabled import write_reshape
 from sat_tf.exact.tflite.tensors import Tensors
 from sat_tf.exact.tflite.writer import Writer
 from sat_tf.export.lowering.converter import float_operators, splice

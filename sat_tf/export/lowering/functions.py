@@ -11,13 +11,11 @@ from sat_tf.exact.operations.native import (
     NATIVE,
     STORED,
     Lookup,
-    Native,
-    Sloped,
     Softmax,
-    table_of,
     takes_grid,
 )
 from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.operations.tabled import Computed, sloped, table_of
 from sat_tf.exact.tflite.tensors import Codes
 from sat_tf.export.lowering.drafts import Draft, GraphBuilder, Shape
 from sat_tf.export.lowering.float_layer import FloatCall, FloatLayer
@@ -98,7 +96,7 @@ class NativeDraft(Draft):
             if (codes.lowest, codes.highest) != (-128, 127):
                 return None
             slopes, scale = map(np.asarray, int8_codes(self.slopes))
-            return Sloped(self.inputs, name, slopes.astype(np.int8), np.float32(scale))
+            return sloped(self.inputs[0], name, slopes.astype(np.int8), np.float32(scale))
         operator, settings = self.native.operator, self.native.settings
         if not takes_grid(operator, codes):
             return None
@@ -111,4 +109,4 @@ class NativeDraft(Draft):
             made = table_of(operator, settings, source, whole, kernels)
             if np.min(made) < codes.lowest or np.max(made) > codes.highest:
                 return None
-        return Native(self.inputs, name, operator, settings)
+        return Computed(self.inputs, name, operator, options=settings)

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.grid import LARGEST_INT8, SMALLEST_RANGE, on_int8_codes
-from sat_tf.exact.operations import movements
+from sat_tf.exact.operations import tabled
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pools import MaxPool
 from sat_tf.exact.operations.windows import LinearKind, ends_early, placement, transposed_size
@@ -366,7 +366,7 @@ def moved(
             operation: Operation = MaxPool((source,), name, size, Window(strides, padding))
         else:
             read = builder.shape(source)
-            operation = movements.moved(move.operator, source, name, read, *move.arguments)
+            operation = tabled.moved(move.operator, source, name, read, *move.arguments)
         source = builder.move(operation, shape if move.shape is None else move.shape)
     return source
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sat_tf.exact.operations.linear import Linear
-from sat_tf.exact.operations.movements import Reshape, moved
 from sat_tf.exact.operations.pairs import Concatenate
 from sat_tf.exact.operations.pointwise import Pointwise
 from sat_tf.exact.operations.pools import AveragePool
+from sat_tf.exact.operations.tabled import Reshape, moved
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.tensors import WHOLE, Codes, Window
 from sat_tf.export.lowering.drafts import (

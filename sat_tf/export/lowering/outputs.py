@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from sat_tf.exact.operations.graph import Graph
-from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Native, Softmax
+from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Softmax
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.quantize import ShiftOutput
+from sat_tf.exact.operations.tabled import Computed
 from sat_tf.exact.tflite.tensors import Codes, Tensor, free_name
 from sat_tf.export.lowering.float_layer import float_layers
 from sat_tf.export.lowering.layers import is_function
@@ -180,7 +181,7 @@ def _on_codes(
         native = native_of(layer.layers[0]) if len(layer.calls) == 1 else None
         if native is None or native.operator not in NATIVE.keys() & FIXED_GRIDS.keys():
             return None
-        function = Native(inputs, layer.output, native.operator, native.settings)
+        function = Computed(inputs, layer.output, native.operator, options=native.settings)
         return function, FIXED_GRIDS[native.operator]
     if not operation.keeps_grid or len({(one.scale, one.zero_point) for one in codes}) > 1:
         return None

@@ -11,8 +11,8 @@ from sat_tf.exact.kernels.kernel_sets import (
     builtin_of_this_machine,
 )
 from sat_tf.exact.litert.runtime import loaded
-from sat_tf.exact.operations.arithmetic import RULES, Call
 from sat_tf.exact.operations.graph_file import read_foreign
+from sat_tf.exact.operations.tabled import table_of
 from sat_tf.exact.tflite.tensors import Codes
 from tests import reference
 from tests.export.foreign.one_operator import Grid, constant, file_of
@@ -93,9 +93,8 @@ def test_functions_worked_by_hand(name, stored, scale, zero_point, expected):
 def test_a_rectifier_of_tflite_micro_clips_codes_between_its_own_ends_alone():
     # One that stands in front of it may have left codes that are not of the grid that it makes.
     clipped = Codes(np.float32(0.1), 0, lowest=0, highest=60)
-    rule, _ = RULES["RELU_N1_TO_1"]
-    call = Call(MICRO, [np.array([-20, -5, 3])], (clipped,), Codes(np.float32(0.5), 0), {})
-    assert rule(call).tolist() == [-10, -5, 3]
+    table = table_of("RELU_N1_TO_1", {}, clipped, Codes(np.float32(0.5), 0), MICRO)
+    assert table[[108, 123, 131]].tolist() == [-10, -5, 3]
 
 
 @pytest.mark.parametrize("name", reference.FUNCTIONS)

@@ -29,12 +29,13 @@ from sat_tf.exact.kernels.kernel_sets import (
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import read_graph, serialize
 from sat_tf.exact.operations.linear import Linear
-from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, PROBABILITIES, Softmax, table_of
+from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, PROBABILITIES, Softmax
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pairs import Pair
 from sat_tf.exact.operations.pointwise import Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import Dequantize, Quantize, ShiftImage
+from sat_tf.exact.operations.tabled import table_of
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
 from tests.export import zoo
 from tests.export.proofs import assert_simulated, own_count
@@ -449,6 +450,6 @@ def test_every_row_names_options_that_its_rule_takes():
     codes = Codes(EIGHTH, 0)
     values = {"alpha": 0.25, "approximate": False}
     for name, row in NATIVE.items():
-        settings = {key: values[key] for key in row.settings}
+        settings = {key: values[key] for key in row.options}
         output = FIXED_GRIDS.get(name, Codes(EIGHTH, 0))
         assert table_of(name, settings, codes, output, X86).shape == (256,)

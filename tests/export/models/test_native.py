@@ -8,7 +8,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.exact.litert.runtime import RUNTIMES, Runtime
 from sat_tf.exact.operations.graph_file import read_graph
-from sat_tf.exact.operations.native import NATIVE, Sloped
+from sat_tf.exact.operations.native import NATIVE
 from sat_tf.exact.operations.pools import AveragePool
 from sat_tf.exact.targets.ethos_u import compile_file
 from sat_tf.exact.targets.table import TARGETS
@@ -259,10 +259,11 @@ def test_slopes_of_a_prelu_are_trained_as_the_codes_of_the_file(keras_of, tmp_pa
     wrapper = quantized.get_layer("quant_act")
     sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
     graph = read_graph((tmp_path / "model.tflite").read_bytes(), "model.tflite")
-    (written,) = [one for one in graph.operations if isinstance(one, Sloped)]
-    codes = written.slopes.ravel()
+    (written,) = [one for one in graph.operations if one.operators == ("PRELU",)]
+    (_, slopes) = written.constants
+    codes = slopes.values.ravel()
     assert codes.tolist() == [127, 51, -15, 0]
-    inside = np.float32(codes) * written.slope_scale
+    inside = np.float32(codes) * slopes.grid.scale
     x = -50.0 * np.arange(1, 5, dtype=np.float32) * np.ones((1, 4, 4, 1), np.float32)
     plain = package.layers.PReLU(shared_axes=[1, 2])
     plain.build((None, 4, 4, 4))

@@ -21,8 +21,7 @@ from sat_tf.exact.operations import graph_file, windows
 from sat_tf.exact.operations.graph import Graph, batches, simulate
 from sat_tf.exact.operations.graph_file import read_graph, serialize
 from sat_tf.exact.operations.linear import Linear, weight_counts
-from sat_tf.exact.operations.movements import WRITTEN, Moved, Reshape, moved
-from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Lookup, Native, Sloped, Softmax
+from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Lookup, Softmax
 from sat_tf.exact.operations.not_simulated import FloatLayerOperator
 from sat_tf.exact.operations.operation import Operation, stored_codes
 from sat_tf.exact.operations.pairs import Concatenate, Pair
@@ -35,6 +34,7 @@ from sat_tf.exact.operations.quantize import (
     ShiftImage,
     ShiftOutput,
 )
+from sat_tf.exact.operations.tabled import Computed, Moved, Reshape, moved, sloped
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError, read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
@@ -96,12 +96,12 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (Reshape(_X, _Y), (16, 4)),
     (Requantize(_X, _Y), SHAPE),
     (Lookup(_X, _Y, np.arange(127, -129, -1).astype(np.int8)), SHAPE),
-    (Sloped(_X, _Y, np.int8([[[-127, -3, 5, 64]]]), SCALE), SHAPE),
+    (sloped("x", _Y, np.int8([[[-127, -3, 5, 64]]]), SCALE), SHAPE),
 ]
 # Functions of one value by operators of their own, which fix the grid of some.
 _SETTINGS = {"alpha": 0.25, "approximate": True}
 NATIVES = [
-    Native(_X, _Y, name, {setting: _SETTINGS[setting] for setting in row.settings})
+    Computed(_X, _Y, name, options={option: _SETTINGS[option] for option in row.options})
     for name, row in NATIVE.items()
 ]
 # These make or read float values.
@@ -165,8 +165,8 @@ def _pixels(count: int = 8) -> np.ndarray:
 
 def test_every_operation_of_the_table_has_an_example_here():
     shown = {type(operation) for graph in GRAPHS for operation in graph.operations}
-    assert shown == set(graph_file.OPERATIONS) - {FloatLayer, FloatLayerOperator}
-    assert {name for name, *_ in MOVED} == set(WRITTEN)
+    assert shown == set(graph_file.OPERATIONS) - {FloatLayerOperator}
+    assert {name for name, *_ in MOVED} == set(Moved.writes)
 
 
 @pytest.mark.parametrize("kind", graph_file.OPERATIONS, ids=lambda kind: kind.__name__)
@@ -174,9 +174,7 @@ def test_every_operation_is_whole(kind):
     assert not inspect.isabstract(kind)
     assert dataclasses.is_dataclass(kind)
     assert kind.__dataclass_params__.frozen
-    assert kind in [reader for name in kind.reads for reader in graph_file.readers_of(name)] or (
-        kind in (FloatLayer, FloatLayerOperator)
-    )
+    assert set(kind.writes) <= set(kind.reads)
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=_name)
@@ -194,7 +192,7 @@ def test_every_operation_gives_one_result_in_numpy_and_litert(graph):
 
 def test_every_operation_that_layers_become_has_a_row_on_real_values():
     read_alone = {FloatLayerOperator, Requantize, ShiftOutput}
-    assert set(ON_REALS) == set(graph_file.OPERATIONS) - read_alone
+    assert set(ON_REALS) - {FloatLayer} == set(graph_file.OPERATIONS) - read_alone
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=_name)
@@ -465,7 +463,8 @@ STORED = np.random.default_rng(0).integers(-128, 128, (2, 4, 6, 8)).astype(np.in
 
 def result(name, values, *arguments):
     operation = moved(name, "x", "y", values.shape[1:], *arguments)
-    return operation.simulate(None, values)
+    graph = Graph("", {"y": Tensor("y", values.shape[1:], CODES)}, (), (), "y")
+    return operation.simulate(graph, values)
 
 
 MOVEMENTS = [
@@ -515,7 +514,7 @@ ALL_CODES = np.arange(-128, 128).astype(np.int8).reshape(1, 16, 16, 1)
 # Runtimes that have no kernel.
 WITHOUT = {"ELU": ("reference",), "GELU": ("micro",)}
 CASES = [
-    *((name, {}) for name, row in NATIVE.items() if not row.settings),
+    *((name, {}) for name, row in NATIVE.items() if not row.options),
     *(("GELU", {"approximate": form}) for form in (False, True)),
     *(("LEAKY_RELU", {"alpha": alpha}) for alpha in (0.01, 0.2, 1.0)),
 ]
@@ -571,7 +570,7 @@ def test_every_code_is_that_of_litert(name, values, scale, ratio, zero, output_z
     if name == "TANH":  # next to a half, the last bit of C's library decides
         made = np.tanh((np.arange(-128, 128) - zero) * float(source.scale)) / float(output.scale)
         assume(np.min(np.abs(made - np.floor(made) - 0.5)) > 1e-4)
-    graph = _graph(Native(("x",), "y", name, values), source, output)
+    graph = _graph(Computed(("x",), "y", name, options=values), source, output)
     _assert_as_in_litert(graph, ALL_CODES, skipped=WITHOUT.get(name, ()))
 
 
@@ -588,6 +587,6 @@ def test_every_code_of_sloped_channels_is_that_of_litert(
     scale, ratio, zero, output_zero, slope_scale, slopes
 ):
     slope = np.array(slopes, np.int8).reshape(1, 1, 4)
-    operation = Sloped(("x",), "y", slope, np.float32(slope_scale))
+    operation = sloped("x", "y", slope, np.float32(slope_scale))
     graph = _graph(operation, _codes(scale * ratio, zero), _codes(scale, output_zero), 4)
     _assert_as_in_litert(graph, np.repeat(ALL_CODES, 4, axis=-1))

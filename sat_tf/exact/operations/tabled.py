@@ -1,0 +1,259 @@
+"""The operations that are no more than the row of their operator, and those that change a shape."""
+
+import abc
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sat_tf.exact.kernels.kernel_sets import KernelSet
+from sat_tf.exact.operations import arithmetic, movements, native
+from sat_tf.exact.operations.native import FIRST, STORED
+from sat_tf.exact.operations.operation import (
+    SELECTED,
+    Basis,
+    Made,
+    Operation,
+    Portability,
+    enumerated,
+)
+from sat_tf.exact.operations.row import Call, Constant, Row
+from sat_tf.exact.tflite.contents import NotUnderstoodError
+from sat_tf.exact.tflite.operator_view import OperatorView, codes_of, expect_grid
+from sat_tf.exact.tflite.tensors import Activation, Codes, Tensors
+from sat_tf.exact.tflite.writer import Operator, Writer
+
+_MOVES = {row.name: row for row in movements.ROWS}
+_COMPUTED = {row.name: row for row in (*native.ROWS, *arithmetic.ROWS)}
+ROWS: Mapping[str, Row] = {**_MOVES, **_COMPUTED}
+
+
+def _names(rows: Mapping[str, Row]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The operators of rows, and those that sat-tf writes."""
+    return tuple(rows), tuple(name for name, row in rows.items() if row.written)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tabled(Operation):
+    """What an operator of `ROWS` makes; abstract."""
+
+    name: str  # Of the operator.
+    constants: tuple[Constant | None, ...] = (None,)  # In order; None for each input.
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    place: int = 0  # Which of the tensors that the operator makes this is.
+
+    @property
+    def row(self) -> Row:
+        """The row of its operator."""
+        return ROWS[self.name]
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def title(self, graph: Tensors) -> str:
+        return (self.row.written and self.row.written.title) or self.name
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        sources, names = iter(inputs), iter(self.inputs)
+        arrays: list[np.ndarray] = []
+        grids: list[Codes | None] = []
+        for constant in self.constants:
+            if constant is not None:
+                is_int8 = constant.values.dtype == np.int8
+                arrays.append(constant.values.astype(np.int32) if is_int8 else constant.values)
+                grids.append(constant.grid)
+            else:
+                tensor = graph.tensors.get(next(names))
+                arrays.append(next(sources))
+                grids.append(tensor.codes if tensor else None)
+        codes = graph.tensors[self.output].codes
+        made = self.row.rule(Call(graph.kernels, arrays, grids, codes, self.options))
+        return np.asarray(made[self.place] if self.row.makes_several else made)
+
+    def write(self, writer: Writer) -> None:
+        written = self.row.written
+        if written is None:
+            raise TypeError(f"{self.output}: {self.name} is an operator of other tools.")
+        sources, names = iter(self.inputs), iter(written.constants)
+        read: list[int | str] = []
+        for constant in self.constants:
+            if constant is None:
+                read.append(next(sources))
+                continue
+            values, grid = np.ascontiguousarray(constant.values), constant.grid
+            quantization = (grid.scale, grid.zero_point) if grid else ()
+            read.append(writer.constant(f"{self.output}/{next(names)}", values, *quantization))
+        operator = Operator(self.name, written.version, written.schema)
+        writer.operator(operator, read, self.output, **self.options)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        codes = cls._made(operator)
+        names, constants = [], list[Constant | None]()
+        for index in range(len(operator.stored.inputs)):
+            tensor = operator.tensor(index)
+            if tensor.values is None:
+                names.append(operator.source(index))
+                constants.append(None)
+            else:
+                grid = None if tensor.holds_numbers else codes_of(tensor)
+                constants.append(Constant(tensor.values, grid))
+        options = {name: operator.option(name) for name in ROWS[operator.name].options}
+        operation = cls(
+            tuple(names),
+            operator.output.name,
+            operator.name,
+            tuple(constants),
+            options,
+            operator.place,
+        )
+        return operation, codes
+
+    @classmethod
+    @abc.abstractmethod
+    def _made(cls, operator: OperatorView) -> Codes | None:
+        """How what it makes is stored."""
+
+    @property
+    def num_constants(self) -> int:
+        return sum(constant is not None for constant in self.constants)
+
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        counted = [] if self.row.pads else filter(None, self.constants)
+        return sum(constant.values.nbytes for constant in counted)
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved(Tabled):
+    """The values of tensors, as an operator puts them elsewhere."""
+
+    reads, writes = _names(_MOVES)
+    same_in_float_because = SELECTED
+    moves = True
+
+    @classmethod
+    def _made(cls, operator: OperatorView) -> Codes | None:
+        if operator.activation != Activation.NONE.value:
+            raise NotUnderstoodError("it fuses an activation, which its kernels do not take")
+        return operator.selected_codes()
+
+
+@dataclasses.dataclass(frozen=True)
+class Computed(Tabled):
+    """Codes that an operator computes of others."""
+
+    reads, writes = _names(_COMPUTED)
+    rounds = True
+
+    @classmethod
+    def _made(cls, operator: OperatorView) -> Codes | None:
+        codes, grid = operator.fused_codes(), ROWS[operator.name].grid
+        values = [tensor for tensor in operator.stored.reads if not tensor.holds_numbers]
+        if codes is None or any(tensor.type == "FLOAT32" for tensor in values):
+            raise NotUnderstoodError("it reads or makes float values")
+        if grid:
+            expect_grid(grid, codes)
+        for index, tensor in enumerate(operator.stored.inputs):
+            if tensor in values and tensor.data is None:
+                operator.source_codes(index)
+        return codes
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        return self.row.problem(source.scale, output.scale)
+
+    def portability(self, graph: Tensors) -> Portability:
+        if self.row.of_one_value:
+            return enumerated(
+                STORED,
+                lambda kernels, stored: self._table(graph, kernels)[stored + FIRST],
+                "values",
+                total=STORED.size,
+            )
+        if self.row.same_because:
+            return Portability(Basis.RULE, self.row.same_because)
+        return Portability(Basis.IMAGES, "kernels may round it otherwise")
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        if self.row.of_one_value:
+            return self._table(graph, graph.kernels)[inputs[0] + FIRST]
+        return super().simulate(graph, *inputs)
+
+    def _table(self, graph: Tensors, kernels: KernelSet) -> np.ndarray:
+        """The stored integers that kernels make of those from -128 on."""
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        return table_of(self.name, self.options, source, output, kernels)
+
+
+def table_of(
+    name: str, options: Mapping[str, Any], source: Codes, output: Codes, kernels: KernelSet
+) -> np.ndarray:
+    """The stored integers that kernels make, in a function of one value, of those from -128 on."""
+    return _table_of(name, tuple(sorted(options.items())), source, output, kernels)
+
+
+@functools.lru_cache(maxsize=256)
+def _table_of(
+    name: str, options: tuple[Any, ...], source: Codes, output: Codes, kernels: KernelSet
+) -> np.ndarray:
+    return np.asarray(ROWS[name].rule(Call(kernels, [STORED], [source], output, dict(options))))
+
+
+def moved(
+    name: str, source: str, output: str, shape: tuple[int, ...], *arguments: Any
+) -> Operation:
+    """The operation that a layer's move becomes."""
+    written = ROWS[name].written if name != _RESHAPE.name else None
+    if written is None:
+        return Reshape((source,), output)
+    values, options = written.settings(shape, *arguments)
+    constants = [Constant(np.array(numbers, np.int32)) for numbers in values]
+    return Moved((source,), output, name, (None, *constants), options)
+
+
+def sloped(source: str, output: str, slopes: np.ndarray, scale: np.float32) -> Operation:
+    """A rectifier whose slopes below 0 are int8 codes, shaped to broadcast with the tensor."""
+    constants = None, Constant(slopes, Codes(scale, 0))
+    return Computed((source,), output, "PRELU", constants)
+
+
+# -- other shapes ----------------------------------------------------------------------------------
+
+_RESHAPE = Operator("RESHAPE", 1, "ReshapeOptions")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reshape(Operation):
+    """The same values in another shape."""
+
+    operator = _RESHAPE
+    reads = ("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
+    writes = ("RESHAPE",)
+    num_constants = 1  # the shape
+    reshapes = True
+    moves = True
+    same_in_float_because = SELECTED
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        (source,) = inputs
+        return source.reshape(-1, *graph.tensors[self.output].shape)
+
+    def write(self, writer: Writer) -> None:
+        write_reshape(writer, self.inputs[0], self.output)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        return cls((operator.source(),), operator.output.name), operator.moved_codes()
+
+    def expect_own_form(self, operator: OperatorView) -> None:
+        operator.expect_shape(1, "newShape")
+
+
+def write_reshape(writer: Writer, source: int | str, output: str) -> None:
+    """Adds the operator that makes `output` of a tensor, by name or by index."""
+    shape = np.array([-1, *writer.graph.tensors[output].shape], np.int32)
+    constant = writer.constant(f"{output}/shape", shape)
+    writer.operator(_RESHAPE, [source, constant], output, newShape=list(shape))
