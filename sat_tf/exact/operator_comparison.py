@@ -22,7 +22,7 @@ from sat_tf.exact.certificate.runtimes import (
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.litert.processes import refusals
-from sat_tf.exact.litert.runtime import MicroRuntime, Runtime, loaded
+from sat_tf.exact.litert.runtime import OneImageRuntime, Runtime, loaded
 from sat_tf.exact.operations.graph_file import ForeignFile, read_foreign
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.tflite.contents import MoreGraph, StoredOperator, read_contents
@@ -487,7 +487,7 @@ class _Counter:
         self,
         file: ForeignFile,
         kinds: list[RuntimeKind],
-        running: Mapping[str, Runtime | MicroRuntime],
+        running: Mapping[str, Runtime | OneImageRuntime],
     ) -> None:
         self._file, self._kinds, self._running = file, kinds, running
         xnnpack = running["xnnpack"]

@@ -12,7 +12,7 @@ from ai_edge_litert import schema_py_generated as tfl
 from sat_tf.exact.certificate.outputs import OutputCount
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
-from sat_tf.exact.litert.runtime import MICRO, PACKAGE, Delegation
+from sat_tf.exact.litert.runtime import MICRO, PACKAGE, TOSA, TOSA_TOOLS, Delegation, tosa_tool
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.operation import Basis, Portability
 from sat_tf.exact.operations.windows import ends_early
@@ -38,6 +38,7 @@ _KINDS = (
     RuntimeKind("builtin", "LiteRT, builtin kernels", kernel_sets.builtin_of_this_machine()),
     RuntimeKind("reference", "LiteRT, reference kernels", kernel_sets.REFERENCE),
     RuntimeKind(MICRO, "TFLite Micro", kernel_sets.MICRO),
+    RuntimeKind(TOSA, "TOSA, reference model", kernel_sets.REFERENCE),
     *(
         RuntimeKind(name, f"{title} (simulated)", kernels, is_simulated=True)
         for name, title, kernels in (
@@ -71,17 +72,26 @@ def chosen(names: Iterable[str], target: str = DEFAULT_TARGET) -> list[RuntimeKi
             f"runtimes: received {', '.join(unknown)}, expected names of runtimes. "
             f"{did_you_mean(unknown[0], RUNTIMES)}"
         )
-    if MICRO in wanted and not is_installed(MICRO):
-        raise ValueError(
-            f"runtimes: received {MICRO!r}, expected that TFLite Micro is installed, which it is "
-            f"not; install {PACKAGE} with pip install 'sat-tf[micro]', or leave it out."
-        )
+    for name in (MICRO, TOSA):
+        if name in wanted and not is_installed(name):
+            raise ValueError(f"runtimes: received {name!r}, {_TO_INSTALL[name]}, or leave it out.")
     return [kind for kind in _KINDS if kind.name in wanted]
 
 
 def is_installed(name: str) -> bool:
     """Whether a runtime can be compared here."""
+    if name == TOSA:
+        return all(map(tosa_tool, TOSA_TOOLS))
     return name != MICRO or importlib.util.find_spec("tflite_micro") is not None
+
+
+_TO_INSTALL = {
+    MICRO: "expected that TFLite Micro is installed, which it is not; install "
+    f"{PACKAGE} with pip install 'sat-tf[micro]'",
+    TOSA: f"expected {', '.join(TOSA_TOOLS)} on PATH, or in the folder that SAT_TF_TOSA names; "
+    "install them in an environment of their own, as they need an older NumPy: python -m venv tosa "
+    "&& tosa/bin/pip install tosa-converter-for-tflite tosa-tools; and set SAT_TF_TOSA=tosa/bin",
+}
 
 
 # -- what is counted -------------------------------------------------------------------------------

@@ -1,21 +1,26 @@
-"""LiteRT and TFLite Micro: run a file and hand out every tensor."""
+"""LiteRT, TFLite Micro and TOSA's reference model: run a file and hand out every tensor."""
 
+import abc
 import contextlib
 import dataclasses
 import functools
 import math
 import os
+import pathlib
+import shutil
+import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any, cast
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from sat_tf.exact.tflite.contents import read_contents
+from sat_tf.exact.tflite.contents import Contents, read_contents, unpacked
 from sat_tf.exact.tflite.tensors import Pixels, arrays_of, joined, number_of, real_outputs, some_of
+from sat_tf.exact.tflite.writer import file_of
 from sat_tf.messages import is_standard_error
 
 # XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once. The
@@ -265,6 +270,59 @@ def check_loading(content: bytes, *image_shapes: tuple[int, ...]) -> None:
             )
 
 
+# -- runtimes of one image -------------------------------------------------------------------------
+
+
+class OneImageRuntime(abc.ABC):
+    """A file in a runtime that takes one image at a time."""
+
+    title: str  # Of the runtime, for users.
+
+    def __init__(self, contents: Contents, *, keep_tensors: bool) -> None:
+        self._inputs, self._outputs = contents.inputs, contents.outputs
+        places = {id(tensor): index for index, tensor in enumerate(contents.tensors)}
+        made = [tensor for operator in contents.operators for tensor in operator.outputs]
+        self._made = {places[id(one)]: one.name for one in made} if keep_tensors else {}
+        self._kept: list[dict[int, np.ndarray]] = []
+
+    @abc.abstractmethod
+    def compute(
+        self, arrays: Sequence[np.ndarray]
+    ) -> tuple[dict[int, np.ndarray], list[np.ndarray]]:
+        """The tensors that are kept, by their places in the file, and the outputs of one image."""
+
+    def run(self, images: Pixels) -> np.ndarray:
+        """See `Runtime.run`."""
+        self._kept, outputs = [], []
+        for number in range(number_of(images)):
+            with explained("run", self.title):
+                kept, values = self.compute(arrays_of(some_of(images, number, number + 1)))
+                self._kept.append(kept)
+                made = [
+                    real_outputs(array, output.scales, output.zero_points)
+                    for array, output in zip(values, self._outputs, strict=True)
+                ]
+                outputs.append(joined(made))
+        return np.concatenate(outputs)
+
+    def rehearse(self) -> np.ndarray:
+        """The output for one image of zeros."""
+        arrays = [np.zeros(given.shape, given.type.lower()) for given in self._inputs]
+        return self.run(arrays[0] if len(arrays) == 1 else tuple(arrays))
+
+    def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """See `Runtime.tensors`."""
+        places = {name: index for index, name in self._made.items()}
+        return {name: np.concatenate([kept[places[name]] for kept in self._kept]) for name in names}
+
+    def kept(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
+        """See `Runtime.kept`: of the last image."""
+        return {index: self._kept[-1][index] for index in indices if index in self._made}
+
+    def delegation(self) -> None:  # noqa: B027 - it has nothing to say
+        """XNNPACK takes no part."""
+
+
 # -- TFLite Micro ----------------------------------------------------------------------------------
 
 MICRO = "micro"
@@ -276,58 +334,31 @@ _BYTES_PER_VALUE = 4
 _ARENA_IS_FULL = "missing:"
 
 
-class MicroRuntime:
-    """A file loaded in TFLite Micro, which takes one image at a time."""
+class MicroRuntime(OneImageRuntime):
+    """A file loaded in TFLite Micro."""
+
+    title = "TFLite Micro"
 
     def __init__(self, content: bytes, *, keep_tensors: bool) -> None:
         contents = read_contents(content, "file")
+        super().__init__(contents, keep_tensors=keep_tensors)
         values = sum(math.prod(tensor.shape) for tensor in contents.tensors)
-        self._inputs, self._outputs = contents.inputs, contents.outputs
-        places = {id(tensor): index for index, tensor in enumerate(contents.tensors)}
-        made = [tensor for operator in contents.operators for tensor in operator.outputs]
-        self._made = {places[id(one)]: one.name for one in made} if keep_tensors else {}
-        self._kept: list[dict[int, np.ndarray]] = []
-        with explained("load", "TFLite Micro"):
+        with explained("load", self.title):
             arena_bytes = max(_SMALLEST_ARENA_BYTES, _BYTES_PER_VALUE * values)
             self._interpreter = _interpreter(content, arena_bytes, keep_tensors=keep_tensors)
 
-    def run(self, images: Pixels) -> np.ndarray:
-        self._kept, outputs = [], []
-        for number in range(number_of(images)):
-            with explained("run", "TFLite Micro"):
-                for index, array in enumerate(arrays_of(some_of(images, number, number + 1))):
-                    self._interpreter.set_input(np.ascontiguousarray(array), index)
-                _with_reason(self._interpreter.invoke)
-                tensors = {
-                    index: np.asarray(self._interpreter.GetTensor(index, 0)["tensor_data"])
-                    for index in self._made
-                }
-                self._kept.append(tensors)
-                made = [
-                    real_outputs(
-                        np.array(self._interpreter.get_output(index)),
-                        output.scales,
-                        output.zero_points,
-                    )
-                    for index, output in enumerate(self._outputs)
-                ]
-                outputs.append(joined(made))
-        return np.concatenate(outputs)
-
-    def rehearse(self) -> np.ndarray:
-        arrays = [np.zeros(given.shape, given.type.lower()) for given in self._inputs]
-        return self.run(arrays[0] if len(arrays) == 1 else tuple(arrays))
-
-    def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        places = {name: index for index, name in self._made.items()}
-        return {name: np.concatenate([kept[places[name]] for kept in self._kept]) for name in names}
-
-    def kept(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
-        """See `Runtime`: of the last image."""
-        return {index: self._kept[-1][index] for index in indices if index in self._made}
-
-    def delegation(self) -> None:
-        """XNNPACK takes no part."""
+    def compute(
+        self, arrays: Sequence[np.ndarray]
+    ) -> tuple[dict[int, np.ndarray], list[np.ndarray]]:
+        for index, array in enumerate(arrays):
+            self._interpreter.set_input(np.ascontiguousarray(array), index)
+        _with_reason(self._interpreter.invoke)
+        kept = {
+            index: np.asarray(self._interpreter.GetTensor(index, 0)["tensor_data"])
+            for index in self._made
+        }
+        places = range(len(self._outputs))
+        return kept, [np.array(self._interpreter.get_output(index)) for index in places]
 
 
 def _interpreter(content: bytes, arena_bytes: int, *, keep_tensors: bool) -> Any:
@@ -361,8 +392,127 @@ def _with_reason(action: Callable[[], Any]) -> Any:
             raise RuntimeError(reasons[0] if reasons else str(error)) from error
 
 
-def loaded(content: bytes, runtime: str, *, keep_tensors: bool) -> Runtime | MicroRuntime:
+# -- TOSA ------------------------------------------------------------------------------------------
+
+TOSA = "tosa"
+# The folder of the tools, which are looked for on PATH without it.
+_FOLDER = "SAT_TF_TOSA"
+_CONVERTER, _SERIALIZER, _MODEL = TOSA_TOOLS = (
+    "tosa-converter-for-tflite",
+    "tosa-opt",
+    "tosa_reference_model",
+)
+_SECONDS = 300
+
+
+def tosa_tool(name: str) -> str | None:
+    """The path of a tool of TOSA; None where it is not found."""
+    return shutil.which(name, path=os.environ.get(_FOLDER))
+
+
+def reason_in(errors: str) -> str:
+    """The reason in what a tool prints as it fails: its first error, or its last line.
+
+    >>> reason_in("a.mlir:1:2: error: failed to legalize operation 'tfl.x'")
+    "failed to legalize operation 'tfl.x'"
+    """
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    marked = (line.partition(mark)[2] for line in lines for mark in _MARKS if mark in line)
+    return next(marked, lines[-1] if lines else "it gives no reason")
+
+
+_MARKS = ("error: ", "Error: ", "FATAL ERROR AT ")
+
+
+def _called(tool: str, *words: str) -> str:
+    """What a tool prints, in a process of its own: it needs an older NumPy."""
+    try:
+        ended = subprocess.run(
+            [tosa_tool(tool) or tool, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"{tool} took more than {_SECONDS} s") from error
+    except OSError as error:
+        raise RuntimeError(f"{tool}: {error.strerror}") from error
+    if ended.returncode:
+        raise RuntimeError(f"{tool}: {reason_in(ended.stderr)}")
+    return ended.stdout
+
+
+class TosaRuntime(OneImageRuntime):
+    """A file as a program of TOSA, the operators of NPUs, in Arm's reference model of these."""
+
+    title = "TOSA's reference model"
+
+    def __init__(self, content: bytes, *, keep_tensors: bool) -> None:
+        contents = read_contents(content, "file")
+        super().__init__(contents, keep_tensors=keep_tensors)
+        self._folder = tempfile.TemporaryDirectory()  # removed with the runtime
+        with unpacked(content, "file") as model:
+            graph = model.subgraphs[0]
+            self._ends = [int(index) for index in graph.outputs]
+            # A program hands out its outputs alone, each once: what is kept is among them.
+            handed_out = [*dict.fromkeys([*self._ends, *self._made])]
+            graph.outputs = np.array(handed_out, np.int32)
+            self._types = {
+                index: np.dtype(contents.tensors[index].type.lower()) for index in handed_out
+            }
+            # These name outputs, and places in the file that was read.
+            model.signatureDefs, model.metadata = [], []
+            for buffer in model.buffers:
+                buffer.offset = buffer.size = 0
+            pathlib.Path(self._file("model.tflite")).write_bytes(file_of(model))
+        with explained("load", self.title):
+            _called(_CONVERTER, "--bytecode", "-o", self._file("mlir"), self._file("model.tflite"))
+            _called(
+                _SERIALIZER,
+                self._file("mlir"),
+                "--tosa-convert-integer-type-to-signless",
+                f"--tosa-serialize=tosa-flatbuffer-filename={self._file('program.tosa')}",
+                *("-o", os.devnull),
+            )
+
+    def _file(self, name: str) -> str:
+        return os.path.join(self._folder.name, name)
+
+    def compute(
+        self, arrays: Sequence[np.ndarray]
+    ) -> tuple[dict[int, np.ndarray], list[np.ndarray]]:
+        reads = [f"TosaInput_{place}" for place in range(len(arrays))]
+        makes = [f"TosaOutput_{place}" for place in range(len(self._types))]
+        files = {name: self._file(f"{name}.npy") for name in (*reads, *makes)}
+        for name, array in zip(reads, arrays, strict=True):
+            np.save(files[name], array)
+        _called(
+            _MODEL,
+            f"--tosa_file={self._file('program.tosa')}",
+            "--tosa_level=NONE",
+            f"--ifm_name={','.join(reads)}",
+            f"--ifm_file={','.join(files[name] for name in reads)}",
+            f"--ofm_name={','.join(makes)}",
+            f"--ofm_file={','.join(files[name] for name in makes)}",
+        )
+        if not os.path.exists(files[makes[-1]]):
+            raise RuntimeError("several of its tensors are one in the program of TOSA")
+        made = {}
+        for name, (index, kind) in zip(makes, self._types.items(), strict=True):
+            values = np.load(files[name])
+            # A program's integers have no sign.
+            made[index] = values.view(kind) if values.itemsize == kind.itemsize else values
+        return made, [made[index] for index in self._ends]
+
+
+_OF_ONE_IMAGE = {MICRO: MicroRuntime, TOSA: TosaRuntime}
+
+
+def loaded(content: bytes, runtime: str, *, keep_tensors: bool) -> Runtime | OneImageRuntime:
     """A file in a runtime of this name."""
-    if runtime == MICRO:
-        return MicroRuntime(content, keep_tensors=keep_tensors)
+    if runtime in _OF_ONE_IMAGE:
+        return _OF_ONE_IMAGE[runtime](content, keep_tensors=keep_tensors)
     return Runtime(content, runtime, keep_tensors=keep_tensors)
