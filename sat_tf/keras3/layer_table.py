@@ -181,8 +181,8 @@ def acts_in_training_only(layer: Any) -> bool:
 
 def is_known(layer: Any) -> bool:
     """Whether tf_keras has a counterpart of this Keras 3 layer."""
-    known = layer_kinds.class_of_keras3(type(layer).__name__) or _own_class(layer)
-    return is_built_in(layer) and known is not None
+    is_of_both = is_built_in(layer) and layer_kinds.class_of_keras3(type(layer).__name__)
+    return bool(is_of_both or _unlisted_class(layer))
 
 
 def make_layer(
@@ -190,7 +190,7 @@ def make_layer(
 ) -> keras.layers.Layer:
     """The tf_keras layer with the settings of a Keras 3 layer; not built, without its weights."""
     name = type(layer).__name__
-    made = own.get(name) or _own_class(layer) or getattr(keras.layers, name)
+    made = own.get(name) or _unlisted_class(layer) or getattr(keras.layers, name)
     activation = _activation_of_users(layer)
     if activation is None:
         config = dict(layer.get_config())
@@ -313,8 +313,10 @@ def accepted_names(made: type) -> set[str]:
     return names | {"activity_regularizer", "zero_output_for_mask"}
 
 
-def _own_class(layer: Any) -> type | None:
-    """Classes that tf_keras has for its own models, and does not list among its layers."""
+def _unlisted_class(layer: Any) -> type | None:
+    """The class of sat-tf's own, or of tf_keras' own models, which it does not list."""
+    if type(layer) in OWN_LAYERS:
+        return OWN_LAYERS[type(layer)]
     where, _, name = type(layer).__module__.rpartition(".")
     if where != "keras.src.applications" or name not in _WITH_LAYERS:
         return None

@@ -1,7 +1,6 @@
 """Builds the tf_keras model of a Keras 3 one, layer by layer; its results are proved afterwards."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -126,101 +125,67 @@ class Translator:
                 self._check_model(operation, f"{prefix}{operation.name}/")
                 continue
             try:
-                is_layer = isinstance(operation, keras3.layers.Layer)
-                problem = (
-                    self._layer_problem(operation) if is_layer else self._operation_problem(call)
-                )
+                if isinstance(operation, keras3.layers.Layer):
+                    self._layer(operation)
+                    _check_weights(operation)
+                else:
+                    self._function(call)
             except ValueError as error:
-                problem = str(error)
-            if problem:
-                self._problems.append(f"{prefix}{operation.name}: {problem.rstrip('.')}.")
-
-    def _operation_problem(self, call: Call) -> str | None:
-        if call.row is None and not self._calls_others:
-            return (
-                f"received the operation {type(call.operation).__name__}, which sat-tf does not "
-                f"know in tf_keras; build the model with a layer for it, or {_LEFT_FLOAT}"
-            )
-        self._function(call)
-        return None
-
-    def _layer_problem(self, layer: Any) -> str | None:
-        kind = type(layer).__name__
-        if kind == "Lambda" and layer_table.is_built_in(layer):
-            return (
-                "received a Lambda layer, whose Python code cannot be shown to do the same in "
-                "tf_keras; write it with keras.ops or with layers, or as a layer class of your "
-                "own, which unsupported='float' leaves float"
-            )
-        if isinstance(layer, QuantizedLayer3 | operations.OfSeveralTensors):
-            inner = layer.layer
-            if getattr(layer, "place", None) == INSTEAD and not layer_table.is_known(inner):
-                return (
-                    f"received a quantizer instead of {type(inner).__name__}, expected a rectifier"
-                )
-            self._layer(layer)
-            return self._weights_problem(layer)
-        if layer_table.is_built_in(layer) and kind in layer_table.PROGRAMS:
-            return f"received {kind}, which holds a program, expected layers of Keras; use these"
-        if not (
-            self._calls_others
-            or _is_operation(layer)
-            or kind in self._own
-            or layer_table.is_known(layer)
-            or layer_table.acts_in_training_only(layer)
-        ):
-            if layer_table.is_built_in(layer):
-                fix = _without(layer) or "build the model without it"
-                return f"received {kind}, which tf_keras does not have; {fix}, or {_LEFT_FLOAT}"
-            return (
-                f"received {kind}, a layer of your own; write it with tf_keras too, and pass "
-                f"custom_layers={{{kind!r}: ...}} to sat_tf.from_keras3; or {_LEFT_FLOAT}"
-            )
-        if getattr(layer, "quantization_mode", None):
-            return (
-                "received a layer that Keras 3 has quantized, expected a float one; convert the "
-                "model before model.quantize"
-            )
-        self._layer(layer)
-        return self._weights_problem(layer)
-
-    def _weights_problem(self, layer: Any) -> str | None:
-        if not layer.built and layer.weights:
-            return "received a layer that is not built; call the model once on data"
-        problems = []
-        for name, array in zip(*weights_of_keras3(layer), strict=True):
-            bad = int(np.count_nonzero(~np.isfinite(array.astype(np.float64))))
-            if bad:
-                problems.append(
-                    f"received {bad} of {array.size} values of {name.split('/')[-1]} that are NaN "
-                    "or infinite, expected finite ones; load or train the model again"
-                )
-        return "; ".join(problems) or None
+                self._problems.append(f"{prefix}{operation.name}: {str(error).rstrip('.')}.")
 
     # -- building ------------------------------------------------------------------------------
 
     def _layer(self, layer: Any) -> Any:
-        if id(layer) not in self._made:
-            if isinstance(layer, keras3.Model):
-                self._model(layer)
-            elif isinstance(layer, QuantizedLayer3):
-                self._made[id(layer)] = self._quantized(layer)
-            elif isinstance(layer, operations.OfSeveralTensors):
-                inner, arguments = self._inner(layer.layer), layer.arguments
-                made = operation_layers.OfSeveralTensors(inner, arguments, name=layer.name)
-                self._made[id(layer)] = made
-            elif _is_operation(layer):
-                self._made[id(layer)] = _operation_layer(layer)
-            elif type(layer).__name__ in self._own or layer_table.is_known(layer):
-                self._made[id(layer)] = self._counterpart(layer)
-            elif layer_table.acts_in_training_only(layer):
-                self.without.append(layer.name)
-                options = {"name": layer.name, "dtype": layer.dtype_policy.name}
-                self._made[id(layer)] = layer_kinds.identity_layer(**options)
-            else:
-                self._made[id(layer)] = layer_of_keras3(layer, _without(layer))
+        if id(layer) not in self._made and isinstance(layer, keras3.Model):
+            self._model(layer)
+        elif id(layer) not in self._made:
+            self._made[id(layer)] = self._translated(layer)
         made = self._made[id(layer)]
         return made.model if isinstance(made, Translated) else made
+
+    def _translated(self, layer: Any) -> Any:
+        kind, is_built_in = type(layer).__name__, layer_table.is_built_in(layer)
+        if kind == "Lambda" and is_built_in:
+            raise ValueError(
+                "received a Lambda layer, whose Python code cannot be shown to do the same in "
+                "tf_keras; write it with keras.ops or with layers, or as a layer class of your "
+                "own, which unsupported='float' leaves float"
+            )
+        if isinstance(layer, QuantizedLayer3):
+            return self._quantized(layer)
+        if isinstance(layer, operations.OfSeveralTensors):
+            inner = self._inner(layer.layer)
+            return operation_layers.OfSeveralTensors(inner, layer.arguments, name=layer.name)
+        if isinstance(layer, operations.Operation) and layer.is_of_quantized_model:
+            twin = keras.saving.deserialize_keras_object(dict(layer.twin))
+            twin._name = layer.name
+            return twin
+        if kind in layer_table.PROGRAMS and is_built_in:
+            raise ValueError(
+                f"received {kind}, which holds a program, expected layers of Keras; use these"
+            )
+        if getattr(layer, "quantization_mode", None):
+            raise ValueError(
+                "received a layer that Keras 3 has quantized, expected a float one; convert the "
+                "model before model.quantize"
+            )
+        if kind in self._own or layer_table.is_known(layer):
+            return self._counterpart(layer)
+        if layer_table.acts_in_training_only(layer):
+            self.without.append(layer.name)
+            return layer_kinds.identity_layer(name=layer.name, dtype=layer.dtype_policy.name)
+        fix = OF_KERAS3_ALONE.get(kind, "") if is_built_in else ""
+        if self._calls_others:
+            return layer_of_keras3(layer, fix)
+        if is_built_in:
+            fix = fix or "build the model without it"
+            raise ValueError(
+                f"received {kind}, which tf_keras does not have; {fix}, or {_LEFT_FLOAT}"
+            )
+        raise ValueError(
+            f"received {kind}, a layer of your own; write it with tf_keras too, and pass "
+            f"custom_layers={{{kind!r}: ...}} to sat_tf.from_keras3; or {_LEFT_FLOAT}"
+        )
 
     def _counterpart(self, layer: Any) -> Any:
         """The layer of tf_keras of that name; where it lacks a setting, the one of Keras 3."""
@@ -241,6 +206,11 @@ class Translator:
         own = {name: config[name] for name in names}
         marks = {"target": layer.target, "output_name": layer.output_name}
         placed = PlacedConfig.from_config({**own, **marks, "around": layer.place == AROUND})
+        if layer.place == INSTEAD and not layer_table.is_known(layer.layer):
+            raise ValueError(
+                f"received a quantizer instead of {type(layer.layer).__name__}, expected a "
+                "rectifier"
+            )
         inner = self._inner(layer.layer)
         if is_adapted(inner):
             inner = adapted_copy(inner)
@@ -255,16 +225,23 @@ class Translator:
             if self._problems:
                 raise ValueError("received a model that cannot be translated")
             return self._layer(layer)
-        problem = self._layer_problem(layer)
-        if problem:
-            raise ValueError(f"{layer.name}: {problem}")
-        return self._layer(layer)
+        try:
+            made = self._layer(layer)
+            _check_weights(layer)
+        except ValueError as error:
+            raise ValueError(f"{layer.name}: {error}") from error
+        return made
 
     def _function(self, call: Call) -> Callable[..., Any]:
         """What tf_keras has for an operation; where it has nothing, that of Keras 3."""
         key = id(call.node)
         if key in self._made:
             return self._made[key]
+        if call.row is None and not self._calls_others:
+            raise ValueError(
+                f"received the operation {type(call.operation).__name__}, which sat-tf does not "
+                f"know in tf_keras; build the model with a layer for it, or {_LEFT_FLOAT}"
+            )
         try:
             self._made[key] = CarriedOperation(call) if call.row is None else call.twin()
         except ValueError as error:
@@ -347,10 +324,20 @@ def to_tf_keras(value: Any) -> Any:
     return keras3.ops.convert_to_numpy(value) if keras3.ops.is_tensor(value) else value
 
 
-def _without(layer: Any) -> str:
-    """What else to use than a layer of Keras 3 that tf_keras does not have; "" where unknown."""
-    is_of_keras = layer_table.is_built_in(layer)
-    return OF_KERAS3_ALONE.get(type(layer).__name__, "") if is_of_keras else ""
+def _check_weights(layer: Any) -> None:
+    """Raises ValueError where the weights of a layer are not there, or not finite."""
+    if not layer.built and layer.weights:
+        raise ValueError("received a layer that is not built; call the model once on data")
+    problems = []
+    for name, array in zip(*weights_of_keras3(layer), strict=True):
+        bad = int(np.count_nonzero(~np.isfinite(array.astype(np.float64))))
+        if bad:
+            problems.append(
+                f"received {bad} of {array.size} values of {name.split('/')[-1]} that are NaN "
+                "or infinite, expected finite ones; load or train the model again"
+            )
+    if problems:
+        raise ValueError("; ".join(problems))
 
 
 def _input_layer(layer: Any) -> keras.layers.InputLayer:
@@ -361,26 +348,6 @@ def _input_layer(layer: Any) -> keras.layers.InputLayer:
         ragged=bool(getattr(layer, "ragged", False)),
         name=layer.name,
     )
-
-
-def _is_operation(layer: Any) -> bool:
-    """Whether a layer stands for an operation of a quantized model."""
-    if type(layer) in layer_table.OWN_LAYERS:
-        return True
-    is_one = isinstance(layer, operations.Operation)
-    return is_one and str(layer.twin.get("registered_name")).startswith("sat_tf>")
-
-
-def _operation_layer(layer: Any) -> Any:
-    """A new tf_keras layer for one that `_is_operation`."""
-    made_as = layer_table.OWN_LAYERS.get(type(layer))
-    if made_as is not None:
-        parameters, config = inspect.signature(made_as).parameters, layer.get_config()
-        own = {name: value for name, value in config.items() if name in parameters}
-        return made_as(**own, name=layer.name, dtype=layer.dtype_policy.name)
-    made = keras.saving.deserialize_keras_object(dict(layer.twin))
-    made._name = layer.name
-    return made
 
 
 def _copy_trainable(made: Translated) -> None:
