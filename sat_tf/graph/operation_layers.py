@@ -50,6 +50,8 @@ class OfTensorFlow(keras.layers.Layer):
     compute on tensors; see `expect_allowed`.
     """
 
+    _settings: tuple[str, ...] = ()  # The arguments of a constructor, which attributes hold.
+
     def __init__(self, function: str, arguments: Sequence[Any], **options: Any) -> None:
         super().__init__(**options)
         self.function = expect_allowed(function)
@@ -68,7 +70,8 @@ class OfTensorFlow(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         # Keras' own refuses each subclass with a constructor, even where it takes options alone.
-        return dict(super().get_config())
+        settings = {name: getattr(self, name) for name in self._settings}
+        return {**super().get_config(), **settings}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OfTensorFlow":
         return type(self).from_config(self.get_config())
@@ -83,6 +86,8 @@ class TensorFlowOperation(OfTensorFlow):
     [9.0]
     """
 
+    _settings = ("function", "arguments")
+
     def __init__(
         self,
         function: str,
@@ -96,9 +101,6 @@ class TensorFlowOperation(OfTensorFlow):
             name = f"operation_{count}" if count else "operation"
         super().__init__(function, arguments, name=name, **options)
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "function": self.function, "arguments": self.arguments}
-
 
 _TENSOR = {"tensor": 0}
 
@@ -111,6 +113,8 @@ class Clip(OfTensorFlow):
     [-1.0, 0.5, 2.0]
     """
 
+    _settings = ("low", "high")
+
     def __init__(self, low: float | None, high: float | None, **options: Any) -> None:
         ends = [end for end in (low, high) if end is not None]
         if not ends or not ends[0] <= ends[-1]:
@@ -122,19 +126,15 @@ class Clip(OfTensorFlow):
         self.low = None if low is None else float(low)
         self.high = None if high is None else float(high)
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "low": self.low, "high": self.high}
-
 
 class _MovedBlocks(OfTensorFlow):
     """A move between channels and blocks of pixels; abstract."""
 
+    _settings = ("block_size",)
+
     def __init__(self, function: str, block_size: int, **options: Any) -> None:
         super().__init__(function, [[_TENSOR, block_size], {}], **options)
         self.block_size = block_size
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "block_size": self.block_size}
 
 
 @_layer
@@ -193,13 +193,12 @@ class Padding(OfTensorFlow):
     [[0.0, 3.0, 0.0, 0.0]]
     """
 
+    _settings = ("margins",)
+
     def __init__(self, margins: Sequence[Sequence[int]], **options: Any) -> None:
         paddings = [[0, 0], *(list(margin) for margin in margins)]
         super().__init__("compat.v1.pad", [[_TENSOR, paddings, "CONSTANT", None, 0], {}], **options)
         self.margins = paddings[1:]
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "margins": self.margins}
 
 
 @_layer
@@ -212,14 +211,13 @@ class Gather(OfTensorFlow):
     [[3.0, 1.0]]
     """
 
+    _settings = ("indices", "axis")
+
     def __init__(self, indices: Sequence[int], axis: int, **options: Any) -> None:
         settings = {"axis": axis + 1, "batch_dims": 0}
         super().__init__("compat.v1.gather", [[_TENSOR, list(indices)], settings], **options)
         self.indices = list(indices)
         self.axis = axis
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "indices": self.indices, "axis": self.axis}
 
 
 @_layer

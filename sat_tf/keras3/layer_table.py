@@ -35,6 +35,12 @@ OWN_LAYERS: dict[type, type[keras.layers.Layer]] = {
 
 
 OMITTED = object()  # It stands for a value that the layer's own default replaces.
+# Settings that are objects of Keras, by the ends of their names.
+_SERIALIZED = {
+    "initializer": keras.initializers,
+    "regularizer": keras.regularizers,
+    "constraint": keras.constraints,
+}
 
 
 def translate_value(key: str, value: Any) -> Any:
@@ -48,12 +54,25 @@ def translate_value(key: str, value: Any) -> Any:
         return value
     if key == "dtype":
         return _policy(value)
-    if key.endswith("initializer"):
-        return _initializer(value)
-    for kind, module in (("regularizer", keras.regularizers), ("constraint", keras.constraints)):
-        if key.endswith(kind):
-            return _built(key, value, module)
-    raise ValueError(f"received {key}={_named(value)}, which tf_keras does not have")
+    module = _SERIALIZED.get(key.rsplit("_", 1)[-1])
+    if module is None:
+        raise ValueError(f"received {key}={_named(value)}, which tf_keras does not have")
+    settings = dict(value.get("config") or {})
+    if isinstance(settings.get("seed"), dict):
+        settings["seed"] = None  # a generator of Keras 3's own
+    counterpart = None
+    if str(value.get("module", "")).split(".")[0] == "keras" and not value.get("registered_name"):
+        counterpart = getattr(module, value["class_name"].removesuffix("Initializer"), None)
+    accepted = _arguments(counterpart)
+    others = [setting for name, setting in settings.items() if name not in accepted]
+    if counterpart is not None and all(setting is None for setting in others):
+        return counterpart(**{name: settings[name] for name in settings if name in accepted})
+    if module is keras.initializers:
+        return OMITTED
+    raise ValueError(
+        f"received {key}={_named(value)}, which tf_keras does not have; remove it, or set one "
+        "that both have"
+    )
 
 
 def _activation(key: str, value: Any) -> Any:
@@ -80,38 +99,9 @@ def _policy(value: dict[str, Any]) -> str:
     return value["config"]["name"]
 
 
-def _initializer(value: dict[str, Any]) -> Any:
-    found = _class_of(value, keras.initializers)
-    config = dict(value.get("config") or {})
-    if isinstance(config.get("seed"), dict):
-        config["seed"] = None  # a generator of Keras 3's own
-    kept = {name: config[name] for name in config if name in _arguments(found)}
-    others = [config[name] for name in config if name not in kept]
-    if found is None or any(other is not None for other in others):
-        return OMITTED
-    return found(**kept)
-
-
-def _built(key: str, value: dict[str, Any], module: Any) -> Any:
-    found, config = _class_of(value, module), value.get("config") or {}
-    unknown = set(config) - set(_arguments(found))
-    if found is None or unknown:
-        raise ValueError(
-            f"received {key}={_named(value)}, which tf_keras does not have; remove it, or set one "
-            "that both have"
-        )
-    return found(**config)
-
-
-def _class_of(value: dict[str, Any], module: Any) -> Any:
-    if str(value.get("module", "")).split(".")[0] != "keras" or value.get("registered_name"):
-        return None
-    return getattr(module, str(value["class_name"]).removesuffix("Initializer"), None)
-
-
 @functools.cache
-def _arguments(found: Any) -> list[str]:
-    return [] if found is None else list(inspect.signature(found.__init__).parameters)
+def _arguments(counterpart: Any) -> list[str]:
+    return [] if counterpart is None else list(inspect.signature(counterpart.__init__).parameters)
 
 
 def _named(value: Any) -> str:

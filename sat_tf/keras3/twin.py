@@ -44,6 +44,8 @@ from sat_tf.qat.wrapper import warn_of_lost_zeros
 
 # The batches of a data set of PyTorch that has none.
 _BATCH_SIZE = 64
+# A public function, for models of tf_keras.
+_Function = Callable[..., Any]
 # Images on which a Keras 3 model is compared with its twin, whose file is verified.
 _COMPARED = 64
 # Their tensors have so many values at once, or are those of one image.
@@ -105,15 +107,13 @@ def _layers(found: _Twin) -> Iterator[tuple[Any, Any]]:
 # -- forms of public functions: see `sat_tf.either_keras.for_keras3` -------------------------------
 
 
-def on_twin(function: Callable[..., Any], model: keras3.Model, *args: Any, **kwargs: Any) -> Any:
+def on_twin(function: _Function, *args: Any, **kwargs: Any) -> Any:
     """Calls a function with the twin of a model, and of what else is a model of Keras 3."""
-    args, kwargs = for_tf_keras(((model, *args), kwargs))
+    args, kwargs = for_tf_keras((args, kwargs))
     return function(*args, **kwargs)
 
 
-def written_back(
-    function: Callable[..., Any], model: keras3.Model, *args: Any, **kwargs: Any
-) -> Any:
+def written_back(function: _Function, model: keras3.Model, *args: Any, **kwargs: Any) -> Any:
     """Gives a model what a function has changed in its twin, once all has gone well."""
     result = on_twin(function, model, *args, **kwargs)
     changed = _twins[model]
@@ -122,20 +122,14 @@ def written_back(
     return model if result is changed.model else result
 
 
-def exported(
-    export_tflite: Callable[..., Any],
-    model: keras3.Model,
-    *args: Any,
-    snap_biases: bool = False,
-    **kwargs: Any,
-) -> Any:
+def exported(export_tflite: _Function, *args: Any, snap_biases: bool = False, **kwargs: Any) -> Any:
     """Exports the twin, and gives the model the biases of its file where that is asked for."""
     export = written_back if snap_biases else on_twin
-    return export(export_tflite, model, *args, snap_biases=snap_biases, **kwargs)
+    return export(export_tflite, *args, snap_biases=snap_biases, **kwargs)
 
 
 def verified(
-    verify_tflite: Callable[..., Any],
+    verify_tflite: _Function,
     model: keras3.Model,
     path: Any,
     images: Any,
@@ -191,7 +185,7 @@ def warn_of_other_answers(model: keras3.Model, images: Any) -> None:
             )
 
 
-def refused(function: Callable[..., Any], model: keras3.Model, *args: Any, **kwargs: Any) -> Any:
+def refused(function: _Function, model: keras3.Model, *args: Any, **kwargs: Any) -> Any:
     """Raises ModelError: the function works on models of tf_keras alone."""
     raise ModelError(
         model.name,
@@ -201,9 +195,9 @@ def refused(function: Callable[..., Any], model: keras3.Model, *args: Any, **kwa
 
 
 def quantized(
-    function: Callable[..., Any], model: keras3.Model, policy: BitPolicy | int | None = None
+    _: _Function, model: keras3.Model, policy: BitPolicy | int | None = None
 ) -> keras3.Model:
-    """Quantizes a model by the plan that `quantize_model` makes of its twin."""
+    """Quantizes a model by a plan that is made of its twin, as `quantize_model` makes one."""
     if any(isinstance(layer, QuantizedLayer) for layer in model._flatten_layers()):
         raise ModelError(
             model.name,
@@ -245,9 +239,7 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def requantized(
-    requantize: Callable[..., Any], model: keras3.Model, policy: BitPolicy
-) -> keras3.Model:
+def requantized(requantize: _Function, model: keras3.Model, policy: BitPolicy) -> keras3.Model:
     """Quantizes a model by the plan that `requantize` makes of its twin."""
     plan = requantize(twin_of(model), policy)
     inner = (

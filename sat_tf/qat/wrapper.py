@@ -363,7 +363,7 @@ class ConstantWeights:
                 "expected a tf_keras model; one of Keras 3 computes its weights in each call: "
                 "leave constant_weights out, or pass sat_tf.from_keras3(model)."
             )
-        self._layers = _quantized_layers(model)
+        self._layers = quantized_layers(model)
         if not self._layers:
             raise ValueError(
                 f"constant_weights: {model.name!r} has no layer quantized by sat-tf; quantize it "
@@ -388,12 +388,8 @@ class ConstantWeights:
             layer.forget_copy()
 
 
-def has_quantized_layers(model: keras.Model) -> bool:
-    """Whether there is anything to copy in a model."""
-    return bool(_quantized_layers(model))
-
-
-def _quantized_layers(model: keras.Model) -> list[QuantizedLayer]:
+def quantized_layers(model: keras.Model) -> list[QuantizedLayer]:
+    """The quantized layers of a model, at any depth."""
     return [part for part in model.submodules if isinstance(part, QuantizedLayer)]
 
 

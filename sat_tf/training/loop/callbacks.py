@@ -16,7 +16,7 @@ from sat_tf.exact.tflite.input_range import PIXELS, InputRange
 from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.finetune import RESTART, Backup
-from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
+from sat_tf.qat.wrapper import ConstantWeights, quantized_layers
 from sat_tf.report.layers import clipping_levels
 from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.data.source import ImageSource
@@ -180,7 +180,7 @@ def kept_current(model: keras.Model) -> list[keras.callbacks.Callback]:
     reads the copies, so that it is measured with this callback or not at all. It comes after
     callbacks that change weights when measuring begins.
     """
-    if not has_quantized_layers(model):
+    if not quantized_layers(model):
         return []
     weights = ConstantWeights(model)
     return [
