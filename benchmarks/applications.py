@@ -132,12 +132,12 @@ def _learn(model: Any, lesson: int) -> None:
 
 def _measure_statistics(model: Any, norms: Sequence[Any], images: np.ndarray) -> None:
     """Gives the normalizations of a model the statistics of images."""
-    from sat_tf.graph.rewrite import with_layers_for_operations
+    from sat_tf.graph.rewrite import network_of_layers
     from sat_tf.qat.calibrate import estimate_statistics
 
     if not norms:
         return
-    twin = with_layers_for_operations(model)
+    twin = network_of_layers(model).model
     estimate_statistics(twin, images.astype(np.float32))
     for layer in norms:
         layer.set_weights(twin.get_layer(layer.name).get_weights())

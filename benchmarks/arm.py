@@ -28,6 +28,7 @@ import sat_tf
 from sat_tf.exact.certificate.proof import read_subject
 from sat_tf.exact.certificate.runtimes import is_installed
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.graph.network import Network
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import models
 from tests.arm.system import check_on_arm, find_system
@@ -178,7 +179,7 @@ def _measure(file: File, folder: pathlib.Path) -> dict[str, Any]:
     sat_tf.calibrate(quantized, calibration.astype(np.float32))
     path = folder / "model.tflite"
     report = sat_tf.export_tflite(quantized, path, pack=file.pack)
-    graph = deployed_graph(quantized, pack=file.pack)
+    graph = deployed_graph(Network(quantized), pack=file.pack)
     names = [name for name in _RUNTIMES if is_installed(name)]
     start = time.perf_counter()
     certificate = sat_tf.verify_tflite(quantized, path, held_out, runtimes=names)

@@ -23,6 +23,7 @@ from sat_tf import output_folder
 from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.graph.network import Network
 from sat_tf.training import data
 from sat_tf.training.config import Config
 from sat_tf.training.data.source import ImageSet
@@ -110,7 +111,7 @@ def _config(name: str) -> Config:
 def _compare(folder: RunFolder, images: ImageSet) -> dict[str, Any]:
     """Counts right images and differing codes of the model and the file that a run has left."""
     model = keras.models.load_model(folder.file(output_folder.QUANTIZED_MODEL), compile=False)
-    graph = deployed_graph(model)
+    graph = deployed_graph(Network(model))
     runtime = Runtime(folder.file(output_folder.TFLITE_MODEL).read_bytes(), keep_tensors=True)
     # Images are in the order of their classes: those compared are drawn from all of them.
     count = min(_IMAGES.value, len(images.test_labels))

@@ -26,7 +26,7 @@ from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labell
 from sat_tf.analysis.one_at_a_time import one_at_a_time
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, call_in_inference, layer_of_call
-from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import first_ones, warn
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.policy import BitPolicy
@@ -258,9 +258,10 @@ def hessian_costs(
     Raises:
         ValueError: see `model_traces`.
     """
-    flat = with_layers_for_operations(model)
+    network = network_of_layers(model)
+    flat = network.model
     sample = labelled_images(dataset, most=num_images)
-    runner, _ = one_at_a_time(flat, fewest, sample.images, progress=progress)
+    runner, _ = one_at_a_time(network, fewest, sample.images, progress=progress)
     layers = runner.layers
     names = {found.layer.name: layer_of_call(found.layer.name) for found in layers}
     kernels = {names[one.layer.name]: one.layer for one in layers if "weights" in one.quantizations}

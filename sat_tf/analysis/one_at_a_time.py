@@ -162,12 +162,13 @@ class OneAtATime:
 
 
 def one_at_a_time(
-    model: keras.Model, policy: BitPolicy, images: np.ndarray, *, progress: bool
+    network: Network, policy: BitPolicy, images: np.ndarray, *, progress: bool
 ) -> tuple[OneAtATime, keras.Model]:
     """Makes what runs a float model with one layer quantized, and the model with all quantized."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
-        quantized = quantize_model(model, dataclasses.replace(policy, latent_start="keep_function"))
+        keeping = dataclasses.replace(policy, latent_start="keep_function")
+        quantized = quantize_model(network.model, keeping)
     # Clipping levels are set for the tensors of the float model; nothing else is changed.
     with float_weights(quantized.layers):
         calibrate(
@@ -177,7 +178,6 @@ def one_at_a_time(
             batch_normalization=False,
             progress=progress,
         )
-    network = Network(model)
     placement = place(network, {node.name: None for node in network}, policy)
     return OneAtATime(network, quantized, placement.streams), quantized
 

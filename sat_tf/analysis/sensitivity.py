@@ -19,8 +19,8 @@ from sat_tf.either_keras import for_keras3
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, PIXELS
 from sat_tf.exact.top_k import top_hits
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Network, check_model, check_one_of_each, refuse_wrapped
-from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.network import Network, check_one_of_each
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ModelError, did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.layout import is_quantized
@@ -125,7 +125,8 @@ def sensitivity(
             f"{did_you_mean(str(metric), METRICS)}"
         )
     refuse_all_but_float(model)
-    model = with_layers_for_operations(model, processor=policy.processor)
+    network = network_of_layers(model, processor=policy.processor)
+    model = network.model
     sample = _sample(model, dataset, num_images, policy)
     classes = None
     if sample.labels is not None and _is_row(model):
@@ -133,7 +134,7 @@ def sensitivity(
     if not (policy.states_input_range and policy.range_of(model.input_names[0]) == PIXELS):
         _refuse_other_range(model, sample.images, classes)
     metric = _metric(metric, model, classes)
-    runner, quantized = one_at_a_time(model, policy, sample.images, progress=progress)
+    runner, quantized = one_at_a_time(network, policy, sample.images, progress=progress)
     quantizations = [
         quantization for each in runner.layers for quantization in each.quantizations.values()
     ]
@@ -188,8 +189,6 @@ def _finite(outputs: np.ndarray, whose: str) -> np.ndarray:
 
 def refuse_all_but_float(model: keras.Model) -> None:
     """Raises ValueError unless it is a flat float model with one input and one output."""
-    check_model(model)
-    refuse_wrapped(model)
     if is_quantized(Network(model)):
         raise ModelError(
             model.name,

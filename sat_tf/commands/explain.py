@@ -117,11 +117,10 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 def _guesses(model: "keras.Model", policy: BitPolicy) -> Iterator[str]:
     """What is taken for granted of the inputs, because neither the policy nor the model says it."""
-    from sat_tf.graph.network import Network
-    from sat_tf.graph.rewrite import with_layers_for_operations
+    from sat_tf.graph.rewrite import network_of_layers
     from sat_tf.planning.decisions import guessed_pixels
 
-    network = Network(with_layers_for_operations(model))
+    network = network_of_layers(model)
     guesses = {name: guessed_pixels(network, policy, name) for name in network.inputs}
     for name, guess in guesses.items():
         if guess:

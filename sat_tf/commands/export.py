@@ -149,10 +149,11 @@ def _show(source: str, console: Console, *, trust: bool, **settings: Any) -> Non
     from sat_tf.exact.operations.graph import graph_table
     from sat_tf.export.export import file_graph
     from sat_tf.export.lowering.packing import FileSettings
+    from sat_tf.graph.network import Network
 
     with value_errors_as_run_errors(path):
         wanted = FileSettings(**{"output_type": None, **settings})
-        graph = file_graph(load_model(path, trust=trust), wanted)
+        graph = file_graph(Network(load_model(path, trust=trust)), wanted)
     if console.is_terminal:
         console.print(graph_table(graph))
     else:  # a file or a pipe has no width of its own

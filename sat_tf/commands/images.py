@@ -351,10 +351,10 @@ def images_as_fed(
     model: Any, subject: str, wanted: ImageOptions, policy: BitPolicy, console: Console
 ) -> tuple[tuple[np.ndarray, np.ndarray | None], BitPolicy]:
     """Reads images as a float model reads them, and their labels; finds and prints their range."""
-    from sat_tf.graph.network import Network, check_model, check_one_of_each
+    from sat_tf.graph.network import Network, check_one_of_each
     from sat_tf.qat.layout import is_quantized
 
-    check_model(model)
+    network = Network(model)
     check_one_of_each(model)
     shape = fixed_input_shape(model)
     pixels = wanted.load(shape, model.output_shape[-1])
@@ -362,7 +362,7 @@ def images_as_fed(
     input_type = policy.type_of(name)
     expect_fitting("--images", pixels.images, shape, input_type)
     say_notes(pixels.notes, console)
-    knows_a_range = not (is_quantized(Network(model)) or is_built_by_name(subject))
+    knows_a_range = not (is_quantized(network) or is_built_by_name(subject))
     if knows_a_range and wanted.images is not None:
         sample = range_sample(model, wanted.images, policy, wanted.labels)
         policy = with_input_range(policy, model, subject, sample, console)

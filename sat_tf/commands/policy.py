@@ -240,9 +240,8 @@ def converts_pixels(model: "keras.Model") -> bool:
     """Whether the first layers of a model make what it computes on of pixels."""
     from sat_tf.graph.layer_kinds import role_of
     from sat_tf.graph.layers.kind import Role
-    from sat_tf.graph.network import Network
-    from sat_tf.graph.rewrite import with_layers_for_operations
+    from sat_tf.graph.rewrite import network_of_layers
 
-    network = Network(with_layers_for_operations(model))
+    network = network_of_layers(model)
     readers = [role_of(node.layer) for node in network if network.input in node.inputs]
     return any(role in (Role.AFFINE, Role.SCALING) for role in readers)

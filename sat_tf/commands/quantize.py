@@ -169,10 +169,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 def expect_float(path: pathlib.Path, model: "keras.Model") -> None:
     """Raises an error unless a model is a float one that takes pictures."""
-    from sat_tf.graph.network import Network, check_model
+    from sat_tf.graph.network import Network
     from sat_tf.qat.layout import is_quantized
 
-    check_model(model)
     network = Network(model)
     if len(network.inputs) > 1:
         raise RunError(

@@ -27,6 +27,7 @@ from sat_tf.export.lowering.float_layer import FloatLayer
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.graph.network import Network
 from sat_tf.messages import ModelError, did_you_mean
 
 _ROUTES = ("direct", "converter")
@@ -63,7 +64,7 @@ def to_keras(model: keras.Model) -> keras.Model:
         ValueError: the model has no integer form, or has float streams: the converter would
             quantize their sums on scales of its own. Lists every problem with its fix.
     """
-    return keras_of_graph(with_own_names(deployed_graph(model, pack="none")))
+    return keras_of_graph(with_own_names(deployed_graph(Network(model), pack="none")))
 
 
 def keras_of_graph(graph: Graph) -> keras.Model:

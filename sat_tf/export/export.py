@@ -40,7 +40,7 @@ from sat_tf.export.converter_route import CONVERTED, converted, route_problems
 from sat_tf.export.lowering import packing
 from sat_tf.export.lowering.outputs import FLOAT
 from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.lowering.pipeline import deployed_graph, snapped, with_image_size
+from sat_tf.export.lowering.pipeline import deployed_graph, sized, snapped
 from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.files import check_writable, written_whole
 from sat_tf.graph.flatten import copied_weights
@@ -181,10 +181,10 @@ class ExportReport(Displayed):
         return {"is_portable": self.is_portable, **dataclasses.asdict(self)}
 
 
-def file_graph(model: keras.Model | Network, settings: FileSettings) -> Graph:
+def file_graph(network: Network, settings: FileSettings) -> Graph:
     """The graph that a file with these settings holds."""
     graph = deployed_graph(
-        model, float_head=settings.float_head, pack=settings.packing, softmax=settings.softmax
+        network, float_head=settings.float_head, pack=settings.packing, softmax=settings.softmax
     )
     return settings.ended(graph)
 
@@ -283,7 +283,7 @@ def export_tflite(
         target = processor_of(model).name
     if route == "converter" and output_type is None:
         output_type = FLOAT
-    sized = model if image_size is None else with_image_size(model, image_size)
+    network = Network(model) if image_size is None else sized(Network(model), image_size)
     settings = FileSettings(
         float_head=float_head,
         pack=pack,
@@ -298,12 +298,11 @@ def export_tflite(
         raise ProblemsError("export_tflite", problems)
     if route == "converter":  # which stores all kernels in 8 bits
         settings = dataclasses.replace(settings, pack="none")
-    network = Network(sized)
     moving = snapped(network, settings, stays=True) if snap_biases else contextlib.nullcontext(0)
     with moving as moved_biases:
         file = _written(path, network, settings, metadata, route)
-    if moved_biases and sized is not model:
-        for layer in sized.layers:
+    if moved_biases and network.model is not model:
+        for layer in network.model.layers:
             copied_weights(layer, model.get_layer(layer.name))
     files = {file.settings.pack: file.content}
     if compare_storage and route == "direct":

@@ -30,11 +30,11 @@ from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.float_reference import FloatReference, float_model_problem
 from sat_tf.export.lowering.layers import is_input, role_of
 from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.lowering.pipeline import has_biases_of_file, snapped, with_image_size
+from sat_tf.export.lowering.pipeline import has_biases_of_file, sized, snapped
 from sat_tf.files import expect_path, read_bytes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import Network, check_model, distinct
+from sat_tf.graph.network import Network, distinct
 from sat_tf.messages import MOST_OF_A_FILE, ProblemsError
 from sat_tf.qat.input_range_checks import converting_layer, float_statistics
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs
@@ -47,9 +47,8 @@ from sat_tf.quantizers.seen_values import STATISTICS
 class TrainedModel:
     """A quantized Keras model that shows the codes of all its tensors."""
 
-    def __init__(self, model: keras.Model | Network, graph: Graph) -> None:
-        self._graph = graph
-        self._network = model if isinstance(model, Network) else Network(model)
+    def __init__(self, network: Network, graph: Graph) -> None:
+        self._network, self._graph = network, graph
         nodes = {
             call_name(node): node
             for node in self._network
@@ -156,13 +155,13 @@ def verify_tflite(
             problem with its fix.
     """
     path = expect_path(path)
-    check_model(model)
-    if any(None in tensor.shape[1:] for tensor in model.inputs):
+    network = Network(model)
+    if any(None in network[name].shape for name in network.inputs):
         # It takes images of any size: the file is that for the size of these.
         first = images[0] if isinstance(images, list | tuple) and len(images) else images
-        if np.ndim(first) in (3, 4) and np.ndim(first) == len(model.inputs[0].shape):
-            model = with_image_size(model, np.shape(first)[1:-1])
-    network = Network(model)
+        if np.ndim(first) in (3, 4) and np.ndim(first) == len(network[network.inputs[0]].shape) + 1:
+            network = sized(network, np.shape(first)[1:-1])
+    model = network.model
     images, problems = network.given(images), file_problems(path)
     kept, types = kept_inputs(network), input_types(network)
     inputs = [

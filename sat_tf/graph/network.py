@@ -78,6 +78,8 @@ class Network:
         """
         check_model(model)
         refuse_wrapped(model, but=("QuantizeWrapper",) if through else ())
+        # Other arrangements of its layers, as by `without`, keep it.
+        self.model = model
         self.name: str = model.name
         self.problems: dict[str, str] = {}
         self._nodes: dict[str, Node] = {}

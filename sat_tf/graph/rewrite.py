@@ -13,7 +13,7 @@ from sat_tf.graph import layer_kinds, operations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
 from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu
 from sat_tf.graph.layers.kind import Pooling, Role
-from sat_tf.graph.network import keras_calls
+from sat_tf.graph.network import Network, keras_calls
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
 from sat_tf.graph.operations.operation import (
     NewLayer,
@@ -233,14 +233,12 @@ _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].Cust
 _LAYERS = {layer_class(name): find for name, find in operations.LAYERS.items()}
 
 
-def with_layers_for_operations(
-    model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR
-) -> keras.Model:
-    """The same model, flat and of layers that can be quantized; see `rewritten`.
+def network_of_layers(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR) -> Network:
+    """The graph of the same model, flat and of layers that can be quantized; see `rewritten`.
 
-    It has copies of the weights, and is `model` itself where there is nothing to rewrite.
+    Its model has copies of the weights, and is `model` itself where there is nothing to rewrite.
     """
-    return rewritten(model, processor=processor).model
+    return Network(rewritten(model, processor=processor).model)
 
 
 def rewritten(

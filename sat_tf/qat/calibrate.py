@@ -25,8 +25,8 @@ from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.images import Batch, Batches, Images, gather, images_at_once
 from sat_tf.qat.input_range_checks import (
     RangeStatistics,
+    call_float_node,
     certainty_doubt,
-    float_statistics,
     observe_pixels,
     range_statistics,
 )
@@ -387,8 +387,8 @@ def _compared(
         # narrowest range that is compared, it is next to nothing.
         narrowest = min(np.min(one.scales) for one in USUAL)
         if np.max(np.abs(found.change.shift)) > 2.0 * narrowest:
-            place = network.inputs.index(name)
-            return float_statistics(as_fed(network), images, place, found)
+            floats, place = as_fed(network), network.inputs.index(name)
+            return range_statistics(floats, floats.inputs[place], images, found, call_float_node)
         return range_statistics(network, name, images, found, call)
 
 

@@ -24,7 +24,7 @@ import tf_keras as keras
 from sat_tf.exact.tflite.input_range import PIXELS
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
-from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ProblemsError, RunError, reason_of
 from sat_tf.pictures import Pictures
 from sat_tf.qat.calibrate import calibrate, estimate_statistics
@@ -81,7 +81,7 @@ def row_of(float_model: keras.Model) -> tuple[str, str]:
     """
     if len(float_model.outputs) > 1:
         return "", f"a model of {len(float_model.outputs)} outputs"
-    network = Network(with_layers_for_operations(float_model))
+    network = network_of_layers(float_model)
     shape = network[network.output].shape
     if len(shape) == 1 and (row := rows_of_classes(network, network.output, shape)):
         return row, ""
@@ -147,7 +147,7 @@ def finetune(
     backup = None
     if folder is not None:
         settings = {"epochs": epochs, "rate": learning_rate, "batch_size": batch_size, "seed": seed}
-        reference = Network(with_layers_for_operations(float_model))
+        reference = network_of_layers(float_model)
         arrays = (sample, classes, *(array for array in held_out if array is not None))
         key = key_of(network, reference, arrays, title=title, files=_hashes(images), **settings)
         backup = Backup(folder / key[:_KEY_LENGTH])

@@ -34,7 +34,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
-from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ProblemsError, first_ones, warn
 from sat_tf.pictures import spread_evenly
 from sat_tf.qat.images import Images
@@ -390,13 +390,13 @@ def float_statistics(
 ) -> RangeStatistics | None:
     """The same of a float model, which may nest others; None where nothing tells."""
     try:
-        network = Network(with_layers_for_operations(model))
+        network = network_of_layers(model)
     except ValueError:  # it has no graph, which quantizing it tells better
         return None
-    return range_statistics(network, network.inputs[place], images, given, in_inference)
+    return range_statistics(network, network.inputs[place], images, given, call_float_node)
 
 
-def in_inference(node: Node, inputs: Any) -> tf.Tensor:
+def call_float_node(node: Node, inputs: Any) -> tf.Tensor:
     """Computes a node of a float network."""
     return call_in_inference(node, node.layer, inputs if node.takes_list else [inputs])
 

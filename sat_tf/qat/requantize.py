@@ -55,7 +55,7 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     refuse_losses(model)
     if policy.target is None:
         policy = dataclasses.replace(policy, target=processor_of(model).name)
-    float_model, annotations = without_quantizers(network)
+    floats, annotations = without_quantizers(network)
     old = _by_place(network)
     keep_function = policy.latent_start == "keep_function"
     quantizers = map(weight_quantizer, old.values())
@@ -66,7 +66,7 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     if problems:
         raise ModelError(network.name, problems)
     requantized = quantized_model(
-        float_model,
+        floats.model,
         annotations,
         policy,
         reads={name: policy.change_of(name) for name in changes},
@@ -82,7 +82,7 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
         _carry(old[place], layer)
         _carry_weights(old[place], layer, keep_function)
     by_inner = {inner_layer(node.layer).name: node.layer for node in made}
-    for fold in find_folds(Network(float_model), changes)[0]:
+    for fold in find_folds(floats, changes)[0]:
         layer, norms_behind = by_inner[fold.layer], [by_inner[name] for name in fold.norms]
         kernel = layer.effective_kernel() if isinstance(layer, QuantizedLayer) else None
         values = None if kernel is None else kernel.numpy()
@@ -147,7 +147,7 @@ def completed(
     return policy, changes, problems
 
 
-def without_quantizers(network: Network) -> tuple[keras.Model, dict[str, Any]]:
+def without_quantizers(network: Network) -> tuple[Network, dict[str, Any]]:
     """The user's layers with latent weights, and how each of them was annotated."""
     annotations: dict[str, Any] = {}
     copies: dict[int, tuple[keras.layers.Layer, keras.layers.Layer]] = {}
@@ -163,21 +163,22 @@ def without_quantizers(network: Network) -> tuple[keras.Model, dict[str, Any]]:
             copies[id(layer)] = layer, layer_copy(layer)
         return copies[id(layer)][1]
 
-    made = network.remade(copied)
+    floats = Network(network.remade(copied))
     for layer, copy in copies.values():
         copied_weights(layer, copy)
-    return made, annotations
+    return floats, annotations
 
 
-def as_fed(network: Network) -> keras.Model:
+def as_fed(network: Network) -> Network:
     """The float model that a quantized one computes with: it reads what that is fed, unfolded."""
-    model, _ = without_quantizers(network)
+    floats, _ = without_quantizers(network)
+    model = floats.model
     for name, kernel in effective_kernels(network).items():
         layer_kinds.kernel_of(model.get_layer(name)).assign(kernel)
     changes = {name: NO_CHANGE.after(own.change) for name, own in input_ranges(network).items()}
-    for fold in find_folds(Network(model), changes)[0]:
+    for fold in find_folds(floats, changes)[0]:
         apply_fold(fold, model.get_layer(fold.layer), list(map(model.get_layer, fold.norms)))
-    return model
+    return floats
 
 
 def _by_place(network: Network) -> dict[tuple[str, ...], QuantizedLayer]:

@@ -7,8 +7,8 @@ import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
 from sat_tf.graph import layer_kinds, operation_layers
-from sat_tf.graph.network import Network, check_model, is_annotated, refuse_losses, refuse_wrapped
-from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.network import check_model, is_annotated, refuse_losses, refuse_wrapped
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.qat import configs
 from sat_tf.qat.layout import SatLayoutTransform, quantized_model
 from sat_tf.qat.model_class import of_class_of, remember
@@ -108,12 +108,11 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
     refuse_wrapped(model)
     refuse_losses(model)
     if is_annotated(model):
-        of_layers = with_layers_for_operations(model, processor=scheme.policy.processor)
-        network = Network(of_layers)
+        network = network_of_layers(model, processor=scheme.policy.processor)
         if network.problems:
             # TFMOT refuses some of these itself, one at a time; the placement names all.
             place(network, {node.name: None for node in network}, scheme.policy)
-        annotated = tfmot.quantization.keras.quantize_annotate_model(of_layers)
+        annotated = tfmot.quantization.keras.quantize_annotate_model(network.model)
         quantized = tfmot.quantization.keras.quantize_apply(annotated, scheme=scheme)
     else:
         # TFMOT would do the same through two more copies of the model, the first of which fails

@@ -60,14 +60,14 @@ class ActivationProbe:
     """
 
     def __init__(self, model: keras.Model, images: np.ndarray) -> None:
-        self._network = Network(model)
-        self._network.refuse_problems()
-        largest = max(math.prod(size or 1 for size in node.shape) for node in self._network)
+        self.network = Network(model)
+        self.network.refuse_problems()
+        largest = max(math.prod(size or 1 for size in node.shape) for node in self.network)
         at_once = max(_VALUES_AT_ONCE // largest, 1)
         starts = range(0, len(images), at_once)
         self._parts = [tf.cast(images[start : start + at_once], tf.float32) for start in starts]
         self._clipping = [
-            node for node in self._network if clipping_quantizer(node.layer) is not None
+            node for node in self.network if clipping_quantizer(node.layer) is not None
         ]
         self._measure = as_graph(self._counts)
 
@@ -83,7 +83,7 @@ class ActivationProbe:
         return uses
 
     def _counts(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        tensors = dict(self._network.computed({self._network.input: images}))
+        tensors = dict(self.network.computed({self.network.input: images}))
         counts = {}
         for node in self._clipping:
             inputs = [tensors[name] for name in node.inputs]
@@ -133,9 +133,9 @@ class LayerRow:
 
 def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:
     """A row for every layer with parameters or quantizers, in graph order."""
-    uses = ActivationProbe(model, images)()
-    rows = []
-    for node in Network(model):
+    probe = ActivationProbe(model, images)
+    uses, rows = probe(), []
+    for node in probe.network:
         if node.name != node.layer.name:  # another call of a layer that already has a row
             continue
         layer, inner = node.layer, inner_layer(node.layer)

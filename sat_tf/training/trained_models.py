@@ -11,7 +11,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.network import Network, check_one_of_each
-from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.keras3.incoming import read_model
 from sat_tf.loading.load import is_saved_model
 from sat_tf.loading.model_file import OtherFileError, array_bytes, is_keras3_file
@@ -107,7 +107,7 @@ def read_classifier(
         raise RunError(problem) from error
     with contextlib.suppress(ValueError):  # which the check below tells
         if Network(model).problems:
-            model = with_layers_for_operations(model)
+            model = network_of_layers(model).model
     problems = data_problems(model, image_size, num_classes)
     if problems:
         raise RunError(ProblemsError(f"{key}={str(path)!r}", problems))

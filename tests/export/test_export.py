@@ -20,6 +20,7 @@ from sat_tf.exact.tflite.contents import gzip_size
 from sat_tf.exact.tflite.tensors import Window
 from sat_tf.export.export import StorageCost
 from sat_tf.export.lowering.pipeline import deployed_graph, with_softmax
+from sat_tf.graph.network import Network
 from tests.export.foreign.one_operator import Grid, constant, file_of
 from tests.export.proofs import calibrated
 from tests.export.zoo import Specimen, bottleneck, images_for, quantized
@@ -92,7 +93,7 @@ def test_softmax_gives_the_probabilities_of_the_logits(settings, tmp_path):
 
 def test_a_model_that_ends_in_a_softmax_has_no_second_one(tmp_path):
     model = quantized("softmax")
-    graph = deployed_graph(model)
+    graph = deployed_graph(Network(model))
     assert with_softmax(graph) is graph
     report = sat_tf.export_tflite(model, tmp_path / "model.tflite", softmax=True)
     assert report.operators["SOFTMAX"] == 1

@@ -22,6 +22,7 @@ from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
 from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.lowering.packing import FileSettings
+from sat_tf.graph.network import Network
 from sat_tf.qat.policy import BitPolicy
 from tests.export.device.kits import certificate_in, checked_here, unpacked
 from tests.export.proofs import calibrated
@@ -170,7 +171,7 @@ def test_a_file_that_is_read_back_computes_the_same_and_is_written_the_same(file
         Runtime(content, keep_tensors=False),
     )
     np.testing.assert_array_equal(found, expected.run(PIXELS))
-    assert file_content(file_graph(model, settings), settings) == content
+    assert file_content(file_graph(Network(model), settings), settings) == content
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -9,6 +9,7 @@ from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.export.lowering.pipeline import deployed_graph, snap_biases, trained_graph
 from sat_tf.export.verify import TrainedModel
+from sat_tf.graph.network import Network
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.pact import StreamQuantizer
 from sat_tf.training.learner import training_copy
@@ -98,8 +99,8 @@ def test_a_deep_network_computes_the_codes_of_its_file_once_it_is_snapped(deep, 
 @pytest.mark.thorough
 def test_with_weights_of_4_bits_in_the_file_next_to_nothing_differs_by_itself(deep, images):
     model = _snapped(deep[0], "auto")
-    graph = deployed_graph(model, pack="auto")
-    counter = TrainedCounter(TrainedModel(model, graph), graph)
+    graph = deployed_graph(Network(model), pack="auto")
+    counter = TrainedCounter(TrainedModel(Network(model), graph), graph)
     counter.add(images, simulate(graph, images), {})
     # On coarser grids of biases more values lie between two codes. A tie or two of an early layer
     # is 14 % of the codes 40 layers later: each is held against what Keras' own inputs make.
@@ -110,8 +111,11 @@ def test_with_weights_of_4_bits_in_the_file_next_to_nothing_differs_by_itself(de
 
 def _shares_that_differ(model, images, pack):
     """The share of each tensor's codes that differ between Keras and the file."""
-    graph = deployed_graph(model, pack=pack)
-    simulated, (trained, _) = simulate(graph, images), TrainedModel(model, graph).run(images)
+    graph = deployed_graph(Network(model), pack=pack)
+    simulated, (trained, _) = (
+        simulate(graph, images),
+        TrainedModel(Network(model), graph).run(images),
+    )
     # Beyond the range that was observed, outputs saturate: no bias changes that.
     stored = {name: np.clip(codes, -128, 127) for name, codes in trained.items()}
     return {name: np.mean(codes != simulated[name]) for name, codes in stored.items()}
@@ -119,7 +123,7 @@ def _shares_that_differ(model, images, pack):
 
 def _linear_pairs(model):
     """Every linear operation with the trained constants, and with those of the file."""
-    graphs = trained_graph(model, pack="none"), deployed_graph(model, pack="none")
+    graphs = trained_graph(Network(model), pack="none"), deployed_graph(Network(model), pack="none")
     pairs = zip(*(graph.operations for graph in graphs), strict=True)
     return graphs[0], [pair for pair in pairs if isinstance(pair[0], Linear)]
 
@@ -155,11 +159,15 @@ def test_a_channel_that_gets_another_step_keeps_its_constant(has_gamma):
     norm = model.get_layer("quant_" + layers[1].name).layer
     norm.moving_variance.assign([1e-9, 1e4])
     dark = np.zeros((1, 4, 4, 3), np.uint8)
-    expected = TrainedModel(model, deployed_graph(model)).run(dark)[0][layers[2].name]
+    expected = TrainedModel(Network(model), deployed_graph(Network(model))).run(dark)[0][
+        layers[2].name
+    ]
     snap_biases(model)
-    graph = deployed_graph(model)
+    graph = deployed_graph(Network(model))
     np.testing.assert_array_equal(simulate(graph, dark)[layers[2].name], expected)
-    np.testing.assert_array_equal(TrainedModel(model, graph).run(dark)[0][layers[2].name], expected)
+    np.testing.assert_array_equal(
+        TrainedModel(Network(model), graph).run(dark)[0][layers[2].name], expected
+    )
 
 
 def test_snapping_twice_is_snapping_once():

@@ -28,6 +28,7 @@ from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.top_k import top_hits
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.graph.network import Network
 from tests.export.proofs import keras_tensors, stored
 from tests.export.zoo import images_for
 
@@ -89,7 +90,7 @@ def test_the_json_says_what_the_certificate_says(certificate, exported):
 @pytest.mark.thorough
 def test_the_codes_of_the_trained_model_are_counted(model, certificate, pixels):
     found, _ = certificate
-    graph = with_own_names(deployed_graph(model))
+    graph = with_own_names(deployed_graph(Network(model)))
     simulated = simulate(graph, pixels)
     trained = keras_tensors(model, pixels.astype(np.float32))
     counted = {tensor.name: tensor for tensor in found.trained}
@@ -121,7 +122,7 @@ def test_a_float_tensor_that_becomes_nan_is_no_small_difference(
 
 
 def test_one_wrong_integer_is_counted(small, small_file, small_images, monkeypatch):
-    _, name, *_ = deployed_graph(small).integer_tensors
+    _, name, *_ = deployed_graph(Network(small)).integer_tensors
 
     def wrong(graph, batch, given):
         tensors = simulate(graph, batch, given)

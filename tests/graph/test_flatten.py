@@ -8,7 +8,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.graph.flatten import flatten, flattened
 from sat_tf.graph.network import Network
-from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models
@@ -89,7 +89,7 @@ WITH_ACTIVATIONS = {
 
 
 def _rewritten(model):
-    made = with_layers_for_operations(flatten(model))
+    made = network_of_layers(flatten(model)).model
     images = np.random.default_rng(0).normal(size=(4, *model.input_shape[1:])).astype(np.float32)
     np.testing.assert_array_equal(made(images), model(images))
     layers = [layer for layer in made.layers if not isinstance(layer, L.InputLayer)]
@@ -104,7 +104,7 @@ def test_an_activation_that_is_code_of_the_users_becomes_layers(name):
     assert kinds == ["Conv2D", *expected]
     if name != "model":
         assert made.layers[-1].name == "it_activation"
-    again = with_layers_for_operations(flatten(made))
+    again = network_of_layers(flatten(made)).model
     assert again is made
 
 

@@ -23,7 +23,7 @@ from sat_tf.graph.layers.activations import (
 )
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.operation_layers import Clip
-from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer
 
@@ -187,19 +187,19 @@ def _assert_same(made: keras.Model, model: keras.Model) -> None:
 @pytest.mark.parametrize("name", HARD_SWISHES)
 def test_a_hard_swish_in_operations_is_one_function_for_an_npu_alone(name):
     model = _model(HARD_SWISHES[name])
-    made = with_layers_for_operations(model, processor=NPU)
+    made = network_of_layers(model, processor=NPU).model
     assert _functions(made) == ["hard_silu"]
     assert len(made.layers) == 2
     assert made.layers[-1].name == model.layers[-1].name
     _assert_same(made, model)
-    plain = with_layers_for_operations(model)
+    plain = network_of_layers(model).model
     assert _functions(plain) == []
     np.testing.assert_array_equal(plain(VALUES), model(VALUES))
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_like_a_hard_swish_is_none(name):
-    made = with_layers_for_operations(_model(OTHERS[name]), processor=NPU)
+    made = network_of_layers(_model(OTHERS[name]), processor=NPU).model
     assert _functions(made) == []
 
 
@@ -209,7 +209,7 @@ def test_a_hard_swish_keeps_what_is_computed_of_it_and_of_its_gate():
         return L.Concatenate()([2.0 * (x * gate), gate])
 
     model = _model(function)
-    made = with_layers_for_operations(model, processor=NPU)
+    made = network_of_layers(model, processor=NPU).model
     assert _functions(made) == ["hard_silu"]
     _assert_same(made, model)
 
@@ -217,9 +217,9 @@ def test_a_hard_swish_keeps_what_is_computed_of_it_and_of_its_gate():
 @pytest.mark.parametrize("function", ["hard_sigmoid", relu6_sigmoid])
 def test_a_hard_sigmoid_is_a_rectifier_of_a_line(function):
     model = _model(L.Activation(function, name="gate"))
-    made = with_layers_for_operations(model, processor=NPU)
+    made = network_of_layers(model, processor=NPU).model
     names = [one.name for one in made.layers[1:]]
     assert names == ["gate_slope", "gate_offset", "gate"]
     assert made.layers[-1].max_value == 1.0
     _assert_same(made, model)
-    assert with_layers_for_operations(made, processor=NPU) is made
+    assert network_of_layers(made, processor=NPU).model is made

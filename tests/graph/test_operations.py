@@ -5,7 +5,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.rewrite import network_of_layers
 from tests.export.proofs import proved
 
 L = keras.layers
@@ -174,7 +174,7 @@ def _images(shape=(8, 8, 4), count=3):
 def test_every_operation_becomes_layers_with_the_same_outputs_and_names(name):
     operation, expected = OPERATIONS[name]
     model = _model(operation)
-    rewritten = with_layers_for_operations(model)
+    rewritten = network_of_layers(model).model
     new = [layer for layer in rewritten.layers if layer.name not in ("image", "x", "y")]
     names = [kind if isinstance(kind, str) else kind.__name__ for kind in expected]
     assert [type(layer).__name__ for layer in new] == names
@@ -208,7 +208,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_operations_without_a_layer_are_left_to_tensorflow(name, tmp_path):
     model = _model(OTHERS[name])
-    rewritten = with_layers_for_operations(model)
+    rewritten = network_of_layers(model).model
     np.testing.assert_array_equal(rewritten(_images()), model(_images()))
     rewritten.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -237,7 +237,7 @@ def test_what_gives_several_tensors_becomes_a_slice_for_each(name):
     image = keras.Input((8, 8, 4), name="image")
     parts = operation(image)
     model = keras.Model(image, parts[::-1])
-    rewritten = with_layers_for_operations(model)
+    rewritten = network_of_layers(model).model
     names = {layer.name: type(layer).__name__ for layer in rewritten.layers}
     operation_name = model.layers[-1].name
     expected = {f"{operation_name}_part_{index}": "Slice" for index in range(len(parts))}
@@ -249,7 +249,7 @@ def test_what_gives_several_tensors_becomes_a_slice_for_each(name):
 
 def test_parts_that_nothing_reads_are_left_out():
     model = _model(lambda x, y: tf.split(x, 4, -1)[2])
-    rewritten = with_layers_for_operations(model)
+    rewritten = network_of_layers(model).model
     assert [type(layer).__name__ for layer in rewritten.layers] == ["InputLayer", "Conv2D", "Slice"]
     assert rewritten.layers[-1].name == f"{model.layers[-1].name}_part_2"
 
@@ -271,7 +271,7 @@ ROWS = {
 def test_operations_on_sequences_become_layers_too(name):
     row = keras.Input((9, 4), name="row")
     model = keras.Model(row, ROWS[name](row))
-    rewritten = with_layers_for_operations(model)
+    rewritten = network_of_layers(model).model
     assert all(layer_kinds.unsupported_problem(layer) is None for layer in rewritten.layers)
     images = _images((9, 4))
     np.testing.assert_array_equal(rewritten(images), model(images))
@@ -307,7 +307,7 @@ def test_layers_of_several_parts_are_taken_apart(name):
     if layer.weights:
         draw = np.random.default_rng(1)
         layer.set_weights([draw.normal(size=value.shape) for value in layer.get_weights()])
-    rewritten = with_layers_for_operations(model)
+    rewritten = network_of_layers(model).model
     assert "it" in {layer.name for layer in rewritten.layers}
     assert all(layer_kinds.unsupported_problem(layer) is None for layer in rewritten.layers)
     images = _images(shape)
@@ -323,7 +323,7 @@ def _with_weighted_sum(scale):
 @pytest.mark.parametrize("scale", [0.17, 1.0, -2.0])
 def test_a_weighted_sum_becomes_a_scaling_and_an_addition(scale, tmp_path):
     model = _with_weighted_sum(scale)
-    rewritten = with_layers_for_operations(model)
+    rewritten = network_of_layers(model).model
     kinds = {layer.name: type(layer).__name__ for layer in rewritten.layers}
     assert kinds["it"] == "Add"
     assert kinds["it_scale"] == "Scaling"
@@ -361,7 +361,7 @@ AS_IT_IS = {
 @pytest.mark.parametrize("name", AS_IT_IS)
 def test_a_model_without_operations_for_layers_is_returned_as_it_is(name):
     model = AS_IT_IS[name]()
-    assert with_layers_for_operations(model) is model
+    assert network_of_layers(model).model is model
 
 
 BEHIND_A_SOFTMAX = {
@@ -380,7 +380,7 @@ def test_a_softmax_that_is_read_behind_data_movement_gets_a_layer_of_its_own(nam
     model = keras.Sequential([L.Input((8, 8, 3)), softmax, *BEHIND_A_SOFTMAX[name]])
     quantized = sat_tf.quantize_model(model, 8)
     assert quantized.get_layer("quant_gate_softmax").layer.activation.__name__ == "softmax"
-    found = with_layers_for_operations(model)(_images((8, 8, 3)))
+    found = network_of_layers(model).model(_images((8, 8, 3)))
     np.testing.assert_array_equal(found, model(_images((8, 8, 3))))
 
 
@@ -388,7 +388,7 @@ def test_a_layer_that_is_called_twice_stays_one_layer():
     image = keras.Input((8,))
     dense = L.Dense(8, activation="tanh", name="shared")
     model = keras.Model(image, dense(dense(image)))
-    rewritten = with_layers_for_operations(model)
+    rewritten = network_of_layers(model).model
     assert len(rewritten.get_layer("shared").inbound_nodes) == 2
     np.testing.assert_array_equal(rewritten(_images((8,))), model(_images((8,))))
 
@@ -398,7 +398,7 @@ def test_inputs_outputs_and_what_is_frozen_stay_as_they_are():
     frozen = L.Dense(4, activation="sigmoid", name="frozen", trainable=False)
     outputs = {"sum": frozen(first) + frozen(second), "one": frozen(first)}
     model = keras.Model({"first": first, "second": second}, outputs)
-    rewritten = with_layers_for_operations(model)
+    rewritten = network_of_layers(model).model
     assert not rewritten.get_layer("frozen").trainable
     assert rewritten.input_names == model.input_names
     images = {"first": _images((8,)), "second": _images((8,)) + 1.0}
@@ -419,7 +419,7 @@ def test_inputs_outputs_and_what_is_frozen_stay_as_they_are():
 )
 def test_infinite_ends_are_none(operation, layer):
     model = _model(operation)
-    rewritten = with_layers_for_operations(model)
+    rewritten = network_of_layers(model).model
     assert layer in {type(each).__name__ for each in rewritten.layers}
     images = _images(model.input_shape[1:])
     np.testing.assert_array_equal(rewritten(images), model(images))
@@ -429,17 +429,17 @@ def test_infinite_ends_are_none(operation, layer):
 def test_numbers_of_more_axes_than_the_tensor_stay_an_operation():
     model = _model(lambda x, y: x + np.ones((1, 1, 1, 1, 1), np.float32))
     images = _images(model.input_shape[1:])
-    rewritten = with_layers_for_operations(model)
+    rewritten = network_of_layers(model).model
     np.testing.assert_array_equal(rewritten(images), model(images))
 
 
 def test_a_model_that_was_rewritten_is_not_rewritten_again():
     image, shared = keras.Input((8, 2)), L.Conv1D(2, 3, padding="causal", name="conv")
     model = keras.Model(image, shared(shared(image)))
-    rewritten = with_layers_for_operations(model)
+    rewritten = network_of_layers(model).model
     assert [layer.name for layer in rewritten.layers if "padding" in layer.name] == [
         "conv_padding",
         "conv_padding_2",
     ]
-    assert with_layers_for_operations(rewritten) is rewritten
+    assert network_of_layers(rewritten).model is rewritten
     np.testing.assert_array_equal(rewritten(_images((8, 2))), model(_images((8, 2))))

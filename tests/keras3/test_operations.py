@@ -15,7 +15,7 @@ from sat_tf.graph import operation_layers
 from sat_tf.graph import operations as registry
 from sat_tf.graph.layers.activations import absolute, gelu_by_tanh
 from sat_tf.graph.operations import arithmetic, pooling
-from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.keras3 import operations
 from sat_tf.keras3.placed import placed
 
@@ -106,7 +106,7 @@ OPERATIONS = [
 @pytest.mark.parametrize("function", OPERATIONS)
 def test_operations_are_those_of_tensorflow_bit_for_bit(function):
     image = keras.Input((8, 8, 4), name="image")
-    model = with_layers_for_operations(keras.Model(image, function(image)))
+    model = network_of_layers(keras.Model(image, function(image))).model
     made = placed(model, {}).model
     again = keras3.Model.from_config(made.get_config())
     expected, received = model(VALUES), again(VALUES)

@@ -43,6 +43,11 @@ def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Mode
     Raises:
         ValueError: an invalid size, or one that does not fit the model.
     """
+    return sized(Network(model), image_size).model
+
+
+def sized(network: Network, image_size: Sequence[int]) -> Network:
+    """The graph of a copy of a model for images of one size; see `with_image_size`."""
     try:
         sizes = tuple(operator.index(size) for size in image_size)
     except (TypeError, ValueError):
@@ -52,11 +57,10 @@ def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Mode
             f"image_size={image_size!r}: expected rows and columns, two integers of at least 1, "
             "such as (224, 224), or (length,) for sequences."
         )
-    network = Network(model)
     network.refuse_problems()
     is_open = any(None in network[name].shape for name in network.inputs)
 
-    def sized(node: Node) -> tuple[int | None, ...]:
+    def shape_of(node: Node) -> tuple[int | None, ...]:
         """The shape of an input; one of fixed size may be beside those of open size."""
         shape, expected = node.shape, "length" if len(node.shape) == 2 else "rows, columns"
         sides = zip(shape, sizes, strict=False)
@@ -74,7 +78,7 @@ def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Mode
     for node in network:
         if id(node.layer) not in layers:
             is_input = isinstance(node.layer, keras.layers.InputLayer)
-            changes = {"batch_input_shape": (None, *sized(node))} if is_input else {}
+            changes = {"batch_input_shape": (None, *shape_of(node))} if is_input else {}
             layers[id(node.layer)] = layer_copy(node.layer, **changes)
         copy = layers[id(node.layer)]
         if node.name in network.inputs:
@@ -89,19 +93,19 @@ def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Mode
                     "the one that the model was made for."
                 ) from error
             copied_weights(node.layer, copy)
-    assembled, policy = network.assemble(tensors), policy_of(model)
-    return assembled if policy is None else remember(assembled, policy)
+    assembled, policy = network.assemble(tensors), policy_of(network.model)
+    return Network(assembled if policy is None else remember(assembled, policy))
 
 
 def deployed_graph(
-    model: keras.Model | Network,
+    network: Network,
     *,
     float_head: bool = False,
     pack: str = "auto",
     softmax: bool = False,
 ) -> Graph:
     """The graph of the deployed model, whose biases are integers of input scale · weight scale."""
-    graph = rounded(trained_graph(model, float_head=float_head, pack=pack))
+    graph = rounded(trained_graph(network, float_head=float_head, pack=pack))
     return with_softmax(graph) if softmax else graph
 
 
@@ -112,11 +116,9 @@ def rounded(graph: Graph) -> Graph:
     return graph
 
 
-def trained_graph(
-    model: keras.Model | Network, *, float_head: bool = False, pack: str = "auto"
-) -> Graph:
+def trained_graph(network: Network, *, float_head: bool = False, pack: str = "auto") -> Graph:
     """The same graph before anything of the model is rounded: trace, fold, pack and upscale."""
-    network = in_inference(model if isinstance(model, Network) else Network(model))
+    network = in_inference(network)
     if problems := find_problems(network, float_head=float_head):
         raise ModelError(network.name, problems)
     graph = trace(network, float_head=float_head, kernels={})

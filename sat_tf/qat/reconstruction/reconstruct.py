@@ -21,7 +21,7 @@ from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
 from sat_tf.qat.images import Batches, Images, gather, images_at_once
 from sat_tf.qat.input_range_checks import (
     RangeStatistics,
-    in_inference,
+    call_float_node,
     observe_pixels,
     range_statistics,
 )
@@ -250,7 +250,7 @@ def _compared(
 ) -> RangeStatistics | None:
     """The statistics of the float network beside those of images."""
     known_as = reference.inputs[network.inputs.index(name)]
-    return range_statistics(reference, known_as, images, found, in_inference)
+    return range_statistics(reference, known_as, images, found, call_float_node)
 
 
 def _not_ready(network: Network) -> list[str]:

@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Kernel, Role
-from sat_tf.graph.network import Network, Node, check_model, check_one_of_each, layer_of_call
+from sat_tf.graph.network import Network, Node, check_one_of_each, layer_of_call
 
 # The number of a call of a model on the path to a layer in it.
 _ANOTHER_CALL = re.compile(r"@\d+/")
@@ -17,9 +17,9 @@ _ANOTHER_CALL = re.compile(r"@\d+/")
 
 def read_through(model: keras.Model) -> Network:
     """Reads the graph of a model with one input and one output, through the models inside it."""
-    check_model(model)
+    network = Network(model, through=True)
     check_one_of_each(model)
-    return Network(model, through=True)
+    return network
 
 
 def unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:

@@ -13,6 +13,7 @@ from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.linear import Linear, requantization_multipliers
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.verify import TrainedModel
+from sat_tf.graph.network import Network
 from sat_tf.qat.policy import BitPolicy
 from tests.export.proofs import calibrated, proved
 from tests.export.zoo import images_for
@@ -51,7 +52,7 @@ def test_values_beyond_an_observed_range_are_counted_and_differ(tmp_path):
     range_of(quantized, "quant_numbers", 0.3)
     found = certified(quantized, VALUES, tmp_path)
     outputs = quantized(VALUES, training=False).numpy()
-    codes = deployed_graph(quantized).codes("numbers")
+    codes = deployed_graph(Network(quantized)).codes("numbers")
     low, high = codes.real_range
     half = 0.5 * codes.real_scale
     beyond = (outputs < low - half) | (outputs >= high + half)
@@ -162,7 +163,7 @@ def test_an_input_beyond_its_range_saturates_in_keras_too(tmp_path):
     range_of(quantized, "quant_numbers", 9.0)
     found = certified(quantized, 3.0 * VALUES, tmp_path)
     (count,) = (tensor for tensor in found.trained if tensor.saturated)
-    low, high = deployed_graph(quantized).codes(count.name).real_range
+    low, high = deployed_graph(Network(quantized)).codes(count.name).real_range
     outside = np.mean(np.abs(3.0 * VALUES - (low + high) / 2) > (high - low) / 2)
     assert count.saturated_share == pytest.approx(outside, abs=0.01)
     assert count.codes_differing == 0
@@ -182,13 +183,13 @@ def test_values_that_saturate_without_another_answer_are_no_failure(tmp_path):
 
 @pytest.mark.parametrize("is_moved", [True, False])
 def test_only_the_tensor_whose_codes_differ_by_themselves_is_named(small, is_moved):
-    graph, images = deployed_graph(small), images_for(small, 16)
+    graph, images = deployed_graph(Network(small)), images_for(small, 16)
     made = [operation for operation in graph.operations if isinstance(operation, Linear)][1]
     shift = is_moved * np.ceil(1.0 / requantization_multipliers(graph, made)).astype(int)
     moved = dataclasses.replace(made, bias=made.bias + shift)
     operations = tuple(moved if operation is made else operation for operation in graph.operations)
     graph = dataclasses.replace(graph, operations=operations)
-    counter = TrainedCounter(TrainedModel(small, graph), graph)
+    counter = TrainedCounter(TrainedModel(Network(small), graph), graph)
     counter.add(images, simulate(graph, images), {})
     found = counter.result()
     assert [count.name for count in found if count.is_unexplained] == [made.output] * is_moved

@@ -18,6 +18,7 @@ from sat_tf.export.export import ExportReport
 from sat_tf.export.lowering.converter import first_line
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.graph.network import Network
 from sat_tf.qat.policy import BitPolicy
 from tests.export.proofs import proved
 from tests.export.zoo import (
@@ -204,7 +205,7 @@ def test_every_integer_around_a_float_layer_is_certified_with_and_without_its_mo
 
 @pytest.mark.thorough
 def test_a_float_layer_computes_what_keras_computes(half):
-    graph = with_own_names(deployed_graph(half.model))
+    graph = with_own_names(deployed_graph(Network(half.model)))
     runtime = Runtime(half.path.read_bytes(), keep_tensors=True)
     runtime.run(half.images)
     given = runtime.tensors(

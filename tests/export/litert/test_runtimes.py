@@ -19,6 +19,7 @@ from sat_tf.exact.operations.pointwise import Pointwise, WithConstant
 from sat_tf.exact.tflite.tensors import Tensor
 from sat_tf.export import export as file
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.graph.network import Network
 from tests.export import zoo
 from tests.export.damage import changed
 from tests.export.layer_models import MODELS
@@ -163,7 +164,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def graph(model) -> Graph:
-    return deployed_graph(model)
+    return deployed_graph(Network(model))
 
 
 def _with_nan_output(graph: Graph) -> Graph:

@@ -261,7 +261,7 @@ def _rounding(quantized: keras.Model, graph: Graph) -> tuple[np.ndarray, np.ndar
 
 
 def test_training_rounds_as_the_file_does(quantized):
-    graph = deployed_graph(quantized, pack="none")
+    graph = deployed_graph(Network(quantized), pack="none")
     found, expected = _rounding(quantized, graph)
     np.testing.assert_array_equal(found, expected)
     assert len(np.unique(expected)) > 20
@@ -292,7 +292,7 @@ def _mask() -> keras.Model:
 def test_an_output_is_resized_on_the_codes_of_what_it_reads(tmp_path):
     quantized, path = calibrated(_mask(), POLICY), tmp_path / "model.tflite"
     sat_tf.export_tflite(quantized, path, pack="none")
-    graph = deployed_graph(quantized, pack="none")
+    graph = deployed_graph(Network(quantized), pack="none")
     resize = next(one for one in graph.operations if isinstance(one, ResizeBilinear))
     assert graph.codes("mask") == graph.codes(resize.inputs[0])
     certificate = sat_tf.verify_tflite(quantized, path, zoo.images_for(quantized), progress=False)

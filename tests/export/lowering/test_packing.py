@@ -116,7 +116,7 @@ def test_a_packed_file_computes_the_simulated_integers(name, pack, path):
     assert report.storage[0].pack == pack
     assert any(kernel.bits < 8 for kernel in report.kernels)
     # All but packed convolutions and the image's QUANTIZE run on XNNPACK, as the simulator has it.
-    graph = deployed_graph(model, pack=pack)
+    graph = deployed_graph(Network(model), pack=pack)
     builtin = sum(op.is_builtin for op in _linear(graph).values())
     assert xnnpack.delegation.delegated == xnnpack.delegation.operators - 1 - builtin
 
@@ -178,7 +178,7 @@ def test_what_int4_was_in_earlier_files_is_what_these_are_compared_with():
 def _notes(build, policy=NARROW, pack="auto") -> dict[str, str]:
     return {
         kernel.layer: kernel.note
-        for kernel in stored_kernels(deployed_graph(_packed(build, policy), pack=pack))
+        for kernel in stored_kernels(deployed_graph(Network(_packed(build, policy)), pack=pack))
     }
 
 
@@ -224,7 +224,7 @@ def _no_pixels() -> keras.Model:
 @pytest.mark.parametrize(("ends", "pack"), [(None, "int2"), (8, "int4")])
 def test_what_would_help_helps(ends, pack):
     model = _packed(_no_pixels, BitPolicy.mobile(2, first_last_weight_bits=ends))
-    stored = {op.storage for op in _linear(deployed_graph(model, pack=pack)).values()}
+    stored = {op.storage for op in _linear(deployed_graph(Network(model), pack=pack)).values()}
     assert stored > {Storage.INT8}
 
 
@@ -249,7 +249,7 @@ def test_the_report_says_which_release_runs_the_file(policy, pack, release, path
 
 @pytest.mark.parametrize("pack", ["auto", "int2", "int4"])
 def test_a_packed_file_is_read_back_as_it_was_written(pack):
-    graph = deployed_graph(_packed(_small, ROUNDED), pack=pack)
+    graph = deployed_graph(Network(_packed(_small, ROUNDED)), pack=pack)
     found, expected = _linear(read_graph(serialize(graph, {}), "file")), _linear(graph)
     assert list(found) == list(expected)
     for name, operation in expected.items():
@@ -263,7 +263,7 @@ def test_a_layer_used_twice_has_its_packed_kernel_in_the_file_once():
         twice = zoo.layers.Conv2D(8, 1, use_bias=False)
         return zoo.chain((8, 8, 3), *zoo.block(zoo.convolution(8)), twice, twice, *zoo.head())
 
-    graph = deployed_graph(_packed(build, NARROW))
+    graph = deployed_graph(Network(_packed(build, NARROW)))
     shared = [op for op in _linear(graph).values() if op.pixelwise]
     assert len(shared) == 2
     kernel = packed_bytes(shared[0].kernel, Storage.INT4).tobytes()
@@ -290,7 +290,7 @@ def test_sums_that_xnnpack_shifts_have_room_in_its_kernels(storage):
 
 
 def test_dead_channels_of_packed_kernels_have_biases_within_that_room():
-    graph = deployed_graph(_packed(zoo.bottleneck, NARROW))
+    graph = deployed_graph(Network(_packed(zoo.bottleneck, NARROW)))
     packed = [op for op in _linear(graph).values() if op.pixelwise]
     assert packed
     for operation in packed:
@@ -299,14 +299,14 @@ def test_dead_channels_of_packed_kernels_have_biases_within_that_room():
 
 
 def test_packed_codes_fill_their_storage_and_no_more(model):
-    for operation in _linear(deployed_graph(model, pack="int4")).values():
+    for operation in _linear(deployed_graph(Network(model), pack="int4")).values():
         largest = np.max(np.abs(operation.kernel))
         assert largest <= operation.storage.highest
         assert 2 * largest > operation.storage.highest
 
 
 def test_the_file_holds_the_kernels_as_the_graph_says(model):
-    graph = deployed_graph(model, pack="int4")
+    graph = deployed_graph(Network(model), pack="int4")
     types = {
         operator.outputs[0].name: operator.inputs[1].type
         for operator in read_contents(serialize(graph, {}), "model").operators
@@ -339,7 +339,7 @@ def test_the_lowest_code_of_the_rounded_grid_does_not_fit_behind_a_negative_gamm
 
 
 def test_an_operation_that_the_export_adds_stays_int8():
-    graph = deployed_graph(_packed(zoo.preactivation, NARROW), pack="int4")
+    graph = deployed_graph(Network(_packed(zoo.preactivation, NARROW)), pack="int4")
     added = [op for op in _linear(graph).values() if op.storage is Storage.INT8]
     assert added
     for operation in added:
@@ -376,7 +376,7 @@ def test_a_model_snapped_for_its_packing_has_the_biases_of_the_packed_file():
     furthest = []
     for pack in ("none", "int4"):
         sat_tf.export.snap_biases(model, pack=pack)
-        exact = trained_graph(model, pack="int4")
+        exact = trained_graph(Network(model), pack="int4")
         file, distances = _linear(rounded(exact)), []
         for name, trained in _linear(exact).items():
             unit = float(exact.codes(trained.inputs[0]).scale) * trained.scales

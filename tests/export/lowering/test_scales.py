@@ -28,6 +28,7 @@ from sat_tf.export.lowering.scales import (
     settle,
     settle_constants,
 )
+from sat_tf.graph.network import Network
 from tests.export import layer_models, reference, zoo
 from tests.export.proofs import calibrated, proved
 
@@ -386,7 +387,7 @@ def gated() -> keras.Model:
 
 
 def test_the_file_of_a_model_is_portable(gated, path):
-    exact, file = trained_graph(gated), deployed_graph(gated)
+    exact, file = trained_graph(Network(gated)), deployed_graph(Network(gated))
     for operation in file.operations:
         assert operation.portability(file).holds
     moved = {
@@ -423,7 +424,7 @@ def test_kernels_of_arm_differ_where_a_graph_is_not_portable(kernels):
 def test_the_report_says_what_was_moved_and_where_the_file_holds(gated, tmp_path):
     report = sat_tf.export_tflite(gated, tmp_path / "model.tflite")
     assert report.is_portable
-    assert report.moved_scales == dict(deployed_graph(gated).moved_scales)
+    assert report.moved_scales == dict(deployed_graph(Network(gated)).moved_scales)
     assert {hold.operators for hold in report.holds} >= {"MEAN", "MUL"}
     assert report.to_dict()["is_portable"]
 
@@ -453,4 +454,4 @@ def test_a_mean_on_the_grid_of_what_it_reads_is_a_depthwise_convolution(tmp_path
 
 
 def test_the_mean_of_an_untied_grid_stays_a_mean(gated):
-    assert any(isinstance(op, Mean) for op in deployed_graph(gated).operations)
+    assert any(isinstance(op, Mean) for op in deployed_graph(Network(gated)).operations)

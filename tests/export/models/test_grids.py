@@ -13,6 +13,7 @@ from sat_tf.core.grid import GRIDS
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.tflite.tensors import Storage
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.graph.network import Network
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import GRID_NAMES
@@ -193,7 +194,7 @@ def test_weights_of_lsq_are_stored_in_their_own_bits(bits, pack):
     policy = sat_tf.BitPolicy.mobile(bits, **METHODS["lsq"])
     quantized = sat_tf.quantize_model(model, policy)
     narrow = Storage.INT2 if pack == "int2" else Storage.INT4
-    graph = deployed_graph(quantized, pack=pack)
+    graph = deployed_graph(Network(quantized), pack=pack)
     products = {
         operation.output: operation
         for operation in graph.operations

@@ -17,6 +17,7 @@ from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.layers.activations import absolute, gelu_by_tanh, hard_silu
+from sat_tf.graph.network import Network
 from sat_tf.planning.plan import Fate
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.policy import BitPolicy
@@ -184,7 +185,7 @@ def test_requantizing_for_an_npu_gives_a_swish_its_operators(tmp_path):
     sat_tf.calibrate(quantized, images)
     moved = sat_tf.requantize(quantized, POLICY)
     sat_tf.calibrate(moved, images)
-    operators = [op for one in deployed_graph(moved).operations for op in one.operators]
+    operators = [op for one in deployed_graph(Network(moved)).operations for op in one.operators]
     assert {*operators} & OF_FUNCTIONS == {"LOGISTIC", "MUL"}
 
 
@@ -193,7 +194,7 @@ def test_a_model_that_is_saved_keeps_its_operators(tmp_path):
     sat_tf.calibrate(quantized, _images(8).astype(np.float32))
     quantized.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    graphs = [deployed_graph(model, pack="none") for model in (quantized, loaded)]
+    graphs = [deployed_graph(Network(model), pack="none") for model in (quantized, loaded)]
     names = [[name for op in graph.operations for name in op.operators] for graph in graphs]
     assert names[0] == names[1]
     assert "LOGISTIC" in names[0]
@@ -373,7 +374,7 @@ def test_only_outputs_behind_a_layer_left_float_are_float(tmp_path):
     assert "mask" not in report.float_operators
     settings = FileSettings.of_file(contents.settings, "file")
     assert settings.output_type is None
-    assert file_content(file_graph(quantized, settings), settings) == path.read_bytes()
+    assert file_content(file_graph(Network(quantized), settings), settings) == path.read_bytes()
     with pytest.raises(ValueError, match="behind attention, a layer left float"):
         sat_tf.export_tflite(quantized, path, output_type="int8")
 

@@ -12,6 +12,7 @@ from sat_tf.exact.operations.graph_file import read_graph, serialize
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.graph.network import Network
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.policy import BitPolicy
 from tests.export.proofs import calibrated, proved
@@ -84,7 +85,7 @@ def test_xnnpack_computes_the_simulated_integers(name, path):
     assert [operator.split()[0] for operator in report.float_operators] == ["DEQUANTIZE"]
     # The file is read back as it was written.
     graph = read_graph(path.read_bytes(), "file")
-    expected = simulate(with_own_names(deployed_graph(model)), IMAGES)
+    expected = simulate(with_own_names(deployed_graph(Network(model))), IMAGES)
     for tensor, codes in simulate(graph, IMAGES).items():
         np.testing.assert_array_equal(codes, expected[tensor])
 
@@ -104,13 +105,13 @@ def test_a_plain_factor_costs_nothing():
         calibrated(_preprocessed(*front), 4, IMAGES)
         for front in ([], [L.Rescaling(1 / 255, name="rescaling")])
     )
-    one, other = deployed_graph(plain), deployed_graph(rescaled)
+    one, other = deployed_graph(Network(plain)), deployed_graph(Network(rescaled))
     assert [type(op) for op in one.operations] == [type(op) for op in other.operations]
     assert other.images[0].scale == 1.0  # the file reads the pixels that the Keras model does
 
 
 def test_each_use_of_a_shared_layer_has_the_same_codes():
-    graph = deployed_graph(_quantized("shared"))
+    graph = deployed_graph(Network(_quantized("shared")))
     kernels = [
         op.kernel for op in graph.operations if isinstance(op, Linear) and op.kernel.shape[1] == 3
     ]
@@ -294,7 +295,7 @@ def test_states_leave_on_the_grids_that_they_enter_on():
     keras.utils.set_random_seed(0)
     q = sat_tf.quantize_model(_streaming_model(), BitPolicy.mobile(8, input_type="int8"))
     sat_tf.calibrate(q, _streaming_data(64))
-    graph = deployed_graph(q)
+    graph = deployed_graph(Network(q))
     entering = {image.name: image.codes for image in graph.images}
     leaving = [
         graph.codes(op.inputs[0]) for op in graph.operations if op.output in graph.more_outputs

@@ -17,6 +17,7 @@ from sat_tf.export.export import ExportReport, file_content
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.graph.network import Network
 from tests.export import operators
 from tests.export.layer_models import MODELS
 from tests.export.proofs import local_differences, own_count
@@ -48,7 +49,7 @@ class Exported:
 
     @functools.cached_property
     def graph(self) -> Graph:
-        return deployed_graph(self.model, float_head=self.specimen.float_head)
+        return deployed_graph(Network(self.model), float_head=self.specimen.float_head)
 
 
 def _export(name: str, folder: pathlib.Path, **settings: str) -> Exported:

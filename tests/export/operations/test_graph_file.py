@@ -9,6 +9,7 @@ from ai_edge_litert import schema_py_generated as tfl
 import sat_tf
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.graph.network import Network
 from tests.export.damage import changed
 from tests.export.zoo import ZOO
 
@@ -24,7 +25,7 @@ def test_random_damage_is_a_value_error_or_a_graph(small_file):
 
 
 def test_a_graph_prints_every_operation_and_the_sums_of_all():
-    graph = deployed_graph(ZOO["bottleneck"].quantized())
+    graph = deployed_graph(Network(ZOO["bottleneck"].quantized()))
     printed = str(graph)
     for operation in graph.operations:
         assert operation.output in printed

@@ -23,6 +23,7 @@ from sat_tf.exact.tflite.metadata import (
 from sat_tf.exact.tflite.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.export.lowering.outputs import with_output_type
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.graph.network import Network
 from tests.export.damage import changed
 from tests.export.zoo import images_for, quantized
 
@@ -182,7 +183,7 @@ def test_preprocessing_stands_in_words_and_in_a_file_beside_the_labels(model, pa
 
 
 def test_preprocessing_is_that_of_pictures(model, tmp_path):
-    (image,) = deployed_graph(model).images
+    (image,) = deployed_graph(Network(model)).images
     said = Metadata(preprocessing=RESIZED_AND_CROPPED)
     assert misfits(said, image, (10,)) == []
     for changes in ({"shape": (8,)}, {"shape": (8, 8, 4)}, {"type": "float32"}):
@@ -191,7 +192,7 @@ def test_preprocessing_is_that_of_pictures(model, tmp_path):
 
 
 def test_only_pictures_have_a_color_space(model):
-    graph = deployed_graph(model)
+    graph = deployed_graph(Network(model))
     for shape, space in (((8, 8, 1), 2), ((8, 8, 3), 1), ((8, 8, 4), None), ((8,), None)):
         changed = dataclasses.replace(graph.images[0], shape=shape)
         content = encode(Metadata("Text."), graph.name, changed, graph.tensors[graph.output])
@@ -203,7 +204,7 @@ def test_only_pictures_have_a_color_space(model):
 
 
 def test_codes_of_an_output_are_described_by_what_they_are_worth(model):
-    graph = with_output_type(deployed_graph(model), "uint8")
+    graph = with_output_type(deployed_graph(Network(model)), "uint8")
     codes = graph.codes(graph.output)
     content = encode(Metadata("Text."), graph.name, graph.images[0], graph.tensors[graph.output])
     (subgraph,) = Reader.root(content).children(3)

@@ -11,7 +11,7 @@ import sat_tf
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
-from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
@@ -145,7 +145,7 @@ _POLICY = BitPolicy(initial_clipping_level=8.0, initial_classifier_clipping_leve
 
 
 def _placed(float_model, policy=None):
-    rewritten = with_layers_for_operations(float_model)
+    rewritten = network_of_layers(float_model).model
     network = Network(rewritten)
     return place(network, {node.name: None for node in network}, policy or _POLICY)
 
