@@ -7,8 +7,8 @@ from rich.console import Console
 
 from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget
 from sat_tf.commands.images import USUAL_IMAGES, add_image_arguments, image_options, images_as_fed
-from sat_tf.commands.models import add_model_argument, model_maker, quiet_tensorflow
-from sat_tf.commands.options import PACKS, add_outputs, check_outputs, several, write_outputs
+from sat_tf.commands.models import add_model_argument, analysed_model
+from sat_tf.commands.options import PACKS, add_outputs, several, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, bits, usual_policy
 from sat_tf.exact.targets.ethos_u import compiler_options
@@ -109,13 +109,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             read_budget(budget, npu=npu is not None)
         except ValueError as error:
             raise RunError(ProblemsError("--budget", problems_of(error))) from error
-        check_outputs(arguments)
-    make = model_maker(arguments, "allocate")
-    quiet_tensorflow()
-    from sat_tf.analysis.allocation.allocation import allocate
+    with analysed_model(arguments, "allocate") as model:
+        from sat_tf.analysis.allocation.allocation import allocate
 
-    with value_errors_as_run_errors(arguments.model):
-        model = make()
         dataset, policy = images_as_fed(model, arguments.model, wanted, policy, console)
         found = allocate(
             model,

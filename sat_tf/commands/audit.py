@@ -19,16 +19,14 @@ from sat_tf.commands.images import (
 from sat_tf.commands.models import (
     add_image_size,
     add_model_argument,
+    analysed_model,
     is_built_by_name,
-    model_maker,
-    quiet_tensorflow,
 )
-from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
+from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import Sample, add_input_range, with_input_range
 from sat_tf.exact.certificate.inputs import ImagesFrom
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
-from sat_tf.messages import value_errors_as_run_errors
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy
 
@@ -79,16 +77,11 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False where --strict finds a broken rule."""
     wanted = image_options(arguments, usual=_USUAL_IMAGES)
-    make = model_maker(arguments, "audit")
-    with value_errors_as_run_errors():
-        check_outputs(arguments)
-    quiet_tensorflow()
-    from sat_tf.graph.network import check_model
-    from sat_tf.training.audit.audit import audit
-    from sat_tf.training.audit.audited_model import Verdict
+    with analysed_model(arguments, "audit") as model:
+        from sat_tf.graph.network import check_model
+        from sat_tf.training.audit.audit import audit
+        from sat_tf.training.audit.audited_model import Verdict
 
-    with value_errors_as_run_errors(arguments.model):
-        model = make()
         check_model(model)
         images = _images(arguments, wanted, model)
         fed = None

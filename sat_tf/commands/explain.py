@@ -11,11 +11,10 @@ from sat_tf.commands.images import add_pictures, expect_pictures, range_sample
 from sat_tf.commands.models import (
     add_image_size,
     add_model_argument,
+    analysed_model,
     is_built_by_name,
-    model_maker,
-    quiet_tensorflow,
 )
-from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
+from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import (
     add_quantization,
@@ -25,7 +24,7 @@ from sat_tf.commands.policy import (
 )
 from sat_tf.commands.quantize import expect_float
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, can_be_pictures
-from sat_tf.messages import IN_A_VIEWER, RunError, say, value_errors_as_run_errors
+from sat_tf.messages import IN_A_VIEWER, RunError, say
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy
 
@@ -80,17 +79,13 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     size = None
     if not is_built_by_name(name):
         size, arguments.image_size = arguments.image_size, None
-    make = model_maker(arguments, "explain")
     expect_pictures(arguments.images, arguments.labels)
-    with value_errors_as_run_errors():
-        check_outputs(arguments)
-    quiet_tensorflow()
-    from sat_tf.graph.network import Network
-    from sat_tf.planning.explain import explain
-    from sat_tf.qat.layout import is_quantized
+    with analysed_model(arguments, "explain") as model:
+        from sat_tf.graph.network import Network
+        from sat_tf.planning.explain import explain
+        from sat_tf.qat.layout import is_quantized
 
-    with value_errors_as_run_errors(arguments.model):
-        model, is_pixels = make(), False
+        is_pixels = False
         if is_quantized(Network(model)):
             if arguments.images is not None:
                 raise RunError(

@@ -118,10 +118,10 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.dry_run:
         _show(arguments.source, console, trust=arguments.trust_model, **of_run)
         return
-    labels = None
+    settings = {**of_run, "resizable": arguments.resizable, "route": arguments.route}
     if arguments.labels is not None:
         try:
-            labels = lines_of(read_text(arguments.labels))
+            labels = settings["labels"] = lines_of(read_text(arguments.labels))
         except (OSError, UnicodeDecodeError) as error:
             raise RunError(
                 f"--labels: received {arguments.labels}, which cannot be read ({error}), expected "
@@ -135,10 +135,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         out=arguments.out,
         compare_storage=arguments.compare_storage,
         trust=arguments.trust_model,
-        resizable=arguments.resizable,
-        route=arguments.route,
-        labels=labels,
-        **of_run,
+        **settings,
     )
 
 

@@ -1,21 +1,22 @@
 """The models that commands are given: files, runs, or names."""
 
 import argparse
+import contextlib
 import gc
 import inspect
 import logging
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from sat_tf.commands.noise import hide_noise
-from sat_tf.commands.options import add_trust
+from sat_tf.commands.options import add_trust, check_outputs
 from sat_tf.commands.parser import Parser
-from sat_tf.messages import RunError, did_you_mean
+from sat_tf.messages import RunError, did_you_mean, value_errors_as_run_errors
 from sat_tf.output_folder import QUANTIZED_MODEL, OutputFolder
 from sat_tf.validation import option
 
@@ -150,6 +151,20 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
         f"{name}: received no file, expected a Keras model, a folder of sat-tf quantize, or "
         f"{_APPLICATIONS}NAME, such as {_APPLICATIONS}MobileNetV2."
     )
+
+
+@contextlib.contextmanager
+def analysed_model(arguments: argparse.Namespace, verb: str) -> Iterator["keras.Model"]:
+    """The model that MODEL names, for a command that writes files; errors have its name in front.
+
+    Where a file cannot be written, nothing is loaded.
+    """
+    make = model_maker(arguments, verb)
+    with value_errors_as_run_errors():
+        check_outputs(arguments)
+    quiet_tensorflow()
+    with value_errors_as_run_errors(arguments.model):
+        yield make()
 
 
 def _application(name: str, size: int | None) -> "keras.Model":

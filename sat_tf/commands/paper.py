@@ -41,11 +41,10 @@ def add_arguments(parser: Parser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     action = _action(actions, "list", _list, "show rows with the values printed in the paper")
-    _add_patterns(action, "*")
-    _add_results(action)
+    _add_rows(action, "*")
 
     action = _action(actions, "run", _run, "train rows, and record the outcomes")
-    _add_patterns(action, "+")
+    _add_rows(action, "+")
     _add_settings(action)
     action.add_argument(
         "--seeds",
@@ -61,15 +60,13 @@ def add_arguments(parser: Parser) -> None:
         default=_RUN_DIR,
         help=f"where each run has a folder of its own; default: {_RUN_DIR}",
     )
-    _add_results(action)
 
     action = _action(actions, "show", _show, "print the whole configuration of a row as YAML")
-    _add_patterns(action, "+")
+    _add_rows(action, "+", has_results=False)
     _add_settings(action)
 
     action = _action(actions, "table", _table, "print rows as Markdown")
-    _add_patterns(action, "*")
-    _add_results(action)
+    _add_rows(action, "*")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
@@ -145,13 +142,20 @@ def _action(
     return parser
 
 
-def _add_patterns(parser: argparse.ArgumentParser, count: str) -> None:
+def _add_rows(parser: argparse.ArgumentParser, count: str, *, has_results: bool = True) -> None:
     parser.add_argument(
         "rows",
         metavar="ROW",
         nargs=count,
         help="name of a row, or a pattern in quotes such as 'table4/*'",
     )
+    if has_results:
+        parser.add_argument(
+            "--results",
+            metavar="FILE",
+            default=_RESULTS,
+            help=f"CSV to which outcomes are added; default: {_RESULTS}",
+        )
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -163,12 +167,3 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data_dir", metavar="DIR", help="folder of the images")
     add_overrides(parser, "change one setting, with a dotted key; can be given several times")
-
-
-def _add_results(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--results",
-        metavar="FILE",
-        default=_RESULTS,
-        help=f"CSV to which outcomes are added; default: {_RESULTS}",
-    )

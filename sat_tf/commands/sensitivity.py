@@ -7,11 +7,11 @@ from pydantic import Field
 from rich.console import Console
 
 from sat_tf.commands.images import USUAL_IMAGES, add_image_arguments, image_options, images_as_fed
-from sat_tf.commands.models import add_model_argument, model_maker, quiet_tensorflow
-from sat_tf.commands.options import add_outputs, check_outputs, write_outputs
+from sat_tf.commands.models import add_model_argument, analysed_model
+from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, usual_policy
-from sat_tf.messages import RunError, value_errors_as_run_errors
+from sat_tf.messages import RunError
 from sat_tf.validation import option
 
 DESCRIPTION = """\
@@ -67,16 +67,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     wanted = image_options(arguments, required=True)
     if arguments.average_bits is not None and arguments.max_drop is not None:
         raise RunError("received --average_bits and --max_drop, expected one; leave one out.")
-    make = model_maker(arguments, "sensitivity")
-    with value_errors_as_run_errors():
-        policy = usual_policy(arguments)
-        check_outputs(arguments)
-    quiet_tensorflow()
-    from sat_tf.analysis.sensitivity import sensitivity
-    from sat_tf.planning.explain import explain
+    policy = usual_policy(arguments)
+    with analysed_model(arguments, "sensitivity") as model:
+        from sat_tf.analysis.sensitivity import sensitivity
+        from sat_tf.planning.explain import explain
 
-    with value_errors_as_run_errors(arguments.model):
-        model = make()
         dataset, policy = images_as_fed(model, arguments.model, wanted, policy, console)
         found = sensitivity(
             model,

@@ -1,6 +1,5 @@
 """What `fit` sees: a model that trains another by the rules of a run, and its optimizer."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from sat_tf.training.data.source import NO_LABEL
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")
-class TopK(keras.metrics.Metric):
+class TopK(keras.metrics.Mean):
     """Share of images whose label has one of the k largest logits; NaN once a logit is non-finite.
 
     Of equal logits, the one of the lower class counts as the larger, so that an image has exactly k
@@ -34,9 +33,6 @@ class TopK(keras.metrics.Metric):
     def __init__(self, k: int, name: str | None = None, **options: Any) -> None:
         super().__init__(name=name or f"top{k}", **options)
         self.k = k
-        self._correct = self.add_weight(name="correct", initializer="zeros")
-        self._seen = self.add_weight(name="seen", initializer="zeros")
-        self._not_finite = self.add_weight(name="not_finite", initializer="zeros")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
         """Adds labels (batch,) or (batch, 1), and logits (batch, classes)."""
@@ -51,34 +47,23 @@ class TopK(keras.metrics.Metric):
         # How many logits are larger than the label's, which may be that of no class.
         rank = tf.reduce_sum(tf.cast(before, tf.int32), axis=-1)
         hits = counted & tf.reduce_any(own, axis=-1) & (rank < self.k)
-        broken = counted[:, None] & tf.logical_not(tf.math.is_finite(logits))
-        for variable, marks in (
-            (self._correct, hits),
-            (self._seen, counted),
-            (self._not_finite, broken),
-        ):
-            variable.assign_add(tf.reduce_sum(tf.cast(marks, variable.dtype)))
+        is_sound = ~counted | tf.reduce_all(tf.math.is_finite(logits), axis=-1)
+        values = tf.where(is_sound, tf.cast(hits, tf.float32), float("nan"))
+        super().update_state(values, sample_weight=tf.cast(counted, tf.float32))
 
     @property
     def images(self) -> int:
         """How many images count."""
-        return int(self._seen)
-
-    def result(self) -> tf.Tensor:
-        share = tf.math.divide_no_nan(self._correct, self._seen)
-        return tf.where(self._not_finite > 0, tf.constant(float("nan"), share.dtype), share)
+        return int(self.count)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "k": self.k}
 
 
-Top1, Top5 = functools.partial(TopK, 1), functools.partial(TopK, 5)
-
-
 def accuracy_metrics(model: keras.Model) -> list[TopK]:
     """The metrics of every stage beside its loss, newly created: top1, and top5 of many classes."""
     num_classes = model.output_shape[-1]
-    return [Top1()] if num_classes is not None and num_classes <= 5 else [Top1(), Top5()]
+    return [TopK(1)] if num_classes is not None and num_classes <= 5 else [TopK(1), TopK(5)]
 
 
 class RandomGenerators:

@@ -1,3 +1,4 @@
+import functools
 import math
 
 import numpy as np
@@ -11,13 +12,13 @@ from sat_tf.training.data.source import NO_LABEL
 from sat_tf.training.learner import (
     Learner,
     RandomGenerators,
-    Top1,
-    Top5,
     TopK,
     accuracy_metrics,
     training_copy,
 )
 from tests.training.small import small_float_model, small_images, small_quantized_model
+
+Top1, Top5 = functools.partial(TopK, 1), functools.partial(TopK, 5)
 
 # -- a step ----------------------------------------------------------------------------------------
 
