@@ -274,8 +274,8 @@ def open_again(
 ) -> Pictures:
     """Lists the very pictures that `Pictures.hashes` has named, whatever else is there now."""
     root = pathlib.Path(path)
-    missing = [name for name in hashes if not (root / name).is_file()]
-    there = [name for name in hashes if name not in set(missing)]
+    there = [name for name in hashes if _is_inside(name) and (root / name).is_file()]
+    missing = [name for name in hashes if name not in set(there)]
     pictures = Pictures(root, there, shape=shape, preprocessing=preprocessing)
     changed = [name for name, own in pictures.hashes().items() if own != hashes[name]]
     problems = [
@@ -287,6 +287,12 @@ def open_again(
         fix = "Expected the files that were taken; put them back, or name their folder."
         raise ProblemsError(str(root), problems, fix)
     return pictures
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name leads to no place outside of the folder that it is relative to."""
+    place = pathlib.PurePath(name)
+    return not place.is_absolute() and ".." not in place.parts and "\0" not in name
 
 
 def _array_in(path: pathlib.Path) -> npt.NDArray[Any]:

@@ -210,8 +210,12 @@ def find_problems(**values: tuple[Any, Any]) -> list[str]:
     """
     types_of: dict[str, Any] = {name: (kind, ...) for name, (_, kind) in values.items()}
     model = new_model("Values", __base__=_Checked, **types_of)
+    return _problems_in({name: plain(value) for name, (value, _) in values.items()}, model)
+
+
+def _problems_in(values: Mapping[str, Any], model: type[BaseModel]) -> list[str]:
     try:
-        model.model_validate({name: plain(value) for name, (value, _) in values.items()})
+        model.model_validate(values)
     except ValidationError as error:
         return describe(error, model)
     return []
@@ -298,11 +302,7 @@ def argument_problems(
     """Returns what is wrong with arguments in a configuration, where others are set elsewhere."""
     model = arguments_of(function, frozenset(elsewhere))
     listed = [f"{name} is not set here: {elsewhere[name]}." for name in values if name in elsewhere]
-    try:
-        model.model_validate({n: value for n, value in values.items() if n not in elsewhere})
-    except ValidationError as error:
-        listed += describe(error, model)
-    return listed
+    return listed + _problems_in({n: v for n, v in values.items() if n not in elsewhere}, model)
 
 
 def call_by_name(

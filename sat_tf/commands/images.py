@@ -230,6 +230,7 @@ def read_labels(path: str, count: int, num_classes: int) -> np.ndarray:
         problems.append(
             f"received {len(labels):,} labels for {count:,} images, expected one for each"
         )
+    labels = np.asarray(labels[:count])
     outside = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(outside):
         named = [f"{labels[place]} of image {place}" for place in outside[:3]]
@@ -247,7 +248,7 @@ def read_labels(path: str, count: int, num_classes: int) -> np.ndarray:
 
 def _of_array(path: str) -> np.ndarray:
     try:
-        labels = np.load(path, allow_pickle=False)
+        labels = np.load(path, mmap_mode="r", allow_pickle=False)  # a small file may hold many
     except Exception as error:  # NumPy parses the header as Python, and raises what that raises.
         raise RunError(
             f"--labels: {path}: received a file that np.save has not written, expected integers "
@@ -263,7 +264,7 @@ def _of_array(path: str) -> np.ndarray:
             f"--labels: {path}: received {labels.dtype} {labels.shape}, expected integers (n,); "
             f"save {fix}."
         )
-    return labels.astype(np.int64)
+    return labels
 
 
 def _of_text(path: str) -> np.ndarray:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import IO, Any, Self, cast
 
 import numpy as np
 
@@ -72,10 +72,11 @@ class Task(abc.ABC):
 class TfliteTask(Task):
     """A file in LiteRT."""
 
+    _runtime: Runtime  # Once it is started.
+
     def __init__(self, content: bytes, runtime: str) -> None:
         self._content = content
         self._name = runtime
-        self._runtime: Runtime | None = None
 
     def start(self) -> Interface:
         """Loads the file."""
@@ -84,8 +85,6 @@ class TfliteTask(Task):
 
     def run(self, images: np.ndarray) -> np.ndarray:
         """Runs it."""
-        if self._runtime is None:
-            raise TypeError("the task has not been started")
         return self._runtime.run(images)
 
 
@@ -107,6 +106,8 @@ class Worker:
             stderr=self._errors,
             env=child_environment(),
         )
+        self._questions = cast(IO[bytes], self._process.stdin)
+        self._answers = cast(IO[bytes], self._process.stdout)
         try:
             self.interface: Interface = self._ask(task)
         except BaseException:
@@ -124,13 +125,10 @@ class Worker:
         self._end()
 
     def _ask(self, question: Any) -> Any:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        if stdin is None or stdout is None:
-            raise TypeError("the process has no pipes")
         try:
-            pickle.dump(question, stdin, pickle.HIGHEST_PROTOCOL)
-            stdin.flush()
-            word, answer = pickle.load(stdout)
+            pickle.dump(question, self._questions, pickle.HIGHEST_PROTOCOL)
+            self._questions.flush()
+            word, answer = pickle.load(self._answers)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_SECONDS_TO_END)
@@ -145,10 +143,9 @@ class Worker:
     def _end(self) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        for pipe in (self._questions, self._answers):
+            with contextlib.suppress(OSError):
+                pipe.close()
         self._errors.close()
 
 

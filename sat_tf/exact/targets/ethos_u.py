@@ -113,10 +113,11 @@ def compile_file(
     with tempfile.TemporaryDirectory() as folder:
         source, out = pathlib.Path(folder, "model.tflite"), pathlib.Path(folder, "compiled")
         source.write_bytes(content)
-        # A process of its own: the compiler may end it by a signal.
+        # A process of its own: the compiler may end it by a signal. -P: it is not looked for in the
+        # working directory, which may be a stranger's folder.
         ended = subprocess.run(
             [
-                *(sys.executable, "-m", "ethosu.vela", *options),
+                *(sys.executable, "-P", "-m", "ethosu.vela", *options),
                 *("--enable-debug-db", "--output-dir", str(out), str(source)),
             ],
             capture_output=True,

@@ -72,8 +72,12 @@ def training_crop(
 
 def whole_picture(encoded: Any, turns: bool) -> np.ndarray:
     """Returns the pixels of a picture, (height, width, 3), uint8, decoded by Pillow."""
-    content = encoded if isinstance(encoded, bytes) else encoded.item()
-    return np.asarray(image_of(content, "RGB", turns=turns), np.uint8)
+    return np.asarray(image_of(bytes_of(encoded), "RGB", turns=turns), np.uint8)
+
+
+def bytes_of(value: Any) -> bytes:
+    """Returns what TensorFlow hands over: bytes in a graph; outside of one, an array of them."""
+    return value if isinstance(value, bytes) else bytes(value.item())
 
 
 def training_crop_of_pixels(

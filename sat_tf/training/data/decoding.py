@@ -12,6 +12,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sat_tf.exact.tflite.preprocessing import Preprocessing
+from sat_tf.files import read_bytes
 from sat_tf.messages import ReadingError
 from sat_tf.pictures import DECODER, Pictures, pixels_of, printable, spread_evenly
 from sat_tf.training.data.batches import (
@@ -21,7 +22,13 @@ from sat_tf.training.data.batches import (
     held_out_pieces,
     shuffled_spans,
 )
-from sat_tf.training.data.crops import INCEPTION, TrainingCrops, training_crop, whole_picture
+from sat_tf.training.data.crops import (
+    INCEPTION,
+    TrainingCrops,
+    bytes_of,
+    training_crop,
+    whole_picture,
+)
 from sat_tf.training.data.source import ImageSource, Order
 from sat_tf.validation import Positive, check
 
@@ -66,7 +73,10 @@ class PictureFiles:
 
     def read(self, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns the bytes of a picture and its label, int32, in the graph."""
-        return tf.io.read_file(self._paths[row[0]]), self._labels[row[0]]
+        # TensorFlow's own reader would make room for whatever size a file says it has.
+        path = self._paths[row[0]]
+        content = tf.numpy_function(lambda path: read_bytes(bytes_of(path)), [path], tf.string)
+        return tf.ensure_shape(content, ()), self._labels[row[0]]
 
     def name(self, *row: Any) -> str:
         """Returns the name of a picture, for messages, by a row of arrays."""
@@ -75,8 +85,7 @@ class PictureFiles:
     def expect_readable(self, *row: Any) -> None:
         """Raises ReadingError where a picture cannot be read, whatever its pixels."""
         try:
-            with open(self._names[row[0]], "rb"):
-                return
+            read_bytes(self._names[row[0]])
         except OSError as error:
             raise ReadingError(
                 f"{self.name(*row)}: received a file that cannot be opened ({error.strerror}); "
@@ -328,9 +337,7 @@ class PictureSource(ImageSource):
         shape = (self.image_size, self.image_size, 3)
 
         def pixels(content: Any) -> npt.NDArray[np.uint8]:
-            # Bytes in a graph; outside of one, an array of them.
-            encoded = content if isinstance(content, bytes) else content.item()
-            return pixels_of(encoded, shape, self.preprocessing)
+            return pixels_of(bytes_of(content), shape, self.preprocessing)
 
         def image(*row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             encoded, label = part.read(*row)

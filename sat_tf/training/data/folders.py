@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import statistics
-import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +16,7 @@ from sat_tf.exact.tflite.preprocessing import (
     Preprocessing,
     Ratio,
 )
-from sat_tf.files import read_bytes
+from sat_tf.files import MOST_BYTES, read_bytes
 from sat_tf.messages import ProblemsError, first_ones
 from sat_tf.pictures import Pictures, open_pictures, opened, spread_evenly
 from sat_tf.training.data.cache import cache_folder, load_or_make
@@ -275,16 +274,17 @@ def count_records(files: list[pathlib.Path], cache: pathlib.Path) -> list[int]:
 def _count(path: pathlib.Path) -> int:
     """The number of records in a file, by skipping from length to length."""
     size = path.stat().st_size
-    count = place = 0
+    count = place = length = 0
     with path.open("rb") as file:
-        while place < size:
+        while place < size and length <= MOST_BYTES:  # TensorFlow would make room for more
             file.seek(place)
             header = file.read(_HEADER)
             if len(header) < _HEADER:
                 break
-            place += _HEADER + struct.unpack("<Q", header[:8])[0] + _FOOTER
+            length = int.from_bytes(header[:8], "little")
+            place += _HEADER + length + _FOOTER
             count += 1
-    if place != size:
+    if place != size or length > MOST_BYTES:
         raise ValueError(
             f"{path}: received a file that is truncated in record {max(count - 1, 0)} or holds no "
             "TFRecords; expected a whole, uncompressed TFRecord file; write it again."

@@ -147,3 +147,11 @@ def test_packed_kernels_are_named_where_the_compiler_crashes(tmp_path):
     sat_tf.export_tflite(model, path, pack="int4")
     with pytest.raises(ValueError, match=r"ended with signal 8 on ethos-u55-128(?s:.*)INT4"):
         compile_file(path, "ethos-u55-128")
+
+
+def test_the_compiler_is_not_looked_for_in_the_working_directory(mobilenet, tmp_path, monkeypatch):
+    (tmp_path / "ethosu").mkdir()
+    (tmp_path / "ethosu" / "__init__.py").touch()
+    (tmp_path / "ethosu" / "vela.py").write_text("raise SystemExit('code of a stranger')")
+    monkeypatch.chdir(tmp_path)
+    assert compile_file(mobilenet, "ethos-u55-128").milliseconds_of

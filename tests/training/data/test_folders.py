@@ -155,9 +155,14 @@ def test_a_corrupt_picture_is_named_wherever_it_is_read(name, own_tree):
             sample()
 
 
-def test_a_picture_that_has_gone_is_named(own_tree):
+@pytest.mark.parametrize("bytes_in_all", [None, 2**40])
+def test_a_picture_that_has_gone_or_is_beyond_all_memory_is_named(own_tree, bytes_in_all):
     source = data.source("folder", data_dir=own_tree, image_size=32)
-    (own_tree / "val" / "ant" / "003.JPEG").unlink()
+    path = own_tree / "val" / "ant" / "003.JPEG"
+    path.unlink()
+    if bytes_in_all is not None:
+        path.touch()
+        os.truncate(path, bytes_in_all)
     with pytest.raises(ReadingError, match=r"ant/003\.JPEG: received a file that cannot be opened"):
         source.held_out_sample(15)
 
