@@ -2,8 +2,7 @@
 
 On which grid a layer computes is decided by the quantizer behind it. Until then the layer is a
 draft: an operation that has no inputs and no output, or a class of its own where one layer becomes
-several operations. A draft says itself how it is folded, and how it becomes a tensor of codes or of
-float values.
+several operations. A draft says itself how it becomes a tensor of codes or of float values.
 """
 
 import abc
@@ -67,12 +66,8 @@ class Draft(abc.ABC):
         return False
 
     @abc.abstractmethod
-    def as_codes(self, builder: "GraphBuilder", codes: Codes, name: str, shape: Shape) -> str:
-        """Adds what makes a tensor of codes of tensors of codes; returns its name."""
-
-    @abc.abstractmethod
-    def as_float(self, builder: "GraphBuilder", name: str, shape: Shape) -> str:
-        """Adds what makes a float tensor; returns its name. The arguments are as in `as_codes`."""
+    def lower(self, builder: "GraphBuilder", codes: Codes | None, name: str, shape: Shape) -> str:
+        """Adds what makes a tensor of codes of such tensors, or a float one; returns its name."""
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
         """The smallest and the largest value that it can have."""
@@ -122,9 +117,9 @@ class GraphBuilder:
         """Adds what makes a tensor of codes of a draft; returns the tensor's name."""
         some_float = any(self.codes(source) is None for source in draft.inputs)
         if some_float and not draft.takes_floats(codes):
-            real = draft.as_float(self, self.between(f"{name}_float"), shape)
+            real = draft.lower(self, None, self.between(f"{name}_float"), shape)
             return self.quantized(real, codes, name, shape)
-        return draft.as_codes(self, codes, name, shape)
+        return draft.lower(self, codes, name, shape)
 
     def dequantized(self, source: str) -> str:
         """The float tensor with the real values of `source`; made once."""
@@ -188,12 +183,9 @@ class OperationDraft(Draft):
         operation = dataclasses.replace(self.operation, inputs=inputs, output=name)
         return builder.add(operation, shape, codes)
 
-    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        return self.placed(builder, self.inputs, codes, name, shape)
-
-    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        sources = tuple(builder.dequantized(source) for source in self.inputs)
-        return self.placed(builder, sources, None, name, shape)
+    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+        sources = self.inputs if codes else tuple(map(builder.dequantized, self.inputs))
+        return self.placed(builder, sources, codes, name, shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,14 +203,13 @@ class Rectified(Draft):
         """See `Draft`: without a ceiling, codes from 0 on are those of the other layer."""
         return self.ceiling is None
 
-    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        if self.ceiling is not None:  # which need not be the highest code
-            real = self.as_float(builder, builder.between(f"{name}_float"), shape)
+    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+        if codes and self.ceiling is None:
+            return builder.materialize(self.rectified, codes.clipped(Activation.RELU), name, shape)
+        if codes:  # whose highest need not be the ceiling
+            real = self.lower(builder, None, builder.between(f"{name}_float"), shape)
             return builder.quantized(real, codes, name, shape)
-        return builder.materialize(self.rectified, codes.clipped(Activation.RELU), name, shape)
-
-    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        real = self.rectified.as_float(builder, builder.between(f"{name}_input"), shape)
+        real = self.rectified.lower(builder, None, builder.between(f"{name}_input"), shape)
         lower = name if self.ceiling is None else builder.between(f"{name}_lower")
         builder.with_constant(real, Pointwise.MAXIMUM, 0.0, lower, shape)
         if self.ceiling is None:

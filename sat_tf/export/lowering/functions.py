@@ -48,17 +48,16 @@ class ComputedFunction(Draft):
 
     keeps_stream = True
 
-    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+        if codes is None:
+            real = builder.dequantized(self.inputs[0])
+            return builder.add(FloatLayer((real,), name, (self.call(real),)), shape, None)
         source = builder.codes(self.inputs[0])
         if self.function is None or source is None:
-            real = self.as_float(builder, builder.between(f"{name}_float"), shape)
+            real = self.lower(builder, None, builder.between(f"{name}_float"), shape)
             return builder.quantized(real, codes, name, shape)
         table = rounded_table(self.function, source, codes)
         return builder.add(Lookup(self.inputs, name, table), shape, codes)
-
-    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        source = builder.dequantized(self.inputs[0])
-        return builder.add(FloatLayer((source,), name, (self.call(source),)), shape, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +78,12 @@ class NativeDraft(Draft):
         """See `Draft`: a layer with weights may be shared, and its quantizer is then behind it."""
         return self.slopes is None
 
-    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
         source = builder.codes(self.inputs[0])
-        operation = None if source is None else self._of_codes(source, codes, name)
+        operation = self._of_codes(source, codes, name) if source and codes else None
         if operation is None:
-            return self.older.as_codes(builder, codes, name, shape)
+            return self.older.lower(builder, codes, name, shape)
         return builder.add(operation, shape, codes)
-
-    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        return self.older.as_float(builder, name, shape)
 
     def _of_codes(self, source: Codes, codes: Codes, name: str) -> Operation | None:
         if source.unit != 1.0 or codes.unit != 1.0:

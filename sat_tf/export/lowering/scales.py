@@ -17,7 +17,7 @@ from sat_tf.exact.operations.operation import Basis, Operation
 from sat_tf.exact.operations.pools import Mean
 from sat_tf.exact.operations.tabled import Reshape
 from sat_tf.exact.tflite.tensors import Tensor, free_name
-from sat_tf.export.lowering.linear_drafts import whole_mean
+from sat_tf.export.lowering.layer_drafts import whole_mean
 from sat_tf.messages import ModelError
 
 # A channel whose smallest change of the sum is worth a whole output code.

@@ -16,13 +16,6 @@ from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
 from sat_tf.exact.tflite.tensors import Codes, Image, Window
 from sat_tf.export.lowering import layers
-from sat_tf.export.lowering.combination_drafts import (
-    MeanOfTensors,
-    OnOneGrid,
-    PairDraft,
-    Part,
-    SumWithMap,
-)
 from sat_tf.export.lowering.drafts import (
     Affine,
     Draft,
@@ -33,11 +26,16 @@ from sat_tf.export.lowering.drafts import (
 )
 from sat_tf.export.lowering.float_layer import FloatCall, FloatLayer, float_layers
 from sat_tf.export.lowering.functions import ComputedFunction, NativeDraft
-from sat_tf.export.lowering.linear_drafts import (
+from sat_tf.export.lowering.layer_drafts import (
     AveragePoolDraft,
     LinearDraft,
     Materialized,
     MeanDraft,
+    MeanOfTensors,
+    OnOneGrid,
+    PairDraft,
+    Part,
+    SumWithMap,
     channel_mean,
     identity,
     window_mean,
@@ -250,7 +248,7 @@ class _Tracer:
         draft = OperationDraft(tuple(sources), operation)
         if node.type not in _MADE_IN_FLOAT32:
             return draft
-        return Materialized(draft.as_float(self.builder, call_name(node), _shape(node)))
+        return Materialized(draft.lower(self.builder, None, call_name(node), _shape(node)))
 
     def _linear(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -407,7 +405,7 @@ class _Tracer:
             return draft
         quantizer, name = output_quantizer(node.layer), call_name(node)
         if node.name == self.float_head:
-            return Materialized(draft.as_float(self.builder, name, _shape(node)))
+            return Materialized(draft.lower(self.builder, None, name, _shape(node)))
         if quantizer is None:
             layer = inner_layer(node.layer)
             if not layer_kinds.rectifies(layer):
@@ -458,7 +456,7 @@ class _Tracer:
         if draft.tensor:
             return draft.tensor
         name = call_name(self.network[node_name])
-        tensor = draft.as_float(self.builder, name, _shape(self.network[node_name]))
+        tensor = draft.lower(self.builder, None, name, _shape(self.network[node_name]))
         self.drafts[node_name] = Materialized(tensor)
         return tensor
 

@@ -11,13 +11,6 @@ from sat_tf.exact.operations.pools import AveragePool, Mean
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.tensors import Codes, Image, Window, dequantized
-from sat_tf.export.lowering.combination_drafts import (
-    MeanOfTensors,
-    OnOneGrid,
-    PairDraft,
-    Part,
-    SumWithMap,
-)
 from sat_tf.export.lowering.drafts import (
     Draft,
     GraphBuilder,
@@ -25,11 +18,16 @@ from sat_tf.export.lowering.drafts import (
     Rectified,
     range_codes,
 )
-from sat_tf.export.lowering.linear_drafts import (
+from sat_tf.export.lowering.layer_drafts import (
     AveragePoolDraft,
     LinearDraft,
     Materialized,
     MeanDraft,
+    MeanOfTensors,
+    OnOneGrid,
+    PairDraft,
+    Part,
+    SumWithMap,
     channel_mean,
     identity,
     window_mean,
@@ -120,7 +118,7 @@ def _builder() -> GraphBuilder:
 def test_codes_and_floats_of_a_draft_are_the_same_values(name):
     draft, shape, codes_apart = DRAFTS[name]
     on_floats = _builder()
-    real = _values(on_floats, draft.as_float(on_floats, "made", shape))
+    real = _values(on_floats, draft.lower(on_floats, None, "made", shape))
     on_codes = _builder()
     low, high = draft.worst_range(lambda read: on_codes.codes(read))
     assert low <= np.min(real) + 1e-5

@@ -13,8 +13,8 @@ from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.targets.ethos_u import compile_file
 from sat_tf.exact.tflite.tensors import Activation
 from sat_tf.export.lowering.drafts import range_codes
+from sat_tf.export.lowering.layer_drafts import LinearDraft, strips
 from sat_tf.export.lowering.layers import affine, codes_of
-from sat_tf.export.lowering.linear_drafts import LinearDraft, strips
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import call_name
@@ -141,7 +141,7 @@ def test_strips_are_the_windows_of_tensorflow(length, size, stride):
         for place in range(strip.start, strip.stop - strip.size + 1, strip.stride)
     ]
     np.testing.assert_allclose(found, np.ravel(expected), rtol=1e-5)
-    assert sum(strip.count for strip in strips(length, size, stride)) == len(found)
+    assert sum(strip.windows for strip in strips(length, size, stride)) == len(found)
 
 
 def pooled(size, strides, signed):

@@ -1,15 +1,21 @@
-"""Drafts that become linear operations: layers with weights, requantizations and means."""
+"""The drafts of layers: linear ones, means, and combinations of several tensors."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sat_tf.exact.operations.linear import Linear
-from sat_tf.exact.operations.pairs import Concatenate
-from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pairs import Concatenate, Pair
+from sat_tf.exact.operations.pointwise import (
+    COARSE_SUMMAND,
+    SMALLEST_SUMMAND,
+    Pointwise,
+    WithConstant,
+)
 from sat_tf.exact.operations.pools import AveragePool
 from sat_tf.exact.operations.tabled import Reshape, moved
 from sat_tf.exact.operations.windows import LinearKind
@@ -87,7 +93,7 @@ class LinearDraft(OperationDraft):
             spread=np.where(unknown, (high - low) / 4.0, linear.spread),
         )
 
-    def _with(self, **arrays: np.ndarray) -> "LinearDraft":
+    def _with(self, **arrays: Any) -> "LinearDraft":
         operation = dataclasses.replace(self.operation, **arrays)
         return dataclasses.replace(self, operation=operation)
 
@@ -100,11 +106,12 @@ class LinearDraft(OperationDraft):
         high = np.max(ends, axis=0).sum(axis=0) * linear.scales + linear.bias
         return float(np.min(low)), float(np.max(high))
 
-    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
+    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
         """See `Draft`; one factor and one constant a channel are two float operations."""
-        linear, source = self.operation, builder.dequantized(self.inputs[0])
-        if not linear.is_pointwise:
-            return self.placed(builder, (source,), None, name, shape)
+        linear = self.operation
+        if codes or not linear.is_pointwise:
+            return super().lower(builder, codes, name, shape)
+        source = builder.dequantized(self.inputs[0])
         product = builder.between(f"{name}_product")
         slope = linear.kernel.reshape(-1) * linear.scales
         builder.with_constant(source, Pointwise.PRODUCT, slope, product, shape)
@@ -183,11 +190,10 @@ class Materialized(Draft):
     def __init__(self, tensor: str) -> None:
         self.tensor, self.inputs = tensor, (tensor,)
 
-    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
-        return identity(self.tensor, shape[-1]).as_codes(builder, codes, name, shape)
-
-    def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:
-        return builder.dequantized(self.tensor)
+    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+        if codes is None:
+            return builder.dequantized(self.tensor)
+        return identity(self.tensor, shape[-1]).lower(builder, codes, name, shape)
 
 
 # -- means ----------------------------------------------------------------------------------------
@@ -196,18 +202,20 @@ class Materialized(Draft):
 class MeanDraft(OperationDraft):
     """The mean over rows and columns."""
 
-    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
         """See `Draft`.
 
         MEAN clips where int8 does, and nowhere else: other codes are made by a convolution.
         """
+        if codes is None:
+            return super().lower(builder, None, name, shape)
         (source,) = self.inputs
         grid = builder.codes(source)
         negative = grid is None or grid.lowest < grid.zero_point
         saturates = codes.highest == 127 and (codes.lowest == -128 or not negative)
         if codes.unit == 1.0 and saturates:
-            return super().as_codes(builder, codes, name, shape)
-        return whole_mean(source, builder.shape(source)).as_codes(builder, codes, name, shape)
+            return super().lower(builder, codes, name, shape)
+        return whole_mean(source, builder.shape(source)).lower(builder, codes, name, shape)
 
 
 class Strip(NamedTuple):
@@ -217,13 +225,13 @@ class Strip(NamedTuple):
     stop: int  # Behind the last.
     size: int  # How many places each reads.
     stride: int  # From one to the next.
-    count: int  # How many they are.
+    windows: int  # How many they are.
 
 
 def strips(length: int, size: int, stride: int) -> list[Strip]:
     """The windows of SAME padding along an axis, without the padding.
 
-    >>> [(strip.start, strip.stop, strip.size, strip.count) for strip in strips(6, 3, 1)]
+    >>> [(strip.start, strip.stop, strip.size, strip.windows) for strip in strips(6, 3, 1)]
     [(0, 2, 2, 1), (0, 6, 3, 4), (4, 6, 2, 1)]
     """
     count = -(-length // stride)
@@ -264,13 +272,15 @@ class AveragePoolDraft(OperationDraft):
         )
         return (rows, columns) if len(rows) * len(columns) <= _MOST_PARTS else None
 
-    def as_codes(self, builder: GraphBuilder, codes: Codes, name: str, shape: Shape) -> str:
+    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
         """See `Draft`.
 
         A depthwise convolution divides by one number, so that windows which reach equally far
         beyond the image are pooled together, and joined. AVERAGE_POOL_2D, where there are too many,
         rounds to the codes that it reads, and slowly.
         """
+        if codes is None:
+            return super().lower(builder, None, name, shape)
         (source,) = self.inputs
         sizes = builder.shape(source)
         parts = self.parts(sizes)
@@ -283,9 +293,9 @@ class AveragePoolDraft(OperationDraft):
             if grid.real_scale > fine.real_scale:
                 requantized = identity(source, shape[-1])
                 source, grid = builder.between(f"{name}_fine"), fine
-                requantized.as_codes(builder, fine, source, sizes)
+                requantized.lower(builder, fine, source, sizes)
             coarse = self.placed(builder, (source,), grid, builder.between(f"{name}_mean"), shape)
-            return identity(coarse, shape[-1]).as_codes(builder, codes, name, shape)
+            return identity(coarse, shape[-1]).lower(builder, codes, name, shape)
         down, across = parts
         bands = []
         for row in down:
@@ -301,11 +311,189 @@ class AveragePoolDraft(OperationDraft):
                     builder.move(moved("STRIDED_SLICE", source, read, sizes, slices), size)
                 window = Window((row.stride, column.stride))
                 mean = window_mean(read, sizes[-1], (row.size, column.size), window)
-                tile_shape = (row.count, column.count, sizes[-1])
-                tiles.append(mean.as_codes(builder, codes, tile, tile_shape))
+                tile_shape = (row.windows, column.windows, sizes[-1])
+                tiles.append(mean.lower(builder, codes, tile, tile_shape))
             if len(across) > 1:
-                builder.add(Concatenate(tuple(tiles), band, 1), (row.count, *shape[1:]), codes)
+                builder.add(Concatenate(tuple(tiles), band, 1), (row.windows, *shape[1:]), codes)
             bands.append(band)
         if len(down) > 1:
             builder.add(Concatenate(tuple(bands), name, 0), shape, codes)
         return name
+
+
+# -- combinations of several tensors ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class PairDraft(OperationDraft):
+    """Values of two tensors, or of more, but for a difference."""
+
+    operation: Pair
+
+    keeps_stream = True
+
+    @classmethod
+    def of(cls, kind: Pointwise, inputs: tuple[str, ...] = ()) -> "PairDraft":
+        """The draft of an operation."""
+        return cls(inputs, Pair((), "", kind))
+
+    def placed(
+        self,
+        builder: GraphBuilder,
+        inputs: tuple[str, ...],
+        codes: Codes | None,
+        name: str,
+        shape: Shape,
+    ) -> str:
+        """Adds operations of two tensors at a time; the codes of all but the last cannot saturate.
+
+        Those of what selects values are the same between as at the end.
+        """
+        first, *others, last = inputs
+        for other in others:
+            grids = builder.codes(first), builder.codes(other)
+            sizes = np.broadcast_shapes(builder.shape(first), builder.shape(other))
+            between = codes if self.operation.keeps_grid else None
+            if not self.operation.keeps_grid and grids[0] is not None and grids[1] is not None:
+                between = range_codes(*self._range(grids[0].real_range, grids[1].real_range))
+            partial = builder.between(f"{name}_partial")
+            first = self._combined(builder, (first, other), between, partial, sizes)
+        return self._combined(builder, (first, last), codes, name, shape)
+
+    def _combined(
+        self,
+        builder: GraphBuilder,
+        inputs: tuple[str, str],
+        codes: Codes | None,
+        name: str,
+        shape: Shape,
+    ) -> str:
+        """Adds the operation of two tensors, as its kernel takes them."""
+        read: tuple[str, ...] = inputs
+        if codes is not None and self.operation.kind in (Pointwise.SUM, Pointwise.DIFFERENCE):
+            read = tuple(summand(builder, source, codes) for source in inputs)
+        return super().placed(builder, read, codes, name, shape)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        return functools.reduce(self._range, (codes_of(each).real_range for each in self.inputs))
+
+    def _range(self, first: Range, second: Range) -> Range:
+        """The range of what two ranges make: it is monotonic in either, so that ends make it."""
+        kind = self.operation.kind
+        ends = kind.on_arrays(np.reshape(first, (2, 1)), np.asarray(second))
+        return float(np.min(ends)), float(np.max(ends))
+
+
+def summand(builder: GraphBuilder, source: str, output: Codes) -> str:
+    """The tensor itself, or one on a larger scale where the kernel of its sum needs that."""
+    codes = builder.codes(source)
+    if codes is None or codes.scale / output.scale >= SMALLEST_SUMMAND:
+        return source
+    coarse = Codes(np.float32(COARSE_SUMMAND * output.scale), 0)
+    name, shape = builder.between(f"{source}_coarse"), builder.shape(source)
+    return identity(source, shape[-1]).lower(builder, coarse, name, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class SumWithMap(Draft):
+    """The sum of a tensor and a map of codes that is the same for all images."""
+
+    inputs: tuple[str, ...]
+    codes: np.ndarray  # Integers; axes of size 1 are broadcast.
+    scale: np.float32  # Of the map.
+
+    keeps_stream = True
+
+    @property
+    def values(self) -> np.ndarray:
+        """The map in real values."""
+        return np.asarray(self.codes * self.scale, np.float32)
+
+    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+        """See `Draft`; a map of very small values gets a larger scale, as `summand`."""
+        if codes is None:
+            source = builder.dequantized(self.inputs[0])
+            return builder.with_constant(source, Pointwise.SUM, self.values, name, shape)
+        scale, constant = self.scale, self.codes
+        if scale / codes.scale < SMALLEST_SUMMAND:
+            scale = np.float32(COARSE_SUMMAND * codes.scale)
+            constant = np.rint(self.values / scale)
+        source = summand(builder, self.inputs[0], codes)
+        constant = constant.astype(np.int8)[np.newaxis]
+        operation = WithConstant((source,), name, Pointwise.SUM, constant, Codes(scale, 0))
+        return builder.add(operation, shape, codes)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        low, high = codes_of(self.inputs[0]).real_range
+        return low + float(np.min(self.values)), high + float(np.max(self.values))
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanOfTensors(Draft):
+    """The mean of several tensors: their sum, divided by a requantization."""
+
+    inputs: tuple[str, ...]
+
+    keeps_stream = True
+
+    @property
+    def total(self) -> PairDraft:
+        """Their sum."""
+        return PairDraft.of(Pointwise.SUM, self.inputs)
+
+    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+        count, between = len(self.inputs), builder.between(f"{name}_sum")
+        if codes is None:
+            sums = self.total.lower(builder, None, between, shape)
+            return builder.with_constant(sums, Pointwise.PRODUCT, 1.0 / count, name, shape)
+        # The sum on a scale larger by the divisor: its codes are those of the mean.
+        larger = dataclasses.replace(codes, scale=np.float32(codes.scale * count))
+        sums = self.total.lower(builder, larger, between, shape)
+        mean = identity(sums, shape[-1]).scaled(np.asarray(1.0 / count), np.zeros(()))
+        return mean.lower(builder, codes, name, shape)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        low, high = self.total.worst_range(codes_of)
+        return low / len(self.inputs), high / len(self.inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One part of several on one grid, with the name and the shape of the tensor it becomes."""
+
+    draft: Draft
+    name: str
+    shape: Shape
+
+
+class OnOneGrid(Draft):
+    """Parts that get the grid of the whole: joined, or the largest or smallest values of them.
+
+    `whole` is what is done with them, as the draft of an operation without inputs.
+    """
+
+    def __init__(self, whole: OperationDraft, *parts: Part) -> None:
+        self.whole, self.parts = whole, parts
+        self.inputs = tuple(source for part in parts for source in part.draft.inputs)
+
+    def takes_floats(self, codes: Codes) -> bool:
+        """See `Draft`: QUANTIZE cannot make codes with a unit, and no part alone has one."""
+        return codes.unit == 1.0
+
+    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+        tensors = []
+        for part in self.parts:
+            tensor = part.draft.tensor
+            if codes is None:
+                tensor = part.draft.lower(builder, None, part.name, part.shape)
+            elif not tensor or builder.codes(tensor) != codes:
+                # A part that exists already, such as a pooled tensor, keeps its name.
+                exists = part.name in builder.tensors
+                tensor = builder.between(f"{part.name}_part") if exists else part.name
+                tensor = builder.materialize(part.draft, codes, tensor, part.shape)
+            tensors.append(tensor)
+        return self.whole.placed(builder, tuple(tensors), codes, name, shape)
+
+    def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
+        low, high = zip(*(part.draft.worst_range(codes_of) for part in self.parts), strict=True)
+        return min(low), max(high)
