@@ -178,7 +178,7 @@ def _exported(quantized: Any, images: np.ndarray) -> dict[str, Any]:
         "export_seconds": seconds,
         "verify_seconds": verify_seconds,
         "bytes": proof.bytes,
-        "float_layers": len(proof.islands),
+        "float_layers": len(proof.float_layers),
         "float_operators": sum(
             not operator.startswith("DEQUANTIZE") for operator in proof.float_operators
         ),

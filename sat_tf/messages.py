@@ -176,6 +176,27 @@ REMOVED = {
     "allocate.curve": _FOR_EACH_BUDGET,
     "allocate.write_picture": _FOR_EACH_BUDGET,
     "Plan.write_diagram": IN_A_VIEWER,
+    **{
+        f"{owner}.{former}": f"use {name}"
+        for owner in ("Certificate", "ExportReport")
+        for former, name in (
+            ("islands", "float_layers"),
+            ("holds", "portability"),
+            ("elsewhere", "cpu_fallback"),
+        )
+    },
+    "Certificate.parting": "use output_mismatches, or trained_notes, which has the sentences",
+    "Certificate.few_images": "use has_few_images, or verdict, which has the sentence",
+    **dict.fromkeys(
+        (
+            f"Certificate.{name}"
+            for name in (
+                *("of_float", "float_verdict", "measured_on", "target_title", "beyond_proof"),
+                "left_to_the_cpu",
+            )
+        ),
+        "use statements, which has the sentence",
+    ),
     "sat_tf.export.deployed_model": "use sat_tf.export.snap_biases, which gives a model the biases "
     "of its file, so that it computes its codes, or sat_tf.export.simulate, which computes every "
     "code of a file",

@@ -1,12 +1,11 @@
 """The result of a verification: tables on the screen, and whether the command has failed."""
 
-import rich.table
 from rich.console import Console
 from rich.text import Text
 
+from sat_tf.exact.certificate import rules
 from sat_tf.exact.certificate.certificate import Certificate
-from sat_tf.exact.certificate.page import accuracy_column, difference_columns
-from sat_tf.exact.certificate.runtimes import REFERENCE_TITLES, runtime_table
+from sat_tf.exact.certificate.page import codes_differing, output_table, runtime_table
 from sat_tf.messages import in_one_line, say
 from sat_tf.presentation.tables import Column, Marked, Table, digits, marked_text
 
@@ -34,46 +33,27 @@ def print_certificate(certificate: Certificate, path: str, console: Console) -> 
     )
     if certificate.trained:
         verdict.append(f"; of the trained model's own, {100 * certificate.trained_differing:.4f} %")
-    if certificate.float_verdict:
-        verdict.append(f"; {certificate.float_verdict}")
+    if float_values := rules.float_values(certificate):
+        verdict.append(f"; {float_values}")
     say(console, verdict)
     for statement in certificate.statements:
         say(console, marked_text(statement))
-    console.print(
-        runtime_table(certificate.runtimes, certificate.reference, certificate.top1).to_rich()
-    )
-    if len(certificate.runtimes["xnnpack"].outputs) > 1:
-        console.print(_outputs(certificate))
-    _print_differing(certificate, console)
-
-
-def _outputs(certificate: Certificate) -> rich.table.Table:
-    counts = certificate.runtimes["xnnpack"].outputs
-    columns: list[Column[int]] = [
-        Column("output", lambda index: counts[index].name, wrap="fold"),
-        accuracy_column(certificate, "tflite"),
-        *difference_columns(REFERENCE_TITLES[certificate.reference], counts),
-    ]
-    return Table(columns=columns, rows=range(len(counts))).to_rich()
-
-
-def _print_differing(certificate: Certificate, console: Console) -> None:
-    counts = {
-        runtime: {tensor.name: tensor.codes_differing for tensor in count.tensors}
-        for runtime, count in certificate.runtimes.items()
-    }
+    console.print(runtime_table(certificate).to_rich())
+    if len(certificate.xnnpack.outputs) > 1:
+        console.print(output_table(certificate).to_rich())
+    counts = codes_differing(certificate)
     names = [
         tensor.name
         for tensor in certificate.codes
-        if any(found[tensor.name] for found in counts.values())
+        if any(by_tensor[tensor.name] for by_tensor in counts.values())
     ]
     if not names:
         return
     columns: list[Column[str]] = [
         Column("tensor", lambda name: name, wrap="fold"),
         *(
-            Column(runtime, found.__getitem__, digits(","), number=True)
-            for runtime, found in counts.items()
+            Column(runtime, by_tensor.__getitem__, digits(","), number=True)
+            for runtime, by_tensor in counts.items()
         ),
     ]
     table = Table(columns=columns, rows=names[:_MOST_TENSORS_LISTED])

@@ -22,10 +22,10 @@ from sat_tf.commands.models import load_model, quiet_tensorflow, read_keras_mode
 from sat_tf.commands.options import add_target, add_trust, nonempty
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude, print_certificate
-from sat_tf.exact.certificate.certificate import Certificate, read_certificate, severest
+from sat_tf.exact.certificate.certificate import Certificate, read_certificate, write_both
 from sat_tf.exact.certificate.inputs import random_images
-from sat_tf.exact.certificate.page import write_both
 from sat_tf.exact.certificate.proof import existing_file, read_subject, recheck, verify_file
+from sat_tf.exact.certificate.rules import severest
 from sat_tf.exact.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.exact.operator_comparison import compare_operators, is_foreign, read_any_file
 from sat_tf.exact.targets.table import TARGETS
@@ -277,7 +277,7 @@ class _Comparison:
             path = folder / CERTIFICATE
             found = self._prove(path)
             if elsewhere:
-                write_both(dataclasses.replace(found, elsewhere=elsewhere), path)
+                write_both(dataclasses.replace(found, cpu_fallback=elsewhere), path)
             print_certificate(found, str(target.tflite), console)
             say(console, f"Certificate: {path.with_suffix('.html')}")
             if out is not None:

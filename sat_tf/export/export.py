@@ -13,14 +13,9 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
-from sat_tf.exact.certificate.runtimes import (
-    Hold,
-    are_portable,
-    first_release,
-    holds_of,
-    verdict_of,
-    wrong_before,
-)
+from sat_tf.exact.certificate.portability import PortabilityClaim, are_portable, portability_of
+from sat_tf.exact.certificate.rules import portability_in_words
+from sat_tf.exact.certificate.runtimes import first_release, wrong_before
 from sat_tf.exact.litert.runtime import Runtime, check_loading
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
@@ -108,7 +103,8 @@ class ExportReport(Displayed):
     # The operators that read or make float tensors, with the tensor they make.
     float_operators: list[str]
     route: str  # "direct" or "converter".
-    islands: list[str]  # The layers that are left float, which TensorFlow's converter has written.
+    # The layers that are left float, which TensorFlow's converter has written.
+    float_layers: list[str]
     # The tensors whose integers `verify_tflite` compares one by one. Those behind a layer left
     # float are certified given its output.
     certified: list[str]
@@ -122,7 +118,7 @@ class ExportReport(Displayed):
     runs_from: str
     # On which processors XNNPACK has the same codes, operator by operator, and why; none for
     # route="converter".
-    holds: list[Hold]
+    portability: list[PortabilityClaim]
     # By how many units in the last place the scales of tensors were moved so that it has them on
     # all.
     moved_scales: dict[str, int]
@@ -130,14 +126,14 @@ class ExportReport(Displayed):
     target: str  # The processor that the file is for.
     # The operators that its compiler leaves to the CPU, with the reason and the fix; where it is a
     # CPU, those that it refuses.
-    elsewhere: list[Elsewhere]
+    cpu_fallback: list[Elsewhere]
     warnings: list[str]  # What to know about the file.
     seconds: float  # How long it took.
 
     @property
     def is_portable(self) -> bool:
         """Whether XNNPACK has the same codes on x86 and on Arm, as far as is known."""
-        return are_portable(self.holds)
+        return are_portable(self.portability)
 
     @property
     def summary(self) -> str:
@@ -163,7 +159,7 @@ class ExportReport(Displayed):
             words.append(f"{self.moved_biases} layers of the model took its biases.")
         return [
             *(Marked(line, "plain") for line in words),
-            *([verdict_of(self.holds)] if self.holds else []),
+            *([portability_in_words(self.portability)] if self.portability else []),
             *self.on_target,
             *(Marked(f"Note: {warning}", "watch") for warning in self.warnings),
         ]
@@ -171,7 +167,7 @@ class ExportReport(Displayed):
     @property
     def on_target(self) -> list[Marked]:
         """How much of the file runs on its NPU, and what does not; none where it is for a CPU."""
-        return TARGETS[self.target].statements(self.elsewhere, sum(self.operators.values()))
+        return TARGETS[self.target].statements(self.cpu_fallback, sum(self.operators.values()))
 
     def _notes(self) -> list[Marked]:
         return self.statements
@@ -395,16 +391,16 @@ def _report(
         operators=contents.operator_counts(),
         float_operators=contents.float_operators(),
         route=route,
-        islands=list(graph.float_layers),
+        float_layers=list(graph.float_layers),
         certified=list(graph.integer_tensors) if direct else [],
         storage=storage,
         kernels=packing.stored_kernels(graph) if direct else [],
         runs_from=first_release((each.storage for each in kernels if each.is_product), contents),
-        holds=holds_of(graph) if direct else [],
+        portability=portability_of(graph) if direct else [],
         moved_scales=dict(graph.moved_scales) if direct else {},
         moved_biases=moved_biases,
         target=settings.target,
-        elsewhere=TARGETS[settings.target].elsewhere(contents),
+        cpu_fallback=TARGETS[settings.target].elsewhere(contents),
         warnings=warnings,
         seconds=time.perf_counter() - start,
     )

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sat_tf.exact.targets.table import TARGETS, Elsewhere, Target, elsewhere_table
 from sat_tf.files import write_text
-from sat_tf.messages import did_you_mean, first_ones, instead_of, say
+from sat_tf.messages import did_you_mean, first_ones, say
 from sat_tf.presentation.overlay import BIT_COLORS, Mark, write_overlay
 from sat_tf.presentation.tables import (
     Cell,
@@ -350,9 +350,6 @@ class Plan(RowTable):
         row = self[name]
         names = [row.tensor] if row.tensor else [self[layer].tensor for layer in row.fused_into]
         return tuple(dict.fromkeys(filter(None, names)))
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"a Plan has no {name!r}{instead_of(f'Plan.{name}')}")
 
 
 _NO_BITS = "#dddddd"  # the colour of a node without codes of its own

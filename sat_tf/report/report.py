@@ -9,13 +9,11 @@ import pydantic
 import tf_keras as keras
 
 from sat_tf import output_folder
-from sat_tf.exact.certificate.certificate import (
-    FLOAT_RULE,
-    LOSS_RULE,
-    Certificate,
-    severest,
-)
+from sat_tf.exact.certificate import rules
+from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.certificate.inputs import ImagesFrom
+from sat_tf.exact.certificate.rules import severest
+from sat_tf.exact.targets.processors import saved_processor
 from sat_tf.exact.tflite.metadata import lines_of
 from sat_tf.exact.top_k import AGREEMENT, TOP1
 from sat_tf.export.export import ExportReport, export_tflite
@@ -87,8 +85,7 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
         "certificate": certificate,
         "certificate_facts": _certificate(certificate) if certificate else {},
         "differing": differing,
-        "float_rule": FLOAT_RULE,
-        "loss_rule": LOSS_RULE,
+        "rules": rules,
     }
     page = render_page("report/report.html", **(values | of_run))
     # The page comes last: a folder with it is one whose run is finished.
@@ -183,7 +180,7 @@ def headline_of(folder: OutputFolder) -> Marked | None:
 
 def _unlabelled(certificate: Certificate) -> Marked:
     """The headline where no accuracy was measured: what the file keeps of the float model."""
-    kept, differing = certificate.of_float, certificate.differing
+    kept, differing = rules.FLOAT.headline(certificate), certificate.differing
     if kept is None:
         kind = "plain" if differing.kind == "good" else differing.kind
         return Marked("Accuracy is not measured", kind)
@@ -232,15 +229,15 @@ _LAYER: list[Column[LayerRow]] = [
 def _certificate(certificate: Certificate) -> dict[str, str]:
     return {
         "SHA-256 of the file": certificate.sha256,
-        "Target": certificate.target_title,
+        "Target": saved_processor(certificate.target).title,
         "Images": f"{certificate.num_images:,}",
         "Other runtimes": ", ".join(
-            f"{name}: {count.differing} codes differ"
+            f"{name}: {rules.sentence('codes_headline', certificate, count)}"
             for name, count in certificate.runtimes.items()
             if name != "xnnpack"
         ),
         "Float operators": ", ".join(certificate.float_operators),
-        "Layers left float": ", ".join(certificate.islands),
+        "Layers left float": ", ".join(certificate.float_layers),
         "Notes": "; ".join(certificate.warnings),
     }
 

@@ -7,7 +7,9 @@ import rich.table
 from pydantic import ConfigDict
 
 from sat_tf import output_folder
-from sat_tf.exact.certificate.certificate import FEWEST_IMAGES, Certificate, kind_of_loss
+from sat_tf.exact.certificate.certificate import Certificate
+from sat_tf.exact.certificate.record import FEWEST_IMAGES
+from sat_tf.exact.certificate.rules import kind_of_loss, sentence
 from sat_tf.exact.top_k import AGREEMENT, TOP1, Score
 from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import (
@@ -154,7 +156,7 @@ class Results(Displayed):
         """How many codes differ between LiteRT and the simulation; None without a file."""
         if self.codes_differing is None:
             return None
-        words = f"{self.codes_differing:,} of {self.codes_compared:,} codes differ"
+        words = f"{sentence('counted', self.codes_differing, self.codes_compared)} codes differ"
         return Marked(words, "bad" if self.codes_differing else "good")
 
     @property

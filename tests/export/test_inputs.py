@@ -265,7 +265,7 @@ def test_ids_of_an_embedding_reach_the_file_unchanged(dtype, tmp_path):
     quantized, report = _written(model, ids, path)
     (taken,), run = _of_file(path)
     assert (taken["dtype"], taken["quantization"][0]) == (np.dtype(dtype), 0.0)
-    assert report.islands == ["table"]
+    assert report.float_layers == ["table"]
     assert _difference(model, quantized, ids) < 0.03
     assert _difference(model, run, ids) < 0.03  # ids that are made others give 1.4
     certificate = sat_tf.verify_tflite(quantized, path, ids[:8], float_model=model, progress=False)
@@ -360,7 +360,7 @@ def test_complex_numbers_between_layers_left_float_keep_their_imaginary_part(siz
     path = tmp_path / "net.tflite"
     model = _of_waves(lambda z: L.Dense(3)(L.Flatten()(L.Dense(8, activation="relu")(size(z)))))
     quantized, report = _written(model, WAVES, path)
-    assert report.islands[0].startswith("stft + ")
+    assert report.float_layers[0].startswith("stft + ")
     assert _difference(model, _of_file(path)[1], WAVES) < 0.04  # without it, 0.6
     certificate = sat_tf.verify_tflite(quantized, path, WAVES[:8], progress=False)
     assert certificate.codes_differing == 0

@@ -100,7 +100,7 @@ def test_nothing_of_the_file_is_float_and_its_outputs_stand_for_those_of_the_flo
     assert {made.type for made in _parsed(paths[kind]).outputs} == {kind.upper()}
     assert reports[kind].float_operators == []
     assert reports["float32"].float_operators
-    assert reports[kind].islands == []
+    assert reports[kind].float_layers == []
     assert not any("float32" in text for text in reports[kind].warnings)
     # The last codes are called as the outputs.
     assert len(reports["float32"].certified) <= len(reports[kind].certified)

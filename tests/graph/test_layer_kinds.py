@@ -156,7 +156,7 @@ def test_a_linear_layer_is_placed_explained_and_lowered_without_a_differing_code
     )
     assert wrapper.quantize_config.weights.fan_out == layer_kinds.fan_out(layer)
     assert found.codes_differing == 0
-    assert found.islands == []
+    assert found.float_layers == []
 
 
 @pytest.mark.parametrize("kind", LINEAR, ids=name_of)
@@ -215,7 +215,7 @@ def test_every_data_movement_is_lowered_without_a_differing_code(tmp_path):
         keras.Model(image, L.Dense(3, name="head")(joined)), tmp_path / "model.tflite"
     )
     assert found.codes_differing == 0
-    assert found.islands == []
+    assert found.float_layers == []
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=name_of)
@@ -253,7 +253,7 @@ def test_one_row_is_all_that_a_linear_layer_of_a_new_kind_needs(toy, tmp_path):
     assert {row.name: row.fan_in for row in sat_tf.audit(model).layers}["toy"] == 9 * CHANNELS
     quantized, found = exported(model, tmp_path / "model.tflite")
     assert found.codes_differing == 0
-    assert found.islands == []
+    assert found.float_layers == []
     pytest.importorskip("keras")
     from sat_tf.keras3.placed import placed
 
@@ -272,7 +272,7 @@ def test_one_row_is_all_that_a_layer_of_data_movement_needs(monkeypatch, tmp_pat
     with keras.utils.custom_object_scope({"Swapped": Swapped}):
         _, found = exported(model, tmp_path / "model.tflite")
     assert found.codes_differing == 0
-    assert found.islands == []
+    assert found.float_layers == []
 
 
 def test_without_a_row_a_layer_is_refused_and_a_subclass_only_counted():

@@ -335,7 +335,7 @@ def test_a_weighted_sum_becomes_a_scaling_and_an_addition(scale, tmp_path):
     sat_tf.calibrate(quantized, np.abs(images) * 20.0)
     pixels = np.random.default_rng(0).integers(0, 256, images.shape).astype(np.uint8)
     _, proof = proved(quantized, tmp_path / "model.tflite", pixels)
-    assert not proof.islands
+    assert not proof.float_layers
 
 
 class CustomScaleLayer(L.Layer):

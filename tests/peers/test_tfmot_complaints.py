@@ -226,7 +226,7 @@ def test_a_model_that_sat_tf_takes_keeps_its_function_in_8_bits(taken):
 def test_its_file_is_all_integer_and_computes_the_proved_codes(taken, tmp_path):
     complaint, _, quantized, images = taken
     report, _ = proved(quantized, tmp_path / "model.tflite", images.astype(np.uint8))
-    assert report.islands == list(complaint.float_layers)
+    assert report.float_layers == list(complaint.float_layers)
     if not complaint.float_layers:
         assert [name.split()[0] for name in report.float_operators] == ["DEQUANTIZE"]
 

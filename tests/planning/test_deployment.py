@@ -71,10 +71,10 @@ def test_float_layers_and_float_operators_are_those_that_the_export_reports(poli
     model = odd_model()
     plan = sat_tf.explain(model, policy)
     report = sat_tf.export_tflite(calibrated(model, policy), tmp_path / "odd.tflite")
-    assert list(plan.float_layers) == report.islands
+    assert list(plan.float_layers) == report.float_layers
     planned = operators_of(plan)
     planned_floats = {name: count for name, count in planned.items() if name.startswith("float ")}
-    assert sum(planned_floats.values()) == len(report.islands)
+    assert sum(planned_floats.values()) == len(report.float_layers)
     for name, count in planned.items():
         assert name in planned_floats or report.operators[name] >= count
     # The model alone can have been fed nothing.
@@ -217,7 +217,7 @@ def test_a_plan_names_the_operators_that_the_file_leaves_to_the_cpu(name, target
     report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
     assert report.target == plan.target.name == target
     assert plan.file_operators == sum(report.operators.values())
-    assert list(plan.elsewhere) == report.elsewhere
+    assert list(plan.elsewhere) == report.cpu_fallback
 
 
 def test_a_plan_for_a_cpu_names_none_that_it_computes():

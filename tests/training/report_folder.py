@@ -7,7 +7,7 @@ from sat_tf import output_folder
 from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.certificate.inputs import ImagesFrom
 from sat_tf.exact.certificate.outputs import OutputCount
-from sat_tf.exact.certificate.runtimes import RuntimeCount, TensorCount
+from sat_tf.exact.certificate.record import RuntimeCount, TensorCount
 from sat_tf.presentation.tables import write_table
 from sat_tf.report.layers import LayerRow
 from sat_tf.report.report import write_layers
@@ -105,7 +105,7 @@ def _certificate(layer, codes_differing):
         sha256="ab" * 32,
         operators={},
         float_operators=[],
-        islands=[layer] if layer == HOSTILE else [],
+        float_layers=[layer] if layer == HOSTILE else [],
         versions={},
         num_images=539,
         images_sha256="cd" * 32,

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sat_tf.exact.certificate.certificate import TensorCodes
 from sat_tf.exact.certificate.outputs import (
     Output,
     OutputCount,
@@ -20,7 +19,8 @@ from sat_tf.exact.certificate.outputs import (
     separated,
     smallest_agreement,
 )
-from sat_tf.exact.certificate.runtimes import RUNTIMES, RuntimeCount, TensorCount, TrainedCount
+from sat_tf.exact.certificate.record import RuntimeCount, TensorCodes, TensorCount, TrainedCount
+from sat_tf.exact.certificate.runtimes import RUNTIMES
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.litert.runtime import loaded
 from sat_tf.exact.operations.graph import Graph, by_name, outputs_of, simulate, simulate_on

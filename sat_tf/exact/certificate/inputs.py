@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from sat_tf.exact.certificate.outputs import as_array
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.tflite.tensors import Image, Pixels, arrays_of
-from sat_tf.presentation.tables import Marked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,26 +157,6 @@ class CheckedRange:
     # What tells that the model was trained with it, in words; "" where nothing does.
     checked_by: str = ""
     problem: str = ""  # Why it is certainly another one; "" where it may be right.
-
-    @property
-    def statement(self) -> Marked:
-        """Says what has checked the range, or that nothing could."""
-        pixels = f"Input range of {self.input}: the pixels 0 and 255 stand for {self.range}"
-        if self.problem:
-            return Marked(f"{pixels}, though {self.problem}", "bad")
-        if self.checked_by:
-            return Marked(f"{pixels}, as checked by {self.checked_by}.", "plain")
-        return Marked(
-            f"{pixels}. Nothing here could check that the float model was trained with it: give "
-            "labels, whose accuracy tells, or a float model that has BatchNormalization.",
-            "watch",
-        )
-
-
-def kind_of_ranges(ranges: Iterable[CheckedRange]) -> str:
-    """The kind of a `Marked` about all ranges: "good", "watch" or "bad"."""
-    kinds = {one.statement.kind for one in ranges}
-    return next((kind for kind in ("bad", "watch") if kind in kinds), "good")
 
 
 def checked_by_accuracy(

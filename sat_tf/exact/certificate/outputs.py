@@ -203,23 +203,6 @@ class ValueCount:
         """Whether a channel is off that is not merely quiet."""
         return self.off > 0
 
-    def __str__(self) -> str:
-        worst, fewest = self.channels[0], self.fewest_values
-        several = self.num_channels > 1
-        text = f"{worst.error:.2g} standard deviations"
-        if several:
-            text += f" in the worst of {self.num_channels:,} channels ({worst.channel})"
-        where = f" in channel {fewest.channel}" if several else ""
-        text += (
-            f", {fewest.values:,} different value{'' if fewest.values == 1 else 's'} left of "
-            f"{fewest.reference_values:,}{where}"
-        )
-        if several and self.off:
-            text += f"; {self.off:,} channel{' is' if self.off == 1 else 's are'} off"
-        if self.quiet:
-            text += f"; not judged, as they hardly vary: {self.quiet:,}"
-        return text
-
 
 def compared_channels(values: np.ndarray, reference: np.ndarray) -> ValueCount:
     """The channels of an output against those of the reference.
@@ -229,9 +212,8 @@ def compared_channels(values: np.ndarray, reference: np.ndarray) -> ValueCount:
     ...     np.stack([pixels, np.round(pixels / 300)], axis=1),  # of scores, 0 and 1 are left
     ...     np.stack([pixels, pixels / 300], axis=1),
     ... )
-    >>> print(found)
-    1 standard deviations in the worst of 2 channels (1), 2 different values left of 400 in \
-channel 1; 1 channel is off
+    >>> found.off, found.channels[0].channel, found.fewest_values.values
+    (1, 1, 2)
     """
     channels = reference.shape[-1] if reference.ndim > 1 else 1
     own, wanted = values.reshape(-1, channels), reference.reshape(-1, channels)
@@ -303,9 +285,14 @@ class OutputCount:
         return self.values is not None and not self.classes_by
 
     @property
-    def what(self) -> str:
-        """The things that are classified, in words."""
-        return "pixels, rows or boxes" if len(self.shape) > 1 else "images"
+    def has_classes(self) -> bool:
+        """Whether it holds classes, or numbers that nothing could compare as values."""
+        return self.agreement is not None and not self.is_values
+
+    @property
+    def places_differing(self) -> int:
+        """How many places have another class than in the reference."""
+        return round((1.0 - (self.agreement or 0.0)) * self.places)
 
 
 def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> OutputCount:

@@ -13,7 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.exact.certificate.certificate import Certificate
+from sat_tf.exact.certificate.certificate import (
+    Certificate,
+    check_certificate_path,
+    write_both,
+)
 from sat_tf.exact.certificate.comparison import (
     CodesRecorder,
     FloatModel,
@@ -39,12 +43,11 @@ from sat_tf.exact.certificate.outputs import (
     only,
     outputs_in,
 )
-from sat_tf.exact.certificate.page import check_certificate_path, write_both
+from sat_tf.exact.certificate.portability import portability_of
 from sat_tf.exact.certificate.runtimes import (
     USUAL_RUNTIMES,
     RuntimeKind,
     chosen,
-    holds_of,
     wrong_before,
 )
 from sat_tf.exact.kernels import kernel_sets
@@ -136,7 +139,7 @@ def checked_inputs(
     return image.taken(images), arrays
 
 
-def strangers(
+def mismatches_with_record(
     subject: Subject, images: Pixels | None, recorded: Any, what: str, advice: str
 ) -> list[str]:
     """Why a file or images are not those of a `Certificate`, or of the `KitRecord` of a kit."""
@@ -237,7 +240,7 @@ def prove(
         sha256=subject.sha256,
         operators=subject.parsed.operator_counts(),
         float_operators=subject.parsed.float_operators(),
-        islands=list(graph.float_layers),
+        float_layers=list(graph.float_layers),
         versions={
             "python": platform.python_version(),
             "machine": platform.machine(),
@@ -266,7 +269,7 @@ def prove(
         float_model=float_model.name if float_model else None,
         float_outputs=float_counts,
         machine=machine,
-        holds=holds_of(graph),
+        portability=portability_of(graph),
         target=subject.target,
         input_ranges=checked_by_accuracy(input_ranges, labels, [*right["tflite"].values()]),
     )
@@ -381,7 +384,7 @@ def recheck(
         images = image.drawn(random_images(image.shape, recorded.num_images, seed))
     images, _ = checked_inputs("recheck", subject, images, None)
     advice = "certify this one with sat-tf verify"
-    problems = strangers(subject, images, recorded, "certificate", advice)
+    problems = mismatches_with_record(subject, images, recorded, "certificate", advice)
     if problems:
         raise ProblemsError(f"{subject.path} and its certificate", problems)
     fresh = prove(

@@ -10,7 +10,7 @@ import numpy as np
 
 from sat_tf.exact.certificate.certificate import as_record, read_json
 from sat_tf.exact.certificate.inputs import random_images
-from sat_tf.exact.certificate.proof import checked_inputs, read_subject, strangers
+from sat_tf.exact.certificate.proof import checked_inputs, mismatches_with_record, read_subject
 from sat_tf.exact.device import check
 from sat_tf.exact.device.kit import FORMAT, Expected, KitRecord, simulated, tensors_of
 from sat_tf.files import expect_path, read_text
@@ -208,7 +208,7 @@ def read_device_check(
         images = image.drawn(random_images(image.shape, count, seed))
     if images is not None:
         images, _ = checked_inputs("read_device_check", subject, images, None)
-    problems = strangers(subject, images, found.kit, "kit", "make a kit of this one")
+    problems = mismatches_with_record(subject, images, found.kit, "kit", "make a kit of this one")
     compared, _ = tensors_of(subject.graph)
     recorded = {tensor.name: tensor.sha256 for tensor in found.kit.tensors}
     wrong = sorted(set(compared) ^ set(recorded))

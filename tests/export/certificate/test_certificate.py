@@ -1,15 +1,17 @@
 import dataclasses
 import hashlib
 import json
+import pathlib
 import re
 
 import numpy as np
 import pytest
 import tf_keras as keras
+from markupsafe import escape
 
 import sat_tf
 from sat_tf.exact.certificate import inputs, runtimes
-from sat_tf.exact.certificate.certificate import FEWEST_IMAGES, Certificate, read_certificate
+from sat_tf.exact.certificate.certificate import Certificate, read_certificate
 from sat_tf.exact.certificate.comparison import CodesRecorder
 from sat_tf.exact.certificate.inputs import GIVEN
 from sat_tf.exact.certificate.outputs import (
@@ -19,8 +21,17 @@ from sat_tf.exact.certificate.outputs import (
     label_problems,
 )
 from sat_tf.exact.certificate.page import certificate_page
+from sat_tf.exact.certificate.portability import PortabilityClaim, portability_of
 from sat_tf.exact.certificate.proof import prove, read_subject, verify_file
-from sat_tf.exact.certificate.runtimes import Hold, holds_of, verdict_of
+from sat_tf.exact.certificate.record import FEWEST_IMAGES
+from sat_tf.exact.certificate.rules import (
+    COLOURS,
+    TOPICS,
+    VALUE_RULE,
+    portability_in_words,
+    rule_table,
+    sentence,
+)
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.processes import Machine
 from sat_tf.exact.operations import windows
@@ -76,10 +87,45 @@ def test_a_certificate_of_an_earlier_version_is_read_and_says_nothing_of_what_is
     (tmp_path / "c.json").write_text(json.dumps(values))
     older = read_certificate(tmp_path / "c.json")
     assert (older.codes, older.agreement) == (certificate.codes, certificate.agreement)
-    assert (older.float_outputs, older.accuracy, older.holds) == ([], {}, [])
+    assert (older.float_outputs, older.accuracy, older.portability) == ([], {}, [])
     assert older.runtimes["xnnpack"].own == []
     assert not older.is_portable
     assert not re.search("Where this holds|not as simulated", certificate_page(older))
+
+
+EARLIER_NAMES = pathlib.Path(__file__).with_name("earlier_names.json")
+
+
+def test_fields_of_earlier_names_are_read(tmp_path):
+    older = read_certificate(EARLIER_NAMES)
+    values = json.loads(EARLIER_NAMES.read_text())
+    assert older.float_layers == values["islands"] == ["norm"]
+    assert [dataclasses.asdict(claim) for claim in older.portability] == values["holds"]
+    assert older.cpu_fallback == values["elsewhere"]
+    assert not older.is_portable
+    older.write(tmp_path / "c.json")
+    assert read_certificate(tmp_path / "c.json") == older
+    written = json.loads((tmp_path / "c.json").read_text())
+    assert written.keys() - values.keys() == {"float_layers", "portability", "cpu_fallback"}
+    with pytest.raises(AttributeError, match="a Certificate has no 'islands'; use float_layers"):
+        _ = older.islands
+
+
+def test_the_guide_and_the_page_show_the_table_of_colours(written):
+    guide = pathlib.Path(__file__).parents[3] / "docs" / "guides" / "verify.md"
+    assert rule_table().to_markdown() in guide.read_text()
+    text = " ".join(guide.read_text().split())
+    assert VALUE_RULE in text
+    page = written[1].with_suffix(".html").read_text()
+    assert all(escape(rule.condition) in page for rule in rule_table().rows)
+
+
+def test_each_rule_of_the_table_says_what_it_counts():
+    named = {
+        name for topic in TOPICS for rule in topic.rules for name in (rule.headline, rule.note)
+    }
+    assert named == {"", "plain", *COLOURS}
+    assert len({topic.name for topic in TOPICS}) == len(TOPICS)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +229,7 @@ def test_scores_beside_boxes_in_pixels_are_lost(unit):
     assert (found.is_bad, found.off, found.channels[0].channel) == (True, 1, 4)
     assert found.fewest_values.channel == 4
     assert found.fewest_values.values <= 3
-    assert "left of 3,200 in channel 4; 1 channel is off" in str(found)
+    assert "left of 3,200 in channel 4; 1 channel is off" in sentence("channels", found)
 
 
 def test_scores_beside_boxes_of_their_size_are_kept():
@@ -206,7 +252,7 @@ def test_the_error_is_in_standard_deviations_of_its_channel():
 def test_a_single_number_is_one_channel():
     ages = RNG.normal(40, 10, (64,))
     found = compared_channels(ages + 1.0, ages)
-    assert str(found) == "0.11 standard deviations, 64 different values left of 64"
+    assert sentence("channels", found) == "0.11 standard deviations, 64 different values left of 64"
     assert not found.is_bad
 
 
@@ -217,7 +263,7 @@ def test_the_quiet_pixels_at_a_border_are_counted_and_not_judged():
     found = compared_channels(noisy, values)
     assert (found.is_bad, found.off) == (False, 0)
     assert found.quiet > 10
-    assert "; not judged, as they hardly vary: " in str(found)
+    assert "; not judged, as they hardly vary: " in sentence("channels", found)
     broken = noisy.copy()
     broken[:, 60] = 0.0
     assert compared_channels(broken, values).off == 1
@@ -381,16 +427,17 @@ def certificate(tmp_path_factory) -> Certificate:
 
 
 def test_a_certificate_says_of_each_operator_how_it_is_known(certificate):
-    known = {hold.operators: (hold.basis, hold.inputs) for hold in certificate.holds}
+    known = {claim.operators: (claim.basis, claim.inputs) for claim in certificate.portability}
     # 4 x 4 stored integers from -128 to 127: a mean reads a tensor of 8 bits.
     assert known["MEAN"] == ("proved for every input", 16 * 255 + 1)
     assert known["CONV_2D"] == known["FULLY_CONNECTED"] == ("by its rule", 0)
     assert certificate.is_portable
-    assert "1 operator proved for all 4,081 inputs" in verdict_of(certificate.holds).words
+    words = portability_in_words(certificate.portability).words
+    assert "1 operator proved for all 4,081 inputs" in words
 
 
 def test_every_operation_of_the_file_is_spoken_of_once(certificate):
-    spoken = [tensor for hold in certificate.holds for tensor in hold.tensors]
+    spoken = [tensor for claim in certificate.portability for tensor in claim.tensors]
     assert len(spoken) == len(set(spoken))
     assert {count.name for count in certificate.tensors} <= set(spoken)
 
@@ -412,19 +459,19 @@ def test_the_page_has_the_section_and_what_it_says_nothing_of(certificate):
 def test_the_verdict_of_a_file_that_is_not_portable_names_the_machine(certificate):
     # So many images that they tell whether answers are kept, of no range that could be wrong.
     certificate = dataclasses.replace(certificate, num_images=FEWEST_IMAGES, input_ranges=[])
-    holds = [*certificate.holds, *holds_of(_tied_product())]
-    page = certificate_page(dataclasses.replace(certificate, holds=holds))
+    claims = [*certificate.portability, *portability_of(_tied_product())]
+    page = certificate_page(dataclasses.replace(certificate, portability=claims))
     assert re.search(r'"verdict watch">0 of [\d,]+ codes differ on \w+<', page)
     assert re.search(r'"verdict good">0 of [\d,]+ codes differ<', certificate_page(certificate))
 
 
 def test_a_product_that_is_not_portable_is_counted_for_each_kernel_set():
-    (product, moved) = holds_of(_tied_product())
+    (product, moved) = portability_of(_tied_product())
     assert product.operators == "MUL"
     assert product.differing["xnnpack_arm"] == product.differing["xnnpack_arm_unfused"] > 0
     assert "xnnpack_x86" not in product.differing
     assert moved.is_portable
-    assert verdict_of([product, moved]) == (
+    assert portability_in_words([product, moved]) == (
         "It holds for x86 only: on Arm, 1 operator (MUL) may compute other codes.",
         "watch",
     )
@@ -446,10 +493,10 @@ def test_nothing_is_said_of_codes_behind_a_layer_left_float(tmp_path):
     model = keras.Model(image, keras.layers.Dense(3, name="head")(tensor))
     certificate = _proved(model, tmp_path, sat_tf.BitPolicy.mobile(4, unsupported="float"))
     assert not certificate.is_portable
-    known = {tensor: hold.basis for hold in certificate.holds for tensor in hold.tensors}
+    known = {tensor: claim.basis for claim in certificate.portability for tensor in claim.tensors}
     assert known["stem"] == "by its rule"
     assert known["behind"] == known["flat"] == known["head"] == "behind float values"
-    words = verdict_of(certificate.holds).words
+    words = portability_in_words(certificate.portability).words
     assert "in front of float values are the same on x86 and on Arm" in words
     assert "Nothing is said of the codes behind float values" in words
     assert "not known" in certificate_page(certificate)
@@ -464,7 +511,7 @@ def test_float_sums_are_the_same_everywhere_and_float_means_are_not(pooled, tmp_
     pool = keras.layers.GlobalAveragePooling2D if pooled else keras.layers.Flatten
     model = keras.Model(image, keras.layers.Dense(3, name="head")(pool(name="last")(tensor)))
     certificate = _proved(model, tmp_path, sat_tf.BitPolicy.paper(4))
-    known = {tensor: hold for hold in certificate.holds for tensor in hold.tensors}
+    known = {tensor: claim for claim in certificate.portability for tensor in claim.tensors}
     assert known["sum"].why == "one float32 operation a value, which all processors round alike"
     assert certificate.is_portable != pooled
 
@@ -478,5 +525,5 @@ def test_a_delegate_that_is_not_known_is_warned_of(delegate, words):
 
 
 def test_float_files_are_not_said_to_be_portable():
-    floats = Hold("DEQUANTIZE", ["y"], "float", "processors differ in the last bits of float32")
-    assert "float32" in verdict_of([floats]).words
+    floats = PortabilityClaim("DEQUANTIZE", ["y"], "float", "processors differ in the last bits")
+    assert "float32" in portability_in_words([floats]).words

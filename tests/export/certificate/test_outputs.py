@@ -9,7 +9,7 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf.commands.verification_table import print_certificate
-from sat_tf.exact.certificate.certificate import FEW_POINTS, read_certificate
+from sat_tf.exact.certificate.certificate import read_certificate
 from sat_tf.exact.certificate.outputs import (
     Output,
     compared,
@@ -18,6 +18,7 @@ from sat_tf.exact.certificate.outputs import (
     outputs_in,
     smallest_agreement,
 )
+from sat_tf.exact.certificate.record import FEW_POINTS
 from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.tflite.contents import Contents, StoredOperator, StoredTensor
 from sat_tf.exact.top_k import top_hits

@@ -155,7 +155,7 @@ def test_a_sigmoid_of_nearly_1_does_not_saturate(tmp_path):
     policy = BitPolicy.mobile(8, input_type="float32", target="ethos-u55")
     found = certified(calibrated(model, policy, VALUES), VALUES, tmp_path)
     assert np.max([count.codes_differing for count in found.trained]) > 200  # 255/256 for 1
-    assert (found.saturated, found.parting) == (0, [])
+    assert (found.saturated, found.output_mismatches) == (0, [])
 
 
 def test_an_input_beyond_its_range_saturates_in_keras_too(tmp_path):
@@ -177,7 +177,7 @@ def test_values_that_saturate_without_another_answer_are_no_failure(tmp_path):
     for end, value in zip(("lowest", "highest"), ends, strict=True):
         variables[end].assign(value)
     found = certified(quantized, VALUES, tmp_path)
-    assert (found.verdict.kind, found.is_exact, found.parting) == ("watch", True, [])
+    assert (found.verdict.kind, found.is_exact, found.output_mismatches) == ("watch", True, [])
     assert "but it saturates values of the trained model" in found.verdict.words
 
 
@@ -209,7 +209,7 @@ def test_answers_part_where_more_than_a_few_classes_are_others(differing, places
     )
     runtime = dataclasses.replace(found.runtimes["xnnpack"], outputs=[changed])
     found = dataclasses.replace(found, runtimes={"xnnpack": runtime})
-    assert bool(found.parting) == is_bad
+    assert bool(found.output_mismatches) == is_bad
     assert found.is_exact != is_bad
 
 
@@ -240,7 +240,7 @@ def test_few_images_do_not_tell_whether_answers_are_kept(images, differing, plac
     for one in (found, beside_float):
         assert one.verdict.kind == kind
         is_told = f"{images} images cannot tell whether answers are kept" in one.verdict.words
-        assert is_told == (images < 30 and not one.parting)
+        assert is_told == (images < 30 and not one.output_mismatches)
         assert f'<p class="verdict {kind}">' in certificate_page(one)
         assert one.to_dict()["verdict"] == one.verdict._asdict()
         assert one.verdict.words in str(one)
@@ -260,8 +260,8 @@ def test_channels_that_one_scale_leaves_no_codes_part(tmp_path):
         sat_tf.calibrate(quantized, VALUES, progress=False)
     found = certified(quantized, VALUES, tmp_path)
     assert found.codes_differing == 0
-    assert len(found.parting) == 1
-    assert "3 channels are off" in found.parting[0]
+    assert len(found.output_mismatches) == 1
+    assert "3 channels are off" in found.trained_notes[0].words
     assert (found.verdict.kind, found.is_exact) == ("bad", False)
 
 
@@ -275,9 +275,9 @@ def test_numbers_behind_sigmoids_part_where_values_and_classes_do(tmp_path):
             output, classes_by="sigmoid", values=values, places=200, agreement=0.9
         )
         runtime = dataclasses.replace(found.runtimes["xnnpack"], outputs=[changed])
-        parts[is_off] = dataclasses.replace(found, runtimes={"xnnpack": runtime}).parting
+        parts[is_off] = dataclasses.replace(found, runtimes={"xnnpack": runtime}).trained_notes
     assert not parts[False]
-    assert "another class for 20 of 200 images" in parts[True][0]
+    assert "another class for 20 of 200 images" in parts[True][0].words
 
 
 def of_streams() -> keras.Model:

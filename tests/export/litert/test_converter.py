@@ -192,12 +192,12 @@ def half(request, tmp_path_factory) -> Half:
 
 @pytest.mark.thorough
 def test_every_integer_around_a_float_layer_is_certified_with_and_without_its_model(half):
-    assert half.report.islands == half.float_layers
+    assert half.report.float_layers == half.float_layers
     certificate = sat_tf.verify_tflite(half.model, half.path, half.images)
     alone = verify_file(half.path, half.images)
     for found in (certificate, alone):
         assert found.codes_differing == 0
-        assert found.islands == half.float_layers
+        assert found.float_layers == half.float_layers
     assert alone.codes == certificate.codes
     assert {t.name for t in certificate.tensors} == set(half.report.certified)
     assert certificate.agreement > 0.9
@@ -231,7 +231,7 @@ def test_the_export_leaves_the_model_as_it_is(half, path):
 @pytest.mark.thorough
 def test_the_converter_carries_float_layers_too(half, path):
     report = sat_tf.export_tflite(half.model, path, route="converter")
-    assert report.islands == half.float_layers
+    assert report.float_layers == half.float_layers
     assert report.certified == []
     assert any("not certified" in warning for warning in report.warnings)
     output = Runtime(path.read_bytes(), keep_tensors=False).run(half.images)
@@ -311,7 +311,7 @@ def test_a_layer_whose_operators_take_one_image_is_named_and_proved(tmp_path):
     model = Specimen(normalized_in_groups, POLICY).quantized()
     path, images = tmp_path / "model.tflite", images_for(model)
     report = sat_tf.export_tflite(model, path)
-    assert report.islands == ["groups"]
+    assert report.float_layers == ["groups"]
     assert any("groups: " in text and "one image at a time" in text for text in report.warnings)
     for certificate in (sat_tf.verify_tflite(model, path, images), verify_file(path, images)):
         assert certificate.codes_differing == 0

@@ -425,7 +425,7 @@ def test_the_report_says_what_was_moved_and_where_the_file_holds(gated, tmp_path
     report = sat_tf.export_tflite(gated, tmp_path / "model.tflite")
     assert report.is_portable
     assert report.moved_scales == dict(deployed_graph(Network(gated)).moved_scales)
-    assert {hold.operators for hold in report.holds} >= {"MEAN", "MUL"}
+    assert {claim.operators for claim in report.portability} >= {"MEAN", "MUL"}
     assert report.to_dict()["is_portable"]
 
 

@@ -101,7 +101,7 @@ def test_it_is_saved_and_in_the_file_what_it_is_in_keras_and_keeps_no_state(name
     path, pixels = tmp_path / "model.tflite", _images(8).astype(np.uint8)
     capfd.readouterr()
     report, _ = proved(quantized, path, pixels)
-    assert not is_layer or "left" in " ".join(report.islands).split()
+    assert not is_layer or "left" in " ".join(report.float_layers).split()
     assert "loc(" not in capfd.readouterr().err
     # Codes behind what is left float depend on it: the whole file is held against Keras. In the
     # mean, because a code that differs may be on the other side of a threshold.
@@ -181,7 +181,7 @@ def test_sequences_of_any_length_get_one_in_the_file(layer, tmp_path):
         sat_tf.export_tflite(quantized, path)
     with pytest.raises(ValueError, match=r"image_size=\(6, 5\) .*, expected \(length, channels\)"):
         sat_tf.export_tflite(quantized, path, image_size=(6, 5))
-    assert sat_tf.export_tflite(quantized, path, image_size=(6,)).islands == ["left"]
+    assert sat_tf.export_tflite(quantized, path, image_size=(6,)).float_layers == ["left"]
     codes = data[:8].astype(np.uint8)
     assert sat_tf.verify_tflite(quantized, path, codes).codes_differing == 0
     found = Runtime(path.read_bytes(), keep_tensors=False).run(codes)
@@ -206,7 +206,7 @@ def test_attention_trains():
 def test_a_roll_moves_codes(shift, axis, path):
     float_model = _model(lambda x: tf.roll(x, shift, axis))
     report, _ = proved(calibrated(float_model, 4, _images()), path, _images(8).astype(np.uint8))
-    assert report.islands == []
+    assert report.float_layers == []
     wide = calibrated(float_model, 8, _images())
     expected = float_model(_images()).numpy()
     assert np.max(np.abs(wide(_images()) - expected)) < 0.1 * np.ptp(expected)

@@ -337,7 +337,7 @@ def test_a_function_at_the_end_makes_integers_on_the_npu(name, tmp_path):
     report, found = proved(_of_unit_images(_ending(function())), path, PIXELS)
     assert found.is_portable
     assert found.trained_differing < 0.01
-    assert (report.float_operators, report.islands, report.elsewhere) == ([], [], [])
+    assert (report.float_operators, report.float_layers, report.cpu_fallback) == ([], [], [])
     assert [made.type for made in _contents(path).outputs] == ["INT8"]
     assert [name for name in _on_the_npu(path) if name in {*operators}] == operators
 
@@ -383,7 +383,7 @@ def test_a_function_without_an_operator_is_a_table_of_the_last_codes(tmp_path):
     path = tmp_path / "model.tflite"
     report, _ = proved(_of_unit_images(_ending(L.Activation("softplus"))), path, PIXELS)
     assert [made.type for made in _contents(path).outputs] == ["INT8"]
-    assert {one.operator for one in report.elsewhere} == {"CAST", "GATHER"}
+    assert {one.operator for one in report.cpu_fallback} == {"CAST", "GATHER"}
 
 
 def test_explain_plans_the_last_codes():
@@ -399,7 +399,7 @@ def test_files_for_cpus_end_in_float_as_before(tmp_path):
     quantized = _of_unit_images(_ending(L.Activation("gelu", name="end")), policy)
     path = tmp_path / "model.tflite"
     report = sat_tf.export_tflite(quantized, path)
-    assert report.islands == ["end"]
+    assert report.float_layers == ["end"]
     with pytest.raises(ValueError, match=r"which end computes in float32.*quantize it for an NPU"):
         sat_tf.export_tflite(quantized, path, output_type="int8")
 
@@ -439,9 +439,9 @@ def test_a_softmax_inside_is_one_of_codes_and_says_that_arm_may_differ(kind, tmp
     assert (report.float_operators, report.warnings) == ([], [])
     assert _on_the_npu(path).count("SOFTMAX") == 1
     assert not found.is_portable
-    (hold,) = [hold for hold in found.holds if not hold.is_portable]
-    assert hold.operators == "SOFTMAX"
-    assert "x86 and of Arm differ" in hold.why
+    (claim,) = [claim for claim in found.portability if not claim.is_portable]
+    assert claim.operators == "SOFTMAX"
+    assert "x86 and of Arm differ" in claim.why
 
 
 def test_a_softmax_inside_is_trained_on_the_grid_of_its_operator():
@@ -505,7 +505,7 @@ def test_a_pool_that_is_called_twice_is_an_operator_both_times(tmp_path):
     path = tmp_path / "model.tflite"
     report, _ = proved(_of_unit_images(model), path, PIXELS)
     assert report.operators["AVERAGE_POOL_2D"] == 2
-    assert report.elsewhere == []
+    assert report.cpu_fallback == []
 
 
 PREPARED = {

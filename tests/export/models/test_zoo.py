@@ -89,7 +89,7 @@ def test_xnnpack_computes_the_simulated_integers_of_every_model(exported):
     assert xnnpack.codes_compared > 0
     assert {t.name: t.codes_differing for t in xnnpack.tensors if t.codes_differing} == {}
     assert found.codes_differing == 0
-    assert found.islands == list(exported.graph.float_layers)
+    assert found.float_layers == list(exported.graph.float_layers)
     # Products and sums of float32 in another order, where there are any.
     assert exported.functions or xnnpack.outputs_differing == 0
     assert exported.functions or xnnpack.largest_float_difference < 1e-4

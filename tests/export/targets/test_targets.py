@@ -413,7 +413,7 @@ def test_a_file_of_litert_says_nothing_of_it(for_cpu, for_npu, path):
 def test_operators_elsewhere_are_data_and_statements(for_cpu, path):
     report = sat_tf.export_tflite(for_cpu, path, target="int8")
     said = "\n".join(statement.words for statement in report.statements)
-    for one in report.elsewhere:
+    for one in report.cpu_fallback:
         assert one.reason in said
         assert one.tensor in json.dumps(report.to_dict())
     assert report.on_target[0].words in said
@@ -424,7 +424,7 @@ def test_a_packing_that_the_target_does_not_take_is_written_and_said_aloud(for_n
     assert {kernel.bits for kernel in report.kernels} == {4, 8}
     (warning,) = (text for text in report.warnings if "Arm Ethos-U55 takes 8 alone" in text)
     assert "pack='int4' stores kernels in 4 bits" in warning
-    assert any("its weights are INT4" in one.reason for one in report.elsewhere)
+    assert any("its weights are INT4" in one.reason for one in report.cpu_fallback)
 
 
 def test_a_certificate_names_the_target_and_what_it_does_not_prove(for_npu, tmp_path):

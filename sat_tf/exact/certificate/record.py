@@ -1,0 +1,387 @@
+"""The numbers of a certificate: what was counted of tensors and of runtimes."""
+
+import dataclasses
+import math
+from typing import Annotated, Any
+
+import numpy as np
+import pydantic
+
+from sat_tf.exact.certificate.inputs import CheckedRange, ImagesFrom
+from sat_tf.exact.certificate.outputs import OutputCount
+from sat_tf.exact.certificate.portability import PortabilityClaim, are_portable
+from sat_tf.exact.litert.processes import Machine
+from sat_tf.exact.litert.runtime import Delegation
+from sat_tf.exact.targets.processors import DEFAULT_TARGET
+
+# How far the file and a Keras model, float or quantized, may differ in accuracy, or in classes,
+# before it is shown in amber and in red. What values may differ by stands in `outputs`.
+ONE_POINT, FEW_POINTS = 0.01, 0.03
+# The class of so many images may differ from the quantized model's, however few there are: they
+# may be ties.
+FEW_PLACES = 5
+# So many images tell whether answers are kept: the share that may differ is one of them. Whether
+# codes are equal one image tells. Of an image with many answers, such as pixels, fewer images tell
+# that answers differ, and not that they are kept.
+FEWEST_IMAGES = 30
+# Once biases are those of the file, fewer codes of a convolution differ by themselves.
+_SNAPPED = 0.005
+# The headline is green where no larger share of a tensor saturates in the file and not in Keras.
+MOST_SATURATED = 0.01
+# A tensor is named where more of its codes than this share, and more than so many, are others than
+# Keras makes of the same inputs, beside those that rounding of biases explains.
+MOST_UNEXPLAINED, FEW_CODES = 0.02, 10
+
+
+@dataclasses.dataclass
+class TensorCount:
+    """How one tensor compares with that of the simulation."""
+
+    name: str  # Of the tensor.
+    shape: tuple[int, ...]  # Without the batch dimension.
+    codes_compared: int = 0  # How many stored integers, over all images.
+    codes_differing: int = 0  # How many of them differ.
+
+    def add(self, expected: np.ndarray, computed: np.ndarray) -> None:
+        """Counts one batch."""
+        self.codes_compared += expected.size
+        self.codes_differing += int(np.count_nonzero(expected != computed))
+
+
+@dataclasses.dataclass
+class TrainedCount(TensorCount):
+    """How one tensor of the Keras model compares with that of the simulation.
+
+    Both compute from the image on, so that a code that differs can change others behind it. To tell
+    where differences begin, the operations that make the tensor are also given Keras' own codes.
+    """
+
+    # How many values of Keras lie beyond all codes of the file, by more than half a code: the range
+    # was only observed, and Keras does not clip there. They differ, except in an input, which Keras
+    # clips alike.
+    saturated: int = 0
+    worst_channel: int | None = None  # The channel with most of them; None where there are none.
+    worst_share: float = 0.0  # Of its values, in [0, 1].
+    alone_compared: int = 0  # How many codes were computed from Keras' own, of the first images.
+    alone_differing: int = 0  # How many of them differ, beside those saturated.
+    # The share that differs at most because biases are integers: of each channel, half of what a
+    # unit of its sum is worth in codes.
+    explained_share: float = 0.0
+
+    @property
+    def saturated_share(self) -> float:
+        """Share of its values that saturate, in [0, 1]."""
+        return self.saturated / max(self.codes_compared, 1)
+
+    @property
+    def alone_share(self) -> float:
+        """Share of its codes that differ by themselves, in [0, 1]."""
+        return self.alone_differing / max(self.alone_compared, 1)
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether more codes differ by themselves than rounding of biases explains."""
+        most = self.explained_share + MOST_UNEXPLAINED
+        return self.alone_differing > max(most * self.alone_compared, FEW_CODES)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorCodes:
+    """The codes that a tensor uses, counted in the simulation over all images."""
+
+    name: str  # Of the tensor.
+    operator: str  # That makes it.
+    shape: tuple[int, ...]  # Without the batch dimension.
+    bits: int  # That its codes need.
+    step: float  # Real value of one code in the units of the file.
+    zero_point: int  # The stored integer of real 0.
+    lowest: int  # Smallest stored integer.
+    counts: list[int]  # How often each stored integer from `lowest` on occurs.
+    sha256: str  # Hash of all of them, as int8, image by image.
+    # How often each weight code of the operator occurs, without the factor that codes are
+    # multiplied by; empty where it has no weights.
+    weights: dict[int, int]
+
+    @property
+    def codes_used(self) -> int:
+        """How many different codes occur."""
+        return sum(count > 0 for count in self.counts)
+
+    @property
+    def first(self) -> int:
+        """Its smallest code, with 0 for real 0."""
+        return self.lowest - self.zero_point
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RuntimeCount:
+    """How one runtime compares with the simulation, and its outputs with the reference."""
+
+    tensors: list[TensorCount]  # Every integer tensor, producers first.
+    float_values_compared: int = 0  # Values of float tensors.
+    # The largest difference among them; infinite where one is NaN.
+    largest_float_difference: float = 0.0
+    # Outputs that differ between a run that keeps every tensor and one that does not, as a phone
+    # runs it.
+    outputs_differing: int = 0
+    # What XNNPACK has taken over in the latter; None where that is not LiteRT's.
+    delegation: Delegation | None = None
+    # Share of images, or of the pixels, rows or boxes of them, with the class of the reference; the
+    # smallest of several outputs; None where none has classes.
+    agreement: float | None
+    # From the outputs of the reference; infinite where one is NaN.
+    largest_output_difference: float
+    # Share of these classified right; None without labels, or with those of several outputs, of
+    # which `CertificateRecord.accuracy` tells.
+    top1: float | None
+    # Each output by itself against the reference.
+    outputs: list[OutputCount] = dataclasses.field(default_factory=list)
+    kernels: str = ""  # Name of the kernel set with its rounding.
+    # Whether another machine runs it, so that it is only simulated, with these kernels; float
+    # layers are then those of LiteRT here.
+    is_simulated: bool = False
+    # The same tensors against a simulation with its own kernels, on the first images: what differs
+    # there, no rule explains. Empty for those with XNNPACK, of which `tensors` says it, and for
+    # simulated ones.
+    own: list[TensorCount] = dataclasses.field(default_factory=list)
+
+    @property
+    def own_compared(self) -> int:
+        """How many stored integers are compared with the simulation of its own kernels."""
+        return sum(tensor.codes_compared for tensor in self.own)
+
+    @property
+    def own_differing(self) -> int:
+        """How many of them differ."""
+        return sum(tensor.codes_differing for tensor in self.own)
+
+    @property
+    def first_differing(self) -> str | None:
+        """Name of the first tensor with another code, in order; None where all agree."""
+        return next((tensor.name for tensor in self.tensors if tensor.codes_differing), None)
+
+    @property
+    def codes_compared(self) -> int:
+        """How many stored integers."""
+        return sum(tensor.codes_compared for tensor in self.tensors)
+
+    @property
+    def codes_differing(self) -> int:
+        """How many of them differ."""
+        return sum(tensor.codes_differing for tensor in self.tensors)
+
+
+def _formerly(name: str, former: str) -> Any:
+    """Returns the field of JSON that has another name in certificates of earlier versions."""
+    return pydantic.Field(validation_alias=pydantic.AliasChoices(name, former))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class CertificateRecord:
+    """The numbers of a certificate.
+
+    Attributes:
+        model: name of the Keras model.
+        file: name of the TFLite file.
+        bytes: its size.
+        gzip_bytes: its size after gzip.
+        sha256: its hash.
+        operators: how many operators of each kind.
+        float_operators: the operators that read or make float tensors, with the tensor they make.
+        float_layers: the layers that are left float; tensors behind them are compared given the
+            runtime's outputs of these layers.
+        versions: of the packages and the platform.
+        num_images: how many images were run.
+        images_sha256: hash of their bytes.
+        images_from: where they come from.
+        reference: "keras" where outputs are compared with those of the Keras model, else
+            "simulation".
+        agreement: share of images, or of the pixels, rows or boxes of them, with the same class in
+            the reference and in LiteRT; the smallest of several outputs, which `runtimes` lists one
+            by one; None where no output has classes.
+        top1: share of these classified right, by "quantized" (Keras), "simulation", "tflite"
+            (LiteRT with XNNPACK) and "float", where there is a float model; empty without labels,
+            and with those of several outputs.
+        runtimes: the comparison with the simulation, by runtime. Only "xnnpack", the one LiteRT
+            uses by itself, must be exact.
+        refused: why other runtimes do not run the file, by runtime.
+        codes: which codes every integer tensor uses, producers first.
+        trained: the comparison of the Keras model with the simulation, for every integer tensor
+            that one of its layers makes. Empty without the Keras model.
+        warnings: what to know about the file.
+        accuracy: `top1` of every output that has labels, by its name.
+        float_model: name of the float model that the file is compared with; None without one.
+        float_outputs: each output of the file, as LiteRT with XNNPACK computes it, against that of
+            the float model, on the same images; empty without one.
+        machine: where LiteRT ran; None in certificates of earlier versions.
+        portability: on which processors each operator has these codes, and why; empty in
+            certificates of earlier versions.
+        target: the processor that the file is for; that of LiteRT's kernels where it says nothing.
+        cpu_fallback: the operators that an NPU leaves to the CPU, each with why and what to change,
+            by the targets for which `sat-tf verify` has looked.
+        input_ranges: the range of each image input, and what tells that the float model was trained
+            with it; empty of a file alone, which knows nothing of that model, and in certificates
+            of earlier versions.
+        has_biases_of_file: whether the Keras model has taken the biases of the file, as with
+            `snap_biases=True`; False where nothing differs, and in those of earlier versions.
+    """
+
+    model: str
+    file: str
+    bytes: int
+    gzip_bytes: int
+    sha256: str
+    operators: dict[str, int]
+    float_operators: list[str]
+    float_layers: Annotated[list[str], _formerly("float_layers", "islands")]
+    versions: dict[str, str]
+    num_images: Annotated[int, pydantic.Field(ge=1)]
+    images_sha256: str
+    images_from: ImagesFrom
+    reference: str
+    agreement: float | None
+    top1: dict[str, float]
+    runtimes: dict[str, RuntimeCount]
+    refused: dict[str, str]
+    codes: list[TensorCodes]
+    trained: list[TrainedCount]
+    warnings: list[str]
+    # These have defaults, as a new field needs one, so that older certificates can be read.
+    accuracy: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    float_model: str | None = None
+    float_outputs: list[OutputCount] = dataclasses.field(default_factory=list)
+    machine: Machine | None = None
+    portability: Annotated[list[PortabilityClaim], _formerly("portability", "holds")] = (
+        dataclasses.field(default_factory=list)
+    )
+    target: str = DEFAULT_TARGET
+    cpu_fallback: Annotated[dict[str, list[str]], _formerly("cpu_fallback", "elsewhere")] = (
+        dataclasses.field(default_factory=dict)
+    )
+    input_ranges: list[CheckedRange] = dataclasses.field(default_factory=list)
+    has_biases_of_file: bool = False
+
+    @property
+    def xnnpack(self) -> RuntimeCount:
+        """The runtime that must be exact."""
+        return self.runtimes["xnnpack"]
+
+    @property
+    def codes_compared(self) -> int:
+        """Stored integers compared between LiteRT with XNNPACK and the simulation."""
+        return self.xnnpack.codes_compared
+
+    @property
+    def codes_differing(self) -> int:
+        """How many of them differ."""
+        return self.xnnpack.codes_differing
+
+    @property
+    def tensors(self) -> list[TensorCount]:
+        """The comparison with XNNPACK by tensor."""
+        return self.xnnpack.tensors
+
+    @property
+    def saturated(self) -> int:
+        """Values of the Keras model that the file saturates, and Keras does not."""
+        return sum(tensor.saturated for tensor in self.trained)
+
+    @property
+    def trained_differing(self) -> float:
+        """Share of the codes of the Keras model that differ from the simulation, in [0, 1].
+
+        Values that the file saturates, and Keras does not, are among them.
+        """
+        compared = sum(tensor.codes_compared for tensor in self.trained)
+        return sum(tensor.codes_differing for tensor in self.trained) / max(compared, 1)
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether XNNPACK computes these codes on all processors: all operators are said to."""
+        return are_portable(self.portability)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the images are random, which may be near to many ties."""
+        return self.images_from.seed is not None
+
+    @property
+    def has_few_images(self) -> bool:
+        """Whether the answers of another model are compared on too few images to judge them."""
+        is_compared = self.reference == "keras" or bool(self.float_outputs)
+        return is_compared and self.num_images < FEWEST_IMAGES
+
+    def has_few_answers(self, count: OutputCount) -> bool:
+        """Whether an output has too few answers to be red; see `FEWEST_IMAGES`."""
+        return max(count.places, self.num_images) < FEWEST_IMAGES
+
+    def operator_of(self, tensor: str) -> str:
+        """The operator that makes a tensor."""
+        return next(codes.operator for codes in self.codes if codes.name == tensor)
+
+    # Beside the quantized Keras model.
+
+    @property
+    def outputs_beside_keras(self) -> list[OutputCount]:
+        """The outputs, as they compare with the quantized Keras model's; none without it."""
+        return self.xnnpack.outputs if self.reference == "keras" else []
+
+    @property
+    def output_mismatches(self) -> list[OutputCount]:
+        """The outputs that have other answers than the quantized Keras model's."""
+        return [count for count in self.outputs_beside_keras if self.is_mismatch(count)]
+
+    def is_mismatch(self, count: OutputCount) -> bool:
+        """Whether the answers of an output are those of another function."""
+        most = max(FEW_POINTS * count.places, FEW_PLACES)
+        classes_differ = count.places_differing > most
+        if self.has_few_answers(count):
+            return False
+        if count.values is None:
+            return classes_differ
+        # Numbers of sigmoids that are close may be on both sides of a half.
+        return count.values.is_bad and (count.is_values or classes_differ)
+
+    @property
+    def saturates(self) -> bool:
+        """Whether so many values of a tensor saturate that the headline says so."""
+        return any(
+            tensor.saturated > max(MOST_SATURATED * tensor.codes_compared, FEW_CODES)
+            and tensor.codes_differing  # where Keras clips too, nothing differs
+            for tensor in self.trained
+        )
+
+    @property
+    def has_rounded_biases(self) -> bool:
+        """Whether codes of Keras differ because the file alone has rounded biases."""
+        differs = (t.explained_share and t.alone_share > _SNAPPED for t in self.trained)
+        return not self.has_biases_of_file and any(differs)
+
+    @property
+    def unexplained(self) -> list[TrainedCount]:
+        """The tensors with more codes that differ by themselves than rounding explains."""
+        return [tensor for tensor in self.trained if tensor.is_unexplained]
+
+    @property
+    def first_by_itself(self) -> TrainedCount | None:
+        """The first tensor whose codes differ by themselves, where many do and none unexplained."""
+        if self.unexplained or self.trained_differing <= MOST_UNEXPLAINED:
+            return None
+        return next((tensor for tensor in self.trained if tensor.alone_differing), None)
+
+    # Beside the float model.
+
+    def lost(self, count: OutputCount) -> float:
+        """The share that an output loses of the float model: of accuracy, else of classes.
+
+        Values that are off are lost, whatever their share.
+        """
+        right = self.accuracy.get(count.name, {})
+        if "float" in right:
+            # Where labels tell which of two classes is right, accuracy says what another one costs.
+            return right["float"] - right["tflite"]
+        values_are_off = count.values is not None and count.values.is_bad
+        if not count.has_classes:
+            return math.inf if values_are_off else 0.0
+        is_near = count.values is not None and not values_are_off
+        return 0.0 if is_near or count.agreement is None else 1.0 - count.agreement

@@ -1,0 +1,438 @@
+"""Red, amber and green: one table of conditions on the numbers of a certificate.
+
+`TOPICS` is the table; the guide to verification shows it, and so does the page of a certificate.
+The sentences are in `sentences.jinja`: pages, terminals, notebooks and reports have no others.
+"""
+
+import functools
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jinja2
+
+from sat_tf.exact.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
+from sat_tf.exact.certificate.portability import PortabilityClaim, are_portable
+from sat_tf.exact.certificate.record import (
+    FEW_CODES,
+    FEW_PLACES,
+    FEW_POINTS,
+    FEWEST_IMAGES,
+    MOST_SATURATED,
+    MOST_UNEXPLAINED,
+    ONE_POINT,
+    CertificateRecord,
+)
+from sat_tf.exact.certificate.runtimes import RUNTIMES
+from sat_tf.exact.targets.processors import saved_processor
+from sat_tf.presentation.tables import Column, Marked, Table, points
+
+COLOURS = {"bad": "red", "watch": "amber", "good": "green"}
+_KINDS = ("", "plain", "good", "watch", "bad")
+_POINT, _POINTS, _SATURATED, _UNEXPLAINED = (
+    f"{100 * share:g}" for share in (ONE_POINT, FEW_POINTS, MOST_SATURATED, MOST_UNEXPLAINED)
+)
+LOSS_RULE = (
+    f"A loss beside the float model is amber where it is more than {_POINT} point, and red where "
+    f"it is more than {_POINTS}: of accuracy or, without labels, of images with its class."
+)
+VALUE_RULE = (
+    f"Values are off by a channel that differs by more than {MOST_ERROR:g} of its standard "
+    f"deviations (root mean square), or of which fewer than {FEWEST_VALUES} different values are "
+    f"left of {2 * FEWEST_VALUES} or more. An output holds classes where a softmax, a sigmoid, "
+    "labels or the float model's loss say so, else values."
+)
+NOT_SAID = (
+    "Nothing is said of GPU delegates, NNAPI and the delegates of vendors' neural processors, "
+    "which have rules of their own."
+)
+
+
+@functools.cache
+def _sentences() -> Any:
+    source = pathlib.Path(__file__).with_name("sentences.jinja").read_text("utf-8")
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)  # of plain text
+    environment.filters |= {"form": format, "points": points}
+    environment.globals |= {
+        "fewest_images": FEWEST_IMAGES,
+        "title_of": {name: runtime.title for name, runtime in RUNTIMES.items()},
+    }
+    return environment.from_string(re.sub(r"\s*\n\s*", " ", source)).module
+
+
+def sentence(name: str, *numbers: Any) -> str:
+    """Returns a sentence of `sentences.jinja` on some numbers, in plain text.
+
+    >>> sentence("counted", 3, 4000)
+    '3 of 4,000'
+    """
+    return str(getattr(_sentences(), name)(*numbers))
+
+
+def severest(headlines: Iterable[Marked]) -> Marked | None:
+    """Returns the first of the headlines with the worst kind; None of none."""
+    return max(headlines, key=lambda headline: _KINDS.index(headline.kind), default=None)
+
+
+def kind_of_loss(lost: float) -> str:
+    """Returns the kind of a `Marked` loss of accuracy, as a share; see `LOSS_RULE`.
+
+    >>> [kind_of_loss(lost) for lost in (-0.05, 0.01, 0.02, 0.3, float("nan"))]
+    ['good', 'good', 'watch', 'bad', 'bad']
+    """
+    return "good" if lost <= ONE_POINT else "watch" if lost <= FEW_POINTS else "bad"
+
+
+class Rule(NamedTuple):
+    """A row of the table: a condition, and the colours that it gives, as kinds of `Marked`."""
+
+    condition: str  # In words.
+    headline: str  # The colour of the headline; "" where it has no say there.
+    note: str  # The colour of the sentence; "" where there is none.
+    is_met: Callable[[CertificateRecord, Any], bool] = lambda certificate, item: True
+
+
+class Topic(NamedTuple):
+    """Items of a certificate, such as its outputs, and the rules that colour the sentence on each.
+
+    The first rule that an item meets counts; of an item that meets none, nothing is said.
+    """
+
+    name: str  # Of the sentence; that in the headline has the end "_headline".
+    items: Callable[[CertificateRecord], Iterable[Any]]
+    rules: Sequence[Rule]
+
+    def met(self, certificate: CertificateRecord) -> list[tuple[Any, Rule]]:
+        """Returns each item that meets a rule, and the rule."""
+        pairs = []
+        for item in self.items(certificate):
+            met = (rule for rule in self.rules if rule.is_met(certificate, item))
+            if rule := next(met, None):
+                pairs.append((item, rule))
+        return pairs
+
+    def notes(self, certificate: CertificateRecord) -> list[Marked]:
+        """Returns the sentences, coloured."""
+        sentences = [
+            Marked(sentence(self.name, certificate, item), rule.note)
+            for item, rule in self.met(certificate)
+            if rule.note
+        ]
+        return [note for note in sentences if note.words]
+
+    def headline(self, certificate: CertificateRecord) -> Marked | None:
+        """Returns what the headline says of the worst item; None where it has no say there."""
+        pairs = [(item, rule) for item, rule in self.met(certificate) if rule.headline]
+        if not pairs:
+            return None
+        item, rule = max(
+            pairs, key=lambda pair: (_KINDS.index(pair[1].headline), _KINDS.index(pair[1].note))
+        )
+        return Marked(sentence(f"{self.name}_headline", certificate, item), rule.headline)
+
+
+def _given(value: Any) -> list[Any]:
+    return [] if value is None else [value]
+
+
+CODES = Topic(
+    "codes",
+    lambda certificate: [certificate.xnnpack],
+    [
+        Rule(
+            "LiteRT with XNNPACK computes another code than the simulation",
+            "bad",
+            "",
+            lambda certificate, runtime: bool(runtime.codes_differing),
+        ),
+        Rule("no code differs, and no other line colours the headline", "good", ""),
+    ],
+)
+IMAGES = Topic(
+    "images",
+    lambda certificate: [certificate.num_images],
+    [
+        Rule(
+            f"answers are compared with another model's on fewer than {FEWEST_IMAGES} images, and "
+            "do not part",
+            "watch",
+            "",
+            lambda certificate, _: certificate.has_few_images and not certificate.output_mismatches,
+        )
+    ],
+)
+ANSWERS = Topic(
+    "answers",
+    lambda certificate: certificate.output_mismatches,
+    [
+        Rule(
+            f"answers part from the quantized Keras model's: more than {_POINTS} % of at least "
+            f"{FEWEST_IMAGES} images, pixels, rows or boxes, and more than {FEW_PLACES} of them, "
+            "have another class; or values are off; of sigmoids, both",
+            "bad",
+            "bad",
+            lambda certificate, count: not certificate.is_random,
+        ),
+        Rule("they do on random images", "watch", "watch"),
+    ],
+)
+TIES = Topic(
+    "ties",
+    lambda certificate: [
+        count for count in certificate.outputs_beside_keras if count.ties and not count.is_values
+    ],
+    [
+        Rule(
+            f"more than {_POINT} % of images have several largest values in the file, and one in "
+            "Keras",
+            "",
+            "watch",
+            lambda certificate, count: count.ties > ONE_POINT * count.places,
+        ),
+        Rule("fewer do", "", "plain"),
+    ],
+)
+SATURATION = Topic(
+    "saturation",
+    lambda certificate: _given(
+        max(certificate.trained, key=lambda tensor: tensor.saturated_share)
+        if certificate.saturated
+        else None
+    ),
+    [
+        Rule(
+            f"more than {_SATURATED} % of the values of a tensor of Keras, and more than "
+            f"{FEW_CODES}, are beyond the range that was observed, and codes of it differ",
+            "watch",
+            "watch",
+            lambda certificate, tensor: certificate.saturates,
+        ),
+        Rule("fewer are", "", "plain"),
+    ],
+)
+CODES_OF_KERAS = Topic(
+    "codes_of_keras",
+    lambda certificate: _given(certificate.first_by_itself),
+    [
+        Rule(
+            "codes of Keras differ because the file alone has rounded biases",
+            "",
+            "plain",
+            lambda certificate, tensor: certificate.has_rounded_biases,
+        ),
+        Rule(
+            f"more than {_UNEXPLAINED} % of the codes of Keras differ otherwise, and the next line "
+            "names no tensor",
+            "",
+            "watch",
+        ),
+    ],
+)
+UNEXPLAINED = Topic(
+    "unexplained",
+    lambda certificate: _given(certificate.unexplained or None),
+    [
+        Rule(
+            f"{_UNEXPLAINED} % more codes of a tensor, and more than {FEW_CODES}, differ by "
+            "themselves than rounding of biases explains",
+            "",
+            "watch",
+        )
+    ],
+)
+
+
+def _is_lost(certificate: CertificateRecord, count: OutputCount) -> bool:
+    return not certificate.lost(count) <= FEW_POINTS
+
+
+def _is_gained(certificate: CertificateRecord, count: OutputCount) -> bool:
+    return certificate.lost(count) < -FEW_POINTS
+
+
+def _is_judged(certificate: CertificateRecord, count: OutputCount) -> bool:
+    return not certificate.has_few_answers(count)
+
+
+_OF_FEW = f"the same, of fewer than {FEWEST_IMAGES} images, pixels, rows or boxes"
+FLOAT = Topic(
+    "float",
+    lambda certificate: certificate.float_outputs,
+    [
+        Rule(
+            f"more than {_POINTS} points are lost of the float model: of accuracy; without labels, "
+            "of images, pixels, rows or boxes with its class; or values are off; of sigmoids "
+            "without labels, both",
+            "bad",
+            "bad",
+            lambda certificate, count: (
+                _is_lost(certificate, count)
+                and _is_judged(certificate, count)
+                and not certificate.is_random
+            ),
+        ),
+        Rule(
+            "the same, on random images",
+            "watch",
+            "bad",
+            lambda certificate, count: (
+                _is_lost(certificate, count) and _is_judged(certificate, count)
+            ),
+        ),
+        Rule(_OF_FEW, "watch", "watch", _is_lost),
+        Rule(
+            f"accuracy is more than {_POINTS} points above the float model's",
+            "good",
+            "bad",
+            lambda certificate, count: (
+                _is_gained(certificate, count) and _is_judged(certificate, count)
+            ),
+        ),
+        Rule(_OF_FEW, "good", "watch", _is_gained),
+        Rule(
+            f"more than {_POINT} point is lost of the float model",
+            "watch",
+            "watch",
+            lambda certificate, count: not certificate.lost(count) <= ONE_POINT,
+        ),
+        Rule("no more is lost of it", "good", "good"),
+    ],
+)
+INPUT_RANGES = Topic(
+    "input_range",
+    lambda certificate: certificate.input_ranges,
+    [
+        Rule(
+            "the range of an input is certainly not the one that the float model was trained with",
+            "bad",
+            "bad",
+            lambda certificate, checked: bool(checked.problem),
+        ),
+        Rule(
+            "nothing could check the range of an input",
+            "watch",
+            "watch",
+            lambda certificate, checked: not checked.checked_by,
+        ),
+        Rule("something has checked it", "", "plain"),
+    ],
+)
+REFUSED = Topic(
+    "refused",
+    lambda certificate: certificate.refused,
+    [Rule("another runtime does not run the file", "", "plain")],
+)
+PORTABILITY = Topic(
+    "portability",
+    lambda certificate: [certificate.portability],
+    [
+        Rule(
+            "codes are not known to be the same on all processors",
+            "watch",
+            "watch",
+            lambda certificate, claims: not certificate.is_portable and bool(certificate.machine),
+        ),
+        Rule(
+            "the same, where it is not known on which machine the file ran",
+            "",
+            "watch",
+            lambda certificate, claims: not certificate.is_portable,
+        ),
+        Rule("codes are the same on all processors", "", "good"),
+    ],
+)
+MACHINE = Topic(
+    "measured",
+    lambda certificate: _given(certificate.machine),
+    [Rule("it is known on which machine the file ran", "", "plain")],
+)
+NPU = Topic(
+    "npu",
+    lambda certificate: [saved_processor(certificate.target)],
+    [
+        Rule(
+            "the file is for an NPU, which was not here",
+            "",
+            "watch",
+            lambda certificate, processor: processor.native,
+        )
+    ],
+)
+
+
+def _left_to_the_cpu(certificate: CertificateRecord) -> Iterable[str]:
+    """How many operators each target leaves to the CPU, and a line for each operator."""
+    for target, lines in certificate.cpu_fallback.items():
+        if lines:
+            yield saved_processor(target).shortfall(len(lines), sum(certificate.operators.values()))
+            yield from lines
+
+
+CPU_FALLBACK = Topic(
+    "cpu_fallback", _left_to_the_cpu, [Rule("a target leaves operators to the CPU", "", "watch")]
+)
+WARNINGS = Topic(
+    "warning", lambda certificate: certificate.warnings, [Rule("there is a note", "", "watch")]
+)
+
+BESIDE_KERAS = (ANSWERS, TIES, SATURATION, CODES_OF_KERAS, UNEXPLAINED)
+_ON_RUNTIMES = (INPUT_RANGES, REFUSED, PORTABILITY, MACHINE, NPU, CPU_FALLBACK, WARNINGS)
+# All of them: sentences come in this order.
+TOPICS = (CODES, IMAGES, *BESIDE_KERAS, FLOAT, *_ON_RUNTIMES)
+# Those that the headline on codes speaks of, in its order.
+_IN_HEADLINE = (CODES, PORTABILITY, ANSWERS, SATURATION, IMAGES, INPUT_RANGES)
+
+
+def notes_on(certificate: CertificateRecord, topics: Iterable[Topic] = TOPICS) -> list[Marked]:
+    """Returns the sentences on topics, in the order in which they are shown."""
+    return [note for topic in topics for note in topic.notes(certificate)]
+
+
+def codes_headline(certificate: CertificateRecord) -> Marked:
+    """Returns how many codes differ, and all that keeps that from being green."""
+    headlines = filter(None, [topic.headline(certificate) for topic in _IN_HEADLINE])
+    words, kinds = zip(*headlines, strict=True)
+    return Marked("".join(words), max(kinds, key=_KINDS.index))
+
+
+def verdict(certificate: CertificateRecord) -> Marked:
+    """Returns what is lost of the float model, where it is more than a point, and the codes."""
+    lost, codes = FLOAT.headline(certificate), codes_headline(certificate)
+    if lost is None or lost.kind == "good":
+        return codes
+    return Marked(f"{lost.words}; {codes.words}", max(lost.kind, codes.kind, key=_KINDS.index))
+
+
+def float_values(certificate: CertificateRecord) -> str:
+    """Returns the comparison of float values beside the outputs; empty without any."""
+    has_some = len(certificate.float_operators) > 1
+    return sentence("float_values", certificate) if has_some else ""
+
+
+def few_images(certificate: CertificateRecord) -> str:
+    """Returns that there are too few images to judge answers; empty where there are enough."""
+    is_few = certificate.has_few_images
+    return sentence("few_images", certificate.num_images) if is_few else ""
+
+
+def portability_in_words(claims: list[PortabilityClaim]) -> Marked:
+    """Returns on which processors the codes of a file are the same."""
+    kind = "good" if are_portable(claims) else "watch"
+    return Marked(sentence("portability", None, claims), kind)
+
+
+def rule_table() -> Table[Rule]:
+    """Returns the conditions that give a colour, as the guide and pages show them."""
+
+    def colour(kind: str) -> Marked:
+        return Marked(COLOURS.get(kind, "–"), kind)
+
+    columns: list[Column[Rule]] = [
+        Column("where", lambda rule: rule.condition),
+        Column("the headline is", lambda rule: colour(rule.headline)),
+        Column("its sentence is", lambda rule: colour(rule.note)),
+    ]
+    rules = [rule for topic in TOPICS for rule in topic.rules]
+    coloured = [rule for rule in rules if {rule.headline, rule.note} & COLOURS.keys()]
+    return Table(columns=columns, rows=coloured)
