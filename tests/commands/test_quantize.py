@@ -16,7 +16,6 @@ import sat_tf.qat.reconstruction.fit
 import sat_tf.qat.reconstruction.reconstruct
 from sat_tf.commands import main
 from sat_tf.commands.quantize import accuracy, next_step
-from sat_tf.exact.certificate.certificate import FLOAT_RULE
 from sat_tf.exact.certificate.rules import LOSS_RULE
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.input_range import NAMED
@@ -382,7 +381,7 @@ def _without_labels(folder, *words):
     assert certificate["top1"] == certificate["accuracy"] == {}
     # The rules of colours are about all files.
     page = (folder / "report.html").read_text()
-    for rule in (FLOAT_RULE, LOSS_RULE):
+    for rule in (LOSS_RULE, *(rule.condition for rule in FLOAT.rules)):
         page = page.replace(str(escape(rule)), "")
     for text in (json.dumps(results), page, *words):
         assert not re.search("top.?[15]|accuracy", text, re.IGNORECASE)
