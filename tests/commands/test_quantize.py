@@ -16,7 +16,7 @@ import sat_tf.qat.reconstruction.fit
 import sat_tf.qat.reconstruction.reconstruct
 from sat_tf.commands import main
 from sat_tf.commands.quantize import accuracy, next_step
-from sat_tf.exact.certificate.rules import LOSS_RULE
+from sat_tf.exact.certificate.rules import FLOAT, LOSS_RULE
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.input_range import NAMED
 from sat_tf.presentation.tables import Marked
