@@ -11,7 +11,7 @@ from typing import Any
 from sat_tf.arguments import training_argument
 from sat_tf.core.grid import off_halves, on_int8_codes
 from sat_tf.core.tensors import in_float32, namespace
-from sat_tf.quantizers.protocol import BIT_FLOOR, ActivationQuantizer, VariableSpec
+from sat_tf.quantizers.protocol import BIT_FLOOR, VariableSpec
 from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, INSTEAD
 
 # Stands for the wrapper of either Keras, which is the other base of a class.
@@ -64,7 +64,7 @@ class QuantizingLayer(_Wrapper):
             with self._one_call_at_a_time:  # else it might be its stand-in in another thread
                 function = self.layer.activation
             return function(quantize(self._run(inputs, training, lambda logits: logits)))
-        if place == AROUND and isinstance(self.output_quantizer, ActivationQuantizer):
+        if place == AROUND and self.output_quantizer is not None:
             outputs = self._run(quantize(inputs), training)
             codes = self.output_quantizer.code_range(self.output_variables)
             window = getattr(self.layer, "pool_size", None)
