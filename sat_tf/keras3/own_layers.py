@@ -61,11 +61,22 @@ class OfKeras3(LeftFloat):
 
     def call(self, *args: Any, training: Any = None, **kwargs: Any) -> Any:
         """The outputs of the layer in inference, with these variables for its weights."""
+        layer = self.original
         if keras3.backend.backend() == "tensorflow":
-            return _called(self.original, self._variables, *args, **kwargs)
+            # Tensors in place of its own variables, in which the call leaves no trace then.
+            trained, others = (
+                [
+                    tf.convert_to_tensor(self._variables.get(id(each), each.value))
+                    for each in of_layer
+                ]
+                for of_layer in (layer.trainable_variables, layer.non_trainable_variables)
+            )
+            kwargs |= training_argument(layer.call, False)
+            outputs, _ = layer.stateless_call(trained, others, *args, **kwargs)
+            return outputs
         if self._operations is None:
-            made = _Operations(self.original, (args, kwargs), self._variables)
-            object.__setattr__(self, "_operations", made)
+            operations = _Operations(layer, (args, kwargs), self._variables)
+            object.__setattr__(self, "_operations", operations)
         return self._operations(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
@@ -114,17 +125,6 @@ class CarriedOperation:
         values = keras3.tree.flatten((args, dict(kwargs)))
         pairs = zip(values, self._given, strict=True)
         return [value for value, given in pairs if isinstance(given, keras3.KerasTensor)]
-
-
-def _called(layer: Any, variables: Mapping[int, tf.Variable], *args: Any, **kwargs: Any) -> Any:
-    """The layer on tensors of TensorFlow, without a trace in its own variables."""
-    given = (
-        [tf.convert_to_tensor(variables.get(id(own), own.value)) for own in of_layer]
-        for of_layer in (layer.trainable_variables, layer.non_trainable_variables)
-    )
-    kwargs |= training_argument(layer.call, False)
-    outputs, _ = layer.stateless_call(*given, *args, **kwargs)
-    return outputs
 
 
 def _on_tensorflow(operation: Any) -> Callable[..., Any]:
@@ -186,19 +186,20 @@ class _Operations:
 
     def __call__(self, *given: Any, **options: Any) -> Any:
         """The outputs of the operations in inference."""
+
+        def constant(value: Any) -> Any:
+            if id(value) in self._variables:
+                return tf.convert_to_tensor(self._variables[id(value)])
+            is_array = isinstance(value, keras3.Variable) or keras3.ops.is_tensor(value)
+            return np.asarray(keras3.ops.convert_to_numpy(value)) if is_array else value
+
         tensors = filter(_is_tensor, keras3.tree.flatten((given, options)))
         made = {id(one): other for one, other in zip(self._symbols, tensors, strict=True)}
         for call, function in zip(self._graph.calls, self._functions, strict=True):
-            args, kwargs = call.filled_in(made, self._constant)
+            args, kwargs = call.filled_in(made, constant)
             outputs = tf.nest.flatten(function(*args, **kwargs))
             made.update({id(one): other for one, other in zip(call.outputs, outputs, strict=True)})
         return self._graph.pack_outputs([made[id(output)] for output in self._graph.outputs])
-
-    def _constant(self, value: Any) -> Any:
-        if id(value) in self._variables:
-            return tf.convert_to_tensor(self._variables[id(value)])
-        is_array = isinstance(value, keras3.Variable) or keras3.ops.is_tensor(value)
-        return np.asarray(keras3.ops.convert_to_numpy(value)) if is_array else value
 
 
 def _is_tensor(value: Any) -> bool:

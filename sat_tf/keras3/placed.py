@@ -24,7 +24,6 @@ from sat_tf.keras3.values import copy_to_keras3, without_initial_values
 from sat_tf.messages import ModelError, did_you_mean, reason_of
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.values import AROUND, INSTEAD
 
 # Settings that say nothing of what a layer computes, or are set beside.
 _BESIDE = ("name", "trainable", "dtype", "batch_input_shape")
@@ -126,12 +125,11 @@ def _made(layer: Any, name_of: Callable[[str], str], originals: Mapping[str, Ori
     if not isinstance(layer, QuantizedLayer):
         return _plain(layer, name_of(layer.name), originals)
     config, inner = layer.quantize_config, layer.layer
-    place = config.place_at(inner)
     return QuantizedLayer3(
         _plain(inner, name_of(inner.name), originals),
         config.weights,
         config.output,
-        place=AROUND if config.around and place != INSTEAD else place,
+        place=layer.place,
         annotation=config.annotation,
         inserted=config.inserted,
         target=config.target,
@@ -145,7 +143,14 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
     """The user's layer again, or a layer of Keras 3 with the settings of one of tf_keras."""
     original = _original(layer, originals)
     if original is not None:
-        made = _again(original, name)
+        try:
+            made = type(original).from_config({**original.get_config(), "name": name})
+        except Exception as error:  # code of users may raise anything
+            raise ValueError(
+                f"received {type(original).__name__}, which Keras 3 does not make again from its "
+                f"configuration ({reason_of(error)}), expected from_config(get_config()) to give "
+                "the same layer; give it other settings, or leave it out"
+            ) from error
     elif isinstance(layer, operation_layers.OfTensorFlow):
         if layer.function not in operations.COMPUTED_BY:
             hint = did_you_mean(layer.function, sorted(operations.COMPUTED_BY))
@@ -177,18 +182,6 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
         made.activity_regularizer = keras3.regularizers.get(settings)
     made.trainable = layer.trainable
     return made
-
-
-def _again(original: Any, name: str) -> Any:
-    """The user's layer of Keras 3, made again from its configuration."""
-    try:
-        return type(original).from_config({**original.get_config(), "name": name})
-    except Exception as error:  # code of users may raise anything
-        raise ValueError(
-            f"received {type(original).__name__}, which Keras 3 does not make again from its "
-            f"configuration ({reason_of(error)}), expected from_config(get_config()) to give the "
-            "same layer; give it other settings, or leave it out"
-        ) from error
 
 
 def _original(layer: Any, originals: Mapping[str, Original]) -> Any:

@@ -75,6 +75,9 @@ def prove(made: Translated, *, whole: bool = False) -> Proof:
     With `whole`, also their outputs, in which the differences of layers add up.
     """
     found = Proof(difference=0.0 if whole else None)
+    calls = [type(each.graph.model).call for each in made.models()]
+    has_own_call = any(not call.__module__.startswith("keras.") for call in calls)
+    is_quantized = any(isinstance(twin, QuantizedLayer) for _, _, twin in made.layers())
     for inputs in _random_inputs(made):
         expected = _run(made, inputs, found)
         for name, wrong in found.wrong.items():
@@ -84,7 +87,7 @@ def prove(made: Translated, *, whole: bool = False) -> Proof:
                 "from others, or build the model with tf_keras and load the weights by layer name.",
             )
         packed = made.graph.pack_inputs(inputs)
-        if any(not type(model).call.__module__.startswith("keras.") for model in _models(made)):
+        if has_own_call:
             outputs = keras3.tree.flatten(made.graph.model(packed, training=False))
             off = max(map(_difference, expected, outputs))
             if off > TOLERANCE and off > _TIMES_LOST * _lost(made, inputs, expected):
@@ -93,19 +96,11 @@ def prove(made: Translated, *, whole: bool = False) -> Proof:
             outputs = tf.nest.flatten(made.model(_as_tf(packed), training=False))
             off = max(map(_difference, expected, outputs))
             found.difference = max(found.difference or 0.0, off)
-            if not made.is_quantized and off > TOLERANCE:
+            if not is_quantized and off > TOLERANCE:
                 along = _walked(made, [_as_tf(values) for values in inputs], _in_tf_keras)
                 _refuse_whole(made, found, max(map(_difference, along, outputs)))
                 _judge_whole(made, found, off, _lost(made, inputs, expected), expected, outputs)
     return found
-
-
-def _models(made: Translated) -> Iterator[Any]:
-    """The Keras 3 model, and those inside it."""
-    yield made.graph.model
-    for _, _, nested in made.calls:
-        if nested is not None:
-            yield from _models(nested)
 
 
 def _refuse_whole(made: Translated, found: Proof, off: float) -> None:
@@ -437,7 +432,9 @@ def _tolerance(tensor: Any) -> float:
 def _random_inputs(made: Translated) -> Iterator[list[np.ndarray]]:
     """The inputs to compare on, of all ranges at once where the model takes as many images."""
     draws = np.random.default_rng(_SEED)
-    largest = _largest_index(made)
+    # The bound of random integers: pixels, or what all tables of embeddings hold.
+    layers = [getattr(layer, "layer", layer) for _, layer, _ in made.layers()]
+    largest = min([256, *(layer.input_dim for layer in layers if hasattr(layer, "input_dim"))])
 
     def drawn(tensor: Any, low: float, high: float) -> np.ndarray:
         batch, *rest = tensor.shape
@@ -456,11 +453,3 @@ def _random_inputs(made: Translated) -> Iterator[list[np.ndarray]]:
         yield from of_ranges
     else:
         yield [np.concatenate(parts) for parts in zip(*of_ranges, strict=True)]
-
-
-def _largest_index(made: Translated) -> int:
-    """The bound of random integers: pixels, or what all tables of embeddings hold."""
-    layers = [getattr(call.operation, "layer", call.operation) for call, _, _ in made.calls]
-    sizes = [layer.input_dim for layer in layers if hasattr(layer, "input_dim")]
-    nested = [_largest_index(inner) for _, _, inner in made.calls if inner is not None]
-    return min([*sizes, *nested, 256])

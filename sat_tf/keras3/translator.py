@@ -44,21 +44,21 @@ class Translated:
     # translation.
     calls: list[tuple[Call, Any, "Translated | None"]]
 
-    @property
-    def is_quantized(self) -> bool:
-        """Whether it has quantized layers, at any depth."""
-        return any(
-            nested.is_quantized if nested else isinstance(layer, QuantizedLayer)
-            for _, layer, nested in self.calls
-        )
-
-    def pairs(self) -> Iterator[tuple[Any, Any]]:
-        """Its layers at any depth: each in Keras 3, and what it is in tf_keras."""
-        for call, layer, nested in self.calls:
+    def models(self) -> Iterator["Translated"]:
+        """The model and those inside it, at any depth."""
+        yield self
+        for _, _, nested in self.calls:
             if nested is not None:
-                yield from nested.pairs()
+                yield from nested.models()
+
+    def layers(self, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+        """Its layers at any depth: the path of each, itself, and what it is in tf_keras."""
+        for call, layer, nested in self.calls:
+            path = f"{prefix}{call.operation.name}"
+            if nested is not None:
+                yield from nested.layers(f"{path}/")
             elif isinstance(call.operation, keras3.layers.Layer):
-                yield call.operation, layer
+                yield path, call.operation, layer
 
 
 class Translator:
@@ -81,11 +81,19 @@ class Translator:
         """Builds the tf_keras model, with the weights."""
         self._check_model(model, "")
         self._raise_problems(model)
-        made = self._model(model)
-        self._copy_weights(made, "")
+        translated = self._model(model)
+        for path, layer, twin in translated.layers():
+            try:
+                copy_to_twin(layer, twin)
+            except ValueError as error:
+                problem = f"{path}: {error}."
+                self._problems += [] if problem in self._problems else [problem]
         self._raise_problems(model)
-        _copy_trainable(made)
-        return made
+        for each in translated.models():
+            each.model.trainable = each.graph.model.trainable
+        for _, layer, twin in translated.layers():
+            copy_trainable(layer, twin)
+        return translated
 
     def _raise_problems(self, model: Any) -> None:
         if self._problems:
@@ -304,20 +312,6 @@ class Translator:
                 # Keras names such layers itself, and takes no name.
                 tensor._keras_history.layer._name = call.operation.name
 
-    def _copy_weights(self, made: Translated, prefix: str) -> None:
-        for call, layer, nested in made.calls:
-            operation = call.operation
-            if nested is not None:
-                self._copy_weights(nested, f"{prefix}{operation.name}/")
-                continue
-            if not isinstance(operation, keras3.layers.Layer):
-                continue
-            try:
-                copy_to_twin(operation, layer)
-            except ValueError as error:
-                problem = f"{prefix}{operation.name}: {error}."
-                self._problems += [] if problem in self._problems else [problem]
-
 
 def to_tf_keras(value: Any) -> Any:
     """A constant argument of a Keras 3 call, for tf_keras: arrays of any backend become NumPy's."""
@@ -348,15 +342,6 @@ def _input_layer(layer: Any) -> keras.layers.InputLayer:
         ragged=bool(getattr(layer, "ragged", False)),
         name=layer.name,
     )
-
-
-def _copy_trainable(made: Translated) -> None:
-    made.model.trainable = made.graph.model.trainable
-    for call, layer, nested in made.calls:
-        if nested is not None:
-            _copy_trainable(nested)
-        elif isinstance(call.operation, keras3.layers.Layer):
-            copy_trainable(call.operation, layer)
 
 
 def _no_graph(model: Any) -> str:

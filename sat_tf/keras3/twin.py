@@ -86,7 +86,7 @@ def twin_of(model: keras3.Model) -> keras.Model:
 
 def _kept(model: keras3.Model, made: Translated) -> keras.Model:
     """The twin of a model, which is proved, and found by `twin_of` from now on."""
-    layers = list(made.pairs())
+    layers = [(layer, twin) for _, layer, twin in made.layers()]
     prove(made)
     # Weakly: models go when their users let them.
     pairs = [(weakref.ref(one), other) for one, other in layers]
@@ -145,7 +145,7 @@ def verified(
 def warn_of_other_answers(model: keras3.Model, images: Any) -> None:
     """Says where the model of the user's backend and its twin, which is exported, disagree."""
     twin = twin_of(model)
-    network = Network(twin)
+    network, graph = Network(twin), Keras3Graph(model)
     images = network.given(images)
     given = images if len(twin.inputs) > 1 else [images]
     arrays = [np.asarray(array)[:_COMPARED] for array in given]
@@ -162,8 +162,7 @@ def warn_of_other_answers(model: keras3.Model, images: Any) -> None:
     ours, others = [], []
     for start in range(0, len(fed[0]), at_once):
         part = [array[start : start + at_once] for array in fed]
-        packed = keras3.tree.pack_sequence_as(functional_of(model)._inputs_struct, part)
-        made = keras3.tree.flatten(model(packed, training=False))
+        made = keras3.tree.flatten(model(graph.pack_inputs(part), training=False))
         ours.append([np.asarray(keras3.ops.convert_to_numpy(one)) for one in made])
         made = tf.nest.flatten(twin(part if len(part) > 1 else part[0], training=False))
         others.append([one.numpy() for one in made])
@@ -215,7 +214,7 @@ def quantized(
     with _without_collections():
         made = translated(model, is_twin=True)
         # The Keras 3 layers by the names that their twins have in the flat model.
-        by_path = dict(_by_path(made, ""))
+        by_path = {path: Original(layer, twin) for path, layer, twin in made.layers()}
         origins = flattened(made.model).origins
         originals = {name: by_path[path] for name, path in origins.items() if path in by_path}
         plan = quantized_model(made.model, None, policy, is_private=True)
@@ -247,14 +246,6 @@ def requantized(requantize: _Function, model: keras3.Model, policy: BitPolicy) -
         for layer, other in _layers(_twins[model])
     )
     return _of_plan(plan, {layer.name: Original(layer, other) for layer, other in inner}, model)
-
-
-def _by_path(made: Translated, prefix: str) -> Iterator[tuple[str, Original]]:
-    for call, layer, nested in made.calls:
-        if nested is not None:
-            yield from _by_path(nested, f"{prefix}{nested.model.name}/")
-        elif isinstance(call.operation, keras3.layers.Layer):
-            yield f"{prefix}{layer.name}", Original(call.operation, layer)
 
 
 def _of_plan(

@@ -19,7 +19,7 @@ from sat_tf.qat.policy_fields import warn_of
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.quantizing_layer import make_weights
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
-from sat_tf.quantizers.values import ACTIVATION, BEFORE_ACTIVATION, BEHIND, INSTEAD
+from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, BEHIND, INSTEAD
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
@@ -195,9 +195,11 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         return plain and self._rectifies()
 
     def place_at(self, layer: keras.layers.Layer) -> str:
-        """The place of `output` at a layer, one of `PLACES`, were it not around the layer."""
+        """The place of `output` at a layer, one of `PLACES`."""
         if self.replaces(layer):
             return INSTEAD
+        if self.around:
+            return AROUND
         if not self.stands_at_activation(layer):
             return BEHIND
         return BEFORE_ACTIVATION if layer_kinds.is_softmax(layer) else ACTIVATION

@@ -17,7 +17,7 @@ from sat_tf.messages import first_ones, warn
 from sat_tf.qat.configs import PlacedConfig, make_variables
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer, VariableSpec, WeightQuantizer
 from sat_tf.quantizers.quantizing_layer import QuantizingLayer
-from sat_tf.quantizers.values import AROUND
+from sat_tf.quantizers.values import AROUND, BEHIND
 from sat_tf.version import marked, unmarked
 
 _followed: "weakref.WeakSet[tf.Graph]" = weakref.WeakSet()
@@ -120,9 +120,7 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
     @property
     def place(self) -> str:
         """The place of the quantizer of the output, one of `PLACES`."""
-        config = self.quantize_config
-        is_around = config.around and isinstance(config.output, ActivationQuantizer)
-        return AROUND if is_around else config.place_at(self.layer)
+        return self.quantize_config.place_at(self.layer)
 
     @property
     def _kernel_name(self) -> str:
@@ -151,7 +149,8 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
             seen.append(tensor)
             return tensor
 
-        self._output_by(catch, self.quantize_config.place_at(self.layer), inputs, training)
+        place = BEHIND if self.place == AROUND else self.place  # what it reads is not quantized
+        self._output_by(catch, place, inputs, training)
         return seen[0]
 
     def effective_kernel(self, training: Any = False) -> tf.Tensor | None:

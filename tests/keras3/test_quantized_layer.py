@@ -4,12 +4,16 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tf_keras
 
+import sat_tf
 from sat_tf.keras3.quantized_layer import AtLeast, QuantizedLayer
+from sat_tf.qat import wrapper
+from sat_tf.qat.configs import PlacedConfig
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.observers import RangeObserver
-from sat_tf.quantizers.pact import PactQuantizer
-from sat_tf.quantizers.values import ACTIVATION, BEFORE_ACTIVATION, INSTEAD
+from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
+from sat_tf.quantizers.values import ACTIVATION, AROUND, BEFORE_ACTIVATION, BEHIND, INSTEAD, PLACES
 
 
 def images(*shape, seed=0):
@@ -46,6 +50,46 @@ def test_a_quantizer_takes_the_place_of_a_rectifier():
     quantizer, x = PactQuantizer(num_bits=8, initial_clipping_level=4.0), images(2, 5)
     instead = QuantizedLayer(keras.layers.ReLU(name="relu"), None, quantizer, place=INSTEAD)
     np.testing.assert_allclose(numpy(instead(x)), np.clip(x, 0, 4), atol=4 / 255)
+
+
+# For each place, a layer of the package that is given and the quantizers of its kernel and output.
+PLACED = {
+    BEHIND: lambda of: (of.Dense(4), DorefaQuantizer(num_bits=3), StreamQuantizer(num_bits=4)),
+    ACTIVATION: lambda of: (of.Dense(4, activation="relu"), None, PactQuantizer(num_bits=4)),
+    BEFORE_ACTIVATION: lambda of: (of.Dense(4, activation="softmax"), None, RangeObserver()),
+    INSTEAD: lambda of: (of.ReLU(), None, PactQuantizer(num_bits=4)),
+    AROUND: lambda of: (of.AveragePooling2D(2), None, StreamQuantizer(num_bits=4)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_quantizer_in_each_place_does_the_same_in_both_kerases(place):
+    x = images(2, 4, 4, 3)
+    layer, *quantizers = PLACED[place](keras.layers)
+    three = QuantizedLayer(layer, *quantizers, place=place)
+    layer, *quantizers = PLACED[place](tf_keras.layers)
+    config = PlacedConfig(weights=quantizers[0], output=quantizers[1], around=place == AROUND)
+    two = wrapper.QuantizedLayer(layer, config)
+    assert two.place == place
+    two(x)
+    three(x)
+    three.layer.set_weights(two.layer.get_weights())
+    for training in (True, False):
+        outputs = two(x, training=training).numpy()
+        np.testing.assert_array_equal(numpy(three(x, training=training)), outputs)
+        assert np.any(outputs)
+    for name, variable in two.output_variables.items():
+        np.testing.assert_array_equal(numpy(three.output_variables[name]), variable)
+
+
+def test_what_reads_and_makes_codes_of_one_grid_passes_the_proof_of_its_twin():
+    image = keras.Input((8, 8, 3), name="image")
+    x = keras.layers.Conv2D(4, 3, activation="gelu", padding="same")(image)
+    x = keras.layers.AveragePooling2D(2, name="pool")(x)
+    x = keras.layers.Conv2D(2, 1, name="last")(x)
+    policy = sat_tf.BitPolicy.mobile(8, target="ethos-u55", input_max=255.0)
+    model = sat_tf.quantize_model(keras.Model(image, x), policy)
+    assert model.get_layer("quant_pool").place == AROUND
 
 
 def test_an_observer_stands_before_a_softmax():
