@@ -11,7 +11,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
@@ -255,11 +255,11 @@ class LineChart:
         """The chart as an SVG element; a sentence if there is nothing to draw."""
         with drawn_for_a_page():
             picture, axes = _with_axes(_LINES_SIZE, _LINES_AREA)
-            if not self.draw(axes, STAND_INS):
+            if not self._draw(axes):
                 return Markup("<p>Nothing was recorded.</p>")
             return svg_element(picture, kind="chart", title=self.title, summary=self.summary)
 
-    def draw(self, axes: Any, colours: Mapping[str, str]) -> bool:
+    def _draw(self, axes: Any) -> bool:
         """Draws the chart on axes of matplotlib; returns whether there is anything to draw."""
         usable = [point for line in self.lines for point in line.points if self._is_drawn(point[1])]
         if not usable:
@@ -284,7 +284,7 @@ class LineChart:
                 [x for x, _ in line.points],
                 np.where(drawn, [y for _, y in line.points], np.nan),
                 label=line.label,
-                color=colours.get(line.colour, line.colour),
+                color=STAND_INS.get(line.colour, line.colour),
                 linestyle=(0, (5, 4)) if line.dashed else "-",
                 marker="o" if line.dots or lonely else "",
                 markevery=None if line.dots else lonely or None,
@@ -294,8 +294,7 @@ class LineChart:
         left, right = axes.get_xlim()
         for index, (start, name) in enumerate(self.stages):
             if index:
-                soft = colours["var(--soft)"]
-                axes.axvline(start, color=soft, linewidth=1.0, linestyle=(0, (2, 3)))
+                axes.axvline(start, color=_SOFT, linewidth=1.0, linestyle=(0, (2, 3)))
             is_late = start - left > 0.75 * (right - left)
             axes.annotate(
                 printable(name),
@@ -309,27 +308,6 @@ class LineChart:
 
     def _is_drawn(self, y: float) -> bool:
         return math.isfinite(y) and (y > 0 or not self.logarithmic)
-
-
-_ON_WHITE = {
-    **{f"var(--kind{index})": one["color"] for index, one in enumerate(SERIES)},
-    "var(--curve)": BLUE,
-    "var(--other)": ORANGE,
-    "var(--third)": GREEN,
-    "var(--soft)": GREY,
-}
-
-
-def save_charts(charts: Sequence[LineChart], title: str, path: str | os.PathLike[str]) -> None:
-    """Writes charts as one PNG file, side by side on white."""
-    with styled():
-        picture, row = canvas(1, len(charts), size=(5.2 * len(charts), 4.6))
-        for chart, axes in zip(charts, row, strict=True):
-            axes.set_ylabel(chart.title)
-            if chart.draw(axes, _ON_WHITE):
-                axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=11)
-        picture.suptitle(title)
-        save(picture, path)
 
 
 def _with_axes(

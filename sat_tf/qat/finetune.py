@@ -9,6 +9,7 @@ what layers such as Dropout draw.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import math
 import pathlib
@@ -367,7 +368,7 @@ def _tried(trainer: _Trainer, batches: TrainingBatches, images: np.ndarray) -> l
     answers = [trainer.teacher(part) for part in parts]
     distances = []
     for rate in TRIED_RATES:
-        schedule = _Schedule(batches, lambda rate=rate: rate, _TRIED_STEPS)
+        schedule = _Schedule(batches, functools.partial(float, rate), _TRIED_STEPS)
         steps = batches.dataset.repeat()
         trainer.fit(steps, steps_per_epoch=_TRIED_STEPS, callbacks=[schedule], verbose=0)
         distance = math.inf

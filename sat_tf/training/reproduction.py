@@ -234,7 +234,12 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
     if not path.exists():
         return []
     try:
-        return Outcome.parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8").rstrip("\n")
+        received = text.partition("\n")[0].split(",")
+        # Files of earlier versions have no column of the images.
+        if {*received} ^ {*Outcome.columns()} not in (set(), {"tflite_images"}):
+            raise ValueError(f"received the columns {', '.join(received)}")
+        return Outcome.parse(f"{text}\n")  # its last line is one, though an editor left no end
     except (OSError, ValueError) as error:
         raise RunError(
             f"{path}: {error}; expected a file with the columns {', '.join(Outcome.columns())}; "

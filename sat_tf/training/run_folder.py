@@ -27,7 +27,6 @@ ENVIRONMENT = "environment.json"
 METRICS = "metrics.csv"
 OSCILLATIONS = "oscillations.csv"
 TENSORBOARD = "tensorboard"  # a folder
-CURVES = "curves.png"
 # How far the run has come, and what it takes to resume within a stage.
 STATE = "state.json"
 CHECKPOINTS = "checkpoints"
@@ -41,7 +40,6 @@ FILES = (
     METRICS,
     OSCILLATIONS,
     TENSORBOARD,
-    CURVES,
     FLOAT_MODEL,
     STATE,
     CHECKPOINTS,

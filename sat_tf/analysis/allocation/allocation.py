@@ -411,9 +411,7 @@ def _allocated_layers(problem: BitProblem, solution: Solution) -> tuple[Allocate
     return tuple(layers)
 
 
-def _totals(
-    problem: BitProblem, solution: Solution, in_file: Mapping[str, float]
-) -> dict[str, Total]:
+def _totals(problem: BitProblem, solution: Solution, in_file: dict[str, float]) -> dict[str, Total]:
     """Returns what the model uses of each quantity; what the file says is taken from there."""
     knapsack = problem.knapsack
     used = knapsack.used(solution.chosen) | in_file

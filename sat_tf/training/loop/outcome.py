@@ -1,4 +1,4 @@
-"""The end of a run: export, verification, results, curves and report."""
+"""The end of a run: export, verification, results and report."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,14 +15,13 @@ from sat_tf.graph.network import Network
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError, say
 from sat_tf.output_folder import TFLITE_MODEL
-from sat_tf.presentation.charts import save_charts
 from sat_tf.presentation.tables import marked_text
 from sat_tf.qat.inputs import takes_pixels
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import known_weights
 from sat_tf.qat.reconstruction.fitted import Fitted
 from sat_tf.report import report
-from sat_tf.report.curves import ACCURACY, LOSS, epochs_table, learning_curves
+from sat_tf.report.curves import epochs_table, learning_curves
 from sat_tf.report.layers import SAMPLE, layer_rows
 from sat_tf.report.report import write_file
 from sat_tf.report.results import Results, of_certificate
@@ -38,9 +37,8 @@ _MOST_MEASURED = 10_000
 
 
 def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) -> Results:
-    """Exports and verifies the model of a run, and writes its results, curves and report."""
+    """Exports and verifies the model of a run, and writes its results and report."""
     folder, stage = run.folder, run.config.stages.quantized
-    write_curves(folder, run.config)  # also of a run whose model has no file
     accuracies: dict[str, Any] = {
         f"{stage}_{metric}": metrics.get(metric)
         for stage, metrics in state.stages.items()
@@ -128,17 +126,6 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
     measured = evaluate_tflite(path, examples(), top=tops, progress=True)
     shares = {"tflite_top1": measured.top[1], "tflite_top5": measured.top.get(5)}
     return {**entries, **shares, "tflite_images": measured.num_images}
-
-
-def write_curves(folder: RunFolder, config: Config) -> None:
-    """Writes curves.png, the loss and the accuracy of a run that has trained."""
-    epochs = EpochMetrics.read(folder)
-    if not epochs:
-        return
-    curves = learning_curves(epochs, EPOCHS, targets=_targets(config))
-    shown = [curve for title in (ACCURACY, LOSS) for curve in curves if curve.title == title]
-    with folder.written(run_folder.CURVES) as temporary:
-        save_charts(shown, config.name, temporary)
 
 
 def write_report(folder: RunFolder, config: Config) -> None:

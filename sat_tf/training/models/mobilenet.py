@@ -44,11 +44,7 @@ V1_BLOCKS = (
     SeparableBlock(channels=256, stride=2),
     SeparableBlock(channels=256, stride=1),
     SeparableBlock(channels=512, stride=2),
-    SeparableBlock(channels=512, stride=1),
-    SeparableBlock(channels=512, stride=1),
-    SeparableBlock(channels=512, stride=1),
-    SeparableBlock(channels=512, stride=1),
-    SeparableBlock(channels=512, stride=1),
+    *[SeparableBlock(channels=512, stride=1)] * 5,
     SeparableBlock(channels=1024, stride=2),
     SeparableBlock(channels=1024, stride=1),
 )

@@ -2,7 +2,6 @@ import csv
 import io
 import types
 
-import matplotlib.image
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,11 +19,9 @@ from sat_tf.training.data.batches import ArraySource
 from sat_tf.training.learner import Learner, make_optimizer, training_copy
 from sat_tf.training.loop import stage
 from sat_tf.training.loop.callbacks import EpochLog, StopWhenNotFinite
-from sat_tf.training.loop.outcome import write_curves
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import batch_size_problems, describe_environment
 from sat_tf.training.run_folder import METRICS, TENSORBOARD, EpochMetrics, RunFolder
-from tests.training.report_folder import write_rows
 from tests.training.small import small_images, small_quantized_model
 
 # -- how a stage trains ----------------------------------------------------------------------------
@@ -294,35 +291,6 @@ RESULTS = Results(
     trained_differing=0.000123,
     seconds=119.7,
 )
-
-
-def rows():
-    return [
-        EpochMetrics(
-            stage=stage,
-            epoch=epoch,
-            step=7 * epoch,
-            learning_rate=0.1 / epoch,
-            loss=2.0 / epoch,
-            train_top1=0.4 + 0.1 * epoch,
-            train_top5=0.9 if stage == "float" else None,
-            held_out_top1=0.5,
-            seconds=1.5,
-        )
-        for stage in ("float", "quantized")
-        for epoch in (1, 2, 3)
-    ]
-
-
-@pytest.mark.parametrize("count", [1, 6])
-def test_the_curves_are_a_picture(tmp_path, count):
-    folder = RunFolder(tmp_path)
-    write_rows(folder, rows()[:count])
-    config = parse_config("name: demo", ["data.name=digits", "model.name=mobilenet_v2"])
-    write_curves(folder, config)
-    picture = matplotlib.image.imread(tmp_path / "curves.png")
-    assert picture.shape[:2] == (736, 1664)
-    assert picture.std() > 0
 
 
 @pytest.mark.parametrize(
