@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from sat_tf.files import expect_honest, expect_path, is_archive, opened_archive, read_member
 from sat_tf.messages import reason_of
 
+_PICKLED = "model.weights.npz"
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 # Models of thousands of layers have one megabyte.
 _LARGEST_CONFIG_BYTES = 2**25
@@ -166,6 +167,10 @@ def array_bytes(path: pathlib.Path) -> int:
         total = 0
         with opened_archive(path) as archive:
             entries = archive.infolist()
+            # Both Kerases would read them in place of HDF5, and releases of both run what is
+            # pickled in them.
+            if _PICKLED in archive.namelist():
+                raise ValueError(f"its weights are in {_PICKLED}, expected them in HDF5")
             _expect_size(sum(entry.file_size for entry in entries), path)
             expect_honest(archive)
             for entry in entries:

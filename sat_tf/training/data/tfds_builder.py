@@ -4,6 +4,7 @@ import functools
 import math
 import operator
 import os
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # In this order, because the test split of ImageNet has no labels.
 _HELD_OUT = ("validation", "test")
+# A name, a configuration and a version; not a hub or a project and a name.
+_OF_TFDS = re.compile(r"[^:]*(:[\d.*]+)?")
 _OTHER_SPLIT = "choose another split, or build the set again"
 
 
@@ -86,6 +89,12 @@ def load_tfds(
 
 
 def _builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
+    if not _OF_TFDS.fullmatch(name):
+        raise ValueError(
+            f"builder: received {name!r}, a set of others, whose code would be downloaded and run; "
+            "expected one that comes with TensorFlow Datasets, or that you have built; write its "
+            "name without a colon in front."
+        )
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
