@@ -10,12 +10,7 @@ import numpy as np
 
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.pairs import Concatenate, Pair
-from sat_tf.exact.operations.pointwise import (
-    COARSE_SUMMAND,
-    SMALLEST_SUMMAND,
-    Pointwise,
-    WithConstant,
-)
+from sat_tf.exact.operations.pointwise import Pointwise, WithConstant
 from sat_tf.exact.operations.pools import AveragePool
 from sat_tf.exact.operations.tabled import Reshape, moved
 from sat_tf.exact.operations.windows import LinearKind
@@ -49,8 +44,7 @@ class LinearDraft(OperationDraft):
     ) -> "LinearDraft":
         """A layer of whose values nothing is known; its codes have output channels last."""
         kernel = codes if kind is LinearKind.DEPTHWISE else np.moveaxis(codes, -1, 0)
-        unknown = np.zeros(scales.size), np.full(scales.size, np.inf)
-        return cls((source,), Linear((), "", kind, kernel, scales, bias, *unknown, window))
+        return cls((source,), Linear((), "", kind, kernel, scales, bias, window))
 
     def folded(self, behind: Affine) -> "LinearDraft":
         """The layer and the normalization behind it, as one linear layer.
@@ -384,12 +378,18 @@ class PairDraft(OperationDraft):
         return float(np.min(ends)), float(np.max(ends))
 
 
+# XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
+# less than this share of its own. A coarse summand still counts hundredths of an output code.
+_SMALLEST_SUMMAND = 2.0**-10
+_COARSE_SUMMAND = 2.0**-9
+
+
 def summand(builder: GraphBuilder, source: str, output: Codes) -> str:
     """The tensor itself, or one on a larger scale where the kernel of its sum needs that."""
     codes = builder.codes(source)
-    if codes is None or codes.scale / output.scale >= SMALLEST_SUMMAND:
+    if codes is None or codes.scale / output.scale >= _SMALLEST_SUMMAND:
         return source
-    coarse = Codes(np.float32(COARSE_SUMMAND * output.scale), 0)
+    coarse = Codes(np.float32(_COARSE_SUMMAND * output.scale), 0)
     name, shape = builder.between(f"{source}_coarse"), builder.shape(source)
     return identity(source, shape[-1]).lower(builder, coarse, name, shape)
 
@@ -415,8 +415,8 @@ class SumWithMap(Draft):
             source = builder.dequantized(self.inputs[0])
             return builder.with_constant(source, Pointwise.SUM, self.values, name, shape)
         scale, constant = self.scale, self.codes
-        if scale / codes.scale < SMALLEST_SUMMAND:
-            scale = np.float32(COARSE_SUMMAND * codes.scale)
+        if scale / codes.scale < _SMALLEST_SUMMAND:
+            scale = np.float32(_COARSE_SUMMAND * codes.scale)
             constant = np.rint(self.values / scale)
         source = summand(builder, self.inputs[0], codes)
         constant = constant.astype(np.int8)[np.newaxis]
