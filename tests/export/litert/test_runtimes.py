@@ -44,12 +44,12 @@ def test_endings_are_put_into_words(status, errors, expected):
 
 
 @pytest.mark.parametrize(
-    "module", ["litert.processes", "evaluate", "certificate.proof", "foreign.comparison"]
+    "module", ["litert.processes", "evaluate", "certificate.proof", "operator_comparison"]
 )
 def test_processes_that_run_files_load_no_tensorflow(module, tmp_path):
     # Python would find modules of the working directory first.
     (tmp_path / "numpy.py").write_text("raise ImportError")
-    code = f"import sys; import sat_tf.export.{module}; {HEAVY}"
+    code = f"import sys; import sat_tf.exact.{module}; {HEAVY}"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         env=processes.child_environment(),
