@@ -74,7 +74,7 @@ def keras_of_graph(graph: Graph) -> keras.Model:
     for operation in filter(lambda operation: operation.is_float(graph), graph.operations):
         if operation.float_layer is not None or behind_float_layers.intersection(operation.inputs):
             behind_float_layers.add(operation.output)
-        elif operation.mixes:
+        elif type(operation) in _MIXING:
             problems.append(
                 f"{operation.output}: received a float stream, which the converter quantizes on "
                 "scales of its own; requantize the model with stream_bits=8, or use "
@@ -134,9 +134,10 @@ class _FakeQuantized(keras.layers.Layer):
         values = ON_REALS[type(operation)](operation, self._graph, *inputs)
         if codes is None or operation.selects:
             return values
-        if operation.fuses and codes.activation is Activation.RELU:
+        fuses = type(operation) in _FUSING
+        if fuses and codes.activation is Activation.RELU:
             values = tf.nn.relu(values)
-        elif operation.fuses and codes.activation is Activation.UNIT:
+        elif fuses and codes.activation is Activation.UNIT:
             values = tf.clip_by_value(values, -1.0, 1.0)
         low, high = ((end - codes.zero_point) * float(codes.scale) for end in (-128, 127))
         return tf.quantization.fake_quant_with_min_max_args(values, low, high, num_bits=8)
@@ -242,6 +243,9 @@ _FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
     "REDUCE_MAX": lambda x, axes, keepDims: tf.reduce_max(x, axes, keepDims),
     "PAD": tf.pad,
 }
+# Those that compute with several values, so that the converter chooses the grid of a float output.
+_MIXING = (pairs.Pair, pairs.Concatenate, pools.AveragePool, pools.ResizeBilinear, pools.Mean)
+_FUSING = (Linear, pairs.Pair, pointwise.WithConstant)  # the activation that clips codes
 # What each operation that layers become computes: of itself, its graph, and what it reads.
 ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     quantize.ShiftImage: lambda op, graph, x: x,

@@ -60,8 +60,6 @@ class Linear(Operation):
     # One number an output channel: real values until `scales.round_biases`, then integers of scales
     # · input scale.
     bias: np.ndarray
-    center: np.ndarray  # The usual value of y - bias; 0 where it is unknown.
-    spread: np.ndarray  # Its standard deviation; infinite where it is unknown.
     window: Window = WHOLE  # Strides, padding and dilation.
     real: bool = False  # Computed in float32, on dequantized inputs and kernel: the float head.
     storage: Storage = Storage.INT8  # How the file holds the kernel.
@@ -69,11 +67,14 @@ class Linear(Operation):
     # A matrix product of another tool's file is one of every row of a tensor of any shape, whose
     # dimensions it keeps or not; None for any other operation.
     keeps_dimensions: bool | None = None
+    # What training has seen of each channel: the usual value of y - bias, and its standard
+    # deviation; 0 and infinite where nothing is known.
+    center: np.ndarray | float = 0.0
+    spread: np.ndarray | float = np.inf
 
     same_because = "one float32 product, rounded half to even, in all of XNNPACK's kernels"
     num_constants = 2  # codes and a bias
     rounds = True
-    fuses = True
     # DEQUANTIZE makes the kernel of a float head.
     reads = (*(kind.value for kind in LinearKind), "DEQUANTIZE")
 
@@ -322,8 +323,6 @@ class Linear(Operation):
             kernel=kernel,
             scales=scales,
             bias=bias if real else bias.astype(np.int64),
-            center=np.zeros(scales.size),
-            spread=np.full(scales.size, np.inf),
             window=window,
             real=real,
             storage=Storage[operator.kernel().type],

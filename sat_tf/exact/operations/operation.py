@@ -89,9 +89,6 @@ class Operation(abc.ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     # Names of those that sat-tf writes, and that may be in its files; `reads` unless said.
     writes: ClassVar[tuple[str, ...]] = ()
-    # Whether it computes with several values of its inputs, so that TensorFlow's converter would
-    # choose the grid of a float output.
-    mixes: ClassVar[bool] = False
     same_because: ClassVar[str] = SELECTED  # Why all kernels of XNNPACK give it the same codes.
     # Why all processors give it the same float values; "" where they differ in the last bits.
     same_in_float_because: ClassVar[str] = ""
@@ -103,7 +100,6 @@ class Operation(abc.ABC):
     makes_probabilities: ClassVar[bool] = False  # It is a softmax.
     reshapes: ClassVar[bool] = False  # It makes the same values in another shape.
     moves: ClassVar[bool] = False  # Layers of data movement become it.
-    fuses: ClassVar[bool] = False  # Its operator fuses the activation that clips codes.
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -16,8 +16,6 @@ from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation
 class Pair(OfTwo):
     """An operation of two tensors."""
 
-    mixes = True
-
     @property
     def selects(self) -> bool:
         return self.kind.selects
@@ -52,7 +50,6 @@ class Concatenate(Operation):
     axis: int  # Along which, counted without the batch dimension.
 
     operator = Operator("CONCATENATION", 2, "ConcatenationOptions")
-    mixes = True
     keeps_grid = True
     same_in_float_because = SELECTED
 

@@ -28,10 +28,7 @@ from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation
 _Operand = TypeVar("_Operand")
 SUMS_ALIKE = "integers with multipliers of 20 bits, rounded half up, in all of XNNPACK's kernels"
 # XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
-# less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
-SMALLEST_SUMMAND = 2.0**-10
-COARSE_SUMMAND = 2.0**-9
-# The same holds where such a scale is this many times its own.
+# this many times its own.
 _LARGEST_SUMMAND = 256.0
 # XNNPACK leaves products to kernels with another rounding where codes are worth less than this, or
 # `_LARGEST_SUMMAND` or more, of an output code.
@@ -110,7 +107,6 @@ class OfTwo(Operation):
     reads = tuple(kind.value for kind in Pointwise)
     same_in_float_because = ROUNDED_ONCE
     rounds = True
-    fuses = True
 
     @property
     def operators(self) -> tuple[str, ...]:

@@ -84,7 +84,6 @@ class AveragePool(_Pool):
     """
 
     operator = Operator("AVERAGE_POOL_2D", 2, "Pool2DOptions")
-    mixes = True
     keeps_grid = True
     same_because = "XNNPACK leaves it to the builtin kernels, which divide integers alike"
 
@@ -115,7 +114,6 @@ class ResizeBilinear(Operation):
     operator = Operator("RESIZE_BILINEAR", 3, "ResizeBilinearOptions")
     num_constants = 1  # the size
     rounds = True
-    mixes = True
     keeps_grid = True
 
     def grids(self, graph: Tensors) -> tuple[Grid, Grid]:
@@ -201,7 +199,6 @@ class Mean(Operation):
     operator = Operator("MEAN", 2, "ReducerOptions")
     num_constants = 1  # the axes
     rounds = True
-    mixes = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """An exact sum, rounded as the kernels do it."""

@@ -85,7 +85,7 @@ def settle_constants(graph: Graph, linear: Linear) -> Linear:
     gaps = np.gcd.reduce(np.abs(linear.kernel), axis=linear.inner_axes).astype(int)
     scales, bias = linear.scales.copy(), linear.bias.copy()
     centers = np.clip(linear.center / unit, -_LARGEST_SUM, _LARGEST_SUM)
-    usual = np.rint(centers / np.maximum(gaps, 1))
+    usual, spreads = np.rint(centers / np.maximum(gaps, 1)), linear.spread / unit
     # Channels that share a scale keep it where it is fine enough for biases: none is dead.
     coarse = multipliers * (1 if linear.shares_scale else gaps) >= _COARSE
     # All that a channel of zeros gives is its constant: a unit of its sum becomes an output code.
@@ -97,7 +97,7 @@ def settle_constants(graph: Graph, linear: Linear) -> Linear:
             multiplier=float(multipliers[index]),
             bias=float(bias[index]) / float(output.scale),
             usual=int(usual[index]) * gap,
-            spread=float(linear.spread[index] / unit[index]),
+            spread=float(spreads[index]),
             gap=gap,
             lowest=output.lowest - output.zero_point,
             highest=output.highest - output.zero_point,

@@ -25,13 +25,14 @@ from sat_tf.export.lowering.drafts import (
     range_codes,
 )
 from sat_tf.export.lowering.float_layer import FloatCall, FloatLayer, float_layers
-from sat_tf.export.lowering.functions import ComputedFunction, NativeDraft
 from sat_tf.export.lowering.layer_drafts import (
     AveragePoolDraft,
+    ComputedFunction,
     LinearDraft,
     Materialized,
     MeanDraft,
     MeanOfTensors,
+    NativeDraft,
     OnOneGrid,
     PairDraft,
     Part,

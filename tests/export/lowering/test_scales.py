@@ -43,8 +43,6 @@ def _graph(kernel, weight_scales, bias, *, source=0.5, output=0.25) -> Graph:
         kernel=kernel,
         scales=np.asarray(weight_scales, np.float64),
         bias=np.asarray(bias, np.float64),
-        center=np.zeros(len(kernel)),
-        spread=np.full(len(kernel), np.inf),
     )
     tensors = {
         "x": Tensor("x", (2, 2, kernel.shape[-1]), Codes(np.float32(source), 0)),

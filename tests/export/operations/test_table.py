@@ -58,8 +58,6 @@ def _linear(kind: LinearKind, kernel: np.ndarray, **settings) -> Linear:
     numbers = {
         "scales": np.linspace(0.01, 0.02, channels).astype(np.float32),
         "bias": np.arange(channels),
-        "center": np.zeros(channels),
-        "spread": np.full(channels, np.inf),
     }
     return Linear(_X, _Y, kind=kind, kernel=kernel, **numbers, **settings)
 
@@ -452,9 +450,7 @@ def test_max_pooling_never_takes_the_padding():
 
 def test_weights_are_counted_without_the_factor_of_their_channel():
     kernel = np.array([[-24, 8, 8], [0, 0, 0], [3, -5, 7]])
-    linear = Linear(
-        ("x",), "y", LinearKind.FULLY_CONNECTED, kernel, *(np.zeros(3) for _ in range(4))
-    )
+    linear = Linear(("x",), "y", LinearKind.FULLY_CONNECTED, kernel, np.zeros(3), np.zeros(3))
     assert weight_counts(linear) == {-5: 1, -3: 1, 0: 3, 1: 2, 3: 1, 7: 1}
 
 
