@@ -12,7 +12,6 @@ import tf_keras as keras
 from sat_tf.exact.operations import (
     native,
     pairs,
-    pointwise,
     pools,
     quantize,
     tabled,
@@ -202,12 +201,14 @@ def _looked_up(op: native.Lookup, graph: Graph, x: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.constant(values), places + (source.zero_point + len(values) // 2))
 
 
-def _with_constant(op: pointwise.WithConstant, graph: Graph, x: tf.Tensor) -> tf.Tensor:
-    constant = op.constant
-    if op.grid:
-        scale = np.float32(op.grid.scale)
-        constant = _on_one_scale(constant[0] * scale, 127.0 * float(scale))
-    return _FUNCTIONS[op.kind.value](x, constant)
+def _pair(op: pairs.Pair, graph: Graph, *tensors: tf.Tensor) -> tf.Tensor:
+    if op.constant is None:
+        return _FUNCTIONS[op.kind.value](*tensors)
+    values, grid = op.constant
+    if grid:
+        scale = np.float32(grid.scale)
+        values = _on_one_scale(values[0] * scale, 127.0 * float(scale))
+    return _FUNCTIONS[op.kind.value](*tensors, values)
 
 
 def _tabled(op: tabled.Tabled, graph: Graph, x: tf.Tensor) -> tf.Tensor:
@@ -247,8 +248,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     quantize.Quantize: lambda op, graph, x: x,
     quantize.Dequantize: lambda op, graph, x: tf.identity(x),
     Linear: _linear,
-    pairs.Pair: lambda op, graph, one, two: _FUNCTIONS[op.kind.value](one, two),
-    pointwise.WithConstant: _with_constant,
+    pairs.Pair: _pair,
     pools.Mean: lambda op, graph, x: tf.reduce_mean(x, [1, 2], keepdims=op.keep_dims),
     pools.MaxPool: lambda op, graph, x: tf.nn.max_pool2d(
         x, op.size, op.window.strides, op.window.padding

@@ -89,9 +89,6 @@ class Operation(abc.ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     # Names of those that sat-tf writes, and that may be in its files; `reads` unless said.
     writes: ClassVar[tuple[str, ...]] = ()
-    # Whether it computes with several values of its inputs, so that TensorFlow's converter would
-    # choose the grid of a float output.
-    mixes: ClassVar[bool] = False
     same_because: ClassVar[str] = SELECTED  # Why all kernels of XNNPACK give it the same codes.
     # Why all processors give it the same float values; "" where they differ in the last bits.
     same_in_float_because: ClassVar[str] = ""
@@ -149,6 +146,14 @@ class Operation(abc.ABC):
     def is_float(self, graph: Tensors) -> bool:
         """Whether it makes a float tensor."""
         return graph.tensors[self.output].codes is None
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it computes with several values of its inputs.
+
+        TensorFlow's converter would choose the grid of a float output.
+        """
+        return False
 
     @property
     def keeps_grid(self) -> bool:

@@ -6,13 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sat_tf.exact.operations.pairs import Pair
-from sat_tf.exact.operations.pointwise import (
-    COARSE_SUMMAND,
-    SMALLEST_SUMMAND,
-    Pointwise,
-    WithConstant,
-)
+from sat_tf.exact.operations.pairs import COARSE_SUMMAND, SMALLEST_SUMMAND, Pair, Pointwise
+from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.tflite.tensors import Codes
 from sat_tf.export.lowering.drafts import (
     Draft,
@@ -117,8 +112,8 @@ class SumWithMap(Draft):
             scale = np.float32(COARSE_SUMMAND * codes.scale)
             constant = np.rint(self.values / scale)
         source = summand(builder, self.inputs[0], codes)
-        constant = constant.astype(np.int8)[np.newaxis]
-        operation = WithConstant((source,), name, Pointwise.SUM, constant, Codes(scale, 0))
+        map_of_codes = Constant(constant.astype(np.int8)[np.newaxis], Codes(scale, 0))
+        operation = Pair((source,), name, Pointwise.SUM, map_of_codes)
         return builder.add(operation, shape, codes)
 
     def as_float(self, builder: GraphBuilder, name: str, shape: Shape) -> str:

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sat_tf.exact.operations.linear import Linear
-from sat_tf.exact.operations.pairs import Concatenate
-from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pairs import Concatenate, Pointwise
 from sat_tf.exact.operations.pools import AveragePool
 from sat_tf.exact.operations.tabled import Reshape, moved
 from sat_tf.exact.operations.windows import LinearKind
