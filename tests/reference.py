@@ -574,6 +574,7 @@ FUNCTIONS = {
     "EXP": np.exp,
     "LOG": np.log,
     "RSQRT": lambda x: 1.0 / np.sqrt(x),
+    "SQRT": np.sqrt,
 }
 
 

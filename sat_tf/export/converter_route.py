@@ -12,7 +12,6 @@ import tf_keras as keras
 from sat_tf.exact.operations import (
     native,
     pairs,
-    pointwise,
     pools,
     quantize,
     tabled,
@@ -74,7 +73,7 @@ def keras_of_graph(graph: Graph) -> keras.Model:
     for operation in filter(lambda operation: operation.is_float(graph), graph.operations):
         if operation.float_layer is not None or behind_float_layers.intersection(operation.inputs):
             behind_float_layers.add(operation.output)
-        elif type(operation) in _MIXING:
+        elif len(operation.inputs) > 1 or type(operation) in _MIXING:
             problems.append(
                 f"{operation.output}: received a float stream, which the converter quantizes on "
                 "scales of its own; requantize the model with stream_bits=8, or use "
@@ -204,12 +203,14 @@ def _looked_up(op: native.Lookup, graph: Graph, x: tf.Tensor) -> tf.Tensor:
     return tf.gather(tf.constant(values), places + (source.zero_point + len(values) // 2))
 
 
-def _with_constant(op: pointwise.WithConstant, graph: Graph, x: tf.Tensor) -> tf.Tensor:
-    constant = op.constant
-    if op.grid:
-        scale = np.float32(op.grid.scale)
-        constant = _on_one_scale(constant[0] * scale, 127.0 * float(scale))
-    return _FUNCTIONS[op.kind.value](x, constant)
+def _pair(op: pairs.Pair, graph: Graph, *tensors: tf.Tensor) -> tf.Tensor:
+    if op.constant is None:
+        return _FUNCTIONS[op.kind.value](*tensors)
+    values, grid = op.constant
+    if grid:
+        scale = np.float32(grid.scale)
+        values = _on_one_scale(values[0] * scale, 127.0 * float(scale))
+    return _FUNCTIONS[op.kind.value](*tensors, values)
 
 
 def _tabled(op: tabled.Tabled, graph: Graph, x: tf.Tensor) -> tf.Tensor:
@@ -243,17 +244,17 @@ _FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
     "REDUCE_MAX": lambda x, axes, keepDims: tf.reduce_max(x, axes, keepDims),
     "PAD": tf.pad,
 }
-# Those that compute with several values, so that the converter chooses the grid of a float output.
-_MIXING = (pairs.Pair, pairs.Concatenate, pools.AveragePool, pools.ResizeBilinear, pools.Mean)
-_FUSING = (Linear, pairs.Pair, pointwise.WithConstant)  # the activation that clips codes
+# These compute with several values of one tensor, so that the converter chooses the grid of a float
+# output, as it does of what reads several tensors.
+_MIXING = (pools.AveragePool, pools.ResizeBilinear, pools.Mean)
+_FUSING = (Linear, pairs.Pair)  # the activation that clips codes
 # What each operation that layers become computes: of itself, its graph, and what it reads.
 ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     quantize.ShiftImage: lambda op, graph, x: x,
     quantize.Quantize: lambda op, graph, x: x,
     quantize.Dequantize: lambda op, graph, x: tf.identity(x),
     Linear: _linear,
-    pairs.Pair: lambda op, graph, one, two: _FUNCTIONS[op.kind.value](one, two),
-    pointwise.WithConstant: _with_constant,
+    pairs.Pair: _pair,
     pools.Mean: lambda op, graph, x: tf.reduce_mean(x, [1, 2], keepdims=op.keep_dims),
     pools.MaxPool: lambda op, graph, x: tf.nn.max_pool2d(
         x, op.size, op.window.strides, op.window.padding

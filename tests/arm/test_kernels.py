@@ -8,8 +8,7 @@ from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pairs import Pair
-from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import Mean
 from sat_tf.exact.operations.quantize import Dequantize, ShiftImage
 from sat_tf.exact.operations.tabled import moved

@@ -106,7 +106,7 @@ ROWS = (
         "PRELU",
         _sloped,
         same_because="it multiplies codes by one rule",
-        written=Written(1, "", ("slopes",), "Sloped"),
+        written=Written(1, "", ("slopes",)),
     ),
     Row("BATCH_MATMUL", _batch_product, ("adjX", "adjY")),
     Row("L2_NORMALIZATION", _normalization, same_because=_IN_INTEGERS, grid=_NORMALS),

@@ -16,7 +16,6 @@ from sat_tf.exact.operations.not_simulated import (
 )
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pairs import Concatenate, Pair
-from sat_tf.exact.operations.pointwise import WithConstant
 from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import (
     Dequantize,
@@ -48,7 +47,6 @@ OPERATIONS: list[type[Operation]] = [
     Linear,
     Lookup,
     Pair,
-    WithConstant,
     Mean,
     MaxPool,
     AveragePool,

@@ -189,19 +189,13 @@ ROWS = (
         _strided_slice,
         *_MASKS,
         "offset",
-        written=Written(
-            2, "StridedSliceOptions", ("begin", "end", "strides"), "Slice", _slice_settings
-        ),
+        written=Written(2, "StridedSliceOptions", ("begin", "end", "strides"), _slice_settings),
     ),
     _move(
         "TRANSPOSE",
         np.transpose,
         written=Written(
-            2,
-            "TransposeOptions",
-            ("order",),
-            "Transpose",
-            lambda shape, order: ([(0, *order)], {}),
+            2, "TransposeOptions", ("order",), lambda shape, order: ([(0, *order)], {})
         ),
     ),
     _move(
@@ -213,7 +207,6 @@ ROWS = (
             3,
             "ResizeNearestNeighborOptions",
             ("size",),
-            "Resize",
             lambda shape, size: ([size], {"alignCorners": False, "halfPixelCenters": True}),
         ),
     ),
@@ -222,11 +215,7 @@ ROWS = (
         _depth_to_space,
         "blockSize",
         written=Written(
-            1,
-            "DepthToSpaceOptions",
-            (),
-            "DepthToSpace",
-            lambda shape, size: ([], {"blockSize": size}),
+            1, "DepthToSpaceOptions", (), lambda shape, size: ([], {"blockSize": size})
         ),
     ),
     _move(
@@ -234,11 +223,7 @@ ROWS = (
         _space_to_depth,
         "blockSize",
         written=Written(
-            2,
-            "SpaceToDepthOptions",
-            (),
-            "SpaceToDepth",
-            lambda shape, size: ([], {"blockSize": size}),
+            2, "SpaceToDepthOptions", (), lambda shape, size: ([], {"blockSize": size})
         ),
     ),
     _move(
@@ -250,7 +235,6 @@ ROWS = (
             2,
             "GatherOptions",
             ("indices",),
-            "Gather",
             lambda shape, indices, axis: ([indices], {"axis": axis + 1}),
         ),
     ),
@@ -259,11 +243,7 @@ ROWS = (
         lambda values, axes, keepDims: np.max(values, tuple(axes.flat), keepdims=keepDims),
         "keepDims",
         written=Written(
-            2,
-            "ReducerOptions",
-            ("axes",),
-            "ChannelMax",
-            lambda shape: ([[len(shape)]], {"keepDims": True}),
+            2, "ReducerOptions", ("axes",), lambda shape: ([[len(shape)]], {"keepDims": True})
         ),
     ),
     _move(
@@ -271,11 +251,7 @@ ROWS = (
         _padded,
         pads=True,
         written=Written(
-            2,
-            "PadOptions",
-            ("margins",),
-            "Pad",
-            lambda shape, margins: ([[(0, 0), *margins]], {}),
+            2, "PadOptions", ("margins",), lambda shape, margins: ([[(0, 0), *margins]], {})
         ),
     ),
     _move("PADV2", lambda values, margins, fill: _padded(values, margins, fill.item())),
@@ -301,6 +277,7 @@ ROWS = (
     _move("REVERSE_V2", lambda values, axes: np.flip(values, tuple(axes.flat))),
     _move("GATHER_ND", lambda values, places: values[tuple(np.moveaxis(places, -1, 0))]),
     _move("EMBEDDING_LOOKUP", lambda ids, values: values[ids]),
+    _move("SELECT", np.where),
     _move("SELECT_V2", np.where),
     _move("DYNAMIC_UPDATE_SLICE", _updated),
     _move("SPACE_TO_BATCH_ND", _space_to_batch, pads=True),

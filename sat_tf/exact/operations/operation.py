@@ -147,6 +147,14 @@ class Operation(abc.ABC):
         return graph.tensors[self.output].codes is None
 
     @property
+    def mixes(self) -> bool:
+        """Whether it computes with several values of its inputs.
+
+        TensorFlow's converter would choose the grid of a float output.
+        """
+        return False
+
+    @property
     def keeps_grid(self) -> bool:
         """Whether its codes are those of its inputs, so that all are on one grid."""
         return self.selects

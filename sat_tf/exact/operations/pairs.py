@@ -1,46 +1,244 @@
-"""Operations of several tensors: combined value by value, or joined."""
+"""Operations of two tensors, or of one and a constant; and tensors that are joined."""
 
 import dataclasses
+import enum
+import functools
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
-from sat_tf.exact.operations.operation import SELECTED, Made, Operation
-from sat_tf.exact.operations.pointwise import OfTwo, Pointwise
+from sat_tf.exact.kernels.kernel_sets import KernelSet
+from sat_tf.exact.kernels.xnnpack import product_multiplier
+from sat_tf.exact.operations.operation import (
+    ROUNDED_ONCE,
+    SELECTED,
+    Basis,
+    Made,
+    Operation,
+    Portability,
+    enumerated,
+    stored_codes,
+)
+from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.tflite.contents import NotUnderstoodError
-from sat_tf.exact.tflite.operator_view import OperatorView
-from sat_tf.exact.tflite.tensors import Tensors
+from sat_tf.exact.tflite.operator_view import OperatorView, codes_of
+from sat_tf.exact.tflite.tensors import Codes, Tensors
 from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation
 
+_Operand = TypeVar("_Operand")
+SUMS_ALIKE = "integers with multipliers of 20 bits, rounded half up, in all of XNNPACK's kernels"
+# XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
+# this many times its own.
+_LARGEST_SUMMAND = 256.0
+# XNNPACK leaves products to kernels with another rounding where codes are worth less than this, or
+# `_LARGEST_SUMMAND` or more, of an output code.
+_SMALLEST_PRODUCT = 2.0**-16
 
-@dataclasses.dataclass(frozen=True)
-class Pair(OfTwo):
-    """An operation of two tensors."""
+
+class Pointwise(enum.Enum):
+    """An operation of two values, by the name of its operator in a file."""
+
+    MAXIMUM = "MAXIMUM"
+    MINIMUM = "MINIMUM"
+    PRODUCT = "MUL"
+    SUM = "ADD"
+    DIFFERENCE = "SUB"
 
     @property
     def selects(self) -> bool:
-        return self.kind.selects
+        """Whether it selects one of the values."""
+        return self in (Pointwise.MAXIMUM, Pointwise.MINIMUM)
+
+    @property
+    def operator(self) -> Operator:
+        """Its operator in a file."""
+        options = "MaximumMinimum" if self.selects else self.value.capitalize()
+        return Operator(self.value, 2, f"{options}Options")
+
+    def on_arrays(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+        """Its result for arrays, whose axes of size 1 are broadcast."""
+        return np.asarray(_FUNCTIONS[self](first, second))
+
+
+_FUNCTIONS = {
+    Pointwise.MAXIMUM: np.maximum,
+    Pointwise.MINIMUM: np.minimum,
+    Pointwise.PRODUCT: np.multiply,
+    Pointwise.SUM: np.add,
+    Pointwise.DIFFERENCE: np.subtract,
+}
+
+
+def on_codes(
+    kind: Pointwise,
+    stored: Sequence[np.ndarray],
+    grids: Sequence[Codes],
+    output: Codes,
+    kernels: KernelSet,
+) -> np.ndarray:
+    """Stored integers made of those of two tensors; the rounding is that of the kernels."""
+    if kind.selects:
+        return kind.on_arrays(*stored)
+    one, other = (
+        array.astype(np.int64) - grid.zero_point for array, grid in zip(stored, grids, strict=True)
+    )
+    first, second = (grid.scale for grid in grids)
+    if kind is Pointwise.PRODUCT:
+        made = kernels.product(one * other, (first, second), output.scale)
+    else:
+        is_difference = kind is Pointwise.DIFFERENCE
+        made = kernels.summed([one, other], [first, second], output.scale, difference=is_difference)
+    return stored_codes(made, output)
+
+
+@functools.lru_cache(maxsize=16)
+def _products(first: tuple[int, int], second: tuple[int, int]) -> np.ndarray:
+    """Every different product of two codes, from their ends."""
+    one, other = (np.arange(low, high + 1) for low, high in (first, second))
+    return np.unique(np.multiply.outer(one, other))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair(Operation):
+    """An operation of two values, both codes or both float; axes of size 1 are broadcast."""
+
+    kind: Pointwise  # Which one.
+    # One of the two where it is no tensor: float32, one number or one a channel; or int8 codes,
+    # with the batch.
+    constant: Constant | None = None
+    constant_is_first: bool = False
+
+    reads = tuple(kind.value for kind in Pointwise)
+    same_in_float_because = ROUNDED_ONCE
+    rounds = True
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return (self.kind.value,)
+
+    def title(self, graph: Tensors) -> str:
+        return f"float {self.kind.value}" if self.is_float(graph) else self.kind.value
+
+    @property
+    def selects(self) -> bool:
+        return self.constant is None and self.kind.selects
+
+    def _with(self, tensors: Sequence[_Operand], constant: _Operand | None) -> list[_Operand]:
+        """What belongs to both values, in the order of the operator."""
+        if constant is None:
+            return [*tensors]
+        return [constant, *tensors] if self.constant_is_first else [*tensors, constant]
+
+    def _grids(self, graph: Tensors) -> list[Codes]:
+        """The grids of both."""
+        grid = None if self.constant is None else self.constant.grid
+        return self._with([graph.codes(name) for name in self.inputs], grid)
+
+    def scale_problem(self, graph: Tensors) -> str | None:
+        if self.is_float(graph) or self.kind.selects:
+            return None
+        output, scales = graph.codes(self.output), [grid.scale for grid in self._grids(graph)]
+        if self.kind is Pointwise.PRODUCT:
+            multiplier = float(product_multiplier(scales[0], scales[1], output.scale))
+            if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
+                return None
+            return (
+                f"received a product whose codes are worth {multiplier:.4g} output codes, expected "
+                f"at least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping "
+                "level is far from its values: call sat_tf.calibrate, or train longer."
+            )
+        largest = max(float(scale / output.scale) for scale in scales)
+        if largest < _LARGEST_SUMMAND:
+            return None
+        return (
+            f"received a sum with scales {largest:.4g} times smaller than those of a tensor it "
+            f"adds, expected less than {_LARGEST_SUMMAND:g} times; its clipping level is much too "
+            "small: call sat_tf.calibrate, or train longer."
+        )
+
+    def portability(self, graph: Tensors) -> Portability:
+        """Of a product, every product of two codes is known."""
+        if self.is_float(graph):
+            return super().portability(graph)
+        if self.kind is not Pointwise.PRODUCT:
+            return Portability(Basis.RULE, SELECTED if self.kind.selects else SUMS_ALIKE)
+        grids, output = self._grids(graph), graph.codes(self.output)
+        scales = grids[0].scale, grids[1].scale
+        first, second = (
+            (grid.lowest - grid.zero_point, grid.highest - grid.zero_point) for grid in grids
+        )
+        products = _products(first, second)
+        return enumerated(
+            products,
+            lambda kernels, some: stored_codes(kernels.product(some, scales, output.scale), output),
+            "products",
+            total=products.size,
+        )
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        values = None if self.constant is None else self.constant.values
+        if self.is_float(graph):
+            return self.kind.on_arrays(*self._with(inputs, values)).astype(np.float32)
+        codes = None if values is None else values.astype(np.int32)
+        grids, output = self._grids(graph), graph.codes(self.output)
+        return on_codes(self.kind, self._with(inputs, codes), grids, output, graph.kernels)
 
     def write(self, writer: Writer) -> None:
-        fused = fused_activation(writer.graph.tensors[self.output].codes)
-        options = {} if self.kind.selects else fused
-        writer.operator(self.kind.operator, self.inputs, self.output, **options)
+        index: int | str | None = None
+        if self.constant is not None:
+            grid = self.constant.grid
+            quantization = (grid.scale, grid.zero_point) if grid else ()
+            name = f"{self.output}/constant"
+            index = writer.constant(name, self.constant.values, *quantization)
+        codes = writer.graph.tensors[self.output].codes
+        options = {} if self.kind.selects else fused_activation(codes)
+        writer.operator(self.kind.operator, self._with(self.inputs, index), self.output, **options)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """Two tensors that operators have made: neither a constant nor places in a table."""
-        is_place = operator.tensor(0).name in operator.progress.pending
-        return not (is_place or operator.is_constant(0) or operator.is_constant(1))
+        """All but places in a table."""
+        return operator.tensor(0).name not in operator.progress.pending
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
         kind = Pointwise(operator.name)
-        codes = operator.codes() if kind.selects else operator.fused_codes()
-        names = (operator.source(0), operator.source(1))
-        if any((operator.source_codes(index) is None) != (codes is None) for index in (0, 1)):
-            raise NotUnderstoodError("it combines codes and float values")
-        if kind.selects:
-            codes = operator.selected_codes()
-        return cls(names, operator.output.name, kind), codes
+        codes = operator.selected_codes() if kind.selects else operator.fused_codes()
+        names, constants = [], []
+        for index in (0, 1):
+            is_constant = operator.is_constant(index)
+            tensor = operator.tensor(index)
+            grid = codes_of(tensor) if is_constant else operator.source_codes(index)
+            if (grid is None) != (codes is None):
+                raise NotUnderstoodError("it combines codes and float values")
+            if is_constant:
+                values = operator.constant(index, "FLOAT32" if grid is None else "INT8")
+                constants.append(Constant(values, grid))
+            else:
+                names.append(operator.source(index))
+        if not names:
+            raise NotUnderstoodError("it reads constants alone")
+        constant = constants[0] if constants else None
+        is_first = bool(constants) and operator.is_constant(0)
+        return cls(tuple(names), operator.output.name, kind, constant, is_first), codes
+
+    def bounded(self, codes: Codes) -> Codes | None:
+        """See `Operation`: a maximum or minimum with one number is a bound."""
+        if self.constant is None or self.constant.values.size != 1 or not self.kind.selects:
+            return None
+        bound = float(self.constant.values.item()) / codes.real_scale + codes.zero_point
+        if not -128 <= bound <= 127:
+            return None
+        if self.kind is Pointwise.MAXIMUM:
+            return dataclasses.replace(codes, lowest=int(np.rint(bound)))
+        return dataclasses.replace(codes, highest=int(np.rint(bound)))
+
+    @property
+    def num_constants(self) -> int:
+        return 0 if self.constant is None else 1
+
+    def constant_bytes(self, *, shares_kernel: bool) -> int:
+        return 0 if self.constant is None else int(self.constant.values.nbytes)
 
 
 @dataclasses.dataclass(frozen=True)

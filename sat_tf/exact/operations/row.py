@@ -63,7 +63,6 @@ class Written(NamedTuple):
     version: int
     schema: str = ""  # The schema's name of its builtin options; "" where it has none.
     constants: tuple[str, ...] = ()  # The names of its constants.
-    title: str = ""  # In the listing of a graph; "" for the name of the operator.
     # Of a move that layers become, its constants and options, for the shape that it reads, without
     # the batch dimension, and the arguments of the layer's move.
     settings: Callable[..., Settings] = lambda shape: ([], {})

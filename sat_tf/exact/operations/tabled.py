@@ -54,7 +54,7 @@ class Tabled(Operation):
         return (self.name,)
 
     def title(self, graph: Tensors) -> str:
-        return (self.row.written and self.row.written.title) or self.name
+        return self.name
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         sources, names = iter(inputs), iter(self.inputs)

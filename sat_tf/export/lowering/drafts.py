@@ -14,8 +14,9 @@ import numpy as np
 
 from sat_tf.core.grid import SMALLEST_RANGE, scale_and_zero_point
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pointwise import Pointwise, WithConstant
+from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.quantize import Dequantize, Quantize
+from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.tflite.tensors import Activation, Codes, Tensor, free_name
 
 Range = tuple[float, float]
@@ -160,7 +161,8 @@ class GraphBuilder:
         self, source: str, kind: Pointwise, constant: np.ndarray | float, name: str, shape: Shape
     ) -> str:
         """Adds an operation of float values and a constant; returns the tensor's name."""
-        operation = WithConstant((source,), name, kind, np.asarray(constant, np.float32))
+        values = Constant(np.asarray(constant, np.float32))
+        operation = Pair((source,), name, kind, values)
         return self.add(operation, shape, None)
 
 

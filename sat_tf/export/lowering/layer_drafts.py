@@ -19,9 +19,9 @@ from sat_tf.exact.operations.native import (
     takes_grid,
 )
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pairs import Concatenate, Pair
-from sat_tf.exact.operations.pointwise import Pointwise, WithConstant
+from sat_tf.exact.operations.pairs import Concatenate, Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool
+from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.operations.tabled import Computed, Reshape, moved, sloped, table_of
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.tensors import WHOLE, Codes, Window
@@ -431,8 +431,8 @@ class SumWithMap(Draft):
             scale = np.float32(_COARSE_SUMMAND * codes.scale)
             constant = np.rint(self.values / scale)
         source = summand(builder, self.inputs[0], codes)
-        constant = constant.astype(np.int8)[np.newaxis]
-        operation = WithConstant((source,), name, Pointwise.SUM, constant, Codes(scale, 0))
+        map_of_codes = Constant(constant.astype(np.int8)[np.newaxis], Codes(scale, 0))
+        operation = Pair((source,), name, Pointwise.SUM, map_of_codes)
         return builder.add(operation, shape, codes)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:

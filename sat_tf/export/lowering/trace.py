@@ -9,8 +9,7 @@ import tensorflow as tf
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.native import Softmax
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pairs import Concatenate
-from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pairs import Concatenate, Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange

@@ -37,8 +37,7 @@ from sat_tf.exact.litert.processes import Machine
 from sat_tf.exact.operations import windows
 from sat_tf.exact.operations.graph import Graph, batches, simulate, simulate_on
 from sat_tf.exact.operations.graph_file import read_graph
-from sat_tf.exact.operations.pairs import Concatenate, Pair
-from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pairs import Concatenate, Pair, Pointwise
 from sat_tf.exact.tflite.tensors import Codes, Tensor
 from tests.export import zoo
 from tests.export.proofs import calibrated, proved

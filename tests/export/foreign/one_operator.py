@@ -1,10 +1,23 @@
-"""Files of one operator between an input and outputs of int8 codes, as other tools write them."""
+"""Files of one operator between inputs and outputs of int8 codes, as other tools write them."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
+
+from sat_tf.exact.certificate.runtimes import is_installed
+from sat_tf.exact.kernels.kernel_sets import builtin_of_this_machine
+from sat_tf.exact.litert.runtime import loaded
+from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.graph_file import read_foreign
+from tests.export.proofs import KERNELS
+
+# TFLite Micro puts an integer around an image that it has never set, and LiteRT's reference kernel
+# of sums takes int8 codes for uint8. The builtin kernels multiply a code and the zero point by the
+# scale each, so that the last bit of their difference is another one.
+WRONG = {"SPACE_TO_BATCH_ND": ["micro"], "SUM": ["reference"], "DEQUANTIZE": ["builtin"]}
 
 
 class Grid(NamedTuple):
@@ -12,27 +25,30 @@ class Grid(NamedTuple):
 
     Attributes:
         shape: with the batch.
-        scale: of a code.
+        scale: of a code, or one for each index of an axis; None for numbers and real values.
         zero_point: the stored integer of 0.
-        values: of a constant; its scales are per tensor.
+        values: of a constant.
         type: of the values.
+        axis: of several scales.
     """
 
     shape: tuple[int, ...]
-    scale: float | None = 0.05
+    scale: float | Sequence[float] | None = 0.05
     zero_point: int = 0
     values: np.ndarray | None = None
     type: str = "INT8"
+    axis: int = 0
 
 
-def constant(values, scale=None, zero_point=0):
+def constant(values, scale=None, zero_point=0, axis=0):
     """A constant of codes, or of int32 numbers where it has no scale."""
     array = np.asarray(values, np.int32 if scale is None else np.int8)
-    return Grid(array.shape, scale, zero_point, array, "INT32" if scale is None else "INT8")
+    kind = "INT32" if scale is None else "INT8"
+    return Grid(array.shape, scale, zero_point, array, kind, axis)
 
 
 def file_of(name, given, made, *, version=1, options="", **settings):
-    """A file whose input is the first of `given` without values."""
+    """A file whose inputs are those of `given` without values."""
     model = tfl.ModelT()
     model.version, model.buffers = 3, [tfl.BufferT()]
     code = tfl.OperatorCodeT()
@@ -47,8 +63,10 @@ def file_of(name, given, made, *, version=1, options="", **settings):
         tensor.type = getattr(tfl.TensorType, grid.type)
         if grid.scale is not None:
             tensor.quantization = tfl.QuantizationParametersT()
-            tensor.quantization.scale = np.array([grid.scale], np.float32)
-            tensor.quantization.zeroPoint = np.array([grid.zero_point], np.int64)
+            tensor.quantization.scale = np.atleast_1d(np.asarray(grid.scale, np.float32))
+            count = tensor.quantization.scale.size
+            tensor.quantization.zeroPoint = np.full(count, grid.zero_point, np.int64)
+            tensor.quantization.quantizedDimension = grid.axis
         if grid.values is not None:
             buffer = tfl.BufferT()
             buffer.data = np.frombuffer(grid.values.tobytes(), np.uint8)
@@ -72,3 +90,45 @@ def file_of(name, given, made, *, version=1, options="", **settings):
     builder = flatbuffers.Builder(1024)
     builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
     return bytes(builder.Output())
+
+
+def assert_as_in_litert(content: bytes, images: list[tuple[np.ndarray, ...]]) -> Graph:
+    """The graph of a file, after every runtime here has made what it simulates."""
+    file = read_foreign(content, "one")
+    assert dict(file.reasons) == {}
+    name = file.contents.operators[0].name
+    places = {tensor.name: index for index, tensor in enumerate(file.contents.tensors)}
+    compared = []
+    for runtime_name, kernels in KERNELS.items():
+        if runtime_name in WRONG.get(name, ()) or not is_installed(runtime_name):
+            continue
+        if file.graph.ends_process(kernels):
+            continue
+        try:
+            runtime = loaded(content, runtime_name, keep_tensors=True)
+            runtime.run(images[0])
+        except ValueError as error:
+            # Some runtimes have no kernel of an operator, and TFLite Micro not in every form.
+            assert runtime_name == "micro" or "find op for builtin" in str(error)  # noqa: PT017
+            continue
+        is_left = runtime_name == "xnnpack" and 0 not in runtime.delegated
+        rules = builtin_of_this_machine() if is_left else kernels
+        if is_left and file.graph.ends_process(rules):
+            continue
+        compared.append(runtime_name)
+        for arrays in images:
+            runtime.run(arrays)
+            kept = runtime.kept(places.values())
+            kept |= {
+                places[one.name]: array
+                for one, array in zip(file.contents.inputs, arrays, strict=True)
+            }
+            for operation in file.graph.operations:
+                read = [kept[places[one]].astype(np.int32) for one in operation.inputs]
+                made = operation.simulate(file.graph.on(rules), *read)
+                found = kept[places[operation.output]]
+                if operation.reshapes:
+                    made = made.reshape(found.shape)
+                np.testing.assert_array_equal(found, made, err_msg=f"{name} {runtime_name}")
+    assert "xnnpack" in compared or file.graph.ends_process(builtin_of_this_machine())
+    return file.graph

@@ -31,8 +31,7 @@ from sat_tf.exact.operations.graph_file import read_graph, serialize
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, PROBABILITIES, Softmax
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pairs import Pair
-from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import Dequantize, Quantize, ShiftImage
 from sat_tf.exact.operations.tabled import table_of

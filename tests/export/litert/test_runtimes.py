@@ -15,7 +15,8 @@ from sat_tf.exact.litert.processes import Task, TfliteTask, Worker
 from sat_tf.exact.litert.runtime import RUNTIMES, Interface, MicroRuntime, check_loading
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import read_graph, serialize
-from sat_tf.exact.operations.pointwise import Pointwise, WithConstant
+from sat_tf.exact.operations.pairs import Pair, Pointwise
+from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.tflite.tensors import Tensor
 from sat_tf.export import export as file
 from sat_tf.export.lowering.pipeline import deployed_graph
@@ -169,9 +170,8 @@ def graph(model) -> Graph:
 
 def _with_nan_output(graph: Graph) -> Graph:
     shape = graph.tensors[graph.output].shape
-    product = WithConstant(
-        (graph.output,), "nan", kind=Pointwise.PRODUCT, constant=np.float32([np.nan])
-    )
+    nan = Constant(np.float32([np.nan]))
+    product = Pair((graph.output,), "nan", Pointwise.PRODUCT, nan)
     return dataclasses.replace(
         graph,
         tensors={**graph.tensors, "nan": Tensor("nan", shape, None)},

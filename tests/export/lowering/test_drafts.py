@@ -5,8 +5,7 @@ import pytest
 
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.linear import Linear, map_linear
-from sat_tf.exact.operations.pairs import Concatenate
-from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pairs import Concatenate, Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.windows import LinearKind

@@ -11,8 +11,7 @@ from sat_tf.exact.kernels.kernel_sets import ARM, ARM_UNFUSED, X86, XNNPACK_SETS
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, requantization_multipliers
 from sat_tf.exact.operations.operation import Basis, Operation
-from sat_tf.exact.operations.pairs import Concatenate, Pair
-from sat_tf.exact.operations.pointwise import Pointwise
+from sat_tf.exact.operations.pairs import Concatenate, Pair, Pointwise
 from sat_tf.exact.operations.pools import MaxPool, Mean
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.windows import LinearKind

@@ -24,8 +24,7 @@ from sat_tf.exact.operations.linear import Linear, weight_counts
 from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Lookup, Softmax
 from sat_tf.exact.operations.not_simulated import FloatLayerOperator
 from sat_tf.exact.operations.operation import Operation, stored_codes
-from sat_tf.exact.operations.pairs import Concatenate, Pair
-from sat_tf.exact.operations.pointwise import Pointwise, WithConstant, on_codes
+from sat_tf.exact.operations.pairs import Concatenate, Pair, Pointwise, on_codes
 from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import (
     Dequantize,
@@ -34,6 +33,7 @@ from sat_tf.exact.operations.quantize import (
     ShiftImage,
     ShiftOutput,
 )
+from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.operations.tabled import Computed, Moved, Reshape, moved, sloped
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError, read_contents
@@ -80,10 +80,7 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (_linear(LinearKind.CONVOLUTION, _KERNEL, window=_WINDOW), (2, 2, 4)),
     (_linear(LinearKind.DEPTHWISE, _KERNEL[0], window=_WINDOW), (2, 2, 4)),
     (_linear(LinearKind.TRANSPOSED, _KERNEL, window=_WINDOW), (8, 8, 4)),
-    (
-        WithConstant(_X, _Y, Pointwise.SUM, _MAP, CODES),
-        SHAPE,
-    ),
+    (Pair(_X, _Y, Pointwise.SUM, Constant(_MAP, CODES)), SHAPE),
     *((Pair(("x", "x"), _Y, kind), SHAPE) for kind in Pointwise),
     (Mean(_X, _Y), (4,)),
     (MaxPool(_X, _Y, (2, 2), _WINDOW), (2, 2, 4)),
@@ -104,10 +101,7 @@ NATIVES = [
 ]
 # These make or read float values.
 ON_FLOATS: list[Operation] = [
-    *(
-        WithConstant(("real",), "z", kind, np.float32([0.5]))
-        for kind in map(Pointwise, WithConstant.reads)
-    ),
+    *(Pair(("real",), "z", kind, Constant(np.float32([0.5]))) for kind in Pointwise),
     Softmax(("real",), "z"),
 ]
 
@@ -397,8 +391,8 @@ def test_sums_with_a_map_round_like_those_of_two_tensors(scales, shape, seed):
     constant = rng.integers(-127, 128, shape).astype(np.int32)
     stored = rng.integers(-128, 128, (8, 3, 4, 5)).astype(np.int32)
     graph = Graph("", tensors, (), (), "y")
-    codes = constant.astype(np.int8)[np.newaxis]
-    found = WithConstant(("x",), "y", Pointwise.SUM, codes, known).simulate(graph, stored)
+    codes = Constant(constant.astype(np.int8)[np.newaxis], known)
+    found = Pair(("x",), "y", Pointwise.SUM, codes).simulate(graph, stored)
     full = np.broadcast_to(constant, stored.shape)
     expected = Pair(("x", "c"), "y", Pointwise.SUM).simulate(graph, stored, full)
     np.testing.assert_array_equal(found, expected)
