@@ -108,28 +108,18 @@ class OperatorComparison(RowTable):
     """The operators of a file in order, each compared on the inputs that it has there.
 
     It proves nothing of a file: it says what was compared, and where kernels part.
-
-    Attributes:
-        file: its name.
-        num_images: how many images it was run on.
-        images_from: where they come from.
-        operators: all of the file.
-        runtimes: the names of those that were compared, "xnnpack" first.
-        refused: why others do not run the file, by their names.
-        outputs: of the whole file from those of XNNPACK, by the names of the runtimes that run.
-        more_graphs: the graphs of the file behind the first, which alone is compared.
-        warnings: what to know about the file.
     """
 
-    file: str
-    num_images: int
-    images_from: str
-    operators: tuple[ComparedOperator, ...]
-    runtimes: tuple[str, ...]
-    refused: Mapping[str, str]
+    file: str  # Its name.
+    num_images: int  # How many images it was run on.
+    images_from: str  # Where they come from.
+    operators: tuple[ComparedOperator, ...]  # All of the file.
+    runtimes: tuple[str, ...]  # The names of those that were compared, "xnnpack" first.
+    refused: Mapping[str, str]  # Why others do not run the file, by their names.
+    # Those of the whole file, from XNNPACK's, by the names of the runtimes that run it.
     outputs: Mapping[str, Differences]
-    more_graphs: tuple[MoreGraph, ...] = ()
-    warnings: tuple[str, ...] = ()
+    more_graphs: tuple[MoreGraph, ...] = ()  # Behind the first, which alone is compared.
+    warnings: tuple[str, ...] = ()  # What to know about the file.
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         *("operator", "kind", "tensor", "multiply_adds", "reason", "runtime"),

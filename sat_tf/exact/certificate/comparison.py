@@ -427,5 +427,5 @@ class Comparison:
 
     def counts(self, reference: Reference) -> dict[str, RuntimeCount]:
         """Returns all that is counted of the runtimes."""
-        counters = {**self.counters, **self.simulated}
-        return {name: counter.result(reference) for name, counter in counters.items()}
+        counts = {name: counter.result(reference) for name, counter in self.counters.items()}
+        return counts | {name: other.result(reference) for name, other in self.simulated.items()}
