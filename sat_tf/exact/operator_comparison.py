@@ -12,8 +12,8 @@ from rich.console import Console
 
 from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, checked_images, taken_by
 from sat_tf.exact.certificate.proof import existing_file
+from sat_tf.exact.certificate.rules import sentence
 from sat_tf.exact.certificate.runtimes import (
-    RUNTIMES,
     USUAL_RUNTIMES,
     RuntimeKind,
     chosen,
@@ -56,11 +56,6 @@ class Differences:
         self.compared += found.size
         self.differing += int(np.count_nonzero(found != expected))
         self.largest = max(self.largest, float(np.max(distance, initial=0.0)))
-
-    @property
-    def share(self) -> str:
-        """How many differ of how many, in words."""
-        return f"{self.differing:,} of {self.compared:,}"
 
     def __add__(self, other: "Differences") -> "Differences":
         largest = max(self.largest, other.largest)
@@ -113,28 +108,18 @@ class OperatorComparison(RowTable):
     """The operators of a file in order, each compared on the inputs that it has there.
 
     It proves nothing of a file: it says what was compared, and where kernels part.
-
-    Attributes:
-        file: its name.
-        num_images: how many images it was run on.
-        images_from: where they come from.
-        operators: all of the file.
-        runtimes: the names of those that were compared, "xnnpack" first.
-        refused: why others do not run the file, by their names.
-        outputs: of the whole file from those of XNNPACK, by the names of the runtimes that run.
-        more_graphs: the graphs of the file behind the first, which alone is compared.
-        warnings: what to know about the file.
     """
 
-    file: str
-    num_images: int
-    images_from: str
-    operators: tuple[ComparedOperator, ...]
-    runtimes: tuple[str, ...]
-    refused: Mapping[str, str]
+    file: str  # Its name.
+    num_images: int  # How many images it was run on.
+    images_from: str  # Where they come from.
+    operators: tuple[ComparedOperator, ...]  # All of the file.
+    runtimes: tuple[str, ...]  # The names of those that were compared, "xnnpack" first.
+    refused: Mapping[str, str]  # Why others do not run the file, by their names.
+    # Those of the whole file, from XNNPACK's, by the names of the runtimes that run it.
     outputs: Mapping[str, Differences]
-    more_graphs: tuple[MoreGraph, ...] = ()
-    warnings: tuple[str, ...] = ()
+    more_graphs: tuple[MoreGraph, ...] = ()  # Behind the first, which alone is compared.
+    warnings: tuple[str, ...] = ()  # What to know about the file.
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         *("operator", "kind", "tensor", "multiply_adds", "reason", "runtime"),
@@ -163,7 +148,18 @@ class OperatorComparison(RowTable):
 
     def first_differing(self, runtime: str) -> ComparedOperator | None:
         """The first operator of which a runtime makes other codes than its rules or XNNPACK."""
-        return next((one for one in self.operators if one.differs(runtime)), None)
+        return next((each for each in self.operators if each.differs(runtime)), None)
+
+    @property
+    def first(self) -> ComparedOperator | None:
+        """The first operator that differs in any runtime."""
+        return next(
+            (each for each in self.operators if any(map(each.differs, self.runtimes))), None
+        )
+
+    def runtimes_of(self, operator: ComparedOperator) -> list[str]:
+        """The runtimes of which it is the first operator that differs."""
+        return [name for name in self.runtimes if self.first_differing(name) is operator]
 
     @property
     def is_explained(self) -> bool:
@@ -173,86 +169,42 @@ class OperatorComparison(RowTable):
     def to_rows(self) -> list[dict[str, Any]]:
         """One for each operator and runtime; of an operator that is not simulated, one in all."""
         rows: list[tuple[Any, ...]] = []
-        for one in self.operators:
-            about = (one.number, one.kind, one.tensor, one.multiply_adds, one.reason)
-            if not one.counts:
+        for each in self.operators:
+            about = (each.number, each.kind, each.tensor, each.multiply_adds, each.reason)
+            if not each.counts:
                 rows.append((*about, *[None] * 7))
-            for name, count in one.counts.items():
-                pair = (count.own, count.beside_xnnpack)
-                found = [(each.compared, each.differing, each.largest) for each in pair]
-                rows.append((*about, name, *found[0], *found[1]))
+            for name, count in each.counts.items():
+                own, beside = map(dataclasses.astuple, (count.own, count.beside_xnnpack))
+                rows.append((*about, name, *own, *beside))
         return [dict(zip(self.COLUMNS, row, strict=True)) for row in rows]
 
     def _headline(self) -> Cell:
-        """The first operator of all that differs, and in which runtimes."""
-        firsts = {name: self.first_differing(name) for name in self.runtimes}
-        numbers = [one.number for one in firsts.values() if one is not None]
-        if not numbers:
-            return f"{self.file}: no operator that is simulated differs"
-        first = self.operators[min(numbers)]
-        names = ", ".join(name for name, one in firsts.items() if one is first)
-        return f"{self.file}: the first operator that differs is {first.name} ({names})"
-
-    @property
-    def _extent(self) -> str:
-        """How much of the file was compared, and on what."""
-        known = self.multiply_adds_simulated
-        share = "" if known is None else f", {percent(1)(known)} of the multiply-adds"
-        return (
-            f"{len(self.simulated)} of {len(self.operators)} operators simulated{share}, on "
-            f"{self.num_images} images ({self.images_from})"
-        )
+        return sentence("operators_headline", self)
 
     def _notes(self) -> list[Cell]:
-        return [self._extent, *self._answers(), *self._remarks()]
+        return [sentence("extent", self), *self._answers(), *self._remarks()]
 
     def _answers(self) -> list[Cell]:
         """Sentences on what each runtime does otherwise, or why it does not run the file."""
         lines: list[Cell] = []
         for name in self.runtimes:
-            total, first, said = self.total(name), self.first_differing(name), []
-            if total.own.compared:
-                said.append(f"{total.own.share} codes differ from the simulation")
-            if name != "xnnpack":
-                said.append(
-                    f"for the same inputs, {total.beside_xnnpack.share} codes are not XNNPACK's"
-                )
-            if first is not None:
-                said.append(f"the first operator that differs is {first.name}")
-            if name in self.outputs and name != "xnnpack":
-                output = self.outputs[name]
-                largest = f", by {output.largest:.3g} at most" if output.differing else ""
-                values = f"{output.share} values of the output"
-                said.append(f"of the whole file, {values} are not XNNPACK's{largest}")
-            kind = "good" if first is None else "bad" if total.own.differing else "watch"
-            lines.append(Marked(f"{RUNTIMES[name].title}: {'; '.join(said)}", kind))
-        return lines + [
-            f"{RUNTIMES[name].title} does not run it: {why}" for name, why in self.refused.items()
-        ]
+            differs = "bad" if self.total(name).own.differing else "watch"
+            kind = "good" if self.first_differing(name) is None else differs
+            lines.append(Marked(sentence("runtime", self, name), kind))
+        return lines + [sentence("does_not_run", self, name) for name in self.refused]
 
     def _remarks(self) -> list[Cell]:
         """Sentences on what was not compared."""
-        lines: list[Cell] = []
-        missing = collections.Counter(
-            (one.kind, one.reason) for one in self.operators if not one.counts
-        )
-        for (kind, reason), count in missing.items():
-            alike = [one for one in self.operators if (one.kind, one.reason) == (kind, reason)]
-            work = sum(one.multiply_adds for one in alike if not one.counts)
-            share = f", {work:,} multiply-adds" if work else ""
-            lines.append(f"Not simulated: {count} {kind}{share}: {reason}")
-        for graph in self.more_graphs:
-            by = f"run by {' and '.join(graph.run_by)}" if graph.run_by else "which nothing runs"
-            lines.append(
-                f"Not compared: {graph.name} with {graph.operators} operators, {by}; "
-                "only the first graph of a file is: convert it as a model of its own."
-            )
-        lines += [Marked(f"Note: {warning}", "watch") for warning in self.warnings]
-        lines.append(
-            "Each operator is compared on the inputs that it has in this file. Nothing is said of "
-            "inputs that these images do not reach, nor of an NPU, which has not run here."
-        )
-        return lines
+        missing = collections.defaultdict[tuple[str, str], list[ComparedOperator]](list)
+        for each in self.operators:
+            if not each.counts:
+                missing[each.kind, each.reason].append(each)
+        return [
+            *(sentence("not_simulated", self, operators) for operators in missing.values()),
+            *(sentence("not_compared", self, graph) for graph in self.more_graphs),
+            *(Marked(sentence("warning", self, warning), "watch") for warning in self.warnings),
+            sentence("reach", self),
+        ]
 
     def _tables(self) -> Mapping[str, Table[ComparedOperator]]:
         firsts = {name: self.first_differing(name) for name in self.runtimes}
@@ -298,7 +250,7 @@ class OperatorComparison(RowTable):
 
     def print_to(self, console: Console) -> None:
         """Prints where runtimes differ, and below it the operators and what was not compared."""
-        for note in (self._headline(), self._extent, *self._answers()):
+        for note in (self._headline(), sentence("extent", self), *self._answers()):
             say(console, marked_text(note))
         for table in self._tables().values():
             console.print(table.for_width(console.width).to_rich())
@@ -311,7 +263,7 @@ class OperatorComparison(RowTable):
             "exact/operators.html",
             file=self.file,
             headline=self._headline(),
-            extent=self._extent,
+            extent=sentence("extent", self),
             answers=self._answers(),
             tables={title: table.to_html(title) for title, table in self._tables().items()},
             remarks=self._remarks(),

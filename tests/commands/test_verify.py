@@ -74,7 +74,7 @@ def test_a_file_for_an_npu_is_planned_written_and_checked(files, tmp_path, said)
     assert "operators are those of TFLite's int8 specification." in checked
     assert "The file is for Arm Ethos-U55, which was not here" in checked
     certificate = read_certificate(path.with_name("certificate.json"))
-    assert certificate.elsewhere == {"int8": []}
+    assert certificate.cpu_fallback == {"int8": []}
     assert certificate.target == "ethos-u55"
 
 
@@ -84,10 +84,10 @@ def test_a_certificate_names_what_a_target_leaves_to_the_cpu(files, tmp_path, sa
     words = ["verify", str(path), "--images", str(files / "images.npy"), "--num_images", "2"]
     assert main.main([*words, "--runtime", "xnnpack", "--target", "ethos-u55"]) == 0
     certificate = read_certificate(path.with_name("certificate.json"))
-    (left,) = [line for line in certificate.elsewhere["ethos-u55"] if "DEQUANTIZE" in line]
+    (left,) = [line for line in certificate.cpu_fallback["ethos-u55"] if "DEQUANTIZE" in line]
     assert said().count(left) == 1
     notes = [note.words for note in certificate.statements]
-    count = len(certificate.elsewhere["ethos-u55"])
+    count = len(certificate.cpu_fallback["ethos-u55"])
     of = f"{count} of {sum(certificate.operators.values())}"
     assert f"Arm Ethos-U55 leaves {of} operators to the CPU." in notes
     assert left in notes

@@ -64,14 +64,13 @@ class Reference:
     def counted(self, outputs: np.ndarray, kernels: KernelSet, **counts: Any) -> RuntimeCount:
         """All that is counted of a runtime."""
         compared = self.compared(outputs)
-        nothing = {"float_values_compared": 0, "largest_float_difference": 0.0}
         return RuntimeCount(
             agreement=smallest_agreement(compared),
             largest_output_difference=largest_difference(self.values, outputs),
             top1=only(self.accuracy(outputs)),
             outputs=compared,
             kernels=kernels.name,
-            **{**nothing, "outputs_differing": 0, "delegation": None, **counts},
+            **counts,
         )
 
 
@@ -383,3 +382,50 @@ class CodesRecorder:
                 )
             )
         return tensors
+
+
+@dataclasses.dataclass
+class Comparison:
+    """All that is run on the images of a proof, batch by batch."""
+
+    graph: Graph  # Of the file.
+    recorder: CodesRecorder
+    counters: Mapping[str, RuntimeCounter]  # Of the runtimes that are here.
+    simulated: Mapping[str, SimulatedCounter]  # Of those that are not.
+    keras: TrainedCounter | None
+    float_model: FloatModel | None
+    _of_simulation: list[np.ndarray] = dataclasses.field(default_factory=list)
+    _of_float: list[np.ndarray] = dataclasses.field(default_factory=list)
+
+    def add(self, images: Pixels) -> None:
+        """Runs and counts a batch."""
+        # Tensors behind a float layer are simulated from XNNPACK's output of it.
+        given = self.counters["xnnpack"].run(images)
+        simulated = simulate(self.graph, images, given)
+        self._of_simulation.append(outputs_of(simulated, self.graph))
+        self.recorder.add(simulated)
+        for name, counter in self.counters.items():
+            of_runtime = given if name == "xnnpack" else counter.run(images)
+            is_shared = of_runtime is given or not self.graph.float_layers
+            counter.count(simulated if is_shared else simulate(self.graph, images, of_runtime))
+        for other in self.simulated.values():
+            other.add(images, simulated)
+        if self.keras:
+            self.keras.add(images, simulated, given)
+        if self.float_model:
+            self._of_float.append(as_in_file(self.float_model.run(images), self.graph))
+
+    def outputs(self) -> dict[str, np.ndarray]:
+        """Returns the outputs of each model for all images, by its name in a certificate."""
+        outputs = {"simulation": np.concatenate(self._of_simulation)}
+        if self.keras:
+            outputs["quantized"] = self.keras.outputs
+        outputs["tflite"] = self.counters["xnnpack"].outputs
+        if self.float_model:
+            outputs["float"] = np.concatenate(self._of_float)
+        return outputs
+
+    def counts(self, reference: Reference) -> dict[str, RuntimeCount]:
+        """Returns all that is counted of the runtimes."""
+        counts = {name: counter.result(reference) for name, counter in self.counters.items()}
+        return counts | {name: other.result(reference) for name, other in self.simulated.items()}

@@ -76,7 +76,7 @@ def certificate_page(certificate: CertificateRecord) -> str:
 class _RuntimeRow(NamedTuple):
     title: str  # Of a runtime, or of a model that only classifies.
     name: str  # Of the runtime.
-    count: RuntimeCount | None  # What was counted of it; None for such a model.
+    counts: RuntimeCount | None  # What was counted of it; None for such a model.
     top1: float | None  # Share of images that it classifies right.
 
 
@@ -84,15 +84,15 @@ def _runtime_columns(certificate: CertificateRecord) -> list[Column[_RuntimeRow]
     counts = certificate.runtimes.values()
 
     def of_count(show: Callable[[RuntimeCount], Cell]) -> Callable[[_RuntimeRow], Cell]:
-        return lambda row: "" if row.count is None else show(row.count)
+        return lambda row: "" if row.counts is None else show(row.counts)
 
     def differing(row: _RuntimeRow) -> Cell:
-        if row.count is None:
+        if row.counts is None:
             return ""
         # Only that of XNNPACK must be 0.
         bad = "bad" if row.name == "xnnpack" else "watch"
-        words = sentence("counted", row.count.codes_differing, row.count.codes_compared)
-        return Marked(words, bad if row.count.codes_differing else "good")
+        words = sentence("counted", row.counts.codes_differing, row.counts.codes_compared)
+        return Marked(words, bad if row.counts.codes_differing else "good")
 
     def not_as_simulated(count: RuntimeCount) -> Cell:
         if not count.own:
@@ -142,9 +142,9 @@ def _runtimes(certificate: CertificateRecord) -> Table[_RuntimeRow]:
     """The runtimes by their titles, and what XNNPACK has taken of each."""
 
     def pieces(row: _RuntimeRow) -> str:
-        if row.count is None or row.count.delegation is None:
+        if row.counts is None or row.counts.delegation is None:
             return ""
-        taken = row.count.delegation
+        taken = row.counts.delegation
         piece = f"piece{'s' if taken.partitions != 1 else ''}"
         return f"{taken.delegated} of {taken.operators} in {taken.partitions} {piece}"
 

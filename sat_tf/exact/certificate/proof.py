@@ -20,6 +20,7 @@ from sat_tf.exact.certificate.certificate import (
 )
 from sat_tf.exact.certificate.comparison import (
     CodesRecorder,
+    Comparison,
     FloatModel,
     Reference,
     RuntimeCounter,
@@ -38,7 +39,6 @@ from sat_tf.exact.certificate.inputs import (
 )
 from sat_tf.exact.certificate.outputs import (
     Output,
-    as_in_file,
     labels_of,
     only,
     outputs_in,
@@ -53,7 +53,7 @@ from sat_tf.exact.certificate.runtimes import (
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.processes import refusals, this_machine
 from sat_tf.exact.litert.runtime import MICRO, PACKAGE
-from sat_tf.exact.operations.graph import Graph, batches, outputs_of, simulate
+from sat_tf.exact.operations.graph import Graph, batches
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.targets.processors import DEFAULT_TARGET, saved_target
 from sat_tf.exact.tflite.contents import Contents, gzip_size, read_contents
@@ -185,53 +185,36 @@ def prove(
     graph, content = subject.graph.on(kernel_sets.of_this_machine()), subject.content
     kinds = chosen(runtimes, subject.target)
     counters, refused = _counters(subject, [kind for kind in kinds if not kind.is_simulated])
-    others = {kind.name: SimulatedCounter(graph, kind.name) for kind in kinds if kind.is_simulated}
-    makers = {operator.outputs[0].name: operator.name for operator in subject.parsed.operators}
-    recorder = CodesRecorder(graph, makers)
-    keras = TrainedCounter(trained, graph) if trained else None
-    simulated_outputs, float_outputs = [], []
+    comparison = Comparison(
+        graph,
+        CodesRecorder(graph, {o.outputs[0].name: o.name for o in subject.parsed.operators}),
+        counters,
+        {kind.name: SimulatedCounter(graph, kind.name) for kind in kinds if kind.is_simulated},
+        TrainedCounter(trained, graph) if trained else None,
+        float_model,
+    )
     with image_bar(subject.path.name, number_of(images), shown=progress) as advance:
         for batch in batches(images, graph):
-            # Tensors behind a float layer are simulated from XNNPACK's output of it.
-            given = counters["xnnpack"].run(batch)
-            simulated = simulate(graph, batch, given)
-            simulated_outputs.append(outputs_of(simulated, graph))
-            recorder.add(simulated)
-            for name, counter in counters.items():
-                own = given if name == "xnnpack" else counter.run(batch)
-                is_shared = own is given or not graph.float_layers
-                counter.count(simulated if is_shared else simulate(graph, batch, own))
-            for other in others.values():
-                other.add(batch, simulated)
-            if keras:
-                keras.add(batch, simulated, given)
-            if float_model:
-                float_outputs.append(as_in_file(float_model.run(batch), graph))
+            comparison.add(batch)
             advance(number_of(batch))
-    outputs = {"simulation": np.concatenate(simulated_outputs)}
-    expected = outputs["simulation"]
-    if keras:
-        expected = outputs["quantized"] = keras.outputs
-    outputs["tflite"] = counters["xnnpack"].outputs
-    in_file = subject.outputs
+    outputs, in_file = comparison.outputs(), subject.outputs
     labels = labels or [None] * len(in_file)
-    softmaxes = float_model.softmaxes if float_model else [""] * len(in_file)
+    softmaxes = float_model.softmaxes if float_model else [""] * len(labels)
     loss = float_model.loss if float_model else ""
-    counted = [
+    described = [
         output.said_by(function, "" if of_output is None else "labels", loss)
         for output, function, of_output in zip(in_file, softmaxes, labels, strict=True)
     ]
-    reference = Reference(expected, counted, labels)
-    float_counts = []
+    expected = outputs["quantized" if trained else "simulation"]
+    reference = Reference(expected, described, labels)
+    float_outputs = []
     if float_model:
-        outputs["float"] = np.concatenate(float_outputs)
-        as_given = float_model.as_given(outputs["tflite"], in_file)
-        float_counts = dataclasses.replace(reference, values=outputs["float"]).compared(as_given)
+        beside_float = dataclasses.replace(reference, values=outputs["float"])
+        in_its_form = float_model.as_given(outputs["tflite"], in_file)
+        float_outputs = beside_float.compared(in_its_form)
+    counts = comparison.counts(reference)
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
-    counts = {name: counter.result(reference) for name, counter in counters.items()}
-    counts |= {name: other.result(reference) for name, other in others.items()}
     machine = this_machine(content)
-    packages = [*COMPUTING, *([PACKAGE] if MICRO in counters else [])]
     certificate = Certificate(
         model=graph.name,
         file=subject.path.name,
@@ -241,33 +224,25 @@ def prove(
         operators=subject.parsed.operator_counts(),
         float_operators=subject.parsed.float_operators(),
         float_layers=list(graph.float_layers),
-        versions={
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "sat-tf": __version__,
-            **{
-                package: version or "not installed as a package"
-                for package, version in installed_versions(packages).items()
-            },
-        },
+        versions=_versions([*COMPUTING, *([PACKAGE] if MICRO in counters else [])]),
         num_images=number_of(images),
         images_sha256=images_hash(images),
         images_from=images_from,
-        reference="keras" if keras else "simulation",
+        reference="keras" if trained else "simulation",
         agreement=counts["xnnpack"].agreement,
         top1={name: share for name, shares in right.items() if (share := only(shares)) is not None},
         runtimes=counts,
         refused=refused,
-        codes=recorder.result(),
-        trained=keras.result() if keras else [],
+        codes=comparison.recorder.result(),
+        trained=comparison.keras.result() if comparison.keras else [],
         warnings=[*graph.warnings, *wrong_before(subject.parsed), *filter(None, [machine.doubt])],
         accuracy={
             output.name: {name: shares[output.name] for name, shares in right.items()}
-            for output in counted
+            for output in described
             if output.name in right["tflite"]
         },
         float_model=float_model.name if float_model else None,
-        float_outputs=float_counts,
+        float_outputs=float_outputs,
         machine=machine,
         portability=portability_of(graph),
         target=subject.target,
@@ -278,6 +253,18 @@ def prove(
     if certificate_path is not None:
         write_both(certificate, certificate_path)
     return certificate
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "sat-tf": __version__,
+        **{
+            package: version or "not installed as a package"
+            for package, version in installed_versions(packages).items()
+        },
+    }
 
 
 def _counters(

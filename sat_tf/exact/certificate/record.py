@@ -178,87 +178,63 @@ def _formerly(name: str, former: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CertificateRecord:
-    """The numbers of a certificate.
+    """The numbers of a certificate."""
 
-    Attributes:
-        model: name of the Keras model.
-        file: name of the TFLite file.
-        bytes: its size.
-        gzip_bytes: its size after gzip.
-        sha256: its hash.
-        operators: how many operators of each kind.
-        float_operators: the operators that read or make float tensors, with the tensor they make.
-        float_layers: the layers that are left float; tensors behind them are compared given the
-            runtime's outputs of these layers.
-        versions: of the packages and the platform.
-        num_images: how many images were run.
-        images_sha256: hash of their bytes.
-        images_from: where they come from.
-        reference: "keras" where outputs are compared with those of the Keras model, else
-            "simulation".
-        agreement: share of images, or of the pixels, rows or boxes of them, with the same class in
-            the reference and in LiteRT; the smallest of several outputs, which `runtimes` lists one
-            by one; None where no output has classes.
-        top1: share of these classified right, by "quantized" (Keras), "simulation", "tflite"
-            (LiteRT with XNNPACK) and "float", where there is a float model; empty without labels,
-            and with those of several outputs.
-        runtimes: the comparison with the simulation, by runtime. Only "xnnpack", the one LiteRT
-            uses by itself, must be exact.
-        refused: why other runtimes do not run the file, by runtime.
-        codes: which codes every integer tensor uses, producers first.
-        trained: the comparison of the Keras model with the simulation, for every integer tensor
-            that one of its layers makes. Empty without the Keras model.
-        warnings: what to know about the file.
-        accuracy: `top1` of every output that has labels, by its name.
-        float_model: name of the float model that the file is compared with; None without one.
-        float_outputs: each output of the file, as LiteRT with XNNPACK computes it, against that of
-            the float model, on the same images; empty without one.
-        machine: where LiteRT ran; None in certificates of earlier versions.
-        portability: on which processors each operator has these codes, and why; empty in
-            certificates of earlier versions.
-        target: the processor that the file is for; that of LiteRT's kernels where it says nothing.
-        cpu_fallback: the operators that an NPU leaves to the CPU, each with why and what to change,
-            by the targets for which `sat-tf verify` has looked.
-        input_ranges: the range of each image input, and what tells that the float model was trained
-            with it; empty of a file alone, which knows nothing of that model, and in certificates
-            of earlier versions.
-        has_biases_of_file: whether the Keras model has taken the biases of the file, as with
-            `snap_biases=True`; False where nothing differs, and in those of earlier versions.
-    """
-
-    model: str
-    file: str
-    bytes: int
-    gzip_bytes: int
-    sha256: str
-    operators: dict[str, int]
+    model: str  # Name of the Keras model.
+    file: str  # Name of the TFLite file.
+    bytes: int  # Its size.
+    gzip_bytes: int  # Its size after gzip.
+    sha256: str  # Its hash.
+    operators: dict[str, int]  # How many operators of each kind.
+    # The operators that read or make float tensors, with the tensor they make.
     float_operators: list[str]
+    # The layers that are left float; tensors behind them are compared given the runtime's outputs
+    # of these layers.
     float_layers: Annotated[list[str], _formerly("float_layers", "islands")]
-    versions: dict[str, str]
-    num_images: Annotated[int, pydantic.Field(ge=1)]
-    images_sha256: str
-    images_from: ImagesFrom
+    versions: dict[str, str]  # Of the packages and the platform.
+    num_images: Annotated[int, pydantic.Field(ge=1)]  # How many images were run.
+    images_sha256: str  # Hash of their bytes.
+    images_from: ImagesFrom  # Where they come from.
+    # "keras" where outputs are compared with those of the Keras model, else "simulation".
     reference: str
+    # Share of images, or of the pixels, rows or boxes of them, with the same class in the reference
+    # and in LiteRT; the smallest of several outputs; None where no output has classes.
     agreement: float | None
+    # Share of these classified right, by "quantized" (Keras), "simulation", "tflite" (LiteRT with
+    # XNNPACK) and "float", where there is a float model; empty without labels, and with those of
+    # several outputs.
     top1: dict[str, float]
+    # The comparison with the simulation. Only "xnnpack", the runtime that LiteRT uses by itself,
+    # must be exact.
     runtimes: dict[str, RuntimeCount]
-    refused: dict[str, str]
-    codes: list[TensorCodes]
+    refused: dict[str, str]  # Why other runtimes do not run the file.
+    codes: list[TensorCodes]  # Which codes every integer tensor uses, producers first.
+    # The comparison of the Keras model with the simulation, for every integer tensor that one of
+    # its layers makes. Empty without the Keras model.
     trained: list[TrainedCount]
-    warnings: list[str]
-    # These have defaults, as a new field needs one, so that older certificates can be read.
+    warnings: list[str]  # What to know about the file.
+    # Those below have defaults, as a new field needs one, so that older certificates can be read.
+    # `top1` of every output that has labels, by its name.
     accuracy: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-    float_model: str | None = None
+    float_model: str | None = None  # Name of the float model that the file is compared with.
+    # Each output of the file, as LiteRT with XNNPACK computes it, against the float model's.
     float_outputs: list[OutputCount] = dataclasses.field(default_factory=list)
-    machine: Machine | None = None
+    machine: Machine | None = None  # Where LiteRT ran.
+    # On which processors each operator has these codes, and why.
     portability: Annotated[list[PortabilityClaim], _formerly("portability", "holds")] = (
         dataclasses.field(default_factory=list)
     )
-    target: str = DEFAULT_TARGET
+    target: str = DEFAULT_TARGET  # The processor that the file is for.
+    # The operators that an NPU leaves to the CPU, each with why and what to change, by the targets
+    # for which `sat-tf verify` has looked.
     cpu_fallback: Annotated[dict[str, list[str]], _formerly("cpu_fallback", "elsewhere")] = (
         dataclasses.field(default_factory=dict)
     )
+    # The range of each image input, and what tells that the float model was trained with it; empty
+    # of a file alone, which knows nothing of that model.
     input_ranges: list[CheckedRange] = dataclasses.field(default_factory=list)
+    # Whether the Keras model has taken the biases of the file, as with `snap_biases=True`; False
+    # where nothing differs.
     has_biases_of_file: bool = False
 
     @property
@@ -343,6 +319,12 @@ class CertificateRecord:
         return count.values.is_bad and (count.is_values or classes_differ)
 
     @property
+    def most_saturated(self) -> list[TrainedCount]:
+        """The tensor with the largest share of values that saturate, where any do."""
+        tensors = sorted(self.trained, key=lambda tensor: -tensor.saturated_share)
+        return tensors[:1] if self.saturated else []
+
+    @property
     def saturates(self) -> bool:
         """Whether so many values of a tensor saturate that the headline says so."""
         return any(
@@ -363,11 +345,11 @@ class CertificateRecord:
         return [tensor for tensor in self.trained if tensor.is_unexplained]
 
     @property
-    def first_by_itself(self) -> TrainedCount | None:
+    def first_by_itself(self) -> list[TrainedCount]:
         """The first tensor whose codes differ by themselves, where many do and none unexplained."""
         if self.unexplained or self.trained_differing <= MOST_UNEXPLAINED:
-            return None
-        return next((tensor for tensor in self.trained if tensor.alone_differing), None)
+            return []
+        return [tensor for tensor in self.trained if tensor.alone_differing][:1]
 
     # Beside the float model.
 

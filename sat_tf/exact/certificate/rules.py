@@ -28,8 +28,9 @@ from sat_tf.exact.certificate.runtimes import RUNTIMES
 from sat_tf.exact.targets.processors import saved_processor
 from sat_tf.presentation.tables import Column, Marked, Table, points
 
-COLOURS = {"bad": "red", "watch": "amber", "good": "green"}
-_KINDS = ("", "plain", "good", "watch", "bad")
+# The kinds of `Marked` that rules give, from the least severe on.
+_KINDS = NONE, PLAIN, GREEN, AMBER, RED = "", "plain", "good", "watch", "bad"
+COLOURS = {RED: "red", AMBER: "amber", GREEN: "green"}
 _POINT, _POINTS, _SATURATED, _UNEXPLAINED = (
     f"{100 * share:g}" for share in (ONE_POINT, FEW_POINTS, MOST_SATURATED, MOST_UNEXPLAINED)
 )
@@ -81,7 +82,7 @@ def kind_of_loss(lost: float) -> str:
     >>> [kind_of_loss(lost) for lost in (-0.05, 0.01, 0.02, 0.3, float("nan"))]
     ['good', 'good', 'watch', 'bad', 'bad']
     """
-    return "good" if lost <= ONE_POINT else "watch" if lost <= FEW_POINTS else "bad"
+    return GREEN if lost <= ONE_POINT else AMBER if lost <= FEW_POINTS else RED
 
 
 class Rule(NamedTuple):
@@ -96,21 +97,21 @@ class Rule(NamedTuple):
 class Topic(NamedTuple):
     """Items of a certificate, such as its outputs, and the rules that colour the sentence on each.
 
-    The first rule that an item meets counts; of an item that meets none, nothing is said.
+    The first rule that an item meets counts.
     """
 
     name: str  # Of the sentence; that in the headline has the end "_headline".
     items: Callable[[CertificateRecord], Iterable[Any]]
     rules: Sequence[Rule]
+    otherwise: str = NONE  # The kind of the sentence on an item that meets none; "" for none.
 
     def met(self, certificate: CertificateRecord) -> list[tuple[Any, Rule]]:
-        """Returns each item that meets a rule, and the rule."""
-        pairs = []
-        for item in self.items(certificate):
-            met = (rule for rule in self.rules if rule.is_met(certificate, item))
-            if rule := next(met, None):
-                pairs.append((item, rule))
-        return pairs
+        """Returns each item, and the rule that it meets."""
+        otherwise = Rule("", NONE, self.otherwise)
+        return [
+            (item, next((r for r in self.rules if r.is_met(certificate, item)), otherwise))
+            for item in self.items(certificate)
+        ]
 
     def notes(self, certificate: CertificateRecord) -> list[Marked]:
         """Returns the sentences, coloured."""
@@ -132,21 +133,16 @@ class Topic(NamedTuple):
         return Marked(sentence(f"{self.name}_headline", certificate, item), rule.headline)
 
 
-def _given(value: Any) -> list[Any]:
-    return [] if value is None else [value]
-
-
 CODES = Topic(
     "codes",
     lambda certificate: [certificate.xnnpack],
     [
         Rule(
             "LiteRT with XNNPACK computes another code than the simulation",
-            "bad",
-            "",
+            *(RED, NONE),
             lambda certificate, runtime: bool(runtime.codes_differing),
         ),
-        Rule("no code differs, and no other line colours the headline", "good", ""),
+        Rule("no code differs, and no other line colours the headline", GREEN, NONE),
     ],
 )
 IMAGES = Topic(
@@ -156,8 +152,7 @@ IMAGES = Topic(
         Rule(
             f"answers are compared with another model's on fewer than {FEWEST_IMAGES} images, and "
             "do not part",
-            "watch",
-            "",
+            *(AMBER, NONE),
             lambda certificate, _: certificate.has_few_images and not certificate.output_mismatches,
         )
     ],
@@ -170,11 +165,10 @@ ANSWERS = Topic(
             f"answers part from the quantized Keras model's: more than {_POINTS} % of at least "
             f"{FEWEST_IMAGES} images, pixels, rows or boxes, and more than {FEW_PLACES} of them, "
             "have another class; or values are off; of sigmoids, both",
-            "bad",
-            "bad",
+            *(RED, RED),
             lambda certificate, count: not certificate.is_random,
         ),
-        Rule("they do on random images", "watch", "watch"),
+        Rule("they do on random images", AMBER, AMBER),
     ],
 )
 TIES = Topic(
@@ -184,60 +178,47 @@ TIES = Topic(
     ],
     [
         Rule(
-            f"more than {_POINT} % of images have several largest values in the file, and one in "
-            "Keras",
-            "",
-            "watch",
+            f"more than {_POINT} % of images have several largest values in the file, one in Keras",
+            *(NONE, AMBER),
             lambda certificate, count: count.ties > ONE_POINT * count.places,
-        ),
-        Rule("fewer do", "", "plain"),
+        )
     ],
+    otherwise=PLAIN,
 )
 SATURATION = Topic(
     "saturation",
-    lambda certificate: _given(
-        max(certificate.trained, key=lambda tensor: tensor.saturated_share)
-        if certificate.saturated
-        else None
-    ),
+    lambda certificate: certificate.most_saturated,
     [
         Rule(
             f"more than {_SATURATED} % of the values of a tensor of Keras, and more than "
             f"{FEW_CODES}, are beyond the range that was observed, and codes of it differ",
-            "watch",
-            "watch",
+            *(AMBER, AMBER),
             lambda certificate, tensor: certificate.saturates,
-        ),
-        Rule("fewer are", "", "plain"),
+        )
     ],
+    otherwise=PLAIN,
 )
 CODES_OF_KERAS = Topic(
     "codes_of_keras",
-    lambda certificate: _given(certificate.first_by_itself),
+    lambda certificate: certificate.first_by_itself,
     [
         Rule(
-            "codes of Keras differ because the file alone has rounded biases",
-            "",
-            "plain",
-            lambda certificate, tensor: certificate.has_rounded_biases,
-        ),
-        Rule(
-            f"more than {_UNEXPLAINED} % of the codes of Keras differ otherwise, and the next line "
-            "names no tensor",
-            "",
-            "watch",
-        ),
+            f"more than {_UNEXPLAINED} % of the codes of Keras differ, not because the file alone "
+            "has rounded biases, and the next line names no tensor",
+            *(NONE, AMBER),
+            lambda certificate, tensor: not certificate.has_rounded_biases,
+        )
     ],
+    otherwise=PLAIN,
 )
 UNEXPLAINED = Topic(
     "unexplained",
-    lambda certificate: _given(certificate.unexplained or None),
+    lambda certificate: [certificate.unexplained] if certificate.unexplained else [],
     [
         Rule(
             f"{_UNEXPLAINED} % more codes of a tensor, and more than {FEW_CODES}, differ by "
             "themselves than rounding of biases explains",
-            "",
-            "watch",
+            *(NONE, AMBER),
         )
     ],
 )
@@ -264,8 +245,7 @@ FLOAT = Topic(
             f"more than {_POINTS} points are lost of the float model: of accuracy; without labels, "
             "of images, pixels, rows or boxes with its class; or values are off; of sigmoids "
             "without labels, both",
-            "bad",
-            "bad",
+            *(RED, RED),
             lambda certificate, count: (
                 _is_lost(certificate, count)
                 and _is_judged(certificate, count)
@@ -274,29 +254,26 @@ FLOAT = Topic(
         ),
         Rule(
             "the same, on random images",
-            "watch",
-            "bad",
+            *(AMBER, RED),
             lambda certificate, count: (
                 _is_lost(certificate, count) and _is_judged(certificate, count)
             ),
         ),
-        Rule(_OF_FEW, "watch", "watch", _is_lost),
+        Rule(_OF_FEW, AMBER, AMBER, _is_lost),
         Rule(
             f"accuracy is more than {_POINTS} points above the float model's",
-            "good",
-            "bad",
+            *(GREEN, RED),
             lambda certificate, count: (
                 _is_gained(certificate, count) and _is_judged(certificate, count)
             ),
         ),
-        Rule(_OF_FEW, "good", "watch", _is_gained),
+        Rule(_OF_FEW, GREEN, AMBER, _is_gained),
         Rule(
             f"more than {_POINT} point is lost of the float model",
-            "watch",
-            "watch",
+            *(AMBER, AMBER),
             lambda certificate, count: not certificate.lost(count) <= ONE_POINT,
         ),
-        Rule("no more is lost of it", "good", "good"),
+        Rule("no more is lost of it", GREEN, GREEN),
     ],
 )
 INPUT_RANGES = Topic(
@@ -305,47 +282,40 @@ INPUT_RANGES = Topic(
     [
         Rule(
             "the range of an input is certainly not the one that the float model was trained with",
-            "bad",
-            "bad",
+            *(RED, RED),
             lambda certificate, checked: bool(checked.problem),
         ),
         Rule(
             "nothing could check the range of an input",
-            "watch",
-            "watch",
+            *(AMBER, AMBER),
             lambda certificate, checked: not checked.checked_by,
         ),
-        Rule("something has checked it", "", "plain"),
     ],
+    otherwise=PLAIN,
 )
-REFUSED = Topic(
-    "refused",
-    lambda certificate: certificate.refused,
-    [Rule("another runtime does not run the file", "", "plain")],
-)
+REFUSED = Topic("refused", lambda certificate: certificate.refused, [], otherwise=PLAIN)
 PORTABILITY = Topic(
     "portability",
     lambda certificate: [certificate.portability],
     [
         Rule(
             "codes are not known to be the same on all processors",
-            "watch",
-            "watch",
+            *(AMBER, AMBER),
             lambda certificate, claims: not certificate.is_portable and bool(certificate.machine),
         ),
         Rule(
             "the same, where it is not known on which machine the file ran",
-            "",
-            "watch",
+            *(NONE, AMBER),
             lambda certificate, claims: not certificate.is_portable,
         ),
-        Rule("codes are the same on all processors", "", "good"),
+        Rule("codes are the same on all processors", NONE, GREEN),
     ],
 )
 MACHINE = Topic(
     "measured",
-    lambda certificate: _given(certificate.machine),
-    [Rule("it is known on which machine the file ran", "", "plain")],
+    lambda certificate: [certificate.machine] if certificate.machine else [],
+    [],
+    otherwise=PLAIN,
 )
 NPU = Topic(
     "npu",
@@ -353,8 +323,7 @@ NPU = Topic(
     [
         Rule(
             "the file is for an NPU, which was not here",
-            "",
-            "watch",
+            *(NONE, AMBER),
             lambda certificate, processor: processor.native,
         )
     ],
@@ -370,10 +339,10 @@ def _left_to_the_cpu(certificate: CertificateRecord) -> Iterable[str]:
 
 
 CPU_FALLBACK = Topic(
-    "cpu_fallback", _left_to_the_cpu, [Rule("a target leaves operators to the CPU", "", "watch")]
+    "cpu_fallback", _left_to_the_cpu, [Rule("a target leaves operators to the CPU", NONE, AMBER)]
 )
 WARNINGS = Topic(
-    "warning", lambda certificate: certificate.warnings, [Rule("there is a note", "", "watch")]
+    "warning", lambda certificate: certificate.warnings, [Rule("there is a note", NONE, AMBER)]
 )
 
 BESIDE_KERAS = (ANSWERS, TIES, SATURATION, CODES_OF_KERAS, UNEXPLAINED)
@@ -399,7 +368,7 @@ def codes_headline(certificate: CertificateRecord) -> Marked:
 def verdict(certificate: CertificateRecord) -> Marked:
     """Returns what is lost of the float model, where it is more than a point, and the codes."""
     lost, codes = FLOAT.headline(certificate), codes_headline(certificate)
-    if lost is None or lost.kind == "good":
+    if lost is None or lost.kind == GREEN:
         return codes
     return Marked(f"{lost.words}; {codes.words}", max(lost.kind, codes.kind, key=_KINDS.index))
 
@@ -418,7 +387,7 @@ def few_images(certificate: CertificateRecord) -> str:
 
 def portability_in_words(claims: list[PortabilityClaim]) -> Marked:
     """Returns on which processors the codes of a file are the same."""
-    kind = "good" if are_portable(claims) else "watch"
+    kind = GREEN if are_portable(claims) else AMBER
     return Marked(sentence("portability", None, claims), kind)
 
 

@@ -66,23 +66,15 @@ class KitRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Kit:
-    """A proof kit that has been written.
+    """A proof kit that has been written."""
 
-    Attributes:
-        path: of the zip.
-        bytes: its size.
-        num_images: in it.
-        compared: the tensors that a device compares, producers first.
-        not_compared: those behind a layer that is left float, which no two machines need agree on.
-        seal: the hash of all of it.
-    """
-
-    path: pathlib.Path
-    bytes: int
-    num_images: int
-    compared: tuple[str, ...]
+    path: pathlib.Path  # Of the zip.
+    bytes: int  # Its size.
+    num_images: int  # In it.
+    compared: tuple[str, ...]  # The tensors that a device compares, producers first.
+    # Those behind a layer that is left float, which no two machines need agree on.
     not_compared: tuple[str, ...]
-    seal: str
+    seal: str  # The hash of all of it.
 
 
 def check_kit_path(path: str | os.PathLike[str], name: str = "kit") -> pathlib.Path:

@@ -50,24 +50,15 @@ class MachineRecord:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceCheck(MachineRecord):
-    """The result of one machine.
+    """The result of one machine."""
 
-    Attributes:
-        num_images: how many images were run.
-        codes_compared: stored integers, over all images.
-        codes_differing: how many of them differ; None where some do, and the kit had no codes to
-            count them.
-        tensors_compared: integer tensors.
-        tensors_differing: how many of them differ anywhere.
-        first_differing: the first of them, in order; None where all agree.
-    """
-
-    num_images: int
-    codes_compared: int
+    num_images: int  # How many images were run.
+    codes_compared: int  # Stored integers, over all images.
+    # How many of them differ; None where some do, and the kit had no codes to count them.
     codes_differing: int | None
-    tensors_compared: int
-    tensors_differing: int
-    first_differing: str | None
+    tensors_compared: int  # Integer tensors.
+    tensors_differing: int  # How many of them differ anywhere.
+    first_differing: str | None  # The first of them, in order; None where all agree.
 
     @property
     def is_exact(self) -> bool:

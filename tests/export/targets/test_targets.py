@@ -454,7 +454,7 @@ def test_a_model_for_a_target_of_earlier_versions_is_for_the_one_that_took_its_p
             archive.writestr(name, content)
     model = keras.models.load_model(saved, compile=False)
     report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
-    assert (report.target, report.elsewhere) == ("int8", [])
+    assert (report.target, report.cpu_fallback) == ("int8", [])
 
 
 def test_a_certificate_of_the_specification_has_its_reference_kernels(tmp_path):
