@@ -458,6 +458,11 @@ def _called(tool: str, *words: str) -> str:
     return ended.stdout
 
 
+def tosa_version() -> str:
+    """The version of TOSA's converter."""
+    return _called(_CONVERTER, "--version").splitlines()[0].rpartition(" ")[2]
+
+
 class TosaRuntime(OneImageRuntime):
     """A file as a program of TOSA, the operators of NPUs, in Arm's reference model of these."""
 
