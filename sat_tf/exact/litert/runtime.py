@@ -411,18 +411,18 @@ def tosa_tool(name: str) -> str | None:
     return shutil.which(name, path=os.environ.get(_FOLDER))
 
 
+# How tools mark the reason in front of which they write places, and behind which other lines.
+_REASON = re.compile(r"(?:[eE]rror: |\(\): )(.+?)(?:\w+::\w+\(\): .*)?$", re.MULTILINE)
+
+
 def reason_in(errors: str) -> str:
     """The reason in what a tool prints as it fails: its first error, or its last line.
 
     >>> reason_in("a.mlir:1:2: error: failed to legalize operation 'tfl.x'")
     "failed to legalize operation 'tfl.x'"
     """
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    marked = (line.partition(mark)[2] for line in lines for mark in _MARKS if mark in line)
-    return next(marked, lines[-1] if lines else "it gives no reason")
-
-
-_MARKS = ("error: ", "Error: ", "FATAL ERROR AT ")
+    reasons = [*_REASON.findall(errors)[:1], *errors.strip().splitlines()[-1:]]
+    return reasons[0] if reasons else "it gives no reason"
 
 
 def results_in(program: str) -> list[int]:
