@@ -13,6 +13,7 @@ from sat_tf.exact.certificate.comparison import Reference, RuntimeCounter
 from sat_tf.exact.certificate.outputs import outputs_in
 from sat_tf.exact.certificate.runtimes import RUNTIMES
 from sat_tf.exact.litert.processes import loaded
+from sat_tf.exact.litert.runtime import TOSA
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.operations.linear import Linear, requantization_multipliers
@@ -47,7 +48,10 @@ def proved(
 
 
 # The kernels of each runtime that may be on this machine, of which TFLite Micro is an extra.
-KERNELS = {name: kind.kernels for name, kind in RUNTIMES.items() if not kind.is_simulated}
+# That of TOSA starts processes for every image, and is tested by itself.
+KERNELS = {
+    name: kind.kernels for name, kind in RUNTIMES.items() if not kind.is_simulated and name != TOSA
+}
 
 
 @dataclasses.dataclass(frozen=True)

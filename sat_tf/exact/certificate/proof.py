@@ -52,7 +52,7 @@ from sat_tf.exact.certificate.runtimes import (
 )
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.processes import refusals, this_machine
-from sat_tf.exact.litert.runtime import MICRO, PACKAGE
+from sat_tf.exact.litert.runtime import MICRO, PACKAGE, TOSA, tosa_version
 from sat_tf.exact.operations.graph import Graph, batches
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.targets.processors import DEFAULT_TARGET, saved_target
@@ -224,7 +224,10 @@ def prove(
         operators=subject.parsed.operator_counts(),
         float_operators=subject.parsed.float_operators(),
         float_layers=list(graph.float_layers),
-        versions=_versions([*COMPUTING, *([PACKAGE] if MICRO in counters else [])]),
+        versions={
+            **_versions([*COMPUTING, *([PACKAGE] if MICRO in counters else [])]),
+            **({"tosa-converter-for-tflite": tosa_version()} if TOSA in counters else {}),
+        },
         num_images=number_of(images),
         images_sha256=images_hash(images),
         images_from=images_from,

@@ -31,7 +31,7 @@ _KINDS = (
     RuntimeKind("builtin", "LiteRT, builtin kernels", kernel_sets.builtin_of_this_machine()),
     RuntimeKind("reference", "LiteRT, reference kernels", kernel_sets.REFERENCE),
     RuntimeKind(MICRO, "TFLite Micro", kernel_sets.MICRO),
-    RuntimeKind(TOSA, "TOSA, reference model", kernel_sets.REFERENCE),
+    RuntimeKind(TOSA, "TOSA, reference model", kernel_sets.TOSA),
     *(
         RuntimeKind(name, f"{title} (simulated)", kernels, is_simulated=True)
         for name, title, kernels in (

@@ -169,6 +169,16 @@ MICRO = dataclasses.replace(
     slopes=functions.wide_slopes,
     leaky=functools.partial(functions.leaky, slopes=functions.wide_slopes),
 )
+# This is Arm's reference model of what NPUs compute, of the program that its converter makes of a
+# file. It rounds twice in all linear operations, too.
+TOSA = dataclasses.replace(
+    REFERENCE,
+    name="tosa",
+    title="TOSA",
+    linear=MICRO.linear,
+    slopes=MICRO.slopes,
+    leaky=MICRO.leaky,
+)
 
 
 def _in_vectors(matrix: fixed_point.Rule, small_depthwise: fixed_point.Rule) -> LinearRule:
@@ -308,9 +318,8 @@ ARM = dataclasses.replace(
     tanh=functions.by_table(functions.tanh, functions.rounded_moved_fused),
 )
 
-KERNEL_SETS: dict[str, KernelSet] = {
-    row.name: row for row in (X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM, REFERENCE, MICRO)
-}
+_ROWS = X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM, REFERENCE, MICRO, TOSA
+KERNEL_SETS: dict[str, KernelSet] = {row.name: row for row in _ROWS}
 
 
 def _row(name: str) -> KernelSet:

@@ -7,6 +7,7 @@ import functools
 import math
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -411,18 +412,30 @@ def tosa_tool(name: str) -> str | None:
     return shutil.which(name, path=os.environ.get(_FOLDER))
 
 
+# How tools mark the reason in front of which they write places, and behind which other lines.
+_REASON = re.compile(r"(?:[eE]rror: |\(\): )(.+?)(?:\w+::\w+\(\): .*)?$", re.MULTILINE)
+
+
 def reason_in(errors: str) -> str:
     """The reason in what a tool prints as it fails: its first error, or its last line.
 
     >>> reason_in("a.mlir:1:2: error: failed to legalize operation 'tfl.x'")
     "failed to legalize operation 'tfl.x'"
     """
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    marked = (line.partition(mark)[2] for line in lines for mark in _MARKS if mark in line)
-    return next(marked, lines[-1] if lines else "it gives no reason")
+    reasons = [*_REASON.findall(errors)[:1], *errors.strip().splitlines()[-1:]]
+    return reasons[0] if reasons else "it gives no reason"
 
 
-_MARKS = ("error: ", "Error: ", "FATAL ERROR AT ")
+def results_in(program: str) -> list[int]:
+    """The outputs that are the results of a printed program: equal ones are the same output.
+
+    >>> results_in("  return %4, %7, %4 : tensor<1xi8>, tensor<2xi8>, tensor<1xi8>")
+    [0, 1, 0]
+    """
+    (line,) = re.findall(r"^ *return (.+) :", program, re.MULTILINE)
+    results = line.split(", ")
+    outputs = list(dict.fromkeys(results))
+    return [outputs.index(result) for result in results]
 
 
 def _called(tool: str, *words: str) -> str:
@@ -446,6 +459,11 @@ def _called(tool: str, *words: str) -> str:
     return ended.stdout
 
 
+def tosa_version() -> str:
+    """The version of TOSA's converter."""
+    return _called(_CONVERTER, "--version").splitlines()[0].rpartition(" ")[2]
+
+
 class TosaRuntime(OneImageRuntime):
     """A file as a program of TOSA, the operators of NPUs, in Arm's reference model of these."""
 
@@ -454,6 +472,7 @@ class TosaRuntime(OneImageRuntime):
     def __init__(self, content: bytes, *, keep_tensors: bool) -> None:
         contents = read_contents(content, "file")
         super().__init__(contents, keep_tensors=keep_tensors)
+        self._tensors = contents.tensors
         self._folder = tempfile.TemporaryDirectory()  # removed with the runtime
         with unpacked(content, "file") as model:
             graph = model.subgraphs[0]
@@ -461,9 +480,6 @@ class TosaRuntime(OneImageRuntime):
             # A program hands out its outputs alone, each once: what is kept is among them.
             handed_out = [*dict.fromkeys([*self._ends, *self._made])]
             graph.outputs = np.array(handed_out, np.int32)
-            self._types = {
-                index: np.dtype(contents.tensors[index].type.lower()) for index in handed_out
-            }
             # These name outputs, and places in the file that was read.
             model.signatureDefs, model.metadata = [], []
             for buffer in model.buffers:
@@ -476,8 +492,11 @@ class TosaRuntime(OneImageRuntime):
                 self._file("mlir"),
                 "--tosa-convert-integer-type-to-signless",
                 f"--tosa-serialize=tosa-flatbuffer-filename={self._file('program.tosa')}",
-                *("-o", os.devnull),
+                # It prints the program too, of which the last line alone is read.
+                *("--mlir-elide-elementsattrs-if-larger=8", "-o", self._file("program.mlir")),
             )
+            printed = pathlib.Path(self._file("program.mlir")).read_text(encoding="utf-8")
+            self._places = dict(zip(handed_out, results_in(printed), strict=True))
 
     def _file(self, name: str) -> str:
         return os.path.join(self._folder.name, name)
@@ -485,27 +504,26 @@ class TosaRuntime(OneImageRuntime):
     def compute(
         self, arrays: Sequence[np.ndarray]
     ) -> tuple[dict[int, np.ndarray], list[np.ndarray]]:
-        reads = [f"TosaInput_{place}" for place in range(len(arrays))]
-        makes = [f"TosaOutput_{place}" for place in range(len(self._types))]
-        files = {name: self._file(f"{name}.npy") for name in (*reads, *makes)}
-        for name, array in zip(reads, arrays, strict=True):
-            np.save(files[name], array)
+        read = {f"TosaInput_{place}": array for place, array in enumerate(arrays)}
+        for name, array in read.items():
+            np.save(self._file(f"{name}.npy"), array)
         _called(
             _MODEL,
             f"--tosa_file={self._file('program.tosa')}",
             "--tosa_level=NONE",
-            f"--ifm_name={','.join(reads)}",
-            f"--ifm_file={','.join(files[name] for name in reads)}",
-            f"--ofm_name={','.join(makes)}",
-            f"--ofm_file={','.join(files[name] for name in makes)}",
+            f"--ifm_name={','.join(read)}",
+            f"--ifm_file={','.join(self._file(f'{name}.npy') for name in read)}",
+            f"--ofm_name={','.join(f'TosaOutput_{place}' for place in self._places.values())}",
+            f"--ofm_file={','.join(self._file(f'{index}.npy') for index in self._places)}",
         )
-        if not os.path.exists(files[makes[-1]]):
-            raise RuntimeError("several of its tensors are one in the program of TOSA")
         made = {}
-        for name, (index, kind) in zip(makes, self._types.items(), strict=True):
-            values = np.load(files[name])
-            # A program's integers have no sign.
-            made[index] = values.view(kind) if values.itemsize == kind.itemsize else values
+        for index in self._places:
+            path, tensor = self._file(f"{index}.npy"), self._tensors[index]
+            values, kind = np.load(path) if os.path.exists(path) else None, tensor.type.lower()
+            if values is None or values.shape != tensor.shape:
+                raise RuntimeError(f"{_MODEL} makes no {tensor.name} of the shape {tensor.shape}")
+            # All of a program's codes are signed.
+            made[index] = values.view(kind) if values.dtype == np.int8 else values
         return made, [made[index] for index in self._ends]
 
 
