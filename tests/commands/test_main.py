@@ -302,9 +302,9 @@ def test_verify_takes_a_model_and_a_file_with_given_or_random_images(tiny_run, t
 
 
 def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_path, capsys):
-    from sat_tf.exact.certificate import proof
+    from sat_tf.exact.certificate import comparison
 
-    simulate = proof.simulate
+    simulate = comparison.simulate
 
     def wrong(graph, batch, given):
         tensors = simulate(graph, batch, given)
@@ -312,7 +312,7 @@ def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_pat
         tensors["stem_relu"][0, 0, 0, :2] += 1
         return tensors
 
-    monkeypatch.setattr(proof, "simulate", wrong)
+    monkeypatch.setattr(comparison, "simulate", wrong)
     np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
     options = ["--images", str(tmp_path / "pixels.npy")]
     options += ["--out", str(tmp_path / "proof")]
