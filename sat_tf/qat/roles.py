@@ -1,7 +1,7 @@
 """The first two steps of a placement: the role of every layer, and what its readers demand."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -76,13 +76,6 @@ class Roles:
     def origin(self, name: str) -> str:
         """The layer that makes the values of a tensor, which others only move."""
         return self.network.origin(name, lambda node: self.of[node.name] is Role.MOVEMENT).name
-
-    def norms_behind(self, name: str) -> tuple[str, ...]:
-        """The normalizations that are folded into a linear layer."""
-        node = self.network[name]
-        return inputs.norms_behind(
-            self.network, node, lambda reader: self.of[reader.name] is Role.NORM
-        )
 
     def ends_in_softmax(self, node: Node) -> bool:
         """Whether a layer is a softmax, or a linear layer with one."""
@@ -269,36 +262,37 @@ class Demands:
     kinds: Mapping[str, frozenset[str]]  # The kinds of these.
     # The layers that an NPU's operator computes which rounds to the codes that it reads. Their
     # input and their output are on one grid, which both get from its quantizer: that of streams, or
-    # of pixels.
+    # of pixels. A mean over all places is none: it has a kernel that changes grids.
     around: frozenset[str]
+    around_output: frozenset[str]  # Those that resize or pool the output, on the grid that it has.
+    problems: Sequence[str]  # Why the policy, or a layer, does not fit the demands.
 
 
 def find_demands(roles: Roles) -> Demands:
     """Finds the needs of the readers of every tensor."""
     of = {node.name: tuple(roles.demands(node.name)) for node in roles.network}
     kinds = {name: frozenset(demand.kind for demand in demands) for name, demands in of.items()}
-    around = [
-        node.name for node in roles.network if _rounds_to_input(roles, node, kinds[node.name])
-    ]
-    return Demands(of, kinds, frozenset(around))
-
-
-def _rounds_to_input(roles: Roles, node: Node, kinds: Collection[str]) -> bool:
-    """Whether a layer goes into `Demands.around`.
-
-    A mean over all places does not: it has a kernel that changes grids.
-    """
-    name, role, policy = node.name, roles.of[node.name], roles.policy
-    pools = role is Role.MEAN and layer_kinds.averages_windows(node.layer)
-    resizes = role is Role.FUNCTION and layer_kinds.interpolates(node.layer)
-    if not (pools or resizes) or not policy.processor.native or roles.network.is_shared(name):
-        return False
-    streams = policy.activation_bits, roles.policies[name].stream_bits
-    has_codes = roles.quantize_activations and None not in streams and name in roles.annotations
-    (read,) = node.inputs
-    has_grid = roles.pixels.are_counts(read) or not roles.pixels.reads(read)
-    only_integers = FLOATS.isdisjoint(kinds) and not INTEGERS.isdisjoint(kinds)
-    return has_codes and has_grid and only_integers
+    around, around_output = set[str](), set[str]()
+    for node in roles.network if roles.policy.processor.native else ():
+        name, role = node.name, roles.of[node.name]
+        pools, resizes = (
+            layer_kinds.averages_windows(node.layer),
+            layer_kinds.interpolates(node.layer),
+        )
+        if not (pools or resizes) or roles.network.is_shared(name):
+            continue
+        if role is Role.SOFTMAX:
+            around_output.add(name)
+        elif (pools and role is Role.MEAN) or (resizes and role is Role.FUNCTION):
+            (read,) = node.inputs
+            streams = roles.policy.activation_bits, roles.policies[name].stream_bits
+            has_codes = name in roles.annotations and roles.quantize_activations
+            has_grid = roles.pixels.are_counts(read) or not roles.pixels.reads(read)
+            only_integers = kinds[name] & INTEGERS and not kinds[name] & FLOATS
+            if has_codes and has_grid and only_integers and None not in streams:
+                around.add(name)
+    problems = list(_misfits(roles, of, kinds))
+    return Demands(of, kinds, frozenset(around), frozenset(around_output), problems)
 
 
 def _are_for_float_layers(network: Network, demands: Sequence[Demand]) -> bool:
@@ -310,7 +304,11 @@ def _are_for_float_layers(network: Network, demands: Sequence[Demand]) -> bool:
     )
 
 
-def misfits(roles: Roles, demands: Demands) -> Iterator[str]:
+def _misfits(
+    roles: Roles,
+    demands: Mapping[str, Sequence[Demand]],
+    kinds: Mapping[str, frozenset[str]],
+) -> Iterator[str]:
     """Why the policy does not fit the model, or the demands on a tensor its layer."""
     if not roles.linear:
         yield configs.without_linear_layers(roles.network, roles.annotations)
@@ -323,14 +321,14 @@ def misfits(roles: Roles, demands: Demands) -> Iterator[str]:
         yield f"overrides[{pattern!r}] matches no layer; the layers are {', '.join(named)}."
     yield from inputs.range_problems(roles.network, roles.policy, roles.kept)
     for node in roles.network:
-        of_floats = _are_for_float_layers(roles.network, demands.of[node.name])
+        of_floats = _are_for_float_layers(roles.network, demands[node.name])
         if not are_numbers(node.type) and not of_floats:
             yield (
                 f"{node.name}: received an output of {node.type.name} that is not for layers "
                 "left float alone, expected real numbers; take its real part, or its size, in "
                 "the model."
             )
-        if roles.ends_in_softmax(node) and demands.kinds[node.name] - {"output"}:
+        if roles.ends_in_softmax(node) and kinds[node.name] - {"output"}:
             yield (
                 f"{node.name}: received a softmax inside the model, expected one at the end "
                 "only; leave the layer out of the annotation, or pass unsupported='float'."
