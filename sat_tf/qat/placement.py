@@ -265,7 +265,7 @@ def _can_join(roles: Roles, demands: Demands, node: Node, reader: Node) -> bool:
 
 def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]) -> _Grid | None:
     """The grid of the output of a layer that nothing absorbs; None if it stays float."""
-    name, role, kinds = node.name, roles.of[node.name], demands.kinds[node.name]
+    name, role, kinds = node.name, roles.of[node.name], {*demands.of[node.name].values()}
     stream_bits, floats = roles.policies[name].stream_bits, kinds & FLOATS
     if name not in roles.annotations or not roles.quantize_activations:
         return None
@@ -290,8 +290,8 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
     if native is not None:
         saturates = reach.lowest is None or reach.share > 0.0
     if kinds == {"linear"} and not (saturates and roles.ranges.is_negative(name)):
-        readers = [roles.policies[demand.reader] for demand in demands.of[name] if demand.reader]
-        bits = max(demand.bits for demand in demands.of[name] if demand.bits)
+        readers = [roles.policies[reader] for reader in demands.of[name] if reader]
+        bits = max(policy.activation_bits or 0 for policy in readers)
         as_it_is = not all(policy.requantize_streams for policy in readers)
         is_stream = role in _STREAMS and not layer_kinds.rectifies(node.layer)
         if stream_bits and is_stream and as_it_is:
@@ -317,8 +317,8 @@ def _observer(
     Float layers, and functions at the end but softmax, are trained on what the file gives.
     Streams that the policy leaves float are trained as such; in inference they are the file's.
     """
-    wanted, kinds = demands.of[node.name], demands.kinds[node.name]
-    at_end = [demand.reader for demand in wanted if demand.kind == "output" and demand.reader]
+    wanted, kinds = demands.of[node.name], {*demands.of[node.name].values()}
+    at_end = [reader for reader, kind in wanted.items() if kind == "output" and reader]
     smooth = any(not layer_kinds.is_softmax(roles.network[name].layer) for name in at_end)
     trained = smooth or bool(kinds & FLOATS)
     rounds = (trained or bool(kinds & INTEGERS)) and _makes_codes(roles, node, outputs)
@@ -381,7 +381,7 @@ def _start(
     if not quantizer.has_clipping_level:
         return Start(name, quantizer)
     level, source, is_guess = policy.initial_clipping_level, "the policy", False
-    if roles.last.issuperset(in_front_of or [demand.reader for demand in demands.of[name]]):
+    if roles.last.issuperset(in_front_of or demands.of[name]):
         level = policy.initial_classifier_clipping_level
     if roles.of[name] is Role.AFFINE and roles.pixels.reads(name):
         level, source = max(map(abs, roles.pixels[name])) or level, "the range of pixels"
@@ -405,9 +405,9 @@ def _unclipped_streams(
         if not isinstance(quantizer, protocol.ActivationQuantizer) or quantizer.num_bits == 8:
             continue
         is_signed = quantizer.is_symmetric and not quantizer.is_unit
-        readers = [demand.reader for demand in demands.of[name] if demand.reader]
+        readers = [reader for reader in demands.of[name] if reader]
         if is_signed and (
-            demands.kinds[name] & {"output", "left float"}
+            {*demands.of[name].values()} & {"output", "left float"}
             or any(roles.of[n] in _SATURATE_AT_8_BITS or roles.native(n) for n in (name, *readers))
             or any(
                 roles.of[reader] is Role.FUNCTION

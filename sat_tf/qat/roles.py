@@ -16,17 +16,11 @@ from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.value_ranges import PixelRanges, ValueRanges
 
+# The kinds of demands; readers without activation bits read "float".
 FLOATS = frozenset(("float", "left float"))
 INTEGERS = frozenset(("linear", "stream"))
-
-
-@dataclasses.dataclass(frozen=True)
-class Demand:
-    """The need of one reader of a tensor: `bits` for linear layers, a grid for others."""
-
-    reader: str | None
-    kind: str  # "linear", "stream", "output", "float", "left float"
-    bits: int | None = None
+_OUTPUT = "output"
+_DEMANDS = {Role.LINEAR: "linear", Role.SOFTMAX: _OUTPUT, Role.OPAQUE: "left float"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,23 +76,28 @@ class Roles:
         role = self.of[node.name]
         return role in (Role.SOFTMAX, Role.LINEAR) and layer_kinds.is_softmax(node.layer)
 
-    def demands(self, name: str) -> Iterator[Demand]:
-        """The needs of the readers of the output of `name`, also from behind data movement."""
+    def demands(self, name: str) -> dict[str | None, str]:
+        """What each reader of the output of `name` needs, also from behind data movement."""
+        demands: dict[str | None, str] = {}
         if name in self.network.outputs:
-            yield Demand(None, "output")
+            demands[None] = _OUTPUT
         for reader in self.network.consumers(name):
             role = self.of[reader.name]
             if role is Role.MOVEMENT:
-                yield from self.demands(reader.name)
-            elif role is Role.SOFTMAX:
-                yield Demand(reader.name, "output")
-            elif role is Role.LINEAR:
-                bits = self.policies[reader.name].activation_bits
-                yield Demand(reader.name, "float" if bits is None else "linear", bits)
-            elif role is Role.OPAQUE:
-                yield Demand(reader.name, "left float")
+                demands |= self.demands(reader.name)
+            elif role is Role.LINEAR and self.policies[reader.name].activation_bits is None:
+                demands[reader.name] = "float"
             else:
-                yield Demand(reader.name, "stream")
+                demands[reader.name] = _DEMANDS.get(role, "stream")
+        return demands
+
+    def is_for_float_layers(self, name: str) -> bool:
+        """Whether layers that files compute in float read a tensor, and nothing else does."""
+        demands = self.demands(name)
+        return bool(demands) and all(
+            kind == "left float" or (reader and inputs.reads_floats(self.network[reader].layer))
+            for reader, kind in demands.items()
+        )
 
 
 def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy) -> Roles:
@@ -195,7 +194,7 @@ def _with_ids_left_float(roles: Roles, problems: list[str]) -> Roles:
     for node in reversed(list(network)):
         name, ids = node.name, _readers_of_ids(roles, node)
         is_input = name in network.inputs
-        if _are_for_float_layers(network, list(roles.demands(name))):
+        if roles.is_for_float_layers(name):
             if is_input and (ids or not inputs.states_codes(node, policy)):
                 roles = dataclasses.replace(roles, kept=roles.kept | {name})
             elif ids and of[name] not in (Role.LINEAR, Role.OPAQUE):
@@ -241,13 +240,13 @@ def _with_functions_told_apart(roles: Roles) -> Roles:
     for node in reversed(list(network)):
         if layer_kinds.is_a_broken_line(node.layer):
             continue
-        name, demands = node.name, list(roles.demands(node.name))
-        at_end = all(demand.kind == "output" for demand in demands)
+        name, demands = node.name, roles.demands(node.name)
+        at_end = set(demands.values()) <= {_OUTPUT}
         if of[name] in (Role.FUNCTION, Role.SOFTMAX):
             inside = Role.FUNCTION if name in roles.annotations else Role.OPAQUE
             of[name] = Role.SOFTMAX if at_end else inside
         elif native and layer_kinds.averages_windows(node.layer) and name in roles.annotations:
-            ends = [network[demand.reader].layer for demand in demands if demand.reader]
+            ends = [network[reader].layer for reader in demands if reader]
             is_output = at_end and all(map(layer_kinds.is_softmax, ends))
             if is_output and not roles.pixels.reads(node.inputs[0]):
                 of[name] = Role.SOFTMAX
@@ -258,8 +257,8 @@ def _with_functions_told_apart(roles: Roles) -> Roles:
 class Demands:
     """What the readers of each layer's output need."""
 
-    of: Mapping[str, Sequence[Demand]]
-    kinds: Mapping[str, frozenset[str]]  # The kinds of these.
+    # For each layer, the kind of what each reader needs; None is the output of the model.
+    of: Mapping[str, Mapping[str | None, str]]
     # The layers that an NPU's operator computes which rounds to the codes that it reads. Their
     # input and their output are on one grid, which both get from its quantizer: that of streams, or
     # of pixels. A mean over all places is none: it has a kernel that changes grids.
@@ -270,8 +269,7 @@ class Demands:
 
 def find_demands(roles: Roles) -> Demands:
     """Finds the needs of the readers of every tensor."""
-    of = {node.name: tuple(roles.demands(node.name)) for node in roles.network}
-    kinds = {name: frozenset(demand.kind for demand in demands) for name, demands in of.items()}
+    of = {node.name: roles.demands(node.name) for node in roles.network}
     around, around_output = set[str](), set[str]()
     for node in roles.network if roles.policy.processor.native else ():
         name, role = node.name, roles.of[node.name]
@@ -288,27 +286,15 @@ def find_demands(roles: Roles) -> Demands:
             streams = roles.policy.activation_bits, roles.policies[name].stream_bits
             has_codes = name in roles.annotations and roles.quantize_activations
             has_grid = roles.pixels.are_counts(read) or not roles.pixels.reads(read)
-            only_integers = kinds[name] & INTEGERS and not kinds[name] & FLOATS
+            kinds = set(of[name].values())
+            only_integers = kinds & INTEGERS and not kinds & FLOATS
             if has_codes and has_grid and only_integers and None not in streams:
                 around.add(name)
-    problems = list(_misfits(roles, of, kinds))
-    return Demands(of, kinds, frozenset(around), frozenset(around_output), problems)
+    problems = list(_misfits(roles))
+    return Demands(of, frozenset(around), frozenset(around_output), problems)
 
 
-def _are_for_float_layers(network: Network, demands: Sequence[Demand]) -> bool:
-    """Whether layers that files compute in float read a tensor, and nothing else does."""
-    return bool(demands) and all(
-        demand.kind == "left float"
-        or (demand.reader is not None and inputs.reads_floats(network[demand.reader].layer))
-        for demand in demands
-    )
-
-
-def _misfits(
-    roles: Roles,
-    demands: Mapping[str, Sequence[Demand]],
-    kinds: Mapping[str, frozenset[str]],
-) -> Iterator[str]:
+def _misfits(roles: Roles) -> Iterator[str]:
     """Why the policy does not fit the model, or the demands on a tensor its layer."""
     if not roles.linear:
         yield configs.without_linear_layers(roles.network, roles.annotations)
@@ -321,14 +307,13 @@ def _misfits(
         yield f"overrides[{pattern!r}] matches no layer; the layers are {', '.join(named)}."
     yield from inputs.range_problems(roles.network, roles.policy, roles.kept)
     for node in roles.network:
-        of_floats = _are_for_float_layers(roles.network, demands[node.name])
-        if not are_numbers(node.type) and not of_floats:
+        if not are_numbers(node.type) and not roles.is_for_float_layers(node.name):
             yield (
                 f"{node.name}: received an output of {node.type.name} that is not for layers "
                 "left float alone, expected real numbers; take its real part, or its size, in "
                 "the model."
             )
-        if roles.ends_in_softmax(node) and kinds[node.name] - {"output"}:
+        if roles.ends_in_softmax(node) and set(roles.demands(node.name).values()) - {_OUTPUT}:
             yield (
                 f"{node.name}: received a softmax inside the model, expected one at the end "
                 "only; leave the layer out of the annotation, or pass unsupported='float'."
