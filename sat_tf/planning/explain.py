@@ -147,7 +147,7 @@ def plan_of(
     source: Source, policy: BitPolicy, image_size: int | Sequence[int] | None = None
 ) -> Plan:
     """The plan of a model that has been read; see `explain`."""
-    with_image_size(source.network, image_size)  # reports a bad size before anything else
+    sized = with_image_size(source.network, image_size)  # reports a bad size first
     refused = list(source.losses)
     if source.quantized is not None:
         policy, _, of_inputs = completed(source.quantized, policy)
@@ -175,7 +175,6 @@ def plan_of(
             for node in source.network
         ]
         return dataclasses.replace(plan, rows=tuple(undecided))
-    sized = with_image_size(source.network, image_size)
     view = preview(sized, placement)
     settings = FileSettings(output_type=None, target=policy.processor.name)
     deployed = deployment(view, settings, tolerant=bool(problems))

@@ -252,7 +252,8 @@ def _can_join(roles: Roles, demands: Demands, node: Node, reader: Node) -> bool:
     """Whether a tensor can have the grid of the concatenation, or of the pool, that reads it."""
     name, read = node.name, [roles.of[roles.origin(tensor)] for tensor in reader.inputs]
     without_grid = (Role.MOVEMENT, Role.SOFTMAX, Role.OPAQUE, Role.INPUT, Role.AFFINE)
-    if roles.of[name] in without_grid or roles.ends_in_softmax(node) or name in demands.around:
+    ends_in_softmax = roles.of[name] is Role.LINEAR and layer_kinds.is_softmax(node.layer)
+    if roles.of[name] in without_grid or ends_in_softmax or name in demands.around:
         return False
     # Clipped at its own ceiling and at the clipping level, it would need two grids.
     if name not in roles.annotations or roles.ranges.ceiling(name):

@@ -71,11 +71,6 @@ class Roles:
         """The layer that makes the values of a tensor, which others only move."""
         return self.network.origin(name, lambda node: self.of[node.name] is Role.MOVEMENT).name
 
-    def ends_in_softmax(self, node: Node) -> bool:
-        """Whether a layer is a softmax, or a linear layer with one."""
-        role = self.of[node.name]
-        return role in (Role.SOFTMAX, Role.LINEAR) and layer_kinds.is_softmax(node.layer)
-
     def demands(self, name: str) -> dict[str | None, str]:
         """What each reader of the output of `name` needs, also from behind data movement."""
         demands: dict[str | None, str] = {}
@@ -313,7 +308,9 @@ def _misfits(roles: Roles) -> Iterator[str]:
                 "left float alone, expected real numbers; take its real part, or its size, in "
                 "the model."
             )
-        if roles.ends_in_softmax(node) and set(roles.demands(node.name).values()) - {_OUTPUT}:
+        has_output = roles.of[node.name] in (Role.SOFTMAX, Role.LINEAR)
+        ends_in_softmax = has_output and layer_kinds.is_softmax(node.layer)
+        if ends_in_softmax and set(roles.demands(node.name).values()) - {_OUTPUT}:
             yield (
                 f"{node.name}: received a softmax inside the model, expected one at the end "
                 "only; leave the layer out of the annotation, or pass unsupported='float'."
