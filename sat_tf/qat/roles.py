@@ -144,9 +144,8 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
         first=frozenset(name for name in linear if not before[name]),
         last=linear.difference(*before.values()),
     )
-    policies |= {
-        node.name: policy_at(node, end=True) for node in network if node.name in roles.ends
-    }
+    ends = roles.ends
+    policies |= {node.name: policy_at(node, end=True) for node in network if node.name in ends}
     return dataclasses.replace(roles, problems=problems)
 
 
