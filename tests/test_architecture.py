@@ -343,6 +343,34 @@ def test_every_part_has_its_arrows():
     assert {_part(name) for name in TREES} <= set(MAY_IMPORT) | SHARED | TOP
 
 
+# The functions of the main road that read the graph of a model: where one comes from a user, and
+# where one has just been built. All others are given the network.
+READERS_OF_MODELS = {
+    *("planning/explain.read_source", "export/export.export_tflite", "export/verify.verify_tflite"),
+    *("export/float_reference.FloatReference", "export/converter_route.to_keras"),
+    *("export/lowering/pipeline.with_image_size", "export/lowering/pipeline.snap_biases"),
+    *("qat/layout.quantized_network", "qat/calibrate.estimate_statistics", "qat/finetune.finetune"),
+}
+READERS_OF_BUILT_MODELS = {
+    *("graph/rewrite.network_of_layers", "export/lowering/pipeline.sized"),
+    *("qat/layout.quantized_model", "qat/reconstruction/blocks.find_reference"),
+    *("qat/requantize.requantize", "qat/requantize.without_quantizers"),
+}
+
+
+def test_a_model_is_read_where_it_enters_or_is_built():
+    readers = {
+        f"{name.removesuffix('.py')}.{definition.name}"
+        for name, tree in TREES.items()
+        if _part(name) in ("graph", "qat", "planning", "export")
+        for definition in tree.body
+        if isinstance(definition, ast.FunctionDef | ast.ClassDef)
+        for node in ast.walk(definition)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Network"
+    }
+    assert readers == READERS_OF_MODELS | READERS_OF_BUILT_MODELS
+
+
 def test_mathematics_and_quantizers_are_written_in_no_library_of_tensors():
     def others(name, tree):
         if _part(name) not in ("core", "quantizers"):

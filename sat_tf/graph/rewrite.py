@@ -13,7 +13,7 @@ from sat_tf.graph import layer_kinds, operations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
 from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu
 from sat_tf.graph.layers.kind import Pooling, Role
-from sat_tf.graph.network import Network, keras_calls
+from sat_tf.graph.network import Network, keras_calls, output_names
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
 from sat_tf.graph.operations.operation import (
     NewLayer,
@@ -238,7 +238,9 @@ def network_of_layers(model: keras.Model, *, processor: Processor = DEFAULT_PROC
 
     Its model has copies of the weights, and is `model` itself where there is nothing to rewrite.
     """
-    return Network(rewritten(model, processor=processor).model)
+    network = Network(rewritten(model, processor=processor).model)
+    network.output_names = output_names(model)
+    return network
 
 
 def rewritten(

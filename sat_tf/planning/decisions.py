@@ -225,7 +225,7 @@ class LayerDecisions:
             )
         if _observes(output) and output.rounds:
             configs = placement.configs
-            readers = [demand.reader for demand in placement.demands.of[name] if demand.reader]
+            readers = [reader for reader in placement.demands.of[name] if reader]
             on_codes = readers and all(
                 reader in configs and _observes(configs[reader].output) for reader in readers
             )
@@ -233,7 +233,7 @@ class LayerDecisions:
             return f"{behind}: rounded to the file's 8-bit codes of its observed range"
         if _observes(output):
             end = " before the softmax" if layer_kinds.is_softmax(self._network[name].layer) else ""
-            is_output = "output" in placement.demands.kinds[name]
+            is_output = "output" in placement.demands.of[name].values()
             made = "the model's output" if is_output else "it stays float"
             return f"{made}: its range{end} is observed, for the 8-bit codes of the file"
         if output is not None:
@@ -252,7 +252,7 @@ class LayerDecisions:
             return "probabilities stay float"
         if not self._roles.quantize_activations:
             return "activation_bits=None: activations stay float"
-        kinds = placement.demands.kinds[name]
+        kinds = {*placement.demands.of[name].values()}
         if kinds & {"float", "left float"}:
             return f"float layers read it: {self._readers(name, 'float', 'left float')}"
         if "stream" in kinds or "linear" in kinds:
@@ -272,11 +272,11 @@ class LayerDecisions:
 
     def _readers(self, name: str, *kinds: str) -> str:
         readers = [
-            demand.reader or "the output"
-            for demand in self._placement.demands.of[name]
-            if not kinds or demand.kind in kinds
+            reader or "the output"
+            for reader, kind in self._placement.demands.of[name].items()
+            if not kinds or kind in kinds
         ]
-        return ", ".join(dict.fromkeys(readers)) or "nothing"
+        return ", ".join(readers) or "nothing"
 
     def _moved(self, name: str) -> str:
         roles = self._roles.of

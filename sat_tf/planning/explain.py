@@ -12,7 +12,7 @@ from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
 from sat_tf.exact.targets.table import TARGETS, Elsewhere
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Network, Node, loss_problems, output_names, refuse_losses
+from sat_tf.graph.network import Network, Node, loss_problems, refuse_losses
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ModelError
 from sat_tf.planning.decisions import LayerDecisions, activation_plan, input_lines
@@ -56,7 +56,6 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
         refuse_losses(model)
         source, annotations = without_quantizers(network)
         kernels = effective_kernels(network)
-        source.output_names = network.output_names
         return Source(source, annotations, quantized=network, kernels=kernels)
     # TFMOT has no public name for its wrapper.
     annotated = [
@@ -68,7 +67,6 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
     if not annotated:
         # `quantize_model` reads it in the same form.
         network = network_of_layers(model, processor=processor)
-        network.output_names = output_names(model)
         return Source(network, {node.name: None for node in network}, loss_problems(model))
     renamed = {node.name: node.layer.layer.name for node in annotated}
     nodes = []
@@ -149,7 +147,7 @@ def plan_of(
     source: Source, policy: BitPolicy, image_size: int | Sequence[int] | None = None
 ) -> Plan:
     """The plan of a model that has been read; see `explain`."""
-    with_image_size(source.network, image_size)  # reports a bad size before anything else
+    sized = with_image_size(source.network, image_size)  # reports a bad size first
     refused = list(source.losses)
     if source.quantized is not None:
         policy, _, of_inputs = completed(source.quantized, policy)
@@ -177,7 +175,6 @@ def plan_of(
             for node in source.network
         ]
         return dataclasses.replace(plan, rows=tuple(undecided))
-    sized = with_image_size(source.network, image_size)
     view = preview(sized, placement)
     settings = FileSettings(output_type=None, target=policy.processor.name)
     deployed = deployment(view, settings, tolerant=bool(problems))

@@ -26,17 +26,9 @@ from sat_tf.qat.roles import (
     Roles,
     find_demands,
     find_roles,
-    misfits,
 )
 from sat_tf.qat.value_ranges import Spreads
-from sat_tf.quantizers import table
-from sat_tf.quantizers.protocol import (
-    ActivationQuantizer,
-    ActivationRequest,
-    Quantizer,
-    WeightQuantizer,
-    WeightRequest,
-)
+from sat_tf.quantizers import protocol, table
 
 # A layer becomes part of the operator of the only one that reads it, if that has such a role.
 _FOLDS_INTO = {
@@ -69,7 +61,7 @@ class Start:
     """An activation quantizer, and where its clipping level starts."""
 
     tensor: str  # The layer that makes what it quantizes.
-    quantizer: ActivationQuantizer
+    quantizer: protocol.ActivationQuantizer
     source: str = ""  # Where the level comes from.
     is_guess: bool = False
 
@@ -117,7 +109,7 @@ def place(
     """
     roles = find_roles(network, annotations, policy)
     demands = find_demands(roles)
-    if problems := [*roles.problems, *misfits(roles, demands)]:
+    if problems := [*roles.problems, *demands.problems]:
         raise PlacementError(network, problems)
     return find_quantizers(roles, demands, kernels or {})
 
@@ -133,16 +125,19 @@ class _Grid:
 def find_quantizers(roles: Roles, demands: Demands, kernels: Mapping[str, Any]) -> Placement:
     """Finds the quantizers that meet all demands."""
     network, policy, problems = roles.network, roles.policy, list[str]()
-    norms = {name: roles.norms_behind(name) for name in roles.linear}
+
+    def is_norm(node: Node) -> bool:
+        return roles.of[node.name] is Role.NORM
+
+    norms = {name: inputs.norms_behind(network, network[name], is_norm) for name in roles.linear}
     weights = {name: _weights(roles, name, rescales=not norms[name]) for name in roles.linear}
 
     def kernel_at_start(name: str) -> Any:
         """The kernel of a linear layer as the quantized model starts with it, before rounding."""
         layer = network[name].layer
-        if (effective := kernels.get(layer.name)) is not None:
-            return effective
-        kernel = layer_kinds.kernel_of(layer)
-        if name not in weights or policy.latent_start == "keep_function":
+        kernel = kernels.get(layer.name, layer_kinds.kernel_of(layer))
+        keeps = layer.name in kernels or policy.latent_start == "keep_function"
+        if keeps or name not in weights:
             return kernel
         return weights[name].unrounded(tf.convert_to_tensor(kernel, tf.float32))
 
@@ -151,7 +146,7 @@ def find_quantizers(roles: Roles, demands: Demands, kernels: Mapping[str, Any]) 
     entrances = [insertion.tensor for insertion in of_inputs]
     grids, absorbed_by = _grids(roles, demands, entrances)
     streams = {name for name, grid in grids.items() if grid.is_stream}
-    outputs: dict[str, Quantizer] = {}
+    outputs: dict[str, protocol.Quantizer] = {}
     starts: dict[str, Start] = {}
     for name, grid in grids.items():
         node = network[name]
@@ -180,13 +175,12 @@ def find_quantizers(roles: Roles, demands: Demands, kernels: Mapping[str, Any]) 
     if problems:
         raise PlacementError(network, problems)
     target = None if policy.processor.name == DEFAULT_TARGET else policy.processor.name
-    around_output = [node.name for node in network if _keeps_grid_of_output(roles, node)]
     layers = {
         name: PlacedConfig(
             weights=weights.get(name),
             output=outputs.get(name),
             annotation=fields or None,
-            around=name in demands.around or name in around_output,
+            around=name in demands.around or name in demands.around_output,
             target=target,
         )
         for name, fields in roles.annotations.items()
@@ -204,9 +198,9 @@ def find_quantizers(roles: Roles, demands: Demands, kernels: Mapping[str, Any]) 
     )
 
 
-def _weights(roles: Roles, name: str, *, rescales: bool) -> WeightQuantizer:
+def _weights(roles: Roles, name: str, *, rescales: bool) -> protocol.WeightQuantizer:
     layer, policy = roles.network[name].layer, roles.policies[name]
-    request = WeightRequest(
+    request = protocol.WeightRequest(
         num_bits=policy.weight_bits,
         channel_axes=layer_kinds.find_support(layer).channel_axes,
         fan_out=layer_kinds.fan_out(layer),
@@ -258,7 +252,8 @@ def _can_join(roles: Roles, demands: Demands, node: Node, reader: Node) -> bool:
     """Whether a tensor can have the grid of the concatenation, or of the pool, that reads it."""
     name, read = node.name, [roles.of[roles.origin(tensor)] for tensor in reader.inputs]
     without_grid = (Role.MOVEMENT, Role.SOFTMAX, Role.OPAQUE, Role.INPUT, Role.AFFINE)
-    if roles.of[name] in without_grid or roles.ends_in_softmax(node) or name in demands.around:
+    ends_in_softmax = roles.of[name] is Role.LINEAR and layer_kinds.is_softmax(node.layer)
+    if roles.of[name] in without_grid or ends_in_softmax or name in demands.around:
         return False
     # Clipped at its own ceiling and at the clipping level, it would need two grids.
     if name not in roles.annotations or roles.ranges.ceiling(name):
@@ -271,7 +266,7 @@ def _can_join(roles: Roles, demands: Demands, node: Node, reader: Node) -> bool:
 
 def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]) -> _Grid | None:
     """The grid of the output of a layer that nothing absorbs; None if it stays float."""
-    name, role, kinds = node.name, roles.of[node.name], demands.kinds[node.name]
+    name, role, kinds = node.name, roles.of[node.name], {*demands.of[node.name].values()}
     stream_bits, floats = roles.policies[name].stream_bits, kinds & FLOATS
     if name not in roles.annotations or not roles.quantize_activations:
         return None
@@ -296,8 +291,8 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
     if native is not None:
         saturates = reach.lowest is None or reach.share > 0.0
     if kinds == {"linear"} and not (saturates and roles.ranges.is_negative(name)):
-        readers = [roles.policies[demand.reader] for demand in demands.of[name] if demand.reader]
-        bits = max(demand.bits for demand in demands.of[name] if demand.bits)
+        readers = [roles.policies[reader] for reader in demands.of[name] if reader]
+        bits = max(policy.activation_bits or 0 for policy in readers)
         as_it_is = not all(policy.requantize_streams for policy in readers)
         is_stream = role in _STREAMS and not layer_kinds.rectifies(node.layer)
         if stream_bits and is_stream and as_it_is:
@@ -316,22 +311,22 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
 
 
 def _observer(
-    roles: Roles, demands: Demands, node: Node, outputs: Mapping[str, Quantizer]
-) -> Quantizer:
+    roles: Roles, demands: Demands, node: Node, outputs: Mapping[str, protocol.Quantizer]
+) -> protocol.Quantizer:
     """The observer of a tensor that only the file stores as codes.
 
     Float layers, and functions at the end but softmax, are trained on what the file gives.
     Streams that the policy leaves float are trained as such; in inference they are the file's.
     """
-    wanted, kinds = demands.of[node.name], demands.kinds[node.name]
-    at_end = [demand.reader for demand in wanted if demand.kind == "output" and demand.reader]
+    wanted, kinds = demands.of[node.name], {*demands.of[node.name].values()}
+    at_end = [reader for reader, kind in wanted.items() if kind == "output" and reader]
     smooth = any(not layer_kinds.is_softmax(roles.network[name].layer) for name in at_end)
     trained = smooth or bool(kinds & FLOATS)
     rounds = (trained or bool(kinds & INTEGERS)) and _makes_codes(roles, node, outputs)
     return table.make_range_observer(rounds=rounds, trains_float=rounds and not trained)
 
 
-def _makes_codes(roles: Roles, node: Node, outputs: Mapping[str, Quantizer]) -> bool:
+def _makes_codes(roles: Roles, node: Node, outputs: Mapping[str, protocol.Quantizer]) -> bool:
     """Whether the file has codes of an observed tensor: it averages float windows in float."""
     if not layer_kinds.averages_windows(node.layer) or node.name in roles.network.outputs:
         return True
@@ -366,7 +361,7 @@ def _start(
         reach = native.ends
     # Codes of a skewed stream would often be ties of a coarser skewed grid: 255 is 15 times 17.
     is_requantized = not behind_layer and bits < 8
-    request = ActivationRequest(
+    request = protocol.ActivationRequest(
         num_bits=bits,
         signed=negative,
         reach=reach if reaches else None,
@@ -387,7 +382,7 @@ def _start(
     if not quantizer.has_clipping_level:
         return Start(name, quantizer)
     level, source, is_guess = policy.initial_clipping_level, "the policy", False
-    if roles.last.issuperset(in_front_of or [demand.reader for demand in demands.of[name]]):
+    if roles.last.issuperset(in_front_of or demands.of[name]):
         level = policy.initial_classifier_clipping_level
     if roles.of[name] is Role.AFFINE and roles.pixels.reads(name):
         level, source = max(map(abs, roles.pixels[name])) or level, "the range of pixels"
@@ -401,19 +396,19 @@ def _start(
 
 
 def _unclipped_streams(
-    roles: Roles, demands: Demands, outputs: Mapping[str, Quantizer]
+    roles: Roles, demands: Demands, outputs: Mapping[str, protocol.Quantizer]
 ) -> Iterator[str]:
     """Refuses signed streams of fewer than 8 bits that a file cannot clip.
 
     A fused activation clips those, on [-1, 1], that linear kernels alone make and read.
     """
     for name, quantizer in outputs.items():
-        if not isinstance(quantizer, ActivationQuantizer) or quantizer.num_bits == 8:
+        if not isinstance(quantizer, protocol.ActivationQuantizer) or quantizer.num_bits == 8:
             continue
         is_signed = quantizer.is_symmetric and not quantizer.is_unit
-        readers = [demand.reader for demand in demands.of[name] if demand.reader]
+        readers = [reader for reader in demands.of[name] if reader]
         if is_signed and (
-            demands.kinds[name] & {"output", "left float"}
+            {*demands.of[name].values()} & {"output", "left float"}
             or any(roles.of[n] in _SATURATE_AT_8_BITS or roles.native(n) for n in (name, *readers))
             or any(
                 roles.of[reader] is Role.FUNCTION
@@ -428,14 +423,6 @@ def _unclipped_streams(
             )
 
 
-def _keeps_grid_of_output(roles: Roles, node: Node) -> bool:
-    """Whether a layer resizes or pools the output, on an NPU, to the codes of what it reads."""
-    layer, is_output = node.layer, roles.of[node.name] is Role.SOFTMAX
-    keeps_grid = layer_kinds.interpolates(layer) or layer_kinds.averages_windows(layer)
-    native = roles.policy.processor.native and not roles.network.is_shared(node.name)
-    return native and is_output and keeps_grid
-
-
 def _of_inputs(roles: Roles) -> Iterator[Insertion]:
     """The quantizers of inputs, behind their preprocessing."""
     policy = roles.policy
@@ -444,7 +431,7 @@ def _of_inputs(roles: Roles) -> Iterator[Insertion]:
             continue
         tensor, kind = inputs.entrance(roles.whole, name, policy), policy.type_of(name)
         readers = frozenset(node.name for node in roles.whole.consumers(tensor))
-        quantizer: Quantizer
+        quantizer: protocol.Quantizer
         if kind == INPUT_TYPES[0]:
             call, quantizer = "image", table.make_image_quantizer(policy.range_of(name))
         else:

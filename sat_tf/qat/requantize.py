@@ -164,6 +164,7 @@ def without_quantizers(network: Network) -> tuple[Network, dict[str, Any]]:
         return copies[id(layer)][1]
 
     floats = Network(network.remade(copied))
+    floats.output_names = network.output_names
     for layer, copy in copies.values():
         copied_weights(layer, copy)
     return floats, annotations

@@ -1,7 +1,7 @@
 """The first two steps of a placement: the role of every layer, and what its readers demand."""
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,17 +16,11 @@ from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.value_ranges import PixelRanges, ValueRanges
 
+# The kinds of demands; readers without activation bits read "float".
 FLOATS = frozenset(("float", "left float"))
 INTEGERS = frozenset(("linear", "stream"))
-
-
-@dataclasses.dataclass(frozen=True)
-class Demand:
-    """The need of one reader of a tensor: `bits` for linear layers, a grid for others."""
-
-    reader: str | None
-    kind: str  # "linear", "stream", "output", "float", "left float"
-    bits: int | None = None
+_OUTPUT = "output"
+_DEMANDS = {Role.LINEAR: "linear", Role.SOFTMAX: _OUTPUT, Role.OPAQUE: "left float"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,35 +71,28 @@ class Roles:
         """The layer that makes the values of a tensor, which others only move."""
         return self.network.origin(name, lambda node: self.of[node.name] is Role.MOVEMENT).name
 
-    def norms_behind(self, name: str) -> tuple[str, ...]:
-        """The normalizations that are folded into a linear layer."""
-        node = self.network[name]
-        return inputs.norms_behind(
-            self.network, node, lambda reader: self.of[reader.name] is Role.NORM
-        )
-
-    def ends_in_softmax(self, node: Node) -> bool:
-        """Whether a layer is a softmax, or a linear layer with one."""
-        role = self.of[node.name]
-        return role in (Role.SOFTMAX, Role.LINEAR) and layer_kinds.is_softmax(node.layer)
-
-    def demands(self, name: str) -> Iterator[Demand]:
-        """The needs of the readers of the output of `name`, also from behind data movement."""
+    def demands(self, name: str) -> dict[str | None, str]:
+        """What each reader of the output of `name` needs, also from behind data movement."""
+        demands: dict[str | None, str] = {}
         if name in self.network.outputs:
-            yield Demand(None, "output")
+            demands[None] = _OUTPUT
         for reader in self.network.consumers(name):
             role = self.of[reader.name]
             if role is Role.MOVEMENT:
-                yield from self.demands(reader.name)
-            elif role is Role.SOFTMAX:
-                yield Demand(reader.name, "output")
-            elif role is Role.LINEAR:
-                bits = self.policies[reader.name].activation_bits
-                yield Demand(reader.name, "float" if bits is None else "linear", bits)
-            elif role is Role.OPAQUE:
-                yield Demand(reader.name, "left float")
+                demands |= self.demands(reader.name)
+            elif role is Role.LINEAR and self.policies[reader.name].activation_bits is None:
+                demands[reader.name] = "float"
             else:
-                yield Demand(reader.name, "stream")
+                demands[reader.name] = _DEMANDS.get(role, "stream")
+        return demands
+
+    def is_for_float_layers(self, name: str) -> bool:
+        """Whether layers that files compute in float read a tensor, and nothing else does."""
+        demands = self.demands(name)
+        return bool(demands) and all(
+            kind == "left float" or (reader and inputs.reads_floats(self.network[reader].layer))
+            for reader, kind in demands.items()
+        )
 
 
 def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy) -> Roles:
@@ -157,9 +144,8 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
         first=frozenset(name for name in linear if not before[name]),
         last=linear.difference(*before.values()),
     )
-    policies |= {
-        node.name: policy_at(node, end=True) for node in network if node.name in roles.ends
-    }
+    ends = roles.ends
+    policies |= {node.name: policy_at(node, end=True) for node in network if node.name in ends}
     return dataclasses.replace(roles, problems=problems)
 
 
@@ -202,7 +188,7 @@ def _with_ids_left_float(roles: Roles, problems: list[str]) -> Roles:
     for node in reversed(list(network)):
         name, ids = node.name, _readers_of_ids(roles, node)
         is_input = name in network.inputs
-        if _are_for_float_layers(network, list(roles.demands(name))):
+        if roles.is_for_float_layers(name):
             if is_input and (ids or not inputs.states_codes(node, policy)):
                 roles = dataclasses.replace(roles, kept=roles.kept | {name})
             elif ids and of[name] not in (Role.LINEAR, Role.OPAQUE):
@@ -248,13 +234,13 @@ def _with_functions_told_apart(roles: Roles) -> Roles:
     for node in reversed(list(network)):
         if layer_kinds.is_a_broken_line(node.layer):
             continue
-        name, demands = node.name, list(roles.demands(node.name))
-        at_end = all(demand.kind == "output" for demand in demands)
+        name, demands = node.name, roles.demands(node.name)
+        at_end = set(demands.values()) <= {_OUTPUT}
         if of[name] in (Role.FUNCTION, Role.SOFTMAX):
             inside = Role.FUNCTION if name in roles.annotations else Role.OPAQUE
             of[name] = Role.SOFTMAX if at_end else inside
         elif native and layer_kinds.averages_windows(node.layer) and name in roles.annotations:
-            ends = [network[demand.reader].layer for demand in demands if demand.reader]
+            ends = [network[reader].layer for reader in demands if reader]
             is_output = at_end and all(map(layer_kinds.is_softmax, ends))
             if is_output and not roles.pixels.reads(node.inputs[0]):
                 of[name] = Role.SOFTMAX
@@ -265,52 +251,44 @@ def _with_functions_told_apart(roles: Roles) -> Roles:
 class Demands:
     """What the readers of each layer's output need."""
 
-    of: Mapping[str, Sequence[Demand]]
-    kinds: Mapping[str, frozenset[str]]  # The kinds of these.
+    # For each layer, the kind of what each reader needs; None is the output of the model.
+    of: Mapping[str, Mapping[str | None, str]]
     # The layers that an NPU's operator computes which rounds to the codes that it reads. Their
     # input and their output are on one grid, which both get from its quantizer: that of streams, or
-    # of pixels.
+    # of pixels. A mean over all places is none: it has a kernel that changes grids.
     around: frozenset[str]
+    around_output: frozenset[str]  # Those that resize or pool the output, on the grid that it has.
+    problems: Sequence[str]  # Why the policy, or a layer, does not fit the demands.
 
 
 def find_demands(roles: Roles) -> Demands:
     """Finds the needs of the readers of every tensor."""
-    of = {node.name: tuple(roles.demands(node.name)) for node in roles.network}
-    kinds = {name: frozenset(demand.kind for demand in demands) for name, demands in of.items()}
-    around = [
-        node.name for node in roles.network if _rounds_to_input(roles, node, kinds[node.name])
-    ]
-    return Demands(of, kinds, frozenset(around))
+    of = {node.name: roles.demands(node.name) for node in roles.network}
+    around, around_output = set[str](), set[str]()
+    for node in roles.network if roles.policy.processor.native else ():
+        name, role = node.name, roles.of[node.name]
+        pools, resizes = (
+            layer_kinds.averages_windows(node.layer),
+            layer_kinds.interpolates(node.layer),
+        )
+        if not (pools or resizes) or roles.network.is_shared(name):
+            continue
+        if role is Role.SOFTMAX:
+            around_output.add(name)
+        elif (pools and role is Role.MEAN) or (resizes and role is Role.FUNCTION):
+            (read,) = node.inputs
+            streams = roles.policy.activation_bits, roles.policies[name].stream_bits
+            has_codes = name in roles.annotations and roles.quantize_activations
+            has_grid = roles.pixels.are_counts(read) or not roles.pixels.reads(read)
+            kinds = set(of[name].values())
+            only_integers = kinds & INTEGERS and not kinds & FLOATS
+            if has_codes and has_grid and only_integers and None not in streams:
+                around.add(name)
+    problems = list(_misfits(roles))
+    return Demands(of, frozenset(around), frozenset(around_output), problems)
 
 
-def _rounds_to_input(roles: Roles, node: Node, kinds: Collection[str]) -> bool:
-    """Whether a layer goes into `Demands.around`.
-
-    A mean over all places does not: it has a kernel that changes grids.
-    """
-    name, role, policy = node.name, roles.of[node.name], roles.policy
-    pools = role is Role.MEAN and layer_kinds.averages_windows(node.layer)
-    resizes = role is Role.FUNCTION and layer_kinds.interpolates(node.layer)
-    if not (pools or resizes) or not policy.processor.native or roles.network.is_shared(name):
-        return False
-    streams = policy.activation_bits, roles.policies[name].stream_bits
-    has_codes = roles.quantize_activations and None not in streams and name in roles.annotations
-    (read,) = node.inputs
-    has_grid = roles.pixels.are_counts(read) or not roles.pixels.reads(read)
-    only_integers = FLOATS.isdisjoint(kinds) and not INTEGERS.isdisjoint(kinds)
-    return has_codes and has_grid and only_integers
-
-
-def _are_for_float_layers(network: Network, demands: Sequence[Demand]) -> bool:
-    """Whether layers that files compute in float read a tensor, and nothing else does."""
-    return bool(demands) and all(
-        demand.kind == "left float"
-        or (demand.reader is not None and inputs.reads_floats(network[demand.reader].layer))
-        for demand in demands
-    )
-
-
-def misfits(roles: Roles, demands: Demands) -> Iterator[str]:
+def _misfits(roles: Roles) -> Iterator[str]:
     """Why the policy does not fit the model, or the demands on a tensor its layer."""
     if not roles.linear:
         yield configs.without_linear_layers(roles.network, roles.annotations)
@@ -323,14 +301,15 @@ def misfits(roles: Roles, demands: Demands) -> Iterator[str]:
         yield f"overrides[{pattern!r}] matches no layer; the layers are {', '.join(named)}."
     yield from inputs.range_problems(roles.network, roles.policy, roles.kept)
     for node in roles.network:
-        of_floats = _are_for_float_layers(roles.network, demands.of[node.name])
-        if not are_numbers(node.type) and not of_floats:
+        if not are_numbers(node.type) and not roles.is_for_float_layers(node.name):
             yield (
                 f"{node.name}: received an output of {node.type.name} that is not for layers "
                 "left float alone, expected real numbers; take its real part, or its size, in "
                 "the model."
             )
-        if roles.ends_in_softmax(node) and demands.kinds[node.name] - {"output"}:
+        has_output = roles.of[node.name] in (Role.SOFTMAX, Role.LINEAR)
+        ends_in_softmax = has_output and layer_kinds.is_softmax(node.layer)
+        if ends_in_softmax and set(roles.demands(node.name).values()) - {_OUTPUT}:
             yield (
                 f"{node.name}: received a softmax inside the model, expected one at the end "
                 "only; leave the layer out of the annotation, or pass unsupported='float'."

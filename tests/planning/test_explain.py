@@ -314,6 +314,18 @@ def test_a_plan_for_an_npu_ends_in_codes():
     assert of_target["ethos-u55"].elsewhere == ()
 
 
+def test_each_clipping_level_of_a_tensor_says_where_its_own_comes_from():
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = keras.layers.BatchNormalization(name="bn")(keras.layers.Conv2D(4, 3)(image))
+    tensor = keras.layers.AveragePooling2D(name="pool")(tensor)  # it rounds to what it reads
+    model = keras.Model(image, keras.layers.Conv2D(4, 3)(tensor))
+    policy = BitPolicy.mobile(4, target="ethos-u55", requantize_streams=True)
+    plan = sat_tf.explain(model, policy)
+    assert "level from γ and β of bn" in plan["pool"].activation_reason
+    before = "level from the normalizations before pool"
+    assert before in plan["pool_to_4_bits"].activation_reason
+
+
 def test_a_plan_of_weights_alone_advises_no_type_of_outputs():
     policy = BitPolicy.mobile(4, activation_bits=None, target="ethos-u55")
     plan = sat_tf.explain(convolutions(), policy)
