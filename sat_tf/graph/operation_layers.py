@@ -29,7 +29,15 @@ def _of_both(shared: type) -> Any:
 
 Scaling = _of_both(shared_layers.Scaling)
 Slice = _of_both(shared_layers.Slice)
-StopGradient = _of_both(shared_layers.StopGradient)
+
+
+@_layer
+class StopGradient(shared_layers.StopGradient, keras.layers.Layer):
+    """The `StopGradient` of tf_keras."""
+
+    def get_config(self) -> dict[str, Any]:
+        # Keras' own refuses a layer without a constructor that has a dtype policy.
+        return dict(super().get_config())
 
 
 @_layer

@@ -138,10 +138,6 @@ class StopGradient(_Layer):
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
 
-    def get_config(self) -> dict[str, Any]:
-        # tf_keras' own refuses a layer without a constructor that has a dtype policy.
-        return dict(super().get_config())
-
 
 class OfSeveralTensors(_Layer):
     """A layer that takes its tensors one by one, called with a list of them; never quantized.

@@ -74,7 +74,7 @@ class Translator:
         self._own = own
         self._calls_others = calls_others
         self.without: list[str] = []
-        self._made: dict[int, Any] = {}
+        self._translations: dict[int, Any] = {}
         self._problems: list[str] = []
 
     def translate(self, model: Any) -> Translated:
@@ -126,7 +126,7 @@ class Translator:
                     f"{prefix}{operation.name}: received a variable that no layer holds; put it "
                     "into a layer."
                 )
-            if id(operation) in seen or id(operation) in self._made:
+            if id(operation) in seen or id(operation) in self._translations:
                 continue
             seen.add(id(operation))
             if isinstance(operation, keras3.Model):
@@ -144,12 +144,12 @@ class Translator:
     # -- building ------------------------------------------------------------------------------
 
     def _layer(self, layer: Any) -> Any:
-        if id(layer) not in self._made and isinstance(layer, keras3.Model):
+        if id(layer) not in self._translations and isinstance(layer, keras3.Model):
             self._model(layer)
-        elif id(layer) not in self._made:
-            self._made[id(layer)] = self._translated(layer)
-        made = self._made[id(layer)]
-        return made.model if isinstance(made, Translated) else made
+        elif id(layer) not in self._translations:
+            self._translations[id(layer)] = self._translated(layer)
+        translation = self._translations[id(layer)]
+        return translation.model if isinstance(translation, Translated) else translation
 
     def _translated(self, layer: Any) -> Any:
         kind, is_built_in = type(layer).__name__, layer_table.is_built_in(layer)
@@ -234,29 +234,29 @@ class Translator:
                 raise ValueError("received a model that cannot be translated")
             return self._layer(layer)
         try:
-            made = self._layer(layer)
+            twin = self._layer(layer)
             _check_weights(layer)
         except ValueError as error:
             raise ValueError(f"{layer.name}: {error}") from error
-        return made
+        return twin
 
     def _function(self, call: Call) -> Callable[..., Any]:
         """What tf_keras has for an operation; where it has nothing, that of Keras 3."""
         key = id(call.node)
-        if key in self._made:
-            return self._made[key]
+        if key in self._translations:
+            return self._translations[key]
         if call.row is None and not self._calls_others:
             raise ValueError(
                 f"received the operation {type(call.operation).__name__}, which sat-tf does not "
                 f"know in tf_keras; build the model with a layer for it, or {_LEFT_FLOAT}"
             )
         try:
-            self._made[key] = CarriedOperation(call) if call.row is None else call.twin()
+            self._translations[key] = CarriedOperation(call) if call.row is None else call.twin()
         except ValueError as error:
             if call.row is None or not self._calls_others:
                 raise
-            self._made[key] = CarriedOperation(call, str(error))
-        return self._made[key]
+            self._translations[key] = CarriedOperation(call, str(error))
+        return self._translations[key]
 
     def _model(self, model: Any) -> Translated:
         graph = Keras3Graph(model)
@@ -268,7 +268,7 @@ class Translator:
         for call in graph.calls:
             is_layer = isinstance(call.operation, keras3.layers.Layer)
             function = self._layer(call.operation) if is_layer else self._function(call)
-            nested = self._made.get(id(call.operation)) if is_layer else None
+            nested = self._translations.get(id(call.operation)) if is_layer else None
             calls.append((call, function, nested if isinstance(nested, Translated) else None))
             self._call(call, function, tensors)
         if isinstance(model, keras3.Sequential):
@@ -282,7 +282,7 @@ class Translator:
                 graph.pack_inputs(inputs), graph.pack_outputs(outputs), name=model.name
             )
         translated = Translated(graph, built, calls)
-        self._made[id(model)] = translated
+        self._translations[id(model)] = translated
         return translated
 
     def _call(self, call: Call, function: Callable[..., Any], tensors: dict[int, Any]) -> None:

@@ -57,11 +57,16 @@ _ANOTHER_NUMBER = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class _Twin:
-    """A twin, the pairs of layers, each with the one in Keras 3 first, and what they were then."""
+    """The twin of a Keras 3 model, whose layers are held weakly: models go when users let them."""
 
     model: keras.Model
-    pairs: list[tuple[Any, Any]]
-    settings: str
+    references: list[tuple[Any, Any]]  # Of the layers, each with its twin.
+    settings: str  # Those of the layers at the translation, which their users may change.
+
+    def layers(self) -> Iterator[tuple[Any, Any]]:
+        """The layers of the Keras 3 model, each with its twin."""
+        for reference, twin in self.references:
+            yield reference(), twin
 
 
 _twins: "weakref.WeakKeyDictionary[Any, _Twin]" = weakref.WeakKeyDictionary()
@@ -69,39 +74,32 @@ _twins: "weakref.WeakKeyDictionary[Any, _Twin]" = weakref.WeakKeyDictionary()
 
 def twin_of(model: keras3.Model) -> keras.Model:
     """The tf_keras model that computes what a Keras 3 model does, with the values of now."""
-    found = _twins.get(model)
-    if found is None or found.settings != _settings(layer for layer, _ in _layers(found)):
-        made = translated(model, is_twin=True)
-        policy = None if found is None else policy_of(found.model)
+    entry = _twins.get(model)
+    if entry is None or entry.settings != _settings(layer for layer, _ in entry.layers()):
+        translation = translated(model, is_twin=True)
+        policy = None if entry is None else policy_of(entry.model)
         if policy is not None:
-            remember(made.model, policy)
-        return _kept(model, made)
-    for layer, twin in _layers(found):
+            remember(translation.model, policy)
+        return _enter(model, translation)
+    for layer, twin in entry.layers():
         copy_trainable(layer, twin)
         copy_to_twin(layer, twin)
         if isinstance(layer, QuantizedLayer):
             keep_codes(twin, layer.effective_kernel())
-    return found.model
+    return entry.model
 
 
-def _kept(model: keras3.Model, made: Translated) -> keras.Model:
+def _enter(model: keras3.Model, translation: Translated) -> keras.Model:
     """The twin of a model, which is proved, and found by `twin_of` from now on."""
-    layers = [(layer, twin) for _, layer, twin in made.layers()]
-    prove(made)
-    # Weakly: models go when their users let them.
-    pairs = [(weakref.ref(one), other) for one, other in layers]
-    _twins[model] = _Twin(made.model, pairs, _settings(one for one, _ in layers))
-    return made.model
+    layers = [(layer, twin) for _, layer, twin in translation.layers()]
+    prove(translation)
+    references = [(weakref.ref(layer), twin) for layer, twin in layers]
+    _twins[model] = _Twin(translation.model, references, _settings(layer for layer, _ in layers))
+    return translation.model
 
 
 def _settings(layers: Iterable[Any]) -> str:
-    """The settings of Keras 3 layers, which their users may change after the translation."""
     return settings_text([[layer.name, layer.get_config()] for layer in layers])
-
-
-def _layers(found: _Twin) -> Iterator[tuple[Any, Any]]:
-    for reference, twin in found.pairs:
-        yield reference(), twin
 
 
 # -- forms of public functions: see `sat_tf.either_keras.for_keras3` -------------------------------
@@ -116,10 +114,10 @@ def on_twin(function: _Function, *args: Any, **kwargs: Any) -> Any:
 def written_back(function: _Function, model: keras3.Model, *args: Any, **kwargs: Any) -> Any:
     """Gives a model what a function has changed in its twin, once all has gone well."""
     result = on_twin(function, model, *args, **kwargs)
-    changed = _twins[model]
-    for layer, twin in _layers(changed):
+    entry = _twins[model]
+    for layer, twin in entry.layers():
         copy_to_keras3(twin, layer)
-    return model if result is changed.model else result
+    return model if result is entry.model else result
 
 
 def exported(export_tflite: _Function, *args: Any, snap_biases: bool = False, **kwargs: Any) -> Any:
@@ -212,12 +210,12 @@ def quantized(
         )
     policy = BitPolicy.mobile() if policy is None else expect_policy(policy)
     with _without_collections():
-        made = translated(model, is_twin=True)
+        translation = translated(model, is_twin=True)
         # The Keras 3 layers by the names that their twins have in the flat model.
-        by_path = {path: Original(layer, twin) for path, layer, twin in made.layers()}
-        origins = flattened(made.model).origins
+        by_path = {path: Original(layer, twin) for path, layer, twin in translation.layers()}
+        origins = flattened(translation.model).origins
         originals = {name: by_path[path] for name, path in origins.items() if path in by_path}
-        plan = quantized_model(made.model, None, policy, is_private=True)
+        plan = quantized_model(translation.model, None, policy, is_private=True)
         warn_of_lost_zeros(plan)
         return _of_plan(remember(plan, policy), originals, model)
 
@@ -242,25 +240,25 @@ def requantized(requantize: _Function, model: keras3.Model, policy: BitPolicy) -
     """Quantizes a model by the plan that `requantize` makes of its twin."""
     plan = requantize(twin_of(model), policy)
     inner = (
-        (layer.layer, other.layer) if isinstance(layer, QuantizedLayer) else (layer, other)
-        for layer, other in _layers(_twins[model])
+        (layer.layer, twin.layer) if isinstance(layer, QuantizedLayer) else (layer, twin)
+        for layer, twin in _twins[model].layers()
     )
-    return _of_plan(plan, {layer.name: Original(layer, other) for layer, other in inner}, model)
+    return _of_plan(plan, {layer.name: Original(layer, twin) for layer, twin in inner}, model)
 
 
 def _of_plan(
     plan: keras.Model, originals: Mapping[str, Original], original: keras3.Model
 ) -> keras3.Model:
     """The quantized model of the class of the user's, whose twin the plan is."""
-    found = placed(plan, originals)
-    model = in_class_of(original, found.model, _built)
-    for layer, twin in found.pairs:
+    built, pairs = placed(plan, originals)
+    model = in_class_of(original, built, _built)
+    for layer, twin in pairs:
         _take_names(layer, twin)
     plan._set_output_names()  # Keras keeps them apart from the layers'
-    of_layer = {id(layer): twin for layer, twin in found.pairs}
+    twins = {id(layer): twin for layer, twin in pairs}
     graph = Keras3Graph(model)
-    calls = ((call, of_layer[id(call.operation)], None) for call in graph.calls)
-    _kept(model, Translated(graph, plan, list(calls)))
+    calls = [(call, twins[id(call.operation)], None) for call in graph.calls]
+    _enter(model, Translated(graph, plan, calls))
     return model
 
 

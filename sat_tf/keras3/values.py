@@ -11,7 +11,6 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.quantizing_layer import standing_in
 
@@ -98,22 +97,23 @@ def without_initial_values(layer: Any) -> Iterator[None]:
 
 def copy_to_keras3(twin: Any, layer: Any) -> None:
     """Gives a built layer of Keras 3 the values of its twin."""
-    for one, other in _parts(twin, layer):
-        if other.weights:
-            arrays = [variable.numpy() for variable in one.weights]
-            own_names = [variable.path for variable in other.weights]
-            fill(other, [variable.name for variable in one.weights], arrays, own_names)
-    for one, other in _own_variables(twin, layer):
-        other.assign(one.numpy())
+    inner_twin, inner = _inner(twin, layer)
+    if inner.weights:
+        names = [variable.name for variable in inner_twin.weights]
+        arrays = [variable.numpy() for variable in inner_twin.weights]
+        fill(inner, names, arrays, [variable.path for variable in inner.weights])
+    for variable, variable3 in _variables_of_quantizers(twin, layer):
+        variable3.assign(variable.numpy())
 
 
 def copy_to_twin(layer: Any, twin: Any) -> None:
     """Gives a built layer of tf_keras the values of its counterpart in Keras 3."""
-    for one, other in _parts(twin, layer):
-        if one.weights:
-            fill(one, *weights_of_keras3(other), [variable.name for variable in one.weights])
-    for one, other in _own_variables(twin, layer):
-        one.assign(np.asarray(keras3.ops.convert_to_numpy(other)))
+    inner_twin, inner = _inner(twin, layer)
+    if inner_twin.weights:
+        names = [variable.name for variable in inner_twin.weights]
+        fill(inner_twin, *weights_of_keras3(inner), names)
+    for variable, variable3 in _variables_of_quantizers(twin, layer):
+        variable.assign(np.asarray(keras3.ops.convert_to_numpy(variable3)))
 
 
 # The last place of a value near 1 in float32, and how often it is doubled.
@@ -153,24 +153,19 @@ def keep_codes(twin: Any, effective: Any) -> Any:
 def copy_trainable(layer: Any, twin: Any) -> None:
     """Freezes in a layer what is frozen in its counterpart: of a quantized one the layer inside."""
     twin.trainable = layer.trainable
-    if isinstance(twin, QuantizedLayer) and isinstance(layer, QuantizedLayer3):
+    if isinstance(twin, QuantizedLayer):
         twin.layer.trainable = layer.layer.trainable  # after the other, which sets it too
 
 
-def _parts(twin: Any, layer: Any) -> Iterator[tuple[Any, Any]]:
+def _inner(twin: Any, layer: Any) -> tuple[Any, Any]:
     """The layers that hold the weights of the user's."""
-    if not isinstance(twin, QuantizedLayer):
-        yield twin, layer
-    elif twin.layer.weights:
-        yield twin.layer, layer.layer
+    return (twin.layer, layer.layer) if isinstance(twin, QuantizedLayer) else (twin, layer)
 
 
-def _own_variables(twin: Any, layer: Any) -> Iterator[tuple[Any, Any]]:
+def _variables_of_quantizers(twin: Any, layer: Any) -> Iterator[tuple[Any, Any]]:
     """The variables of the quantizers, which have one name in both."""
-    if isinstance(twin, QuantizedLayer) and isinstance(layer, QuantizedLayer3):
-        for ours, theirs in (
-            (twin.kernel_variables, layer.kernel_variables),
-            (twin.output_variables, layer.output_variables),
-        ):
-            for name, variable in ours.items():
-                yield variable, theirs[name]
+    if isinstance(twin, QuantizedLayer):
+        for name, variable in twin.kernel_variables.items():
+            yield variable, layer.kernel_variables[name]
+        for name, variable in twin.output_variables.items():
+            yield variable, layer.output_variables[name]
