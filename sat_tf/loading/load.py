@@ -267,47 +267,45 @@ called one after the other
 
 
 def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
-    names: dict[Hashable, Hashable] = {}
-    for layer in layers:  # those that are one object share a list of calls, in no defined order
-        shared = layer.get("shared_object_id")
-        if shared is None or not isinstance(shared, Hashable):
-            continue
-        name = names.setdefault(shared, layer["name"])
-        if name != layer["name"]:
-            raise ValueError(
-                f"{layer['name']}: received a layer that is the same object as {name}, expected "
-                "one name for it"
-            )
+    of_object: dict[Hashable, Hashable] = {}
     nodes: dict[Hashable, list[Any]] = {}
-    for layer in layers:  # a repeated name adds calls to the first layer of that name
-        nodes.setdefault(layer["name"], []).extend(layer["inbound_nodes"])
+    for layer in layers:
+        name, shared = layer["name"], layer.get("shared_object_id")
+        is_shared = shared is not None and isinstance(shared, Hashable)
+        other = of_object.setdefault(shared, name) if is_shared else name
+        if other != name:  # one object has one list of calls, in no defined order
+            raise ValueError(
+                f"{name}: received a layer that is the same object as {other}, expected one name "
+                "for it"
+            )
+        # A repeated name adds calls to the first layer of that name.
+        nodes.setdefault(name, []).extend(layer["inbound_nodes"])
     read = {
         (name, number): list(_tensors(node))
         for name, of_layer in nodes.items()
         for number, node in enumerate(of_layer)
     }
-    functions = {layer["name"] for layer in layers if layer.get("class_name") in _FUNCTIONS}
-    for (name, _), of_call in read.items():
-        if name in functions and not of_call:  # tf_keras would call it at once, on its numbers
-            raise ValueError(f"{name}: received a function of no tensor, expected one of some")
     # Layers whose calls are counted from 1, as far as the calls that are read show it.
     past = {
         name
-        for of_call in read.values()
-        for name, index in of_call
+        for tensors in read.values()
+        for name, index in tensors
         if name in nodes and index == len(nodes[name])
     }
+    classes = {layer["name"]: layer.get("class_name") for layer in reversed(layers)}
     places = {}
     for layer in reversed(layers):
         place = _first_call(layer, known)
         places[layer["name"]] = int(layer["name"] in past) if place is None else place
-    inputs = {layer["name"] for layer in layers if layer.get("class_name") == "InputLayer"}
     sources: dict[_Call, list[_Call]] = {}
     for (name, number), tensors in read.items():
+        if classes[name] in _FUNCTIONS and not tensors:  # tf_keras would call it at once
+            raise ValueError(f"{name}: received a function of no tensor, expected one of some")
         # tf_keras makes the calls of a layer in the order of the file.
         sources[name, number] = [(name, number - 1)] if number else []
         for source, index in tensors:
-            if source in inputs or source not in places:  # never called, or refused by Keras
+            # Never called, or refused by Keras.
+            if source not in places or classes[source] == "InputLayer":
                 continue
             place = places[source]
             if not isinstance(index, int) or not 0 <= index - place < len(nodes[source]):
