@@ -146,22 +146,6 @@ def _refuse_several_widths(file: ModelFile) -> None:
     )
 
 
-def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
-    if not is_saved_model(path):
-        raise ValueError("received a folder without a saved_model.pb, expected a SavedModel")
-    _expect_layers(path)
-    if not safe_mode:
-        import tf_keras as keras
-
-        with _loading(None), trust.trusted_maker():
-            return keras.models.load_model(path, compile=False)
-    config = _saved_model_config(path)
-    with _loading(_variables_on_disk(path)):
-        trust.check(config)
-        check_order(config)
-        return _rebuilt(path, config)
-
-
 @contextlib.contextmanager
 def bounded_weights(weight_bytes: int | None) -> Iterator[None]:
     """A scope in which TensorFlow creates no more variables than a file has weights for."""
@@ -380,21 +364,29 @@ def is_saved_model(path: str | os.PathLike[str]) -> bool:
     return pathlib.Path(path, _GRAPH).is_file()
 
 
-def _expect_layers(path: pathlib.Path) -> None:
-    """Raises OtherFileError for a SavedModel that has no layers, however much it is trusted.
-
-    Keras 3's `export` and `tf.saved_model.save` write programs alone.
-    """
-    if not (path / _METADATA).is_file():
+def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
+    if not is_saved_model(path):
+        raise ValueError("received a folder without a saved_model.pb, expected a SavedModel")
+    if not (path / _METADATA).is_file():  # however much it is trusted
         raise OtherFileError(
             f"received a SavedModel without {_METADATA}: a program without layers, as Keras 3's "
             "model.export() and tf.saved_model.save() write; expected a model with its layers; "
             "save that with model.save('model.keras')"
         )
+    if not safe_mode:
+        import tf_keras as keras
+
+        with _loading(None), trust.trusted_maker():
+            return keras.models.load_model(path, compile=False)
+    config = _saved_model_config(path)
+    with _loading(_variables_on_disk(path)):
+        trust.check(config)
+        check_order(config)
+        return _rebuilt(path, config)
 
 
 def _saved_model_config(path: pathlib.Path) -> dict[str, Any]:
-    """The configuration of the model in a SavedModel with layers, see `_expect_layers`."""
+    """The configuration of the model in a SavedModel with layers."""
     from tf_keras.protobuf import saved_metadata_pb2
 
     metadata = saved_metadata_pb2.SavedMetadata()
@@ -402,19 +394,19 @@ def _saved_model_config(path: pathlib.Path) -> dict[str, Any]:
         metadata.ParseFromString(read_bytes(path / _METADATA))
         roots = [node for node in metadata.nodes if node.node_id == 0]
         values = json.loads(roots[0].metadata) if roots else {}
-        found = {key: values[key] for key in ("class_name", "config")} if values else None
+        config = {key: values[key] for key in ("class_name", "config")} if values else None
     except Exception as error:  # of protobuf, of JSON, and of missing entries
         raise ValueError(
             f"received a SavedModel whose {_METADATA} is damaged ({type(error).__name__})"
         ) from error
-    if found is None or not isinstance(found["config"], dict) or "layers" not in found["config"]:
+    if config is None or not isinstance(config["config"], dict) or "layers" not in config["config"]:
         raise trust.UntrustedModelError(
             "received a SavedModel without the configuration of a Functional or Sequential model, "
             "which can only be run as a program, expected one that tf_keras wrote of such a model; "
             f"save it as .keras, or {trust.SWITCH}."
         )
-    expect_usual_size(found)
-    return found
+    expect_usual_size(config)
+    return config
 
 
 def _rebuilt(path: pathlib.Path, config: dict[str, Any]) -> "keras.Model":
