@@ -223,7 +223,9 @@ def open_pictures(
     folders = [entry.name for entry in _entries(root, problems) if _is_folder(entry)]
     part = TRAIN if TRAIN in folders else ""
     held_out = next((name for name in HELD_OUT if name in folders), "")
-    if part and _is_flat(root / part):
+    inside = _entries(root / part, []) if part else []
+    is_flat = any(_is_picture(entry.name) for entry in inside) and not any(map(_is_folder, inside))
+    if is_flat:
         beside = [name for name in folders if name not in (part, *HELD_OUT)]
         if classes := [name for name in beside if _walked(root, name, [])[0]]:
             problems.append(
@@ -308,12 +310,6 @@ def _array_in(path: pathlib.Path) -> npt.NDArray[Any]:
         what = "a single number" if isinstance(array, np.ndarray) else "an archive"
         raise ValueError(f"{path}: received {what}, {expected}; write it with np.save.")
     return array
-
-
-def _is_flat(folder: pathlib.Path) -> bool:
-    """Whether a folder holds pictures, and no folders."""
-    entries = _entries(folder, [])
-    return any(_is_picture(entry.name) for entry in entries) and not any(map(_is_folder, entries))
 
 
 def _listed(root: pathlib.Path, part: str, problems: list[str], *, alone: bool) -> Pictures:

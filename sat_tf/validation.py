@@ -107,7 +107,9 @@ def _lines(problem: Any, model: Any) -> list[str]:
     if cause is not None:
         return [f"{received}: {cause}{'' if str(cause).endswith(('.', '?')) else '.'}"]
     expected = _expected(field) or problem["msg"].removeprefix("Input should be ")
-    words = _words(field.annotation) if kind == "literal_error" and field is not None else []
+    arms = _arms(field.annotation) if kind == "literal_error" and field is not None else []
+    literals = (arm for arm in arms if typing.get_origin(arm) is Literal)
+    words = [word for literal in literals for word in typing.get_args(literal)]
     return [f"{received}: {_with_hint(f'expected {expected}', value, words, is_listed=True)}"]
 
 
@@ -162,12 +164,6 @@ def _arms(annotation: Any) -> list[Any]:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [arm for part in typing.get_args(annotation) for arm in _arms(part)]
     return [] if annotation is types.NoneType else [annotation]
-
-
-def _words(annotation: Any) -> list[Any]:
-    """The words of the literals in a type."""
-    arms = (arm for arm in _arms(annotation) if typing.get_origin(arm) is Literal)
-    return [word for arm in arms for word in typing.get_args(arm)]
 
 
 def _expected(field: FieldInfo | None) -> str | None:

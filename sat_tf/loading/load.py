@@ -146,22 +146,6 @@ def _refuse_several_widths(file: ModelFile) -> None:
     )
 
 
-def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
-    if not is_saved_model(path):
-        raise ValueError("received a folder without a saved_model.pb, expected a SavedModel")
-    _expect_layers(path)
-    if not safe_mode:
-        import tf_keras as keras
-
-        with _loading(None), trust.trusted_maker():
-            return keras.models.load_model(path, compile=False)
-    config = _saved_model_config(path)
-    with _loading(_variables_on_disk(path)):
-        trust.check(config)
-        check_order(config)
-        return _rebuilt(path, config)
-
-
 @contextlib.contextmanager
 def bounded_weights(weight_bytes: int | None) -> Iterator[None]:
     """A scope in which TensorFlow creates no more variables than a file has weights for."""
@@ -267,47 +251,45 @@ called one after the other
 
 
 def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
-    names: dict[Hashable, Hashable] = {}
-    for layer in layers:  # those that are one object share a list of calls, in no defined order
-        shared = layer.get("shared_object_id")
-        if shared is None or not isinstance(shared, Hashable):
-            continue
-        name = names.setdefault(shared, layer["name"])
-        if name != layer["name"]:
-            raise ValueError(
-                f"{layer['name']}: received a layer that is the same object as {name}, expected "
-                "one name for it"
-            )
+    of_object: dict[Hashable, Hashable] = {}
     nodes: dict[Hashable, list[Any]] = {}
-    for layer in layers:  # a repeated name adds calls to the first layer of that name
-        nodes.setdefault(layer["name"], []).extend(layer["inbound_nodes"])
+    for layer in layers:
+        name, shared = layer["name"], layer.get("shared_object_id")
+        is_shared = shared is not None and isinstance(shared, Hashable)
+        other = of_object.setdefault(shared, name) if is_shared else name
+        if other != name:  # one object has one list of calls, in no defined order
+            raise ValueError(
+                f"{name}: received a layer that is the same object as {other}, expected one name "
+                "for it"
+            )
+        # A repeated name adds calls to the first layer of that name.
+        nodes.setdefault(name, []).extend(layer["inbound_nodes"])
     read = {
         (name, number): list(_tensors(node))
         for name, of_layer in nodes.items()
         for number, node in enumerate(of_layer)
     }
-    functions = {layer["name"] for layer in layers if layer.get("class_name") in _FUNCTIONS}
-    for (name, _), of_call in read.items():
-        if name in functions and not of_call:  # tf_keras would call it at once, on its numbers
-            raise ValueError(f"{name}: received a function of no tensor, expected one of some")
     # Layers whose calls are counted from 1, as far as the calls that are read show it.
     past = {
         name
-        for of_call in read.values()
-        for name, index in of_call
+        for tensors in read.values()
+        for name, index in tensors
         if name in nodes and index == len(nodes[name])
     }
+    classes = {layer["name"]: layer.get("class_name") for layer in reversed(layers)}
     places = {}
     for layer in reversed(layers):
         place = _first_call(layer, known)
         places[layer["name"]] = int(layer["name"] in past) if place is None else place
-    inputs = {layer["name"] for layer in layers if layer.get("class_name") == "InputLayer"}
     sources: dict[_Call, list[_Call]] = {}
     for (name, number), tensors in read.items():
+        if classes[name] in _FUNCTIONS and not tensors:  # tf_keras would call it at once
+            raise ValueError(f"{name}: received a function of no tensor, expected one of some")
         # tf_keras makes the calls of a layer in the order of the file.
         sources[name, number] = [(name, number - 1)] if number else []
         for source, index in tensors:
-            if source in inputs or source not in places:  # never called, or refused by Keras
+            # Never called, or refused by Keras.
+            if source not in places or classes[source] == "InputLayer":
                 continue
             place = places[source]
             if not isinstance(index, int) or not 0 <= index - place < len(nodes[source]):
@@ -382,21 +364,29 @@ def is_saved_model(path: str | os.PathLike[str]) -> bool:
     return pathlib.Path(path, _GRAPH).is_file()
 
 
-def _expect_layers(path: pathlib.Path) -> None:
-    """Raises OtherFileError for a SavedModel that has no layers, however much it is trusted.
-
-    Keras 3's `export` and `tf.saved_model.save` write programs alone.
-    """
-    if not (path / _METADATA).is_file():
+def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
+    if not is_saved_model(path):
+        raise ValueError("received a folder without a saved_model.pb, expected a SavedModel")
+    if not (path / _METADATA).is_file():  # however much it is trusted
         raise OtherFileError(
             f"received a SavedModel without {_METADATA}: a program without layers, as Keras 3's "
             "model.export() and tf.saved_model.save() write; expected a model with its layers; "
             "save that with model.save('model.keras')"
         )
+    if not safe_mode:
+        import tf_keras as keras
+
+        with _loading(None), trust.trusted_maker():
+            return keras.models.load_model(path, compile=False)
+    config = _saved_model_config(path)
+    with _loading(_variables_on_disk(path)):
+        trust.check(config)
+        check_order(config)
+        return _rebuilt(path, config)
 
 
 def _saved_model_config(path: pathlib.Path) -> dict[str, Any]:
-    """The configuration of the model in a SavedModel with layers, see `_expect_layers`."""
+    """The configuration of the model in a SavedModel with layers."""
     from tf_keras.protobuf import saved_metadata_pb2
 
     metadata = saved_metadata_pb2.SavedMetadata()
@@ -404,19 +394,19 @@ def _saved_model_config(path: pathlib.Path) -> dict[str, Any]:
         metadata.ParseFromString(read_bytes(path / _METADATA))
         roots = [node for node in metadata.nodes if node.node_id == 0]
         values = json.loads(roots[0].metadata) if roots else {}
-        found = {key: values[key] for key in ("class_name", "config")} if values else None
+        config = {key: values[key] for key in ("class_name", "config")} if values else None
     except Exception as error:  # of protobuf, of JSON, and of missing entries
         raise ValueError(
             f"received a SavedModel whose {_METADATA} is damaged ({type(error).__name__})"
         ) from error
-    if found is None or not isinstance(found["config"], dict) or "layers" not in found["config"]:
+    if config is None or not isinstance(config["config"], dict) or "layers" not in config["config"]:
         raise trust.UntrustedModelError(
             "received a SavedModel without the configuration of a Functional or Sequential model, "
             "which can only be run as a program, expected one that tf_keras wrote of such a model; "
             f"save it as .keras, or {trust.SWITCH}."
         )
-    expect_usual_size(found)
-    return found
+    expect_usual_size(config)
+    return config
 
 
 def _rebuilt(path: pathlib.Path, config: dict[str, Any]) -> "keras.Model":

@@ -61,9 +61,6 @@ _FUNCTION_MODULES = (
 )
 _NO_FUNCTIONS = frozenset({"get", "serialize", "deserialize"})
 
-# A layer of sat-tf calls a function of TensorFlow by its name.
-_OPERATION = "sat_tf>Operation"
-
 
 class UntrustedModelError(ValueError):
     """A model would run code that came with it; the message says which, and names the switch."""
@@ -155,12 +152,9 @@ def vocabulary_problem(part: Part) -> str | None:
 _SPECIAL: dict[str, Callable[[Part], str | None]] = {
     "Lambda": lambda part: "a Lambda layer, whose Python code is in the file",
     "__lambda__": lambda part: "a Python lambda, whose code is in the file",
-    "TFOpLambda": _operation_problem,
-    "SlicingOpLambda": _operation_problem,
-    _OPERATION: _operation_problem,
-    "StringLookup": vocabulary_problem,
-    "IntegerLookup": vocabulary_problem,
-    "TextVectorization": vocabulary_problem,
+    # A layer of sat-tf calls a function of TensorFlow by its name, too.
+    **dict.fromkeys(("TFOpLambda", "SlicingOpLambda", "sat_tf>Operation"), _operation_problem),
+    **dict.fromkeys(("StringLookup", "IntegerLookup", "TextVectorization"), vocabulary_problem),
     **dict.fromkeys(
         (
             *("ClassMethod", "InstanceMethod", "InstanceProperty", "TensorFlowOpLayer"),

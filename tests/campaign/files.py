@@ -289,7 +289,8 @@ _ARCHIVES = ("float.keras", "quantized.keras", "keras3.keras")
 
 def make_models(rng: random.Random) -> Case:
     """A hostile model, and a command that loads it."""
-    return rng.choices((_archive, _same_archive, _hdf5, _saved_model), (50, 8, 25, 17))[0](rng)
+    makers = (_archive, _same_archive, _pickled, _hdf5, _saved_model)
+    return rng.choices(makers, (48, 8, 2, 25, 17))[0](rng)
 
 
 def _command(
@@ -326,6 +327,25 @@ def _same_archive(rng: random.Random) -> Case:
     )
     pathlib.Path(name).write_bytes(content)
     return _command(name, rng, lambda status: _other_outputs(name))
+
+
+class _Writes:
+    """Makes a file where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return pathlib.Path.touch, (pathlib.Path("marker"),)
+
+
+def _pickled(rng: random.Random) -> Case:
+    """Weights as NumPy's arrays, which unpickle what a file holds in some releases of Keras."""
+    name, weights = rng.choice(_ARCHIVES), io.BytesIO()
+    members = members_of(original(name).read_bytes())
+    del members["model.weights.h5"]
+    hostile_array = np.array([_Writes()], dtype=object)
+    np.savez(weights, **{rng.choice(("layers/conv", "conv", "head")): hostile_array})
+    members["model.weights.npz"] = weights.getvalue()
+    pathlib.Path(name).write_bytes(archive(members.items()))
+    return _command(name, rng)
 
 
 def _other_outputs(name: str) -> str | None:

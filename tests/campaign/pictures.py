@@ -114,6 +114,7 @@ def _giant(rng: random.Random) -> bytes:
             lambda: png_of(side or 1, side or 1, 1) if side < 20_001 else png_of(2**31 - 1, 1, 1),
             lambda: b"GIF89a" + struct.pack("<HH", side, side) + b"\0\0\0;",
             lambda: b"BM" + bitmap,
+            lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n",
             lambda: f"P6 {side} {side} 255\n".encode() + b"x" * 100,
         )
     )()
