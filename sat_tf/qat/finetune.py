@@ -2,9 +2,8 @@
 
 A short trial chooses the learning rate, which then rises for a tenth of the steps, and falls to 0
 on half a cosine. After each epoch the model is measured as it would be shipped, and the best is
-kept, the start included: training cannot make a model worse. `BackupAndRestore` keeps the end of
-the last epoch, from which the same call goes on after an interruption, to the same model, but for
-what layers such as Dropout draw.
+kept, the start included. An interrupted training goes on from the end of its last epoch, to the
+same model, but for what layers such as Dropout draw.
 """
 
 import contextlib
@@ -268,11 +267,7 @@ def remove_backups(folder: pathlib.Path, but: str = "") -> None:
 
 
 def distances_in_words(tried: Mapping[float, float | None]) -> str:
-    """How far a model was from the float one after a few steps at each learning rate.
-
-    >>> distances_in_words({0.001: 0.52, 0.01: 0.4, 0.1: None})
-    'distance from the float model 0.52 at 0.001, 0.4 at 0.01, diverged at 0.1'
-    """
+    """How far a model was from the float one after a few steps at each learning rate."""
     words = [
         f"{'diverged' if distance is None else f'{distance:.3g}'} at {rate:g}"
         for rate, distance in tried.items()
@@ -355,12 +350,11 @@ class _Schedule(keras.callbacks.Callback):
 def _tried(trainer: _Trainer, batches: TrainingBatches, images: np.ndarray) -> list[float]:
     """How far a model is from its teacher after a few steps at each of `TRIED_RATES`.
 
-    Each trial is a training in miniature, from the same weights: the same batches, momentum from 0,
-    and a rate that falls to 0. The loss of the steps themselves is no guide, because a model that
-    leaves all that it knows behind for the batches at hand lowers it fastest. The distance is the
-    mean divergence Σ p log(p / q) of the teacher's probabilities p from the model's q, whose
-    statistics of normalization are measured first: a few steps leave moving averages behind. It is
-    infinite where the model is no longer finite. The student has its weights again afterwards.
+    Each trial is a training in miniature, from the same weights. The loss of its steps is no guide,
+    because a model that leaves all that it knows behind for the batches at hand lowers it fastest.
+    The distance is the mean divergence Σ p log(p / q) of the teacher's probabilities p from the
+    model's q, whose statistics of normalization are measured first; it is infinite where the model
+    is no longer finite. The student has its weights again afterwards.
     """
     student, weights = trainer.student, trainer.student.get_weights()
     pieces = np.array_split(images, -(-len(images) // BATCH_SIZE))
@@ -389,12 +383,12 @@ class _State(tf.Module):
 
     def __init__(self, student: keras.Model, epochs: int) -> None:
         super().__init__()
-        names = {"trainable": False}
-        self.weights = [tf.Variable(weight, **names) for weight in student.get_weights()]
-        self.epoch = tf.Variable(0, dtype=tf.int64, **names)  # that has these weights
-        self.rate = tf.Variable(0.0, **names)
-        self.distances = tf.Variable(tf.fill(len(TRIED_RATES), math.nan), **names)
-        self.rows = tf.Variable(tf.fill((epochs + 1, len(Epoch._fields) - 1), math.nan), **names)
+        kept = functools.partial(tf.Variable, trainable=False)
+        self.weights = [kept(weight) for weight in student.get_weights()]
+        self.epoch = kept(0, dtype=tf.int64)  # that has these weights
+        self.rate = kept(0.0)
+        self.distances = kept(tf.fill(len(TRIED_RATES), math.nan))
+        self.rows = kept(tf.fill((epochs + 1, len(Epoch._fields) - 1), math.nan))
 
     def add(self, epoch: int, *values: float) -> Epoch:
         self.rows[epoch].assign(values)
@@ -415,9 +409,8 @@ class _State(tf.Module):
 class _Measuring(keras.callbacks.Callback):
     """Measures the student as it would be shipped, and keeps the best: by score, then by loss.
 
-    Behind an epoch, statistics of normalization and ranges of outputs are measured again, and the
-    end does what it does to the model; training goes on from the model as it was. Effective weights
-    are computed once for each measurement.
+    Statistics of normalization and ranges of outputs are measured again, and the end does what it
+    does to the model; training goes on from the model as it was.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.presentation.tables import write_table
 from sat_tf.qat.reconstruction.fit import soft_divergence
-from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
+from sat_tf.qat.wrapper import QuantizedLayer, quantized_layers, weight_quantizer
 from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.config import Config
 from sat_tf.training.config_sections import OscillationConfig
@@ -82,9 +82,8 @@ class ProgressiveBits(tf.Module):
         self._ends = tuple(round(end * total_steps) for end in ends)
         self.steps = replica_variable(0, "steps", dtype=tf.int64)
         self.floor = replica_variable(self._floor_at(0), "bit_floor")
-        for layer in model.layers:
-            if isinstance(layer, QuantizedLayer):
-                layer.keep_bits_above(self.floor)
+        for layer in quantized_layers(model):
+            layer.keep_bits_above(self.floor)
 
     def __call__(self) -> None:
         """Counts a step, and sets the floor of the next one."""

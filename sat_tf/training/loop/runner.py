@@ -24,6 +24,7 @@ from sat_tf.qat.images import fed_batches
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.reconstruction.fit import Checkpoint
 from sat_tf.qat.reconstruction.fitted import fit
+from sat_tf.qat.wrapper import quantized_layers
 from sat_tf.report.results import Results
 from sat_tf.training import run_folder
 from sat_tf.training.config import Config, config_text
@@ -45,7 +46,6 @@ from sat_tf.training.loop.start import (
     describe_environment,
     expect_same_on_all_workers,
     float_model,
-    is_ordinary,
     load_source,
     quantized_start,
 )
@@ -309,9 +309,7 @@ def _calibrate(
         if not keep_function:
             # Stale statistics are expected here: training comes next, or has just ended.
             warnings.simplefilter("ignore", StaleStatisticsWarning)
-        if is_ordinary(model):
-            estimate_statistics(model, images, num_images=count)
-        else:
+        if quantized_layers(model):
             calibrate(
                 model,
                 images,
@@ -319,6 +317,8 @@ def _calibrate(
                 clipping_levels=clipping_levels,
                 keep_function=keep_function,
             )
+        else:
+            estimate_statistics(model, images, num_images=count)
 
 
 def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None:

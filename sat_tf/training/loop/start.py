@@ -31,7 +31,7 @@ from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.requantize import requantize
 from sat_tf.qat.scheme import quantize_model
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import quantized_layers
 from sat_tf.training import data, models
 from sat_tf.training.config import Config
 from sat_tf.training.data.source import ImageSource
@@ -201,11 +201,6 @@ def float_start(config: Config, plain: keras.Model) -> keras.Model:
     return quantize_model(plain, policy)
 
 
-def is_ordinary(model: keras.Model) -> bool:
-    """Whether a model is neither clamped nor quantized by sat-tf."""
-    return not any(isinstance(layer, QuantizedLayer) for layer in model.layers)
-
-
 @value_errors_as_run_errors()
 def quantized_start(config: Config, float_model: keras.Model) -> keras.Model:
     """The model that the quantized stage trains, still to be calibrated.
@@ -214,7 +209,7 @@ def quantized_start(config: Config, float_model: keras.Model) -> keras.Model:
     function, whatever `latent_start` of the policy: its weights become atanh(r W / max|W|), and a
     fixed gain gives the quantized weights the magnitude of the float ones.
     """
-    if not is_ordinary(float_model):
+    if quantized_layers(float_model):
         return requantize(float_model, config.policy)
     policy = dataclasses.replace(config.policy, latent_start="keep_function")
     with warnings.catch_warnings():

@@ -118,29 +118,19 @@ def mobilenet_v1(
 
 
 @checked
-def mobilenet_v2(
-    image_size: options.ImageSize = 224,
-    num_classes: options.NumClasses = 1000,
-    *,
-    width_multiplier: options.Width = 1.0,
-    stem_stride: options.Stride = 2,
-    rectifier_max: options.RectifierMax = 6.0,
-    dropout: options.Dropout = 0.0,
-    seed: options.Seed = None,
-) -> "keras.Model":
+@options.options_of(mobilenet_v1)
+def mobilenet_v2(**chosen: Any) -> "keras.Model":
     """Builds MobileNet-V2 as a functional Keras model.
 
-    The last convolution never has fewer than 1280 channels, as published. Besides the options
-    of every family:
-
-    - `stem_stride`: stride of the first convolution: 2 as published, 1 for small images.
+    The last convolution never has fewer than 1280 channels, as published. The options are those of
+    `mobilenet_v1`.
 
     Example:
         >>> model = mobilenet_v2(32, 10, width_multiplier=0.25, stem_stride=1, seed=0)
         >>> model.output_shape
         (None, 10)
     """
-    return _mobilenet_v2("mobilenet_v2", V2, locals())
+    return _mobilenet_v2("mobilenet_v2", V2, chosen)
 
 
 @checked

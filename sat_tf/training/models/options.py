@@ -1,7 +1,8 @@
 """The valid values of the model families' options."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
@@ -12,6 +13,25 @@ from sat_tf.validation import up_to
 _LARGEST_WIDTH = 16
 _MOST_STAGES, _MOST_BLOCKS = 8, 200
 _LARGEST_NUMBER = 1_000_000
+
+
+_Family = TypeVar("_Family", bound=Callable[..., Any])
+
+
+def options_of(family: Callable[..., Any], **defaults: Any) -> Callable[[_Family], _Family]:
+    """Gives a function of keywords the options of another family, with other defaults of some."""
+    signature = inspect.signature(family)
+    parameters = [
+        option.replace(default=defaults.get(name, option.default))
+        for name, option in signature.parameters.items()
+    ]
+
+    def of(function: _Family) -> _Family:
+        changed: Any = function
+        changed.__signature__ = signature.replace(parameters=parameters)
+        return function
+
+    return of
 
 
 def _number_or_none(fix: str) -> Any:

@@ -49,19 +49,8 @@ def resnet18(
 
 
 @checked
-def resnet50(
-    image_size: options.ImageSize = 224,
-    num_classes: options.NumClasses = 1000,
-    *,
-    width_multiplier: options.Width = 1.0,
-    stage_blocks: options.StageBlocks = RESNET50_BLOCKS,
-    stem_kernel_size: options.KernelSize = 7,
-    stem_stride: options.Stride = 2,
-    stem_pool: options.StemPool = True,
-    rectifier_max: options.RectifierMax = None,
-    dropout: options.Dropout = 0.0,
-    seed: options.Seed = None,
-) -> "keras.Model":
+@options.options_of(resnet18, stage_blocks=RESNET50_BLOCKS)
+def resnet50(**chosen: Any) -> "keras.Model":
     """Builds ResNet-50 as a functional Keras model: bottlenecks of 1x1, 3x3 and 1x1 convolutions.
 
     The 3x3 convolution is the one that strides (version 1.5, as most libraries have it; the paper
@@ -75,23 +64,12 @@ def resnet50(
         >>> resnet50(32, 10, width_multiplier=0.25, stage_blocks=(1, 1), seed=0).output_shape
         (None, 10)
     """
-    return _residual("resnet50", _bottleneck, locals())
+    return _residual("resnet50", _bottleneck, chosen)
 
 
 @checked
-def preresnet50(
-    image_size: options.ImageSize = 224,
-    num_classes: options.NumClasses = 1000,
-    *,
-    width_multiplier: options.Width = 1.0,
-    stage_blocks: options.StageBlocks = RESNET50_BLOCKS,
-    stem_kernel_size: options.KernelSize = 7,
-    stem_stride: options.Stride = 2,
-    stem_pool: options.StemPool = True,
-    rectifier_max: options.RectifierMax = None,
-    dropout: options.Dropout = 0.0,
-    seed: options.Seed = None,
-) -> "keras.Model":
+@options.options_of(resnet18, stage_blocks=RESNET50_BLOCKS)
+def preresnet50(**chosen: Any) -> "keras.Model":
     """Builds the full pre-activation ResNet-50 as a functional Keras model.
 
     Batch normalization and a rectifier precede every convolution except the first, and the
@@ -105,7 +83,7 @@ def preresnet50(
         >>> preresnet50(32, 10, width_multiplier=0.25, stage_blocks=(1, 1), seed=0).output_shape
         (None, 10)
     """
-    return _residual("preresnet50", _preactivated_bottleneck, locals())
+    return _residual("preresnet50", _preactivated_bottleneck, chosen)
 
 
 class ResidualBlock(NamedTuple):

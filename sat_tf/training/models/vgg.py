@@ -52,16 +52,8 @@ def vgg16(
 
 
 @checked
-def vgg16_bn(
-    image_size: options.ImageSize = 224,
-    num_classes: options.NumClasses = 1000,
-    *,
-    width_multiplier: options.Width = 1.0,
-    hidden_units: options.HiddenUnits = 4096,
-    rectifier_max: options.RectifierMax = None,
-    dropout: options.Dropout = 0.0,
-    seed: options.Seed = None,
-) -> "keras.Model":
+@options.options_of(vgg16)
+def vgg16_bn(**chosen: Any) -> "keras.Model":
     """Builds VGG-16 with batch normalization behind every convolution, whose biases stay.
 
     The options are those of `vgg16`.
@@ -70,7 +62,7 @@ def vgg16_bn(
         >>> vgg16_bn(32, 10, width_multiplier=0.25, hidden_units=64, seed=0).output_shape
         (None, 10)
     """
-    return _vgg16("vgg16_bn", locals())
+    return _vgg16("vgg16_bn", chosen)
 
 
 def _vgg16(name: str, chosen: dict[str, Any]) -> "keras.Model":

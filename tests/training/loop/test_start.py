@@ -12,7 +12,7 @@ import sat_tf
 from sat_tf.exact.tflite.input_range import PIXELS, range_of
 from sat_tf.messages import RunError
 from sat_tf.output_folder import FLOAT_MODEL, QUANTIZED_MODEL
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.wrapper import QuantizedLayer, quantized_layers
 from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource, fed
 from sat_tf.training.loop import runner
@@ -23,7 +23,6 @@ from sat_tf.training.loop.start import (
     expect_same_on_all_workers,
     float_model,
     float_start,
-    is_ordinary,
     quantized_start,
     trained_float_model,
 )
@@ -337,7 +336,7 @@ def test_a_run_starts_from_an_ordinary_model_and_another_one_from_its_file(tmp_p
 
     first, results = run("first", "training.start=vanilla")
     model = keras.models.load_model(first.file(FLOAT_MODEL), compile=False)
-    assert is_ordinary(model)
+    assert not quantized_layers(model)
     assert results.parameters == model.count_params()
     assert results.codes_differing == 0
     given = f"training.float_model={first.file(FLOAT_MODEL)}"
