@@ -21,8 +21,7 @@ from sat_tf.exact.operations.linear import Linear, map_linear
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.windows import LinearKind, transposed_size
 from sat_tf.exact.tflite.tensors import Activation
-from sat_tf.export.lowering.converter import run_converter
-from sat_tf.export.lowering.float_layer import FloatLayer
+from sat_tf.export.lowering.float_layer import FloatLayer, run_converter
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph

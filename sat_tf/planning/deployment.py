@@ -8,8 +8,7 @@ from typing import Any
 
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.export.lowering.converter import float_operators, spliced_bytes
-from sat_tf.export.lowering.float_layer import float_layers
+from sat_tf.export.lowering.float_layer import float_layers, float_operators, spliced_bytes
 from sat_tf.export.lowering.layers import find_problems
 from sat_tf.export.lowering.packing import FileSettings, pack_graph
 from sat_tf.export.lowering.trace import trace
@@ -42,7 +41,7 @@ def conversions(graph: Graph) -> tuple[dict[str, str], dict[str, int]]:
         kind = json.dumps([settings, shapes], default=str)
         if kind not in tried:
             try:
-                tried[kind] = float_operators(operation.function(), layers, signature), weights
+                tried[kind] = float_operators(operation, graph), weights
             except ValueError as error:
                 tried[kind] = str(error).removeprefix(f"{layers[-1].name}: ")
         outcome, name = tried[kind], operation.calls[-1].name

@@ -1,19 +1,29 @@
-"""Layers that are left float, between what is dequantized and quantized again."""
+"""Layers that are left float, and the operators that TensorFlow's converter writes for them."""
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import functools
+import logging
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
+import flatbuffers
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
+from ai_edge_litert import schema_py_generated as tfl
 
+from sat_tf.exact.litert.runtime import Runtime, native_output_in
+from sat_tf.exact.operations.not_simulated import INNER_NAME
 from sat_tf.exact.operations.operation import SELECTED, Basis, Operation, Portability
 from sat_tf.exact.operations.tabled import write_reshape
 from sat_tf.exact.tflite.tensors import Tensors
 from sat_tf.exact.tflite.writer import Writer
-from sat_tf.export.lowering.converter import float_operators, splice
 from sat_tf.graph.layer_kinds import KINDS
 from sat_tf.graph.network import Node, call_in_inference
+from sat_tf.messages import kind_of
 
 # Operators and constants of most layers add so many bytes to a file, beside their weights.
 _BYTES_OF_OPERATORS = 400
@@ -89,7 +99,7 @@ class FloatLayer(Operation):
 
     def write(self, writer: Writer) -> None:
         """The operators that TensorFlow's converter makes of the layers."""
-        content = float_operators(self.function(), self.layers, self.signature(writer.graph))
+        content = float_operators(self, writer.graph)
         inputs = [writer.indices[name] for name in self.inputs]
         output = writer.indices[self.output]
         result = splice(content, writer.model, writer.subgraph, inputs, output, writer.unused)
@@ -112,3 +122,222 @@ class FloatLayer(Operation):
 def float_layers(operations: Iterable[Operation]) -> list[FloatLayer]:
     """The layers left float among some operations, in their order."""
     return [operation for operation in operations if isinstance(operation, FloatLayer)]
+
+
+# -- the operators of layers -----------------------------------------------------------------------
+
+# This stands in front of the numbers that name the inputs of a layer's own file.
+_INPUT_NAME = "island_input_"
+_L = keras.layers
+_CONVOLUTIONAL = (_L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D)
+
+
+def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
+    """A TFLite file of a layer that is left float, and of those in front that are part of it."""
+    layers, signature = operation.layers, operation.signature(graph)
+    content, batch, problem = b"", None, None
+    # For some layers and an open batch, the converter fails, or writes a file that does not run, or
+    # whose output is empty.
+    for size in (None, 1):
+        specs = [
+            tf.TensorSpec([size, *shape], kind, name=f"{_INPUT_NAME}{i}")
+            for i, (shape, kind) in enumerate(signature)
+        ]
+        owner = tf.Module()
+        owner.layers = layers
+        try:
+            # A function instead of a Keras model, which would call the user's layer once more.
+            with _without_loops(layers):
+                concrete = [tf.function(operation.function(), specs).get_concrete_function()]
+            converter = tf.lite.TFLiteConverter.from_concrete_functions(concrete, owner)
+            content = run_converter(converter)
+        except Exception as error:  # The converter and the layer may raise anything.
+            problem = problem or error
+            continue
+        batch = None
+        with contextlib.suppress(ValueError):  # LiteRT does not run it
+            batch = len(Runtime(content, keep_tensors=False).rehearse())
+        if batch == 1:
+            break
+    parsed = tfl.ModelT.InitFromPackedBuf(content, 0) if batch == 1 else None
+    if not content:
+        wrong = (
+            f"TensorFlow's converter does not convert ({first_line(problem)}), expected a layer "
+            "with builtin TFLite operators"
+        )
+    elif parsed is None and batch is None:
+        wrong = (
+            "LiteRT does not run as TensorFlow's converter writes it, expected a layer that it does"
+        )
+    elif parsed is None:
+        wrong = (
+            f"makes {batch} of one image, expected a layer that takes each image of a batch by "
+            "itself"
+        )
+    elif len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
+        wrong = (
+            "becomes more than builtin operators in a row, such as a loop, expected a layer that "
+            "does not"
+        )
+    elif any(tensor.isVariable for tensor in parsed.subgraphs[0].tensors):
+        wrong = (
+            "remembers something from one image to the next, expected a layer that takes each "
+            "image by itself"
+        )
+    else:
+        return content
+    *others, layer = layers
+    behind = f" behind {', '.join(other.name for other in others)}" if others else ""
+    raise ValueError(
+        f"{layer.name}: received {kind_of(layer)}{behind} that is left float and that {wrong}; "
+        "replace it, or end the model before it."
+    ) from (None if content else problem)
+
+
+@contextlib.contextmanager
+def _without_loops(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
+    """Unrolls recurrent layers, also those inside others, for the converter.
+
+    A loop is a subgraph of its own in a file; and the operator that the converter fuses an LSTM
+    into keeps its state from one image to the next.
+    """
+    parts = (part for layer in layers for part in (layer, *layer.submodules))
+    recurrent = [part for part in parts if isinstance(part, keras.layers.RNN)]
+    # LSTM and GRU read `unroll` when they are created, and keep in the second attribute, for which
+    # Keras has no public name, whether they may take a kernel of cuDNN with a loop in it.
+    names = "unroll", "_could_use_gpu_kernel"
+    before = [
+        (part, name, getattr(part, name))
+        for part in recurrent
+        for name in names
+        if hasattr(part, name)
+    ]
+    # The only recurrent layers of Keras without an argument `unroll`.
+    convolutional = [part for part in recurrent if type(part) in _CONVOLUTIONAL]
+    try:
+        for part, name, _ in before:
+            setattr(part, name, name == "unroll")
+        for part in convolutional:
+            part.call = functools.partial(_unrolled, part)
+        yield
+    finally:
+        for part in convolutional:
+            del part.call
+        for part, name, value in before:
+            setattr(part, name, value)
+
+
+def _unrolled(
+    layer: keras.layers.Layer,
+    inputs: Any,
+    mask: Any = None,
+    training: Any = None,
+    initial_state: Any = None,
+) -> Any:
+    """The outputs of a recurrent convolution in inference, unrolled."""
+    last, outputs, _ = keras.backend.rnn(
+        functools.partial(layer.cell, training=False),
+        inputs,
+        layer.get_initial_state(inputs) if initial_state is None else initial_state,
+        go_backwards=layer.go_backwards,
+        unroll=True,
+    )
+    return outputs if layer.return_sequences else last
+
+
+def run_converter(converter: Any) -> bytes:
+    """Runs TensorFlow's converter, and catches what it prints."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    with tempfile.TemporaryFile() as printed:
+        try:
+            with native_output_in(printed):
+                return bytes(converter.convert())
+        except Exception as error:  # The converter may raise anything.
+            printed.seek(0)
+            told = printed.read().decode(errors="replace")
+            # The first line with an error in it says most, without the place in C++ before that.
+            text = f"{first_line(error)}\n{error}\n{told}"
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            errors = [line.split(" error: ", 1)[1] for line in lines if " error: " in line]
+            raise ValueError((errors or lines)[0][:200]) from error
+        finally:
+            # The converter logs through absl, which calls `logging.basicConfig`: with its handlers,
+            # that of the user would do nothing any more, and all would be told twice.
+            for handler in [each for each in root.handlers if each not in before]:
+                root.removeHandler(handler)
+
+
+def first_line(error: BaseException | None) -> str:
+    """The line of an error that says what is wrong."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if lines and lines[0] == "in user code:":  # AutoGraph puts the code in front of what it raised
+        lines = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)] or lines
+    return lines[0][:200] if lines else type(error).__name__
+
+
+# -- the operators of a layer in the file of its model -------------------------------------------
+
+
+def splice(
+    content: bytes,
+    model: Any,
+    subgraph: Any,
+    inputs: Sequence[int],
+    output: int,
+    name_of: Callable[[str], str],
+) -> int:
+    """Puts the operators of a file of `float_operators` into another one.
+
+    Its inputs become `inputs`, tensors of `subgraph`. Returns the tensor with its result: `output`,
+    or, where no operator makes it, the input or the constant that it equals.
+    """
+    source = tfl.ModelT.InitFromPackedBuf(content, 0)
+    (graph,) = source.subgraphs
+    result = graph.outputs[0]
+    # The converter may list the file's inputs otherwise than the layer does.
+    in_order = sorted(
+        graph.inputs,
+        key=lambda index: int(
+            graph.tensors[index].name.decode().rsplit(_INPUT_NAME, 1)[-1].split(":")[0]
+        ),
+    )
+    where = dict(zip(in_order, inputs, strict=True))
+    if any(result in operator.outputs for operator in graph.operators):
+        where[result] = output
+    for index, tensor in enumerate(graph.tensors):
+        if index in where:
+            continue
+        model.buffers.append(source.buffers[tensor.buffer])
+        tensor.buffer = len(model.buffers) - 1
+        # The converter's own names count how often it was called.
+        tensor.name = name_of(f"{subgraph.tensors[output].name}{INNER_NAME}{index}")
+        subgraph.tensors.append(tensor)
+        where[index] = len(subgraph.tensors) - 1
+    for operator in graph.operators:
+        model.operatorCodes.append(source.operatorCodes[operator.opcodeIndex])
+        operator.opcodeIndex = len(model.operatorCodes) - 1
+        operator.inputs = [where.get(index, -1) for index in operator.inputs]
+        operator.outputs = [where[index] for index in operator.outputs]
+        subgraph.operators.append(operator)
+    return where[result]
+
+
+def spliced_bytes(content: bytes, output: str) -> int:
+    """How many bytes longer `splice` makes a file, beside the tensor that the operators make."""
+    source = tfl.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
+    count = len(source.inputs) + 1
+    subgraph, model = tfl.SubGraphT(), tfl.ModelT()
+    subgraph.operators, subgraph.tensors = [], [tfl.TensorT() for _ in range(count)]
+    for tensor in subgraph.tensors:
+        tensor.name = output
+    model.buffers, model.operatorCodes, model.subgraphs = [tfl.BufferT()], [], [subgraph]
+    before = _packed_bytes(model)
+    splice(content, model, subgraph, range(count - 1), count - 1, lambda name: name)
+    return _packed_bytes(model) - before
+
+
+def _packed_bytes(model: Any) -> int:
+    builder = flatbuffers.Builder(1 << 10)
+    builder.Finish(model.Pack(builder))
+    return len(builder.Output())

@@ -13,7 +13,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.exact.litert.runtime import Runtime
-from sat_tf.export.lowering.converter import run_converter
+from sat_tf.export.lowering.float_layer import run_converter
 from sat_tf.export.lowering.layers import in_float32
 from sat_tf.graph.network import Network
 from tests.export.proofs import calibrated, proved

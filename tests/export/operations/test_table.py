@@ -40,8 +40,7 @@ from sat_tf.exact.tflite.contents import NotUnderstoodError, read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
 from sat_tf.exact.tflite.writer import Operator
 from sat_tf.export.converter_route import ON_REALS, keras_of_graph
-from sat_tf.export.lowering.converter import run_converter
-from sat_tf.export.lowering.float_layer import FloatLayer
+from sat_tf.export.lowering.float_layer import FloatLayer, run_converter
 from tests.export import reference
 from tests.export.proofs import KERNELS
 
