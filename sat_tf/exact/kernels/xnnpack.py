@@ -68,12 +68,16 @@ def product_in_fixed_point(products: np.ndarray, multiplier: np.float32) -> np.n
     return rounded_once(products, fixed_point(float(multiplier)))
 
 
-def multiply_add(factor: np.ndarray, other: np.float32, summand: np.float32) -> np.ndarray:
+def multiply_add(
+    factor: np.ndarray, other: np.float32, summand: np.ndarray | np.float32
+) -> np.ndarray:
     """Factor · other + summand, with the product rounded to float32, and then the sum."""
     return np.asarray(factor.astype(np.float32) * np.float32(other) + np.float32(summand))
 
 
-def fused_multiply_add(factor: np.ndarray, other: np.float32, summand: np.float32) -> np.ndarray:
+def fused_multiply_add(
+    factor: np.ndarray, other: np.float32, summand: np.ndarray | np.float32
+) -> np.ndarray:
     """The same rounded once, as one instruction of processors that have it (FMLA, VFMADD).
 
     The product of two float32 is exact in float64. Its sum with the third is rounded to odd there:

@@ -68,6 +68,23 @@ def _quotient(call: Call) -> np.ndarray:
     return stored_codes(made, call.output)
 
 
+_SQUARE_BITS = 7  # with which a difference is taken before it is squared
+
+
+def _squared_difference(call: Call) -> np.ndarray:
+    """The square of a difference, which is taken as that of a sum, with fewer bits."""
+    scales, output = [call.grid(index).scale for index in (0, 1)], call.output
+    first, second = (
+        fixed_point.rounded_twice_away(call.codes(index) << _SQUARE_BITS, multiplier)
+        for index, multiplier in enumerate(fixed_point.summand_multipliers(scales))
+    )
+    widest = 2.0 * float(max(scales))
+    ratio = widest**2 / float(np.float32(1 << 2 * _SQUARE_BITS) * output.scale)
+    squares = (first - second) ** 2
+    made = fixed_point.rounded_twice_away(squares, fixed_point.fixed_point(ratio))
+    return stored_codes(made, output)
+
+
 def _axes(call: Call) -> tuple[tuple[int, ...], int]:
     """The axes that an operator takes together, from 0 on, and how many values each result has."""
     shape = call.arrays[0].shape
@@ -111,6 +128,7 @@ ROWS = (
     Row("BATCH_MATMUL", _batch_product, ("adjX", "adjY")),
     Row("L2_NORMALIZATION", _normalization, same_because=_IN_INTEGERS, grid=_NORMALS),
     Row("DIV", _quotient, same_because=_IN_INTEGERS),
+    Row("SQUARED_DIFFERENCE", _squared_difference, same_because=_IN_INTEGERS),
     Row("SUM", _total, ("keepDims",)),
     Row("REDUCE_PROD", _product, ("keepDims",), same_because=_IN_INTEGERS),
     Row(

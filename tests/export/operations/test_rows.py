@@ -407,7 +407,7 @@ FORMS: dict[str, Callable[[Rng], Form]] = {
     **{row.name: functools.partial(function, row.name) for row in native.ROWS},
     **{
         name: functools.partial(pair, name)
-        for name in ("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM")
+        for name in ("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE")
     },
     **{name: functools.partial(one_of, name) for name in MOVES},
     **{name: functools.partial(reduced, name) for name in ("MEAN", "SUM", "REDUCE_PROD")},
