@@ -11,7 +11,7 @@ from sat_tf.exact.certificate.outputs import OutputCount
 from sat_tf.exact.certificate.portability import PortabilityClaim
 from sat_tf.exact.certificate.record import CertificateRecord, RuntimeCount
 from sat_tf.exact.certificate.rules import sentence
-from sat_tf.exact.certificate.runtimes import RUNTIMES
+from sat_tf.exact.certificate.runtimes import RUNTIMES, runtime_title
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.operations.operation import Basis
 from sat_tf.exact.targets.processors import saved_processor
@@ -158,7 +158,7 @@ def _runtimes(certificate: CertificateRecord) -> Table[_RuntimeRow]:
     return Table(
         columns=[*_runtime_columns(certificate), Column("operators in XNNPACK", pieces)],
         rows=[
-            _RuntimeRow(RUNTIMES[name].title, name, count, count.top1)
+            _RuntimeRow(runtime_title(name), name, count, count.top1)
             for name, count in certificate.runtimes.items()
         ],
     )
