@@ -50,11 +50,11 @@ class Differences:
     differing: int = 0  # How many of them differ.
     largest: float = 0.0  # The largest difference, in codes, or in real values of a float tensor.
 
-    def add(self, expected: np.ndarray, found: np.ndarray) -> None:
+    def add(self, expected: np.ndarray, computed: np.ndarray) -> None:
         """Counts the values of one image."""
-        distance = np.abs(found.astype(np.float64) - expected.astype(np.float64))
-        self.compared += found.size
-        self.differing += int(np.count_nonzero(found != expected))
+        distance = np.abs(computed.astype(np.float64) - expected.astype(np.float64))
+        self.compared += computed.size
+        self.differing += int(np.count_nonzero(computed != expected))
         self.largest = max(self.largest, float(np.max(distance, initial=0.0)))
 
     def __add__(self, other: "Differences") -> "Differences":
@@ -472,20 +472,20 @@ class _Counter:
 
     def add(self, image: Pixels) -> None:
         """Runs one image in every runtime, and counts."""
-        kept = {}
+        tensors_of = {}
         for name, runtime in self._running.items():
             runtime.run(image)
-            kept[name] = runtime.kept(self._numeric)
-        for name, values in kept.items():
+            tensors_of[name] = runtime.kept(self._numeric)
+        for name, values in tensors_of.items():
             for output in self._file.graph.outputs:
                 place = self._places[output]
-                if place in values and place in kept["xnnpack"]:
-                    self.outputs[name].add(kept["xnnpack"][place], values[place])
+                if place in values and place in tensors_of["xnnpack"]:
+                    self.outputs[name].add(tensors_of["xnnpack"][place], values[place])
         # Tensors have the shapes that they have here: the file's may be open.
         shapes = {
-            name: kept["xnnpack"][place].shape[1:]
+            name: tensors_of["xnnpack"][place].shape[1:]
             for name, place in self._places.items()
-            if place in kept["xnnpack"]
+            if place in tensors_of["xnnpack"]
         }
         tensors = {
             name: dataclasses.replace(tensor, shape=shapes.get(name, tensor.shape))
@@ -496,7 +496,7 @@ class _Counter:
             try:
                 with np.errstate(all="ignore"):  # of scales that are no numbers
                     for operation in operations:
-                        self._count(number, operation, image, kept)
+                        self._count(number, operation, image, tensors_of)
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
                 # Sizes that a file computes are known only here.
                 del self._operations[number]
@@ -510,12 +510,14 @@ class _Counter:
         number: int,
         operation: Operation,
         image: Pixels,
-        kept: Mapping[str, Mapping[int, np.ndarray]],
+        tensors_of: Mapping[str, Mapping[int, np.ndarray]],
     ) -> None:
         counts, output = self.operators[number].counts, self._places[operation.output]
         simulated: dict[str, np.ndarray] = {}  # of XNNPACK's inputs, by the kernels
-        inputs = {name: self._inputs(operation, image, values) for name, values in kept.items()}
-        first, by_xnnpack = inputs["xnnpack"], kept["xnnpack"].get(output)
+        inputs = {
+            name: self._inputs(operation, image, values) for name, values in tensors_of.items()
+        }
+        first, by_xnnpack = inputs["xnnpack"], tensors_of["xnnpack"].get(output)
         if first is None or by_xnnpack is None:
             return
         for kind in self._kinds:
@@ -529,7 +531,7 @@ class _Counter:
                 simulated[kernels.name] = self._simulate(operation, kernels, first, by_xnnpack)
             expected = simulated[kernels.name]
             count.beside_xnnpack.add(by_xnnpack, expected)
-            own, computed = inputs.get(kind.name), kept.get(kind.name, {}).get(output)
+            own, computed = inputs.get(kind.name), tensors_of.get(kind.name, {}).get(output)
             if own is None or computed is None:
                 continue
             if not all(map(np.array_equal, own, first)):
@@ -570,16 +572,16 @@ class _Counter:
         return arrays
 
 
-def _reason(stored: StoredOperator, made: Mapping[str, Operation], file: ForeignFile) -> str:
+def _reason(stored: StoredOperator, operations: Mapping[str, Operation], file: ForeignFile) -> str:
     """Why an operator is not compared; empty where it is."""
-    given = [one for one in stored.reads if one.data is None]
-    if not any(one.scales.size for one in stored.outputs):
-        makes_floats = any(one.type == "FLOAT32" for one in stored.outputs)
-        reads_codes = any(one.scales.size for one in given)
+    inputs = [tensor for tensor in stored.reads if tensor.data is None]
+    if not any(tensor.scales.size for tensor in stored.outputs):
+        makes_floats = any(tensor.type == "FLOAT32" for tensor in stored.outputs)
+        reads_codes = any(tensor.scales.size for tensor in inputs)
         return "it is float" if makes_floats and not reads_codes else "it makes no codes"
     for output in stored.outputs:
         if reason := file.reasons.get(output.name):
             return reason
-        if output.name not in made:
+        if output.name not in operations:
             return "it is part of the operator that reads it"
     return ""

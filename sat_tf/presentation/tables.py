@@ -101,7 +101,7 @@ def _environment() -> jinja2.Environment:
         is_text = isinstance(value, str) and not isinstance(value, Markup)
         return printable(value) if is_text else value
 
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PACKAGE),
         autoescape=True,
         finalize=shown,
@@ -110,6 +110,8 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters |= {"breakable": _breakable, "form": format}
+    return environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,11 +192,10 @@ class Table(Generic[_Row]):
             rows.append(("", list(self.totals)))
         return render(
             "presentation/table.html",
-            columns=self.columns,
+            heads=[(column.head, column.number) for column in self.columns],
             rows=rows,
             label=label,
             zip=zip,
-            breakable=_breakable,
         )
 
     def to_markdown(self) -> str:

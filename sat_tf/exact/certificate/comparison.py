@@ -48,8 +48,8 @@ class Reference:
             separated(values, self.outputs), separated(self.values, self.outputs), strict=True
         )
         return [
-            compared(output, found, expected)
-            for output, (found, expected) in zip(self.outputs, pairs, strict=True)
+            compared(output, computed, expected)
+            for output, (computed, expected) in zip(self.outputs, pairs, strict=True)
         ]
 
     def accuracy(self, values: np.ndarray) -> dict[str, float]:
@@ -119,8 +119,8 @@ class RuntimeCounter:
             for index in range(count):
                 image = some_of(images, index, index + 1)
                 self._keeping.run(image)
-                given = self._keeping.tensors(self._left_float)
-                simulated = simulate(self._own_graph, image, given)
+                left_float = self._keeping.tensors(self._left_float)
+                simulated = simulate(self._own_graph, image, left_float)
                 for name, computed in self._keeping.tensors(self._own).items():
                     self._own[name].add(simulated[name], computed)
             self._own_images += count
@@ -167,7 +167,8 @@ class SimulatedCounter:
         self._changing = {
             operation.output
             for operation in graph.operations
-            if len(both) > 1 and not all(operation.computes_alike(graph, one) for one in both)
+            if len(both) > 1
+            and not all(operation.computes_alike(graph, kernels) for kernels in both)
         }
         self._tensors = _counts(graph)
         self._outputs: list[np.ndarray] = []
@@ -286,7 +287,7 @@ class TrainedCounter:
         return self._told_apart.get(reader.output)
 
     def add(
-        self, images: Pixels, simulated: dict[str, np.ndarray], given: Mapping[str, np.ndarray]
+        self, images: Pixels, simulated: dict[str, np.ndarray], left_float: Mapping[str, np.ndarray]
     ) -> None:
         """Runs and counts a batch."""
         codes, output = self._trained.run(images)
@@ -314,16 +315,16 @@ class TrainedCounter:
         alike = {name: np.ones(count, bool) for name in tensors}
         for operation in self._graph.operations:
             name = operation.output
-            made = operation.simulate(self._graph, *(tensors[one] for one in operation.inputs))
-            reads_alike = np.all([alike[one] for one in operation.inputs], axis=0)
-            if not operation.is_simulated and name in given:
-                by_image = reads_alike.reshape(-1, *[1] * (made.ndim - 1))
-                made = np.where(by_image, given[name][:count].reshape(made.shape), made)
-            tensors[name], alike[name] = made, reads_alike
+            remade = operation.simulate(self._graph, *(tensors[read] for read in operation.inputs))
+            reads_alike = np.all([alike[read] for read in operation.inputs], axis=0)
+            if not operation.is_simulated and name in left_float:
+                by_image = reads_alike.reshape(-1, *[1] * (remade.ndim - 1))
+                remade = np.where(by_image, left_float[name][:count].reshape(remade.shape), remade)
+            tensors[name], alike[name] = remade, reads_alike
             if name in stored:
                 of_keras, counted = stored[name][:count], self._tensors[name]
-                counted.alone_compared += made.size
-                counted.alone_differing += int(np.count_nonzero(made != of_keras))
+                counted.alone_compared += remade.size
+                counted.alone_differing += int(np.count_nonzero(remade != of_keras))
                 tensors[name] = of_keras
                 differs = of_keras != simulated[name][:count]
                 alike[name] = ~np.any(differs.reshape(count, -1), axis=1)
@@ -352,9 +353,9 @@ class CodesRecorder:
     def add(self, simulated: dict[str, np.ndarray]) -> None:
         """Counts a batch."""
         for name, counts in self._counts.items():
-            stored, kind = simulated[name], self._graph.codes(name).dtype
-            counts += np.bincount(stored.reshape(-1) - np.iinfo(kind).min, minlength=256)
-            self._hashes[name].update(stored.astype(kind).tobytes())
+            stored, dtype = simulated[name], self._graph.codes(name).dtype
+            counts += np.bincount(stored.reshape(-1) - np.iinfo(dtype).min, minlength=256)
+            self._hashes[name].update(stored.astype(dtype).tobytes())
 
     def result(self) -> list[TensorCodes]:
         """All tensors, producers first."""
@@ -400,18 +401,18 @@ class Comparison:
     def add(self, images: Pixels) -> None:
         """Runs and counts a batch."""
         # Tensors behind a float layer are simulated from XNNPACK's output of it.
-        given = self.counters["xnnpack"].run(images)
-        simulated = simulate(self.graph, images, given)
+        left_float = self.counters["xnnpack"].run(images)
+        simulated = simulate(self.graph, images, left_float)
         self._of_simulation.append(outputs_of(simulated, self.graph))
         self.recorder.add(simulated)
         for name, counter in self.counters.items():
-            of_runtime = given if name == "xnnpack" else counter.run(images)
-            is_shared = of_runtime is given or not self.graph.float_layers
+            of_runtime = left_float if name == "xnnpack" else counter.run(images)
+            is_shared = of_runtime is left_float or not self.graph.float_layers
             counter.count(simulated if is_shared else simulate(self.graph, images, of_runtime))
         for other in self.simulated.values():
             other.add(images, simulated)
         if self.keras:
-            self.keras.add(images, simulated, given)
+            self.keras.add(images, simulated, left_float)
         if self.float_model:
             self._of_float.append(as_in_file(self.float_model.run(images), self.graph))
 

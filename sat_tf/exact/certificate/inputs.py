@@ -138,7 +138,9 @@ def checked_images(images: Any, inputs: Sequence[Image]) -> tuple[Pixels, list[s
 
 def taken_by(graph: Graph, images: Pixels) -> Pixels:
     """Values of the inputs as the file of a graph takes them."""
-    arrays = [one.taken(array) for one, array in zip(graph.images, arrays_of(images), strict=True)]
+    arrays = [
+        image.taken(array) for image, array in zip(graph.images, arrays_of(images), strict=True)
+    ]
     return tuple(arrays) if isinstance(images, tuple) else arrays[0]
 
 
@@ -163,10 +165,14 @@ def checked_by_accuracy(
     ranges: Sequence[CheckedRange], labels: Sequence[np.ndarray | None], top1: Sequence[float]
 ) -> list[CheckedRange]:
     """The ranges, of which an only one is checked by accuracy clearly above that of guessing."""
-    given = [one[one >= 0] for one in labels if one is not None]
+    labelled = [
+        classes_of_output[classes_of_output >= 0]
+        for classes_of_output in labels
+        if classes_of_output is not None
+    ]
     if len(ranges) != 1 or ranges[0].checked_by or ranges[0].problem:
         return list(ranges)
-    for classes, share in zip(given, top1, strict=True):
+    for classes, share in zip(labelled, top1, strict=True):
         count = max(classes.size, 1)
         guessed = np.max(np.bincount(classes.reshape(-1).astype(np.int64)), initial=0) / count
         margin = max(_FEWEST_IMAGES / count, _CLEAR_ERRORS * np.sqrt(guessed / count))

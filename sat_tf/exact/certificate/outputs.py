@@ -82,8 +82,8 @@ class Output:
 
     def said_by(self, *others: str) -> "Output":
         """The same, where others say that it holds classes, too: the first that says so counts."""
-        said = next((said for said in (self.classes_by, *others) if said), "")
-        return dataclasses.replace(self, classes_by=said)
+        source = next((source for source in (self.classes_by, *others) if source), "")
+        return dataclasses.replace(self, classes_by=source)
 
     @property
     def answers(self) -> int:
@@ -97,10 +97,10 @@ class Output:
 
     def classes(self, values: np.ndarray) -> np.ndarray:
         """The class of every place, (n, *places); `NO_CLASS` where a number is not finite."""
-        found = classes_of(values)
+        classes = classes_of(values)
         if values.shape[-1] > 1:
-            return found
-        return np.where(found == NO_CLASS, NO_CLASS, values[..., 0] > _HALF).astype(int)
+            return classes
+        return np.where(classes == NO_CLASS, NO_CLASS, values[..., 0] > _HALF).astype(int)
 
     def agreement(self, values: np.ndarray, reference: np.ndarray) -> float | None:
         """Share of places with the same class, or largest channel; None for a single value.
@@ -112,11 +112,11 @@ class Output:
         """
         if not self.num_classes:
             return None
-        found = self.classes(values)
+        classes = self.classes(values)
         if self.answers > 1:
             same = np.all((values > _HALF) == (reference > _HALF), axis=-1)
-            return float(np.mean(same & (found >= 0) & (self.classes(reference) >= 0)))
-        return float(np.mean((found == self.classes(reference)) & (found >= 0)))
+            return float(np.mean(same & (classes >= 0) & (self.classes(reference) >= 0)))
+        return float(np.mean((classes == self.classes(reference)) & (classes >= 0)))
 
     def ties(self, values: np.ndarray, reference: np.ndarray) -> int:
         """How many places have the largest value twice or more, and the reference has it once.
@@ -132,8 +132,8 @@ class Output:
         if self.is_sigmoid or self.num_classes < 2:
             return 0
 
-        def is_tied(given: np.ndarray) -> np.ndarray:
-            return np.sum(given == np.max(given, axis=-1, keepdims=True), axis=-1) > 1
+        def is_tied(numbers: np.ndarray) -> np.ndarray:
+            return np.sum(numbers == np.max(numbers, axis=-1, keepdims=True), axis=-1) > 1
 
         return int(np.sum(is_tied(values) & ~is_tied(reference)))
 
@@ -216,47 +216,47 @@ def compared_channels(values: np.ndarray, reference: np.ndarray) -> ValueCount:
     (1, 1, 2)
     """
     channels = reference.shape[-1] if reference.ndim > 1 else 1
-    own, wanted = values.reshape(-1, channels), reference.reshape(-1, channels)
+    computed, expected = values.reshape(-1, channels), reference.reshape(-1, channels)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        spreads = np.std(wanted, axis=0, dtype=np.float64)
-        errors = np.sqrt(np.mean(np.square(own.astype(np.float64) - wanted), axis=0))
-        varies = spreads > _CONSTANT * np.max(np.abs(wanted), axis=0, initial=0.0)
-        units = np.where(varies, spreads, np.std(wanted, dtype=np.float64))
+        spreads = np.std(expected, axis=0, dtype=np.float64)
+        errors = np.sqrt(np.mean(np.square(computed.astype(np.float64) - expected), axis=0))
+        varies = spreads > _CONSTANT * np.max(np.abs(expected), axis=0, initial=0.0)
+        units = np.where(varies, spreads, np.std(expected, dtype=np.float64))
         ratios = np.where(errors == 0.0, 0.0, errors / units)
     ratios = np.where(np.isnan(ratios), np.inf, ratios)
-    counted = slice(None, None, max(1, len(wanted) // _MOST_COUNTED))
-    found = [
+    counted = slice(None, None, max(1, len(expected) // _MOST_COUNTED))
+    counts = [
         ChannelCount(
             channel=channel,
             error=float(ratios[channel]),
             spread=float(spreads[channel]),
-            values=len(np.unique(own[counted, channel])),
-            reference_values=len(np.unique(wanted[counted, channel])),
+            values=len(np.unique(computed[counted, channel])),
+            reference_values=len(np.unique(expected[counted, channel])),
         )
         for channel in range(channels)
     ]
     quiet = set[int]()
-    if len(found) >= _FEWEST_ALIKE:
-        kept = [count for count in found if not count.is_off]
-        usual = _ROOM * max((errors[count.channel] for count in kept), default=0.0)
-        spread = float(np.sqrt(np.mean([count.spread**2 for count in found])))
+    if len(counts) >= _FEWEST_ALIKE:
+        near = [count for count in counts if not count.is_off]
+        usual = _ROOM * max((errors[count.channel] for count in near), default=0.0)
+        spread = float(np.sqrt(np.mean([count.spread**2 for count in counts])))
         few = [
             count
-            for count in found
+            for count in counts
             if count.is_off and count.spread < _QUIET * spread and errors[count.channel] <= usual
         ]
         loudest = max((count.spread for count in few), default=0.0)
-        if any(count.spread < _GAP * loudest for count in kept):
+        if any(count.spread < _GAP * loudest for count in near):
             quiet = {count.channel for count in few}
-    off = [count for count in found if count.is_off and count.channel not in quiet]
+    off = [count for count in counts if count.is_off and count.channel not in quiet]
     first = {count.channel for count in off}
-    order = sorted(found, key=lambda count: (count.channel not in first, -count.error))
+    order = sorted(counts, key=lambda count: (count.channel not in first, -count.error))
     return ValueCount(
         channels=order[:_MOST_KEPT],
         num_channels=channels,
         off=len(off),
         quiet=len(quiet),
-        fewest_values=min(found, key=lambda count: count.values / count.reference_values),
+        fewest_values=min(counts, key=lambda count: count.values / count.reference_values),
     )
 
 
@@ -337,9 +337,9 @@ def outputs_in(graph: Graph, contents: Contents, labels: Sequence[str] | None) -
         maker = makers.get(name)
         if maker is None or maker.name not in _KEEPING:
             return "" if maker is None else _CLASSES.get(maker.name, "")
-        kept = [tensor for tensor in maker.reads if tensor.name in makers]
-        functions = {classes_by(tensor.name) for tensor in kept}
-        moved = any(tensor.shape[-1:] != maker.outputs[0].shape[-1:] for tensor in kept)
+        inputs = [tensor for tensor in maker.reads if tensor.name in makers]
+        functions = {classes_by(tensor.name) for tensor in inputs}
+        moved = any(tensor.shape[-1:] != maker.outputs[0].shape[-1:] for tensor in inputs)
         is_known = functions == {"sigmoid"} or (functions == {"softmax"} and not moved)
         return functions.pop() if is_known else ""
 
@@ -377,14 +377,16 @@ def labels_of(
     by_output: list[Any]
     if isinstance(labels, Mapping):
         keys = [{output.name} for output in outputs]
-        for own, others in zip(keys, names, strict=False):
-            own.update(others)
-        if unknown := [key for key in labels if not any(key in own for own in keys)]:
+        for called, others in zip(keys, names, strict=False):
+            called.update(others)
+        if unknown := [key for key in labels if not any(key in called for called in keys)]:
             return [], [
                 f"labels: received some for {', '.join(map(repr, unknown))}, expected names of "
                 f"outputs; they are {listed}."
             ]
-        by_output = [next((labels[key] for key in labels if key in own), None) for own in keys]
+        by_output = [
+            next((labels[key] for key in labels if key in called), None) for called in keys
+        ]
     elif len(outputs) == 1:
         by_output = [labels]
     elif isinstance(labels, list | tuple) and len(labels) == len(outputs):

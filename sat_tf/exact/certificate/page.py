@@ -1,7 +1,7 @@
 """The tables of a certificate, and its page: one file, without scripts and anything to load."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -9,9 +9,9 @@ from markupsafe import Markup
 from sat_tf.exact.certificate import rules
 from sat_tf.exact.certificate.outputs import OutputCount
 from sat_tf.exact.certificate.portability import PortabilityClaim
-from sat_tf.exact.certificate.record import CertificateRecord, RuntimeCount, TensorCodes
+from sat_tf.exact.certificate.record import CertificateRecord, RuntimeCount
 from sat_tf.exact.certificate.rules import sentence
-from sat_tf.exact.certificate.runtimes import RUNTIMES
+from sat_tf.exact.certificate.runtimes import RUNTIMES, runtime_title
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.operations.operation import Basis
 from sat_tf.exact.targets.processors import saved_processor
@@ -38,7 +38,6 @@ def certificate_page(certificate: CertificateRecord) -> str:
         "exact/certificate/page.html",
         certificate=certificate,
         rules=rules,
-        trained_differing=percent(4)(certificate.trained_differing) if certificate.trained else "",
         facts={
             "File": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
             "SHA-256": certificate.sha256,
@@ -60,13 +59,21 @@ def certificate_page(certificate: CertificateRecord) -> str:
             ),
             "Notes": "; ".join(certificate.warnings),
         },
-        tables={
-            "outputs": _outputs(certificate),
-            "runtimes": _runtimes(certificate),
-            "portability": _portability(certificate),
-            "tensors": _tensors(certificate),
-            "rules": rules.rule_table(),
+        outputs=_outputs(certificate),
+        models={
+            name: title
+            for name, title in MODEL_TITLES.items()
+            if any(name in shares for shares in certificate.accuracy.values())
         },
+        sides=[_REFERENCE_TITLES[certificate.reference]]
+        + ["the float model"] * bool(certificate.float_outputs),
+        runtimes=_runtimes(certificate),
+        kernel_sets=XNNPACK_SETS,
+        codes_on=_codes_on,
+        trained={tensor.name: tensor for tensor in certificate.trained},
+        codes_differing=codes_differing(certificate),
+        histogram=histogram,
+        weights=_weights,
     )
 
 
@@ -151,7 +158,7 @@ def _runtimes(certificate: CertificateRecord) -> Table[_RuntimeRow]:
     return Table(
         columns=[*_runtime_columns(certificate), Column("operators in XNNPACK", pieces)],
         rows=[
-            _RuntimeRow(RUNTIMES[name].title, name, count, count.top1)
+            _RuntimeRow(runtime_title(name), name, count, count.top1)
             for name, count in certificate.runtimes.items()
         ],
     )
@@ -160,167 +167,60 @@ def _runtimes(certificate: CertificateRecord) -> Table[_RuntimeRow]:
 # -- outputs ---------------------------------------------------------------------------------------
 
 
-def _accuracy_column(certificate: CertificateRecord, model: str) -> Column[int]:
-    """The share of places that a model of `MODEL_TITLES` classifies right, output by output."""
-    counts = certificate.xnnpack.outputs
-
-    def right(index: int) -> float | None:
-        return certificate.accuracy.get(counts[index].name, {}).get(model)
-
-    return Column(f"right, {MODEL_TITLES[model]}", right, _SHARE, number=True)
-
-
-def _difference_columns(side: str, counts: Sequence[OutputCount]) -> list[Column[int]]:
-    """How outputs differ from those of another model."""
-
-    def same(index: int) -> float | None:
-        return None if counts[index].is_values else counts[index].agreement
-
-    return [
-        Column(f"same class as {side}", same, _SHARE, number=True),
-        Column("mean difference", lambda i: counts[i].mean_difference, _FOUR, number=True),
-        Column("largest difference", lambda i: counts[i].largest_difference, _FOUR, number=True),
-    ]
-
-
-def output_table(certificate: CertificateRecord) -> Table[int]:
+def output_table(certificate: CertificateRecord) -> Table[OutputCount]:
     """Returns the outputs, as a terminal shows them."""
-    counts = certificate.xnnpack.outputs
-    columns: list[Column[int]] = [
-        Column("output", lambda index: counts[index].name, wrap="fold"),
-        _accuracy_column(certificate, "tflite"),
-        *_difference_columns(_REFERENCE_TITLES[certificate.reference], counts),
+
+    def right(count: OutputCount) -> float | None:
+        return certificate.accuracy.get(count.name, {}).get("tflite")
+
+    def same(count: OutputCount) -> float | None:
+        return None if count.is_values else count.agreement
+
+    reference = _REFERENCE_TITLES[certificate.reference]
+    columns: list[Column[OutputCount]] = [
+        Column("output", lambda count: count.name, wrap="fold"),
+        Column("right, LiteRT", right, _SHARE, number=True),
+        Column(f"same class as {reference}", same, _SHARE, number=True),
+        Column("mean difference", lambda count: count.mean_difference, _FOUR, number=True),
+        Column("largest difference", lambda count: count.largest_difference, _FOUR, number=True),
     ]
-    return Table(columns=columns, rows=range(len(counts)))
+    return Table(columns=columns, rows=certificate.xnnpack.outputs)
 
 
-def _outputs(certificate: CertificateRecord) -> Table[int]:
-    """The outputs, where there is more to say than the table of runtimes does."""
-    counts = certificate.xnnpack.outputs
+def _outputs(certificate: CertificateRecord) -> list[tuple[OutputCount, ...]]:
+    """Each output beside every model, where there is more to say than of runtimes; else none."""
+    counts, beside_float = certificate.xnnpack.outputs, certificate.float_outputs
     plain = all(len(count.shape) == 1 and not count.is_values for count in counts)
-    if not certificate.float_outputs and len(counts) < 2 and plain:
-        return Table(columns=[], rows=[])
-    sides = {_REFERENCE_TITLES[certificate.reference]: counts}
-    if certificate.float_outputs:
-        sides["the float model"] = certificate.float_outputs
-
-    def read_as(index: int) -> str:
-        count = counts[index]
-        by = f", by the {count.classes_by}" if count.classes_by else ""
-        return "values" if count.is_values else f"classes of {sentence('places', count)}{by}"
-
-    columns: list[Column[int]] = [
-        Column("output", lambda index: Marked(counts[index].name, "name")),
-        Column("shape", lambda index: counts[index].shape, _shape),
-        Column("read as", read_as),
-        *(
-            _accuracy_column(certificate, model)
-            for model in MODEL_TITLES
-            if any(model in shares for shares in certificate.accuracy.values())
-        ),
-    ]
-    for side, of_side in sides.items():
-        channels = [
-            "–" if each.values is None else sentence("channels", each.values) for each in of_side
-        ]
-        columns += _difference_columns(side, of_side)
-        columns.append(Column(f"channels beside {side}", channels.__getitem__, wrap="fold"))
-    columns.append(
-        Column("standard deviation", lambda index: counts[index].spread, _FOUR, number=True)
-    )
-    return Table(columns=columns, rows=range(len(counts)))
+    if not beside_float and len(counts) < 2 and plain:
+        return []
+    return list(zip(counts, beside_float, strict=False) if beside_float else zip(counts))
 
 
-# -- processors ------------------------------------------------------------------------------------
-
-
-def _portability(certificate: CertificateRecord) -> Table[PortabilityClaim]:
-    def differing(kernels: KernelSet) -> Column[PortabilityClaim]:
-        # How many codes differ on the images, as far as that was simulated.
-        simulated = [
-            certificate.runtimes[each.name].tensors
-            for each in RUNTIMES.values()
-            if each.is_simulated and each.kernels is kernels and each.name in certificate.runtimes
-        ]
-
-        def show(claim: PortabilityClaim) -> Cell:
-            if claim.is_float:
-                return "not compared"
-            if claim.is_behind_float:
-                return Marked("not known", "watch")
-            if claim.basis == Basis.IMAGES.value and kernels is not XNNPACK_SETS[0]:
-                if not simulated:
-                    return Marked("may differ", "watch")
-                tensors = [tensor for tensor in simulated[0] if tensor.name in claim.tensors]
-                codes = sum(tensor.codes_differing for tensor in tensors)
-                compared = sum(tensor.codes_compared for tensor in tensors)
+def _codes_on(
+    certificate: CertificateRecord, claim: PortabilityClaim, kernels: KernelSet
+) -> Marked:
+    """How many codes of operators differ on other processors, as far as that was simulated."""
+    if claim.is_float:
+        return Marked("not compared", "plain")
+    if claim.is_behind_float:
+        return Marked("not known", "watch")
+    if claim.basis == Basis.IMAGES.value and kernels is not XNNPACK_SETS[0]:
+        for runtime in RUNTIMES.values():
+            is_other = runtime.is_simulated and runtime.kernels is kernels
+            if is_other and runtime.name in certificate.runtimes:
+                tensors = certificate.runtimes[runtime.name].tensors
+                of_claim = [tensor for tensor in tensors if tensor.name in claim.tensors]
+                codes = sum(tensor.codes_differing for tensor in of_claim)
+                compared = sum(tensor.codes_compared for tensor in of_claim)
                 return Marked(f"{sentence('counted', codes, compared)} differ", "watch")
-            count = claim.differing.get(kernels.name, 0)
-            return Marked(f"{count:,} differ", "bad") if count else "the same"
-
-        return Column(kernels.title, show)
-
-    columns: list[Column[PortabilityClaim]] = [
-        Column("operators", lambda claim: claim.operators.replace("_2D", ""), wrap="fold"),
-        Column("how many", lambda claim: len(claim.tensors), digits(","), number=True),
-        Column("how that is known", lambda claim: claim.basis),
-        Column("inputs tried", lambda claim: claim.inputs or None, digits(","), number=True),
-        *map(differing, XNNPACK_SETS),
-        Column("because", lambda claim: claim.why, wrap="fold"),
-    ]
-    return Table(columns=columns, rows=certificate.portability)
+        return Marked("may differ", "watch")
+    count = claim.differing.get(kernels.name, 0)
+    return Marked(f"{count:,} differ", "bad") if count else Marked("the same", "plain")
 
 
-# -- tensors ---------------------------------------------------------------------------------------
-
-
-def _tensors(certificate: CertificateRecord) -> Table[TensorCodes]:
-    def used(tensor: TensorCodes) -> Markup:
-        last = tensor.first + len(tensor.counts) - 1
-        return histogram(tensor.counts, f"codes {tensor.first} to {last}")
-
-    columns: list[Column[TensorCodes]] = [
-        Column("tensor", lambda tensor: Marked(tensor.name, "name")),
-        Column("operator", lambda tensor: tensor.operator.replace("_2D", "")),
-        Column("shape", lambda tensor: tensor.shape, _shape),
-        Column("bits", lambda tensor: tensor.bits),
-        Column(
-            "codes used", lambda tensor: f"{tensor.codes_used} of {len(tensor.counts)}", number=True
-        ),
-        Column("", used),
-        Column("weights used", lambda tensor: len(tensor.weights) or None, number=True),
-        Column("", lambda tensor: _weights(tensor.weights) if tensor.weights else None),
-    ]
-    columns += [
-        _differing(name, differing) for name, differing in codes_differing(certificate).items()
-    ]
-    trained = {tensor.name: tensor for tensor in certificate.trained}
-    if not trained:
-        return Table(columns=columns, rows=certificate.codes)
-    columns.append(
-        _differing("Keras", {tensor.name: tensor.codes_differing for tensor in certificate.trained})
-    )
-
-    def by_itself(tensor: TensorCodes) -> Cell:
-        count = trained.get(tensor.name)
-        if count is None or not count.alone_compared:
-            return ""
-        share = f"{100 * count.alone_share:.3g} %"
-        return Marked(share, "bad") if count.is_unexplained else share
-
-    def saturated(tensor: TensorCodes) -> str:
-        count = trained.get(tensor.name)
-        if count is None or not count.saturated:
-            return ""
-        worst = f"{100 * count.worst_share:.3g} % of channel {count.worst_channel}"
-        return f"{count.saturated:,} ({worst})"
-
-    columns.append(Column("by itself", by_itself, number=True))
-    columns.append(Column("saturated", saturated, number=True))
-    return Table(columns=columns, rows=certificate.codes)
-
-
-def _weights(counts: dict[int, int]) -> Markup:
+def _weights(counts: dict[int, int]) -> Markup | str:
+    if not counts:
+        return ""
     lowest, highest = min(counts), max(counts)
     # The DoReFa grid has odd codes only.
     stride = math.gcd(*(code - lowest for code in sorted(counts))) or 1
@@ -334,20 +234,3 @@ def codes_differing(certificate: CertificateRecord) -> dict[str, dict[str, int]]
         runtime: {tensor.name: tensor.codes_differing for tensor in count.tensors}
         for runtime, count in certificate.runtimes.items()
     }
-
-
-def _differing(runtime: str, differing: Mapping[str, int]) -> Column[TensorCodes]:
-    """How many codes of each tensor differ, marked where it should be none."""
-
-    def show(count: int | None) -> Cell:
-        if count is None:
-            return ""
-        return Marked(f"{count:,}", "bad") if count and runtime == "xnnpack" else f"{count:,}"
-
-    return Column(
-        f"differing, {runtime}", lambda tensor: differing.get(tensor.name), show, number=True
-    )
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape))

@@ -132,8 +132,8 @@ def checked_inputs(
     graph.expect_one_of_each(f"{caller}: {subject.path}")
     image = graph.images[0]
     images, problems = checked_images(images, [image])
-    arrays, found = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
-    problems += found
+    arrays, label_problems = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
+    problems += label_problems
     if problems:
         raise ProblemsError(caller, problems)
     return image.taken(images), arrays
@@ -333,11 +333,11 @@ def verify_file(
             with its fix.
     """
     subject = path if isinstance(path, Subject) else read_subject(expect_path(path))
-    images, found = checked_inputs("verify_file", subject, images, labels)
+    images, arrays = checked_inputs("verify_file", subject, images, labels)
     return prove(
         subject,
         images,
-        found,
+        arrays,
         float_model=float_model,
         certificate_path=certificate_path,
         images_from=images_from,

@@ -293,7 +293,7 @@ class CertificateRecord:
 
     def operator_of(self, tensor: str) -> str:
         """The operator that makes a tensor."""
-        return next(codes.operator for codes in self.codes if codes.name == tensor)
+        return next((codes.operator for codes in self.codes if codes.name == tensor), "")
 
     # Beside the quantized Keras model.
 

@@ -24,7 +24,7 @@ from sat_tf.exact.certificate.record import (
     ONE_POINT,
     CertificateRecord,
 )
-from sat_tf.exact.certificate.runtimes import RUNTIMES
+from sat_tf.exact.certificate.runtimes import runtime_title
 from sat_tf.exact.targets.processors import saved_processor
 from sat_tf.presentation.tables import Column, Marked, Table, points
 
@@ -54,11 +54,8 @@ NOT_SAID = (
 def _sentences() -> Any:
     source = pathlib.Path(__file__).with_name("sentences.jinja").read_text("utf-8")
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)  # of plain text
-    environment.filters |= {"form": format, "points": points}
-    environment.globals |= {
-        "fewest_images": FEWEST_IMAGES,
-        "title_of": {name: runtime.title for name, runtime in RUNTIMES.items()},
-    }
+    environment.filters |= {"form": format, "points": points, "runtime_title": runtime_title}
+    environment.globals["fewest_images"] = FEWEST_IMAGES
     return environment.from_string(re.sub(r"\s*\n\s*", " ", source)).module
 
 

@@ -43,6 +43,12 @@ _KINDS = (
 )
 RUNTIMES: dict[str, RuntimeKind] = {kind.name: kind for kind in _KINDS}
 
+
+def runtime_title(name: str) -> str:
+    """Returns a runtime as tables call it; its name where another version knows it."""
+    return RUNTIMES[name].title if name in RUNTIMES else name
+
+
 # These cost little: nothing of a file that is the same on all processors is simulated again.
 USUAL_RUNTIMES = ("xnnpack", "builtin", "arm_xnnpack", "arm_xnnpack_unfused")
 

@@ -201,12 +201,12 @@ def simulated(subject: Subject, images: np.ndarray) -> Iterator[dict[str, np.nda
     for batch in batches(images, graph):
         # Layers left float are not simulated: of most, nothing behind them is asked for, and
         # others copy values.
-        given = {}
+        of_runtime = {}
         if runtime is not None:
             runtime.run(batch)
-            given = runtime.tensors(left_float)
+            of_runtime = runtime.tensors(left_float)
         with np.errstate(all="ignore"):
-            tensors = simulate(graph, batch, given)
+            tensors = simulate(graph, batch, of_runtime)
         for index in range(number_of(batch)):
             yield {name: tensors[name][index : index + 1].astype(np.int8) for name in names}
 

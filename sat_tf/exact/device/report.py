@@ -108,12 +108,12 @@ class DeviceCertificate:
         """The outcome."""
         differing = [tensor for tensor in self.tensors if tensor.images]
         counts = [tensor.codes_differing for tensor in self.tensors]
-        known = [count for count in counts if count is not None]
+        counted = [count for count in counts if count is not None]
         return DeviceCheck(
             **dataclasses.asdict(self.device),
             num_images=self.kit.num_images,
             codes_compared=sum(tensor.codes_compared for tensor in self.tensors),
-            codes_differing=sum(known) if len(known) == len(counts) else None,
+            codes_differing=sum(counted) if len(counted) == len(counts) else None,
             tensors_compared=len(self.tensors),
             tensors_differing=len(differing),
             first_differing=differing[0].name if differing else None,
@@ -135,31 +135,33 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
     again = "run check.py on the device again, and bring the file that it writes as it is"
     values = read_json(path, "check.py", f"; {again}")
     fix = f"Expected the certificate of a device; {again}."
-    found = as_record(DeviceCertificate, values, path, fix)
-    if {found.format, found.kit.format} != {FORMAT}:
+    certificate = as_record(DeviceCertificate, values, path, fix)
+    if {certificate.format, certificate.kit.format} != {FORMAT}:
         problems.append(
-            f"received format {found.format}, of sat-tf {found.kit.sat_tf}, expected {FORMAT}; "
-            "write the kit again with this sat-tf."
+            f"received format {certificate.format}, of sat-tf {certificate.kit.sat_tf}, expected "
+            f"{FORMAT}; write the kit again with this sat-tf."
         )
-    if found.seal != check.seal(values):
+    if certificate.seal != check.seal(values):
         problems.append(
             "received a certificate that was changed after check.py wrote it, expected one whose "
             f"hash is its seal; {again}."
         )
-    if found.kit.seal != check.seal(values["kit"]):
+    if certificate.kit.seal != check.seal(values["kit"]):
         problems.append(
             "received the certificate of a kit that was changed, expected one whose hash is its "
             "seal; write the kit again."
         )
-    expected = {tensor.name: tensor for tensor in found.kit.tensors}
+    expected = {tensor.name: tensor for tensor in certificate.kit.tensors}
     wrong = []
-    for tensor in found.tensors:
-        known = expected.get(tensor.name)
-        same = known is not None and known.sha256 == tensor.sha256
-        count = int(np.prod(known.shape)) * found.kit.num_images if known else 0
+    for tensor in certificate.tensors:
+        of_kit = expected.get(tensor.name)
+        same = of_kit is not None and of_kit.sha256 == tensor.sha256
+        count = int(np.prod(of_kit.shape)) * certificate.kit.num_images if of_kit else 0
         if same == bool(tensor.images) or count != tensor.codes_compared:
             wrong.append(tensor.name)
-    wrong += [name for name in expected if name not in {tensor.name for tensor in found.tensors}]
+    wrong += [
+        name for name in expected if name not in {tensor.name for tensor in certificate.tensors}
+    ]
     if wrong:
         problems.append(
             "received counts that do not fit the hashes beside them "
@@ -167,7 +169,7 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
         )
     if problems:
         raise ProblemsError(str(path), problems)
-    return found
+    return certificate
 
 
 def read_device_check(
@@ -191,25 +193,27 @@ def read_device_check(
         ValueError: the certificate is damaged, or about another file, other images or a changed
             kit; lists every problem with its fix.
     """
-    found = read_device_certificate(certificate_path)
+    certificate = read_device_certificate(certificate_path)
     subject = read_subject(expect_path(path))
-    seed, count = found.kit.images_from.seed, found.kit.num_images
-    if images is None and seed is not None and found.kit.sha256 == subject.sha256:
+    seed, count = certificate.kit.images_from.seed, certificate.kit.num_images
+    if images is None and seed is not None and certificate.kit.sha256 == subject.sha256:
         image = subject.graph.images[0]
         images = image.drawn(random_images(image.shape, count, seed))
     if images is not None:
         images, _ = checked_inputs("read_device_check", subject, images, None)
-    problems = mismatches_with_record(subject, images, found.kit, "kit", "make a kit of this one")
+    problems = mismatches_with_record(
+        subject, images, certificate.kit, "kit", "make a kit of this one"
+    )
     compared, _ = tensors_of(subject.graph)
-    recorded = {tensor.name: tensor.sha256 for tensor in found.kit.tensors}
+    recorded = {tensor.name: tensor.sha256 for tensor in certificate.kit.tensors}
     wrong = sorted(set(compared) ^ set(recorded))
     if not problems and not wrong and images is not None:
         # A kit whose hashes were changed, and sealed again, does not pass.
         expected = Expected(compared)
         for stored in simulated(subject, images):
             expected.add(stored)
-        own = expected.result()
-        wrong = [tensor.name for tensor in own if recorded[tensor.name] != tensor.sha256]
+        simulated_here = expected.result()
+        wrong = [tensor.name for tensor in simulated_here if recorded[tensor.name] != tensor.sha256]
     if not problems and wrong:
         problems.append(
             f"received the certificate of a kit that expects other codes than this file has "
@@ -218,4 +222,4 @@ def read_device_check(
         )
     if problems:
         raise ProblemsError(f"{subject.path} and the certificate of a device", problems)
-    return found.check, images is not None
+    return certificate.check, images is not None
