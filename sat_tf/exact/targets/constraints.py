@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.exact.tflite.contents import StoredOperator, StoredTensor
+from sat_tf.exact.tflite.contents import StoredOperator
 from sat_tf.messages import first_ones
 
 # Why an operator does not meet a condition, "" where it does; and what to change.
@@ -31,35 +31,18 @@ def with_settings(
     return lambda *settings, **named: lambda operator: check(operator, *settings, **named)
 
 
-def moved_tensors(operator: StoredOperator) -> list[StoredTensor]:
-    """The tensors that it reads and makes, without its constants."""
-    read = [tensor for tensor in operator.inputs if tensor is not None and tensor.data is None]
-    return [*read, *operator.outputs]
-
-
 @with_settings
-def of_types(operator: StoredOperator, *types: str, fix: str) -> tuple[str, str]:
-    """Tensors that are no constants have one of some types."""
-    found = next((one for one in moved_tensors(operator) if one.type not in types), None)
-    if found is None:
-        return _MET
-    return f"its tensor {found.name} is {found.type}, it takes {', '.join(types)}", fix
-
-
-@with_settings
-def quantized(operator: StoredOperator, *, fix: str) -> tuple[str, str]:
-    """Tensors that are no constants have a scale."""
-    found = next((one for one in moved_tensors(operator) if not one.scales.size), None)
-    return _MET if found is None else (f"its tensor {found.name} has no scale", fix)
-
-
-@with_settings
-def first_of_type(operator: StoredOperator, type: str, *, fix: str) -> tuple[str, str]:
-    """What it reads first has a type and a scale; the others may be indices."""
-    source = operator.reads[0]
-    if source.type != type:
-        return f"its tensor {source.name} is {source.type}, it takes {type}", fix
-    return _MET if source.scales.size else (f"its tensor {source.name} has no scale", fix)
+def of_types(
+    operator: StoredOperator, *types: str, fix: str, scaled: bool = False, first: bool = False
+) -> tuple[str, str]:
+    """Tensors that are no constants have one of some types, and a scale; or the first alone."""
+    moved = [*(tensor for tensor in operator.reads if tensor.data is None), *operator.outputs]
+    for tensor in operator.reads[:1] if first else moved:
+        if tensor.type not in types:
+            return f"its tensor {tensor.name} is {tensor.type}, it takes {', '.join(types)}", fix
+        if scaled and not tensor.scales.size:
+            return f"its tensor {tensor.name} has no scale", fix
+    return _MET
 
 
 @with_settings

@@ -255,9 +255,10 @@ _ETHOS_TYPES = constraints.of_types("INT8", "UINT8", "INT16", "INT32", fix=INTEG
 # with what their tensors are; of those that it does not list, the table of TFLite's quantizer says
 # the same, tensorflow/lite/tools/optimize/operator_property.cc.
 
-_CODES = (constraints.of_types("INT8", fix=QUANTIZED), constraints.quantized(fix=QUANTIZED))
+_CODES = (constraints.of_types("INT8", scaled=True, fix=QUANTIZED),)
 _INT8_WEIGHTS = constraints.weights_of("INT8", fix=_STORE_BYTES)
-_FIRST_CODES = (constraints.first_of_type("INT8", fix=QUANTIZED),)
+# What it reads behind them are indices, or what it makes are other numbers.
+_FIRST_CODES = (constraints.of_types("INT8", scaled=True, first=True, fix=QUANTIZED),)
 # What is read and what is made has one scale and one zero point.
 _OF_ONE_GRID = (
     *("AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION", "MAXIMUM", "MINIMUM", "RESHAPE"),
@@ -287,7 +288,7 @@ _INT8: Mapping[str, tuple[Constraint, ...]] = {
     "TANH": (*_CODES, constraints.output_grid(1 / 128, 0)),
     "L2_NORMALIZATION": (*_CODES, constraints.output_grid(1 / 128, 0)),
     # Files take pixels, and make codes, as uint8 too.
-    "QUANTIZE": (_BYTES, constraints.quantized(fix=QUANTIZED)),
+    "QUANTIZE": (constraints.of_types("INT8", "UINT8", scaled=True, fix=QUANTIZED),),
     "GATHER": (*_FIRST_CODES, constraints.same_grids),
     **dict.fromkeys(("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL"), _FIRST_CODES),
     **dict.fromkeys(("GREATER", "GREATER_EQUAL", "ARG_MAX", "SHAPE"), _FIRST_CODES),
