@@ -6,6 +6,7 @@ on its twin in tf_keras, which computes the same: see `sat_tf.keras3.twin`.
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +14,8 @@ from typing import Any, TypeVar
 
 from sat_tf.qat.policy import BitPolicy
 
+# The module needs most of what this one decorates, and loads Keras 3.
+_TWIN = "sat_tf.keras3.twin"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -30,8 +33,7 @@ def for_keras3(by: str = "on_twin") -> Callable[[_Function], _Function]:
             model = args[0] if args else kwargs.get("model")
             if not is_keras3(model):
                 return function(*args, **kwargs)
-            from sat_tf.keras3 import twin  # which loads Keras 3
-
+            twin = importlib.import_module(_TWIN)
             rest = {name: value for name, value in kwargs.items() if name != "model" or args}
             return getattr(twin, by)(function, model, *args[1:], **rest)
 
