@@ -19,7 +19,6 @@ from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import (
     add_quantization,
     asked_policy,
-    converts_pixels,
     with_input_range,
 )
 from sat_tf.commands.quantize import expect_float
@@ -114,6 +113,7 @@ def _guesses(model: "keras.Model", policy: BitPolicy) -> Iterator[str]:
     """What is taken for granted of the inputs, because neither the policy nor the model says it."""
     from sat_tf.graph.rewrite import network_of_layers
     from sat_tf.planning.decisions import guessed_pixels
+    from sat_tf.qat.inputs import converts_pixels
 
     network = network_of_layers(model)
     guesses = {name: guessed_pixels(network, policy, name) for name in network.inputs}
@@ -125,7 +125,8 @@ def _guesses(model: "keras.Model", policy: BitPolicy) -> Iterator[str]:
             )
     if list(guesses.values()) != [""] or policy.type_of(network.input) != INPUT_TYPES[0]:
         return
-    if can_be_pictures(network[network.input].shape) and not converts_pixels(model):
+    name = network.input
+    if can_be_pictures(network[name].shape) and not converts_pixels(network, name):
         yield (
             "the model is taken to be fed pixels, 0 to 255; --images DIR finds its range as "
             "sat-tf quantize does, and --input_range gives it."

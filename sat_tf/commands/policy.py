@@ -178,13 +178,17 @@ def with_input_range(
     accurate than others.
     """
     from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range, range_accuracies
+    from sat_tf.graph.rewrite import network_of_layers
     from sat_tf.qat.input_range_checks import float_statistics
+    from sat_tf.qat.inputs import converts_pixels
 
     if policy.type_of(model.input_names[0]) != INPUT_TYPES[0]:
         return policy  # real values
-    if not policy.states_input_range and converts_pixels(model):
-        say(console, "Input range: pixels, which its own layers convert.")
-        return dataclasses.replace(policy, input_range=PIXELS.spelling)
+    if not policy.states_input_range:
+        network = network_of_layers(model)
+        if converts_pixels(network, network.input):
+            say(console, "Input range: pixels, which its own layers convert.")
+            return dataclasses.replace(policy, input_range=PIXELS.spelling)
     pixels, labels = sample(USUAL_IMAGES)
     if policy.states_input_range:
         given = policy.range_of(model.input_names[0])
@@ -234,14 +238,3 @@ def feed_of(policy: BitPolicy, model: "keras.Model") -> Callable[[np.ndarray], n
     if policy.type_of(name) == INPUT_TYPES[0]:
         return policy.range_of(name).fed
     return lambda values: values.astype(np.float32)
-
-
-def converts_pixels(model: "keras.Model") -> bool:
-    """Whether the first layers of a model make what it computes on of pixels."""
-    from sat_tf.graph.layer_kinds import role_of
-    from sat_tf.graph.layers.kind import Role
-    from sat_tf.graph.rewrite import network_of_layers
-
-    network = network_of_layers(model)
-    readers = [role_of(node.layer) for node in network if network.input in node.inputs]
-    return any(role in (Role.AFFINE, Role.SCALING) for role in readers)

@@ -10,7 +10,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.planning.plan import ActivationPlan, Fate, WeightPlan
-from sat_tf.qat.inputs import borders, find_folds, own_type
+from sat_tf.qat.inputs import borders, converts_pixels, find_folds, own_type
 from sat_tf.qat.placement import Placement
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.protocol import BITS_FIELDS, ActivationQuantizer, Quantizer, WeightQuantizer
@@ -71,10 +71,8 @@ def guessed_pixels(network: Network, policy: BitPolicy, name: str) -> str:
     """
     shape = network[name].shape
     is_coloured = can_be_pictures(shape) and shape[-1] != 1
-    readers = (layer_kinds.role_of(node.layer) for node in network.consumers(name))
-    converts = any(role in (Role.AFFINE, Role.SCALING) for role in readers)
     is_stated = policy.states_range_of(name) or policy.states_type_of(name)
-    if is_coloured or converts or is_stated:
+    if is_coloured or converts_pixels(network, name) or is_stated:
         return ""
     if can_be_pictures(shape):
         return "taken for grey pictures, pixels 0 to 255, though it may be other maps of numbers"

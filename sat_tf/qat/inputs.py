@@ -102,6 +102,12 @@ def takes_pixels(network: Network) -> bool:
     return not is_kept and set(input_types(network).values()) == {"uint8"}
 
 
+def converts_pixels(network: Network, name: str) -> bool:
+    """Whether the first layers of a float model make what it computes on of an input's pixels."""
+    readers = (layer_kinds.role_of(node.layer) for node in network.consumers(name))
+    return any(role in (Role.AFFINE, Role.SCALING) for role in readers)
+
+
 @dataclasses.dataclass(frozen=True)
 class Fold:
     """A change that one layer folds: value c of its input is ratio[c] · p[order[c]] + shift[c]."""
