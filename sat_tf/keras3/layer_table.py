@@ -115,6 +115,7 @@ def _named(value: Any) -> str:
 # Settings that tf_keras does not have, with the value at which Keras 3 does the same.
 _NEUTRAL = {
     "antialias": False,
+    "autocast": True,
     "data_format": "channels_last",
     "flash_attention": None,
     "gptq_unpacked_column_size": None,

@@ -18,6 +18,7 @@ from sat_tf.graph.operations import arithmetic, pooling
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.keras3 import operations
 from sat_tf.keras3.placed import placed
+from sat_tf.keras3.twin import twin_of
 
 VALUES = np.random.default_rng(4).uniform(0.1, 3.0, (3, 8, 8, 4)).astype(np.float32)
 
@@ -203,6 +204,20 @@ def test_layers_of_quantized_operations_are_those_of_tf_keras(layer):
     np.testing.assert_array_equal(made(VALUES), layer(VALUES))
     copy = type(layer).from_config(layer.get_config())
     np.testing.assert_array_equal(copy(VALUES), layer(VALUES))
+
+
+def test_layers_that_sat_tf_has_in_both_come_back_from_a_file_with_their_twins(tmp_path):
+    image = keras3.Input((6, 6, 3), name="image")
+    x = keras3.layers.Conv2D(4, 3, activation="relu")(image) * 1.5
+    x = keras3.ops.stop_gradient(x) + x
+    x = keras3.layers.Dense(2)(keras3.layers.Flatten()(x[:, 1:, ::2]))
+    policy = sat_tf.BitPolicy.mobile(4, input_max=1.0, initial_clipping_level=4.0)
+    sat_tf.quantize_model(keras3.Model(image, x), policy).save(tmp_path / "model.keras")
+    model = keras3.saving.load_model(tmp_path / "model.keras")
+    inner = {type(layer.layer) for layer in model.layers if hasattr(layer, "layer")}
+    assert {operations.Scaling, operations.Slice, operations.StopGradient} <= inner
+    images = np.random.default_rng(0).uniform(0.0, 1.0, (4, 6, 6, 3)).astype(np.float32)
+    np.testing.assert_allclose(twin_of(model)(images), model(images), rtol=1e-5, atol=1e-5)
 
 
 def test_functions_of_tf_keras_that_keras_3_has_not_are_those_of_tf_keras():
