@@ -75,7 +75,9 @@ class PictureFiles:
         """Returns the bytes of a picture and its label, int32, in the graph."""
         # TensorFlow's own reader would make room for whatever size a file says it has.
         path = self._paths[row[0]]
-        content = tf.numpy_function(lambda path: read_bytes(bytes_of(path)), [path], tf.string)
+        content = tf.numpy_function(
+            lambda path: read_bytes(os.fsdecode(bytes_of(path))), [path], tf.string
+        )
         return tf.ensure_shape(content, ()), self._labels[row[0]]
 
     def name(self, *row: Any) -> str:
