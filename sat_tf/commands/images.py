@@ -44,6 +44,11 @@ class Pixels:
     source: ImagesFrom  # Where they come from.
     notes: tuple[str, ...] = ()  # Remarks to print.
 
+    def sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Takes so many of them at most, spread evenly, with their labels."""
+        chosen = spread_evenly(len(self.images), most)
+        return self.images[chosen], None if self.labels is None else self.labels[chosen]
+
     def of_input(self, image: Image) -> "Pixels":
         """The same for an input of a file: random ones over its range, pictures as its values."""
         if self.source.seed is not None and (image.is_kept or image.type != "uint8"):
