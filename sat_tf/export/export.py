@@ -357,8 +357,10 @@ def _report(
     file: _File, route: str, storage: list[StorageCost], moved_biases: int, start: float
 ) -> ExportReport:
     """The report on a file, whose export began at `start`."""
-    graph, settings, contents, direct = file.graph, file.settings, file.contents, route == "direct"
+    graph, settings = file.graph, file.settings
+    is_direct = route == "direct"
     kernels = linear_operations(graph.operations)
+    products = [kernel.storage for kernel in kernels if kernel.is_product]
     warnings = list(graph.warnings)
     processor = settings.processor
     if beyond := sorted({kernel.storage.value for kernel in kernels} - processor.stores):
@@ -373,27 +375,27 @@ def _report(
             f"{', '.join(graph.float_layers)}: as TensorFlow's converter writes layers left float, "
             "their shapes have a batch of 1, so that LiteRT runs one image at a time"
         )
-    warnings += wrong_before(contents)
-    if not direct:
+    warnings += wrong_before(file.contents)
+    if not is_direct:
         warnings.append(CONVERTED)
     return ExportReport(
         path=str(file.path),
         bytes=len(file.content),
         gzip_bytes=storage[0].gzip_bytes,
         sha256=hashlib.sha256(file.content).hexdigest(),
-        operators=contents.operator_counts(),
-        float_operators=contents.float_operators(),
+        operators=file.contents.operator_counts(),
+        float_operators=file.contents.float_operators(),
         route=route,
         float_layers=list(graph.float_layers),
-        certified=list(graph.integer_tensors) if direct else [],
+        certified=list(graph.integer_tensors) if is_direct else [],
         storage=storage,
-        kernels=packing.stored_kernels(graph) if direct else [],
-        runs_from=first_release((each.storage for each in kernels if each.is_product), contents),
-        portability=portability_of(graph) if direct else [],
-        moved_scales=dict(graph.moved_scales) if direct else {},
+        kernels=packing.stored_kernels(graph) if is_direct else [],
+        runs_from=first_release(products, file.contents),
+        portability=portability_of(graph) if is_direct else [],
+        moved_scales=dict(graph.moved_scales) if is_direct else {},
         moved_biases=moved_biases,
         target=settings.target,
-        cpu_fallback=TARGETS[settings.target].elsewhere(contents),
+        cpu_fallback=TARGETS[settings.target].elsewhere(file.contents),
         warnings=warnings,
         seconds=time.perf_counter() - start,
     )

@@ -8,7 +8,6 @@ several operations. A draft says itself how it becomes a tensor of codes or of f
 import abc
 import dataclasses
 from collections.abc import Callable, Collection
-from typing import ClassVar
 
 import numpy as np
 
@@ -53,9 +52,6 @@ class Draft(abc.ABC):
 
     inputs: tuple[str, ...]  # Names of the tensors that it reads.
     tensor: str = ""  # The name of its tensor, where it is one already; else "".
-    # No integer kernel computes it of float values, so that an observed range alone makes no codes
-    # of it.
-    stays_float: ClassVar[bool] = False
 
     @property
     def keeps_stream(self) -> bool:
@@ -73,10 +69,6 @@ class Draft(abc.ABC):
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
         """The smallest and the largest value that it can have."""
         return codes_of(self.inputs[0]).real_range
-
-    def seen_within(self, low: float, high: float) -> "Draft":
-        """The same, known to give values from `low` to `high`."""
-        return self
 
 
 class GraphBuilder:

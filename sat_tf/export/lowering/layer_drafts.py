@@ -23,7 +23,7 @@ from sat_tf.exact.operations.pairs import Concatenate, Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool
 from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.operations.tabled import Computed, Reshape, moved, sloped, table_of
-from sat_tf.exact.operations.windows import LinearKind
+from sat_tf.exact.operations.windows import LinearKind, placement
 from sat_tf.exact.tflite.tensors import WHOLE, Codes, Window
 from sat_tf.export.lowering.drafts import (
     Affine,
@@ -91,7 +91,10 @@ class LinearDraft(OperationDraft):
         )
 
     def seen_within(self, low: float, high: float) -> "LinearDraft":
-        """See `Draft`: where nothing better is known, the ends are two deviations away."""
+        """The same, known to give values within a range.
+
+        Where nothing better is known, its ends are two deviations away.
+        """
         linear = self.operation
         unknown = np.isinf(linear.spread)
         return self._with(
@@ -240,8 +243,7 @@ def strips(length: int, size: int, stride: int) -> list[Strip]:
     >>> [(strip.start, strip.stop, strip.size, strip.windows) for strip in strips(6, 3, 1)]
     [(0, 2, 2, 1), (0, 6, 3, 4), (4, 6, 2, 1)]
     """
-    count = -(-length // stride)
-    front = max((count - 1) * stride + size - length, 0) // 2
+    (front, _), count = placement(length, size, stride, 1, "SAME")
     starts = [place * stride - front for place in range(count)]
     inside = [start for start in starts if 0 <= start <= length - size]
     joined = []
@@ -267,8 +269,6 @@ class AveragePoolDraft(OperationDraft):
     """
 
     operation: AveragePool
-
-    stays_float = True
 
     def parts(self, shape: Shape) -> tuple[list[Strip], list[Strip]] | None:
         """The windows pooled together, by rows and columns; None where they are too many."""

@@ -149,7 +149,7 @@ def pads(network: Network, node: Node) -> bool:
     layer = inner_layer(node.layer)
     sizes = network[node.inputs[0]].shape
     return layer.padding == "same" and any(
-        (-(-size // stride) - 1) * stride + window > size
+        any(placement(size, window, stride, 1, "SAME")[0])
         for size, window, stride in zip(sizes, layer.pool_size, layer.strides, strict=False)
         if size is not None
     )

@@ -179,10 +179,7 @@ def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str
     """The operation with its storage, and why that has not fewer bits; "" where it may not."""
     if linear.real:
         return linear, "it computes in float32"
-    channels = graph.tensors[linear.inputs[0]].shape[-1]
-    if linear.kind is LinearKind.TRANSPOSED or (
-        linear.kind is LinearKind.CONVOLUTION and linear.kernel.shape[-1] != channels
-    ):
+    if linear.kind is LinearKind.TRANSPOSED or linear.work(graph).is_grouped:
         return linear, "transposed and grouped convolutions read int8 only"
     pixelwise = packing.pixelwise and _is_pixelwise(linear)
     note = ""

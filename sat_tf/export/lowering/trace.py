@@ -413,9 +413,9 @@ class _Tracer:
             # No quantizer replaces this rectifier.
             return Rectified(draft.inputs, draft, layer_kinds.rectifier_ceiling(layer))
         if getattr(quantizer, "observes_range", False):
-            # No integer kernel computes some layers, and nothing needs the codes of these.
-            stays_float = draft.stays_float and node.name not in self.network.outputs
-            if stays_float and self.builder.codes(draft.inputs[0]) is None:
+            # No integer kernel computes means of float values, and nothing needs codes of these.
+            is_mean = isinstance(draft, AveragePoolDraft) and node.name not in self.network.outputs
+            if is_mean and self.builder.codes(draft.inputs[0]) is None:
                 return draft
             layer, observed = inner_layer(node.layer), layers.observed_range(node.layer)
             if observed is None:
@@ -430,7 +430,8 @@ class _Tracer:
                 ceiling = layer_kinds.rectifier_ceiling(layer)
                 low, high = 0.0, high if ceiling is None else min(high, ceiling)
             codes = range_codes(low, high)
-            draft = draft.seen_within(low, high)
+            if isinstance(draft, LinearDraft):
+                draft = draft.seen_within(low, high)
         elif rounds_to_input(node.layer) and layers.is_fixed(node):
             return draft
         elif isinstance(quantizer, ActivationQuantizer):
