@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from sat_tf.exact.kernels import fixed_point, functions
-from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, LinearWork
+from sat_tf.exact.kernels.kernel_sets import MICRO, REFERENCE, XNNPACK_SETS, LinearWork
 from sat_tf.exact.operations.operation import stored_codes
 from sat_tf.exact.operations.row import Call, Row, Written
 from sat_tf.exact.tflite.tensors import Codes
@@ -106,6 +106,8 @@ def _product(call: Call) -> np.ndarray:
     """The product over any axes: each is multiplied, and rounded, after another, in integers."""
     axes, count = _axes(call)
     keeps, output = bool(call.options["keepDims"]), call.output
+    if count == 1 and call.kernels not in (REFERENCE, MICRO):  # others copy them, on any grid
+        return call.arrays[0] if keeps else np.squeeze(call.arrays[0], axes)
     ratio = float(call.grid().scale) / float(output.scale) ** (1.0 / count)
     multiplier, codes = fixed_point.fixed_point(ratio), call.codes()
     last = np.moveaxis(codes, axes, range(-len(axes), 0))

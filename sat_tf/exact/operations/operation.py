@@ -122,7 +122,7 @@ class Operation(abc.ABC):
 
     def title(self, graph: Tensors) -> str:
         """Its name in the listing of a graph."""
-        return type(self).__name__
+        return ", ".join(self.operators)
 
     def weights_title(self) -> str:
         """The range of its weights in the listing; empty where it has none."""

@@ -53,9 +53,6 @@ class Tabled(Operation):
     def operators(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def title(self, graph: Tensors) -> str:
-        return self.name
-
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         sources, names = iter(inputs), iter(self.inputs)
         arrays: list[np.ndarray] = []

@@ -111,9 +111,7 @@ def test_every_pair_of_codes_with_a_constant_is_that_of_litert(
     values = np.tile(ALL_CODES, 256).reshape(shape)
     pair = [Grid(shape, scale, zero), constant(values, scale * other, other_zero)]
     output = Grid(shape, scale * ratio, output_zero)
-    options = (
-        "SquaredDifferenceOptions" if name[0] == "S" and len(name) > 3 else f"{name.title()}Options"
-    )
+    options = f"{name.title().replace('_', '')}Options"
     more = {} if len(name) > 3 else {"fusedActivationFunction": fused}
     content = file_of(
         name, pair[::-1] if is_first else pair, [output], version=2, options=options, **more

@@ -448,9 +448,21 @@ def assert_read_as_written(graph: Graph) -> None:
     assert serialize(found, {}) == content
 
 
+# The ends of activations, by the numbers of those that are fused and by the names of operators.
+ENDS = {2: 1.0, 3: 6.0, "RELU_N1_TO_1": 1.0, "RELU6": 6.0, "RELU_0_TO_1": 1.0}
+
+
+def ends_at_half_a_code(name: str, form: Form) -> bool:
+    """Whether an activation ends between two codes, of which kernels do not take the same one."""
+    end = ENDS.get(form.values.get("fusedActivationFunction", 0), ENDS.get(name))
+    return end is not None and abs(end / form.makes[0].scale % 1.0 - 0.5) < 1e-4
+
+
 def check(name: str, seed: int) -> None:
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed])
     form = FORMS[name](rng)
+    while ends_at_half_a_code(name, form):
+        form = FORMS[name](rng)
     content = file_of(
         name,
         form.reads,

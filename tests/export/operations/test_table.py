@@ -270,7 +270,7 @@ def test_a_new_operation_needs_its_class_and_a_row(positive):
     again = read_graph(content, "net")
     assert again.operations == positive.operations
     np.testing.assert_array_equal(simulate(again, pixels)["y"], expected["y"])
-    assert "Positive" in str(positive)
+    assert "RELU" in str(positive)
     assert positive.operations[1].operators == ("RELU",)
 
 
