@@ -11,7 +11,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.exact import evaluate
-from sat_tf.exact.certificate import proof
+from sat_tf.exact.certificate import comparison, proof
 from sat_tf.exact.certificate.certificate import read_certificate
 from sat_tf.exact.certificate.inputs import ImagesFrom, random_images
 from sat_tf.exact.certificate.proof import recheck, verify_file
@@ -116,7 +116,7 @@ def test_a_float_tensor_that_becomes_nan_is_no_small_difference(
         return tensors
 
     sat_tf.export_tflite(with_float_streams, tmp_path / "model.tflite")
-    monkeypatch.setattr(proof, "simulate", wrong)
+    monkeypatch.setattr(comparison, "simulate", wrong)
     found = sat_tf.verify_tflite(with_float_streams, tmp_path / "model.tflite", images[:2])
     assert found.runtimes["xnnpack"].largest_float_difference == np.inf
 
@@ -130,7 +130,7 @@ def test_one_wrong_integer_is_counted(small, small_file, small_images, monkeypat
         tensors[name][0, 0, 0, 0] += 1
         return tensors
 
-    monkeypatch.setattr(proof, "simulate", wrong)
+    monkeypatch.setattr(comparison, "simulate", wrong)
     found = sat_tf.verify_tflite(small, small_file, small_images[:2])
     assert (found.codes_differing, found.top1) == (1, {})  # without labels
     assert [t.name for t in found.tensors if t.codes_differing] == [name]
@@ -219,7 +219,7 @@ def test_codes_that_are_not_those_of_the_certificate_are_named(
         tensors[name] = np.clip(tensors[name] + 1, -128, 127)
         return tensors
 
-    monkeypatch.setattr(proof, "simulate", wrong_in_the_end)
+    monkeypatch.setattr(comparison, "simulate", wrong_in_the_end)
     found = recheck(small_file, recorded, small_images)
     assert found.differences[0] == f"{name}: its codes differ from the certificate"
     assert "in the certificate" in found.differences[-1]

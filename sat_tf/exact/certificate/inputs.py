@@ -165,16 +165,12 @@ def checked_by_accuracy(
     ranges: Sequence[CheckedRange], labels: Sequence[np.ndarray | None], top1: Sequence[float]
 ) -> list[CheckedRange]:
     """The ranges, of which an only one is checked by accuracy clearly above that of guessing."""
-    labelled = [
-        classes_of_output[classes_of_output >= 0]
-        for classes_of_output in labels
-        if classes_of_output is not None
-    ]
+    labelled = [classes[classes >= 0] for classes in labels if classes is not None]
     if len(ranges) != 1 or ranges[0].checked_by or ranges[0].problem:
         return list(ranges)
-    for classes, share in zip(labelled, top1, strict=True):
-        count = max(classes.size, 1)
-        guessed = np.max(np.bincount(classes.reshape(-1).astype(np.int64)), initial=0) / count
+    for of_output, share in zip(labelled, top1, strict=True):
+        count = max(of_output.size, 1)
+        guessed = np.max(np.bincount(of_output.reshape(-1).astype(np.int64)), initial=0) / count
         margin = max(_FEWEST_IMAGES / count, _CLEAR_ERRORS * np.sqrt(guessed / count))
         if share > guessed + margin:
             how = f"accuracy, {100 * share:.1f} % where one class for all has {100 * guessed:.1f} %"

@@ -38,27 +38,8 @@ def certificate_page(certificate: CertificateRecord) -> str:
         "exact/certificate/page.html",
         certificate=certificate,
         rules=rules,
-        facts={
-            "File": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
-            "SHA-256": certificate.sha256,
-            "Model": certificate.model,
-            "Target": saved_processor(certificate.target).title,
-            "Operators": ", ".join(
-                f"{count} {name}" for name, count in certificate.operators.items()
-            ),
-            "Float operators": ", ".join(certificate.float_operators) or "none",
-            "Layers left float": ", ".join(certificate.float_layers),
-            "SHA-256 of the images": certificate.images_sha256,
-            "Pictures": certificate.images_from.decoder,
-            "Top-1": ", ".join(
-                f"{MODEL_TITLES.get(name, name)} {100 * share:.2f} %"
-                for name, share in certificate.top1.items()
-            ),
-            "Versions": ", ".join(
-                f"{name} {version}" for name, version in certificate.versions.items()
-            ),
-            "Notes": "; ".join(certificate.warnings),
-        },
+        target=saved_processor(certificate.target).title,
+        titles=MODEL_TITLES,
         outputs=_outputs(certificate),
         models={
             name: title
