@@ -15,11 +15,10 @@ from sat_tf.exact.targets.processors import (
 from sat_tf.qat.policy import BitPolicy
 
 
-def test_every_row_has_a_source_and_stores_bytes():
+def test_every_target_stores_bytes():
     assert DEFAULT_TARGET in PROCESSORS
     for name, target in PROCESSORS.items():
         assert target.name == name
-        assert target.source
         assert 8 in target.stores
 
 

@@ -170,12 +170,13 @@ MICRO = dataclasses.replace(
     leaky=functools.partial(functions.leaky, slopes=functions.wide_slopes),
 )
 # This is Arm's reference model of what NPUs compute, of the program that its converter makes of a
-# file. It rounds twice in all linear operations, too.
+# file. It rounds twice in all linear operations, too, and interpolates exactly, with halves up.
 TOSA = dataclasses.replace(
     REFERENCE,
     name="tosa",
     title="TOSA",
     linear=MICRO.linear,
+    interpolation=bilinear.OF_XNNPACK,
     slopes=MICRO.slopes,
     leaky=MICRO.leaky,
 )

@@ -13,7 +13,6 @@ class Processor:
 
     name: str  # As options and policies call it.
     title: str  # As sentences call it.
-    source: str  # Where its constraints stand.
     stores: frozenset[int] = frozenset({8})  # The storage of kernels that it takes, by their bits.
     output_type: str = "float32"  # The type of outputs that it makes by itself.
     # It is an NPU, which computes functions, pools and resizing by integer operators of its own,
@@ -46,22 +45,12 @@ class Processor:
 
 
 _ROWS = (
-    Processor(
-        name="litert",
-        title="LiteRT's CPU kernels",
-        source="measured with ai-edge-litert, on x86 and on emulated Arm processors",
-        stores=frozenset({8, 4, 2}),
-    ),
-    Processor(
-        name="micro",
-        title="TFLite Micro",
-        source="measured with tflite-micro: its operators; FULLY_CONNECTED has no packed kernels",
-    ),
+    Processor(name="litert", title="LiteRT's CPU kernels", stores=frozenset({8, 4, 2})),
+    Processor(name="micro", title="TFLite Micro"),
     *(
         Processor(
             name=f"ethos-u{model}",
             title=f"Arm Ethos-U{model}",
-            source="the list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes",
             output_type="int8",
             native=True,
         )
@@ -70,7 +59,6 @@ _ROWS = (
     Processor(
         name="int8",
         title="TFLite's int8 specification",
-        source="LiteRT's 8-bit quantization specification, and the table of TFLite's quantizer",
         output_type="int8",
         native=True,
         confirmed_by="reference",
@@ -94,8 +82,7 @@ def saved_target(name: Any) -> Any:
 
 def saved_processor(name: str) -> Processor:
     """The processor that a certificate names, which a later version may know alone."""
-    unknown = Processor(name=name, title=name, source="another version of sat-tf")
-    return PROCESSORS.get(saved_target(name), unknown)
+    return PROCESSORS.get(saved_target(name), Processor(name=name, title=name))
 
 
 # The types of outputs that a file can have.

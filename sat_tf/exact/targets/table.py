@@ -182,6 +182,7 @@ _FIXES = {
 _STORE_BYTES = "export with pack='none'"
 _ETHOS_SUM = 8_323_072
 
+# The list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes.
 _BYTES = constraints.of_types("INT8", "UINT8", fix=QUANTIZED)
 _BYTE_WEIGHTS = constraints.weights_of("INT8", "UINT8", fix=_STORE_BYTES)
 _ETHOS_WEIGHTS = (_BYTE_WEIGHTS, constraints.largest_sum_of_weights(_ETHOS_SUM))
@@ -255,7 +256,7 @@ _ETHOS_TYPES = constraints.of_types("INT8", "UINT8", "INT16", "INT32", fix=INTEG
 # with what their tensors are; of those that it does not list, the table of TFLite's quantizer says
 # the same, tensorflow/lite/tools/optimize/operator_property.cc.
 
-_CODES = (constraints.of_types("INT8", scaled=True, fix=QUANTIZED),)
+_CODES = (constraints.of_types("INT8", scaled=True, fix=INTEGER_OUTPUTS),)
 _INT8_WEIGHTS = constraints.weights_of("INT8", fix=_STORE_BYTES)
 # What it reads behind them are indices, or what it makes are other numbers.
 _FIRST_CODES = (constraints.of_types("INT8", scaled=True, first=True, fix=QUANTIZED),)

@@ -308,16 +308,15 @@ def test_operators_that_a_processor_has_not_run_elsewhere(name, left):
     assert [one.operator for one in found] == left
 
 
-def test_only_float_ends_are_mended_by_another_type_of_outputs():
+@pytest.mark.parametrize("target", ["ethos-u55", "int8"])
+def test_only_float_ends_are_mended_by_another_type_of_outputs(target):
     types = ["INT8", "FLOAT32", "FLOAT32", "INT8", "FLOAT32", "FLOAT32"]
     tensors = [_tensor((1, 4), kind, name=f"t{place}") for place, kind in enumerate(types)]
     names = ["DEQUANTIZE", "SOFTMAX", "QUANTIZE", "DEQUANTIZE", "SOFTMAX"]
     operators = [
         _operator(name, [tensors[place]], tensors[place + 1]) for place, name in enumerate(names)
     ]
-    found = TARGETS["ethos-u55"].elsewhere(
-        Contents(tuple(operators), (tensors[0],), (tensors[-1],))
-    )
+    found = TARGETS[target].elsewhere(Contents(tuple(operators), (tensors[0],), (tensors[-1],)))
     assert [one.operator for one in found] == names
     assert [one.fix for one in found] == [QUANTIZED] * 3 + [INTEGER_OUTPUTS] * 2
 
