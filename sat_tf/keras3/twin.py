@@ -257,8 +257,8 @@ def _of_plan(
     plan._set_output_names()  # Keras keeps them apart from the layers'
     twins = {id(layer): twin for layer, twin in pairs}
     graph = Keras3Graph(model)
-    calls = [(call, twins[id(call.operation)], None) for call in graph.calls]
-    _enter(model, Translated(graph, plan, calls))
+    calls = ((call, twins[id(call.operation)], None) for call in graph.calls)
+    _enter(model, Translated(graph, plan, list(calls)))
     return model
 
 
