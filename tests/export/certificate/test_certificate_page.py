@@ -9,6 +9,7 @@ from sat_tf.exact.certificate.inputs import ImagesFrom
 from sat_tf.exact.certificate.outputs import OutputCount
 from sat_tf.exact.certificate.page import certificate_page
 from sat_tf.exact.certificate.proof import verify_file
+from sat_tf.exact.certificate.rules import rule_table
 
 VOID = {"meta", "path", "img", "wbr"}
 
@@ -61,7 +62,7 @@ def test_the_page_beside_the_certificate_shows_it(certificate):
     assert page == certificate_page(found)
     shown = outline(page)
     outputs = found.runtimes["xnnpack"].outputs  # values, as nothing says that they are classes
-    tables = outputs, found.runtimes, found.portability, found.codes
+    tables = outputs, found.runtimes, found.portability, found.codes, rule_table().rows
     assert shown.rows == sum(1 + len(rows) for rows in tables)
     assert f"0 of {found.codes_compared:,} codes differ" in shown.text
     for text in (found.sha256, found.images_sha256, *(t.name for t in found.codes)):
