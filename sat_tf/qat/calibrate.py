@@ -35,9 +35,9 @@ from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.model_class import policy_of
 from sat_tf.qat.requantize import as_fed
 from sat_tf.qat.shared_grids import SharedGrids, give_inputs_their_grids
-from sat_tf.qat.walk import Parts, each_part, one_by_one, walk
+from sat_tf.qat.walk import Parts, Sample, each_part, one_by_one, walk
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, output_quantizer, rounds_to_input
-from sat_tf.quantizers.best_levels import Sample, best_range_of_logits
+from sat_tf.quantizers.best_levels import best_observed_range, best_range_of_logits
 from sat_tf.quantizers.observers import expected_largest
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, PixelQuantizer
 from sat_tf.quantizers.seen_values import USUAL
@@ -289,7 +289,7 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         for name, sample in samples.items():
             if sample.largest > 0.0:
                 layer = network[name].layer
-                best = sample.best_range(layer.quantize_config.output)
+                best = layer.quantize_config.output.best_range(sample.sampled)
                 for of, value in best.items():
                     variable = layer.output_variables[of]
                     constraint = variable.constraint or tf.identity
@@ -535,7 +535,8 @@ def _observe_inputs(network: Network, batches: Batches) -> None:
         for images in batches:
             walk(network, images, each_part(call))
         for name, sample in samples.items():
-            layer, ends = network[name].layer, sample.best_observed_range()
+            ends = best_observed_range(sample.sampled) if sample.largest > 0.0 else (0.0, 0.0)
+            layer = network[name].layer
             layer.quantize_config.output.remember(*ends, layer.output_variables, len(batches))
 
 

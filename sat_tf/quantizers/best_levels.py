@@ -9,18 +9,14 @@ gives, |f(q(x; α)) - f(x)|^p: large negative values, all of which become nearly
 cost the others their resolution.
 """
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
-from typing import IO
+from collections.abc import Callable
 
 import numpy as np
 
 from sat_tf.core import grid as grids
 from sat_tf.core.grid import scale_and_zero
-from sat_tf.core.tensors import Tensor
-from sat_tf.quantizers.protocol import ActivationQuantizer
-from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, Function, SampledValues, itself
+from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, SampledValues
 
 # The power p of the error by bit width.
 _POWERS = {8: 4}
@@ -33,121 +29,6 @@ _OBSERVED_BITS, _WORTH_CLIPPING = 8, 0.9
 # these around the best one, as shares of it.
 _COARSE_STEPS = 10
 _FINE_STEPS = np.array([-5, -4, -3, -2, -1, 1, 2, 3, 4, 5]) / 100.0
-
-# A sample has so many values of a batch at random, and about so many of the largest, which decide
-# what clipping costs: among values at random there are too few of them.
-_AT_RANDOM = 8192
-_LARGEST = 2048
-# Each block of so many values is known by its largest magnitude: few blocks hold one of the tail.
-_BLOCK = 2**12
-
-
-class _Flat:
-    """All values of a batch in one row, which is never copied: it may be most of the memory."""
-
-    def __init__(self, parts: Sequence[np.ndarray]) -> None:
-        self.parts = [part.reshape(-1) for part in parts]
-        self.size = sum(part.size for part in self.parts)
-        starts = [np.arange(0, part.size, _BLOCK) for part in self.parts]
-        ends = [
-            (np.minimum.reduceat(part, at), np.maximum.reduceat(part, at))
-            for part, at in zip(self.parts, starts, strict=True)
-        ]
-        self._largest = [np.maximum(highest, -lowest) for lowest, highest in ends]
-        lowest, highest = (np.concatenate(each) for each in zip(*ends, strict=True))
-        # NaN where there is a NaN.
-        self.ends = float(np.min(lowest, initial=0.0)), float(np.max(highest, initial=0.0))
-
-    def at(self, places: np.ndarray) -> np.ndarray:
-        """The values in some places."""
-        found, start = np.empty(places.shape, np.float32), 0
-        for part in self.parts:
-            inside = (places >= start) & (places < start + part.size)
-            found[inside] = part[places[inside] - start]
-            start += part.size
-        return found
-
-    def beyond(self, bound: float) -> np.ndarray:
-        """The values with a larger magnitude, in their order."""
-        blocks = (
-            part[_BLOCK * place : _BLOCK * (place + 1)]
-            for part, largest in zip(self.parts, self._largest, strict=True)
-            for place in np.flatnonzero(largest > bound)
-        )
-        found = [block[np.abs(block) > bound] for block in blocks]
-        return np.concatenate([np.empty(0, np.float32), *found])
-
-
-@dataclasses.dataclass
-class Sample:
-    """A sample of one tensor: some values, how many each stands for, the ends of all of them."""
-
-    name: str  # Of the layer that gives it.
-    file: IO[bytes]  # Holds the values; several samples may share it.
-    function: Function = itself  # The one that alone reads it.
-    # The smallest and the largest value that was there, or 0.
-    ends: tuple[float, float] = (0.0, 0.0)
-    # A piece of the file starts somewhere, and has so many values that each stand for so many.
-    _pieces: list[tuple[int, int, float]] = dataclasses.field(default_factory=list, init=False)
-
-    @property
-    def largest(self) -> float:
-        """The largest magnitude of all that was there."""
-        return max(-self.ends[0], self.ends[1])
-
-    @property
-    def values(self) -> np.ndarray:
-        """The values from all batches."""
-        found = []
-        for start, size, _ in self._pieces:
-            self.file.seek(start)
-            found.append(np.frombuffer(self.file.read(4 * size), np.float32))
-        return np.concatenate(found)
-
-    @property
-    def counts(self) -> np.ndarray:
-        """How many each of the values stands for."""
-        sizes, counts = [size for _, size, _ in self._pieces], [one for *_, one in self._pieces]
-        return np.repeat(np.array(counts), sizes)
-
-    def take(self, parts: Sequence[Tensor]) -> None:
-        """Looks at one batch of the tensor, whose parts are one behind the other."""
-        batch = _Flat([np.asarray(part).astype(np.float32, copy=False) for part in parts])
-        if not np.all(np.isfinite(batch.ends)):
-            raise ValueError(
-                f"{self.name}: received NaN or infinite activations, expected finite ones; check "
-                "the images, and the weights and statistics of the layers before it."
-            )
-        self.ends = min(self.ends[0], batch.ends[0]), max(self.ends[1], batch.ends[1])
-        if batch.size <= _AT_RANDOM + _LARGEST:
-            self._add(np.concatenate(batch.parts), 1.0)
-            return
-        # At random: an even stride would meet some channels again and again, others never.
-        chosen = np.random.default_rng(len(self._pieces)).integers(0, batch.size, _AT_RANDOM)
-        values = batch.at(chosen)
-        place = max(1, round(_AT_RANDOM * _LARGEST / batch.size))
-        bound = np.partition(np.abs(values), -place)[-place]
-        tail = batch.beyond(bound)
-        others = values[np.abs(values) <= bound]
-        self._add(tail, 1.0)
-        self._add(others, (batch.size - tail.size) / others.size)
-
-    def _add(self, values: np.ndarray, count: float) -> None:
-        self.file.seek(0, 2)  # to its end, where other samples may have written
-        self._pieces.append((self.file.tell(), values.size, count))
-        self.file.write(values.data)
-
-    def best_range(self, quantizer: ActivationQuantizer) -> dict[str, float]:
-        """The variables of a range with the smallest error; the tensor must not be all 0."""
-        return quantizer.best_range(self._sampled)
-
-    def best_observed_range(self) -> tuple[float, float]:
-        """The ends of an observer's range with the smallest error."""
-        return best_observed_range(self._sampled) if self.largest > 0.0 else (0.0, 0.0)
-
-    @property
-    def _sampled(self) -> SampledValues:
-        return SampledValues(self.values, self.largest, self.counts, self.function, self.ends)
 
 
 class _Errors:

@@ -17,8 +17,8 @@ from sat_tf.core.asymmetric import Reach
 from sat_tf.core.gradients import CLIPPING_GRADIENTS
 from sat_tf.exact.tflite.input_range import range_of
 from sat_tf.qat.configs import AtLeast, PlacedConfig, make_variables
+from sat_tf.qat.walk import Sample
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.best_levels import Sample
 from sat_tf.quantizers.dorefa import DorefaQuantizer, latent_kernel
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.l1 import L1Quantizer
