@@ -43,11 +43,7 @@ CLIPPING_GRADIENTS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def find_clipping_gradient(name: str) -> Callable[[Any, Any], Any]:
-    """Returns the row of a name.
-
-    >>> find_clipping_gradient("calibrated")(0.4, 0.5)
-    0.4
-    """
+    """Returns the row of a name."""
     if name not in CLIPPING_GRADIENTS:
         hint = did_you_mean(str(name), CLIPPING_GRADIENTS)
         raise ValueError(f"gradient={name!r} is not a clipping-level gradient. {hint}")

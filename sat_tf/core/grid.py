@@ -21,8 +21,6 @@ The integers n of "nested" at b bits are the upper b bits of those at more.
 
 A new grid is a row here: policies, figures and the exporter read the table; users read of it in
 `BitPolicy` and in the glossary.
-
-Bits may be tensors where values are rounded.
 """
 
 import dataclasses
@@ -351,29 +349,17 @@ def levels(num_bits: Bits, grid: str = "dorefa") -> Any:
 
 
 def divisor(num_bits: Bits, grid: str = "dorefa") -> Any:
-    """Number of intervals in the unit interval, from bits and grid as in `levels`.
-
-    >>> divisor(2, "rounded"), levels(2, "rounded")
-    (4, 3)
-    """
+    """Number of intervals in the unit interval, from bits and grid as in `levels`."""
     return _look_up(num_bits, grid, lambda row, bits: row.divisor(bits))
 
 
 def middle(num_bits: Bits, grid: str = "dorefa") -> Any:
-    """The place of real 0 among the integers n of a grid, from bits and grid as in `levels`.
-
-    >>> middle(2, "dorefa"), middle(2, "rounded"), middle(2, "nested")
-    (1.5, 2.0, 1.5)
-    """
+    """The place of real 0 among the integers n of a grid, from bits and grid as in `levels`."""
     return _look_up(num_bits, grid, lambda row, bits: row.middle(bits))
 
 
 def codes_per_unit(num_bits: Bits, grid: str = "dorefa") -> Any:
-    """Difference between the codes of n and n + 1, from bits and grid as in `levels`.
-
-    >>> codes_per_unit(2, "dorefa"), codes_per_unit(2, "narrow")
-    (2, 1)
-    """
+    """Difference between the codes of n and n + 1, from bits and grid as in `levels`."""
     return _look_up(num_bits, grid, lambda row, bits: row.codes_per_unit)
 
 

@@ -1,13 +1,9 @@
 """The namespace of TensorFlow: its functions, and its own forms of what costs most on CPUs.
 
-`tensors` tells what a namespace is. Of its rows, these are more than a function of TensorFlow:
-
-- a gradient is known to TensorFlow by a name, once for each configuration, because each call of
-  `tf.custom_gradient` would stay in memory;
-- FakeQuant's kernel rounds and clips in one pass over memory;
-- the backward pass of clipping has fewer passes, and keeps fewer tensors until then: masks and sums
-  go over memory once, tensors are computed again instead of being kept, and sums of activations
-  times their gradients are taken from the gradients of the parameters around them.
+`tensors` tells what a namespace is. A gradient is known to TensorFlow by a name, once for each
+configuration, because each call of `tf.custom_gradient` would stay in memory. Rounding and clipping
+go over memory as rarely as can be, and their gradients keep as few tensors until then: see
+`fake_quant`, `clipped_gradients` and `computed_again`.
 
 Where XLA compiles the graph the plain forms are computed, of which it makes few passes by itself.
 """
@@ -111,13 +107,11 @@ def through_tanh(
     tanh(x) is computed again for the gradient: kept since the forward pass, it would take as much
     memory as x.
     """
-    return with_gradient(
-        _of_tanh, _back_through_tanh, [x], of_tanh=forward, back=backward, **settings
-    )
 
+    def of_tanh(n: Any, x: tf.Tensor, *, back: Any, **settings: Any) -> Any:
+        return forward(n, tf.tanh(x), **settings)
 
-def _of_tanh(n: Any, x: tf.Tensor, *, of_tanh: Any, back: Any, **settings: Any) -> Any:
-    return of_tanh(n, tf.tanh(x), **settings)
+    return with_gradient(of_tanh, _back_through_tanh, [x], back=backward, **settings)
 
 
 def _back_through_tanh(
@@ -126,7 +120,6 @@ def _back_through_tanh(
     value: tf.Tensor,
     x: tf.Tensor,
     *kept: tf.Tensor,
-    of_tanh: Any,
     back: Any,
     **settings: Any,
 ) -> tuple[tf.Tensor]:
@@ -350,11 +343,7 @@ def keep_inside(
 
 
 def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """Σ a b over all elements.
-
-    >>> float(dot(tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])))
-    11.0
-    """
+    """Σ a b over all elements."""
     if compiles_with_xla() or has_accelerator():
         # Accelerators multiply matrices in less than float32; XLA fuses this into one pass.
         return tf.reduce_sum(a * b)

@@ -134,14 +134,10 @@ def _backward(
     gradient: str,
     surrogate: Surrogate,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients dx and dα: Eq. 13, all its cases in one sum.
-
-        dx = g f where x is between the ends, else 0
-        α · dα = Σ g q - Σ dx r,  with r = x ("calibrated", Eq. 13) or r = q ("pact")
+    """The gradients dx and dα: Eq. 13, all its cases in the one sum of `gradients`.
 
     Where x is clipped at the top q is α, so g q / α is g; where it is rectified q is 0; between,
-    g (q - x) / α remains, which with r = q vanishes: the original PACT. f is 1, or what a surrogate
-    makes of the rounding.
+    g (q - x) / α remains, which with r = q vanishes: the original PACT.
     """
     lowest = -level if grid == "narrow" else 0.0
     passed = upstream

@@ -156,13 +156,12 @@ def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -
             for name in (stated if isinstance(stated, Mapping) else ())
             if name not in network.inputs
         ]
-    processor = policy.processor
-    open_sizes = [name for name in network.inputs if None in network[name].shape]
     problems += [
-        f"{name}: received an input of shape {network[name].shape} for {processor.title}, which "
-        "takes constant shapes, expected sizes; call sat_tf.export.with_image_size(model, "
+        f"{name}: received an input of shape {network[name].shape} for {policy.processor.title}, "
+        "which takes constant shapes, expected sizes; call sat_tf.export.with_image_size(model, "
         "(rows, columns)) on the float model first."
-        for name in (open_sizes if processor.native else ())
+        for name in network.inputs
+        if policy.processor.native and None in network[name].shape
     ]
     changes = {}
     for name in network.inputs:

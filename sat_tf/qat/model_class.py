@@ -1,9 +1,4 @@
-"""Keeps what belongs to a model beside its graph: the user's own class of it, and its policy.
-
-Rewriting a model creates a plain `keras.Model` from a graph. If the user's model has its own class
-(a subclass with `train_step`, `compute_loss`, `metrics`, ...), the new graph becomes an instance of
-that class too, as long as the class can be built from inputs and outputs.
-"""
+"""Keeps what belongs to a model beside its graph: the user's own class of it, and its policy."""
 
 import functools
 import inspect
@@ -38,7 +33,7 @@ _STEPS = (
 
 
 def of_class_of(original: Any, model: keras.Model) -> keras.Model:
-    """A plain model as an instance of the class of `original`, if that is the user's own.
+    """A plain model, as rewriting makes it, as an instance of the user's own class of `original`.
 
     It is built as `type(original)(inputs, outputs, name=...)`; further arguments of the constructor
     are the attributes of `original` of the same names. Then the other attributes of `original` are

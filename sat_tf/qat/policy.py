@@ -279,7 +279,7 @@ class BitPolicy(Displayed):
         if not fields and not end:
             return self
         if "weight_bits" in fields or end:
-            kernel = kernel_fields(self._plain_fields(), fields, end=end)
+            kernel = kernel_fields(self._fields(), fields, end=end)
             fields |= {"weight_bits": kernel.bits, "weight_grid": kernel.grid}
             fields["first_last_weight_bits"] = None
         if "activation_bits" in fields:
@@ -305,12 +305,11 @@ class BitPolicy(Displayed):
         self, layer_name: str, annotation: Mapping[str, Any] | None = None, *, end: bool = False
     ) -> KernelFields:
         """The bits and grid of one layer's weights, as `at` has them, and what says them."""
-        given = self._given(layer_name, annotation)
-        return kernel_fields(self._plain_fields(), given, end=end)
+        return kernel_fields(self._fields(), self._given(layer_name, annotation), end=end)
 
     def names_weights(self, layer_name: str, annotation: Mapping[str, Any] | None = None) -> bool:
         """Whether anything names the weight quantizer of one layer; else it is the best known."""
-        given = {**self._plain_fields(), **self._given(layer_name, annotation)}
+        given = {**self._fields(), **self._given(layer_name, annotation)}
         return given["weight_quantizer"] is not None
 
     def of_one_kind(self) -> "BitPolicy":
@@ -376,12 +375,7 @@ class BitPolicy(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain values, for YAML and JSON; `BitPolicy(**d)` reads it back."""
-        overrides = {
-            pattern: {name: _listed(value) for name, value in fields.items()}
-            for pattern, fields in self.overrides.items()
-        }
-        plain = {name: _listed(value) for name, value in self._plain_fields().items()}
-        return {**plain, "overrides": overrides}
+        return {name: _listed(value) for name, value in self._fields().items()}
 
     def changes(self) -> dict[str, Any]:
         """The fields that are not as `BitPolicy()` has them; `BitPolicy(**d)` is the policy.
@@ -390,10 +384,9 @@ class BitPolicy(Displayed):
         {'weight_bits': 3, 'activation_bits': 3, 'rescale': 'none'}
         """
         usual = BitPolicy()
-        values = {**self._plain_fields(), "overrides": self.overrides}
         return {
             name: value
-            for name, value in values.items()
+            for name, value in self._fields().items()
             if value != getattr(usual, name) or (name == "input_range" and self.states_input_range)
         }
 
@@ -410,11 +403,11 @@ class BitPolicy(Displayed):
             Column("field", lambda row: Marked(row[0], "name" if row[0] in changes else "")),
             Column("value", lambda row: Marked(repr(row[1]), "code")),
         ]
-        rows = [*self._plain_fields().items(), ("overrides", self.overrides)]
+        rows = [*self._fields().items()]
         return {"Fields; those in bold are not as usual": Table(columns=columns, rows=rows)}
 
-    def _plain_fields(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in FIELDS}
+    def _fields(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(BitPolicy) if field.name != "overrides")

@@ -264,25 +264,23 @@ class Spreads:
     ) -> None:
         self._network, self._pixels, self._kernel = network, pixels, kernel
         self._native = native
-        self._found: dict[str, Spread] = {}
+        self._spreads: dict[str, Spread] = {}
 
     def __getitem__(self, name: str) -> Spread:
         """The distribution of a layer's output."""
         pending = [name]
         while pending:  # not recursive: networks can be deeper than Python's stack
-            missing = [one for one in self._needs(pending[-1]) if one not in self._found]
+            node = self._network[pending[-1]]
+            begins = (
+                self._pixels.reads(node.name) or layer_kinds.own_moments(node.layer) is not None
+            )
+            missing = [name for name in node.inputs if name not in self._spreads and not begins]
             if missing:
                 pending += missing
                 continue
-            node = self._network[pending.pop()]
-            self._found[node.name] = self._make(node)
-        return self._found[name]
-
-    def _needs(self, name: str) -> Sequence[str]:
-        node = self._network[name]
-        if self._pixels.reads(name) or layer_kinds.own_moments(node.layer) is not None:
-            return ()
-        return node.inputs
+            pending.pop()
+            self._spreads[node.name] = self._make(node)
+        return self._spreads[name]
 
     def _make(self, node: Node) -> Spread:
         layer, role = node.layer, layer_kinds.role_of(node.layer)
@@ -297,19 +295,21 @@ class Spreads:
         moments = layer_kinds.own_moments(layer)
         if moments is not None:
             return Spread(_normal(*moments), f"γ and β of {layer.name}").of_channels(channels)
-        inputs = [self._found[name] for name in node.inputs]
+        inputs = [self._spreads[name] for name in node.inputs]
         swished = _read_by_swish(self._network, node) if self._native else None
         if role is Role.LINEAR:
             made = _linear(layer, self._kernel(node.name), inputs[0])
         elif swished is not None:
-            values = self._found[swished].values
+            values = self._spreads[swished].values
             made = 0.5 * values * (1.0 + np.tanh(0.5 * values))
         elif role is Role.MEAN:
             made = _mean(inputs[0], self._positions(node))
         elif kind.quantized and kind.pooling and not kind.pooling.mean:
             made = _largest(inputs[0], self._positions(node))
+        elif role in _MAKERS:
+            made = _MAKERS[role](node, inputs)
         else:
-            made = _MAKERS.get(role, _unknown)(node, inputs)
+            made = inputs[0].values if inputs else _normal(np.zeros(1), np.ones(1))
         known = all(spread.known for spread in inputs) and role is not Role.OPAQUE
         unknown = next((spread.source for spread in inputs if not spread.known), None)
         source = unknown or f"the normalizations before {node.name}"
@@ -457,10 +457,6 @@ def _moved(node: Node, inputs: Sequence[Spread]) -> _Array:
         if times > 1 and not rest:
             return np.tile(given.values, (times, 1))
     return given.values
-
-
-def _unknown(node: Node, inputs: Sequence[Spread]) -> _Array:
-    return inputs[0].values if inputs else _normal(np.zeros(1), np.ones(1))
 
 
 _MAKERS: Mapping[Role, Callable[[Node, Sequence[Spread]], _Array]] = {

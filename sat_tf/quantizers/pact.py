@@ -58,8 +58,6 @@ class ClippingQuantizer(ActivationQuantizer):
         """The clipping level, which learns at its own rate."""
         level = variables[CLIPPING_LEVEL]
         level = namespace(level).tensor(level)
-        # It gets gradient from every element of its tensor, many more than a weight does: at the
-        # learning rate of the weights it may jump about.
         return level if self.rate == 1.0 else scaled_gradient(level, self.rate)
 
     def best_level(self, sample: SampledValues) -> float:

@@ -194,9 +194,6 @@ class Quantizer(abc.ABC):
         return f"{type(self).__name__}({settings})"
 
 
-_SURROGATE = ("surrogate", "surrogate_strength")
-
-
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WithSurrogate(Quantizer):
     """A quantizer with a choice of what rounding passes back."""
@@ -219,9 +216,9 @@ class WithSurrogate(Quantizer):
         Versions from before there was a choice read such models.
         """
         config = super().get_config()
-        if self.estimator != STRAIGHT_THROUGH:
-            return config
-        return {name: value for name, value in config.items() if name not in _SURROGATE}
+        if self.estimator == STRAIGHT_THROUGH:
+            del config["surrogate"], config["surrogate_strength"]
+        return config
 
 
 # -- weights -------------------------------------------------------------------------------------

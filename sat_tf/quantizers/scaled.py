@@ -89,11 +89,6 @@ class WeightsOnGrid(RoundedWeights):
         return self.row.top(self.bits)
 
 
-# Weights of that size need no rescaling of the kind "stddev", which gives quantized weights the
-# size of the latent ones.
-_RESCALES = ("constant",)
-
-
 class ScaledQuantizer(RoundedWeights):
     """Latent weights to effective weights of their own size, with scales for layer or channels.
 
@@ -111,8 +106,9 @@ class ScaledQuantizer(RoundedWeights):
 
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        rescaling = request.rescale if request.rescale in _RESCALES else None
-        return {**super().asked(request), "rescale": rescaling}
+        # Of weights that have the size of the latent ones, "stddev" has nothing to give back.
+        rescale = "constant" if request.rescale == "constant" else None
+        return {**super().asked(request), "rescale": rescale}
 
     # -- what the subclasses say -------------------------------------------------------------------
 
