@@ -103,11 +103,9 @@ def best_statistics(
 ) -> list[Statistics]:
     """Statistics for a quantized network, from its own and two measured on the same images.
 
-    If its own are those of the network before rounding, as after `quantize_model`, they cover more
-    images than were measured now: they are moved by the effect of rounding on the measured ones,
-    variances only by one that is more than noise. Otherwise, if it has been trained quantized or
-    they are stale, the measured ones are taken. Unrounded ones are measured with neither weights
-    nor activations rounded, quantized ones with both.
+    Its own, where they are those of the network before rounding, are moved, see `calibrate`; those
+    of one that was trained quantized, and stale ones, are replaced. Unrounded ones are measured
+    with neither weights nor activations rounded, quantized ones with both.
     """
     from_unrounded, from_quantized = (
         mean_deviation(own, measured) for measured in (unrounded, quantized)
@@ -204,7 +202,7 @@ def calibrate(
     )
     _warn_of_certainty(model, network, Batches(images)[0])
     norms = list(_norms(network).values()) if batch_normalization else []
-    passes = _PASSES[clipping_levels, bool(norms)]
+    passes = 4 if clipping_levels and norms else int(clipping_levels or bool(norms))
     passes += sum(bool(_observing(network, of_inputs=of_inputs)) for of_inputs in (True, False))
     total = passes * Batches(images).num_images
     with (
@@ -229,11 +227,6 @@ def calibrate(
     grids.warn()
     give_inputs_their_grids(network)
     return model
-
-
-# How often the images are run through the network, by whether clipping levels and statistics are
-# fitted.
-_PASSES = {(True, True): 4, (True, False): 1, (False, True): 1, (False, False): 0}
 
 
 def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 512) -> keras.Model:
@@ -268,19 +261,19 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
         quantizer = clipping_quantizer(node.layer)
         if quantizer is None:
             return unrounded(node, parts)
-        made, read = [], []
+        outputs, read = [], []
         for inputs in parts:
-            made.append(_call_unrounded(node, inputs, on_batch_statistics=False))
+            outputs.append(_call_unrounded(node, inputs, on_batch_statistics=False))
             if rounds_to_input(node.layer):
                 read.append(quantizer.float_twin(inputs))
         if node.name not in samples:
             samples[node.name] = Sample(node.name, file, _function_behind(in_use, node))
-        samples[node.name].take(read or made)
+        samples[node.name].take(read or outputs)
         if layer_kinds.role_of(inner_layer(node.layer)) is Role.AFFINE:
-            known = preprocessed.get(node.name, np.zeros(0, np.float32))
-            found = np.unique(np.concatenate([known, *(np.ravel(part) for part in made)]))
-            preprocessed[node.name] = found[:_MOST_VALUES]
-        return one_by_one(made)
+            before = preprocessed.get(node.name, np.zeros(0, np.float32))
+            values = np.unique(np.concatenate([before, *map(np.ravel, outputs)]))
+            preprocessed[node.name] = values[:_MOST_VALUES]
+        return one_by_one(outputs)
 
     unrounded = each_part(functools.partial(_call_unrounded, on_batch_statistics=False))
     with tempfile.SpooledTemporaryFile(_MOST_BYTES_OF_SAMPLES) as file:
@@ -420,13 +413,12 @@ def _fit_both(
         "calibrate: the statistics of BatchNormalization are not those of these images (off by "
         f"{off:.1g} standard deviations in the mean), and were"
     )
-    if off <= STALE:
-        assign_statistics(norms, best_statistics(own, unrounded, quantized))
-    elif keep_function:
+    if off > STALE and keep_function:
         advice = "Give images like those that the model is for, and check how they are scaled."
         warn(f"{received} left as they are. {advice}", StaleStatisticsWarning)
-    else:
-        assign_statistics(norms, best_statistics(own, unrounded, quantized))
+        return
+    assign_statistics(norms, best_statistics(own, unrounded, quantized))
+    if off > STALE:
         warn(
             f"{received} replaced, which changes the model's function. Train it, or check how the "
             "images are scaled; to keep the function, pass keep_function=True.",
@@ -614,11 +606,10 @@ def _forgotten_ranges(network: Network) -> Iterator[None]:
 
 def _observing(network: Network, *, of_inputs: bool) -> set[str]:
     """The nodes whose range is observed: those of inputs, or all others."""
-    quantizers = {node.name: output_quantizer(node.layer) for node in network}
     return {
-        name
-        for name, quantizer in quantizers.items()
-        if quantizer is not None
+        node.name
+        for node in network
+        if (quantizer := output_quantizer(node.layer)) is not None
         and quantizer.observes_range
         and (quantizer.input_type is not None) is of_inputs
     }

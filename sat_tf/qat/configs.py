@@ -130,9 +130,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
     """The quantizers that the placement gave to one layer."""
 
     weights: WeightQuantizer | None = None  # Of the kernel.
-    # Quantizer or observer of the tensor the layer makes. Where the layer ends in a rectifier, a
-    # quantizer that `rectifies` takes its place; where it ends in a softmax, the quantizer stands
-    # before it, unless it is one for probabilities.
+    # Quantizer or observer of the tensor that the layer makes, where `place_at` says.
     output: Quantizer | None = None
     # The fields of the `LayerConfig` the user gave, to be kept by `requantize`.
     annotation: dict[str, Any] | None = None

@@ -121,10 +121,6 @@ def finetune(
     statistics are measured, too. `finish` is what else the end does to the model, such as moving
     biases to those of its file. The backup of the last epoch stays in the folder until it is
     removed; where there is none, the training begins anew, unless it `is_expected`.
-
-    Raises:
-        ValueError: the model or the images cannot be trained; lists every problem.
-        RunError: a backup was expected.
     """
     if not row:
         row, reason = row_of(float_model)

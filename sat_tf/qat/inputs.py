@@ -98,8 +98,7 @@ def own_type(node: Node) -> str:
 
 def takes_pixels(network: Network) -> bool:
     """Whether the file of a quantized model takes uint8 pixels, and nothing else."""
-    is_kept = bool(kept_inputs(network))
-    return not is_kept and set(input_types(network).values()) == {"uint8"}
+    return not kept_inputs(network) and set(input_types(network).values()) == {"uint8"}
 
 
 def converts_pixels(network: Network, name: str) -> bool:

@@ -403,8 +403,8 @@ class BitPolicy(Displayed):
             Column("field", lambda row: Marked(row[0], "name" if row[0] in changes else "")),
             Column("value", lambda row: Marked(repr(row[1]), "code")),
         ]
-        rows = [*self._fields().items()]
-        return {"Fields; those in bold are not as usual": Table(columns=columns, rows=rows)}
+        title = "Fields; those in bold are not as usual"
+        return {title: Table(columns=columns, rows=[*self._fields().items()])}
 
     def _fields(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -1,8 +1,4 @@
-"""The values in a graph, as far as they are known before any data is seen.
-
-Their sign and maximum, the values of images, moved or preprocessed, and the distribution of each
-tensor's values, as far as the weights of a float model determine it.
-"""
+"""The values in a graph, as far as they are known before any data is seen."""
 
 import dataclasses
 import math
@@ -76,6 +72,7 @@ class PixelRanges:
         return self._ranges[name]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class ValueRanges:
     """Signs and maxima of the outputs of layers.
 
@@ -83,31 +80,24 @@ class ValueRanges:
     other.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        roles: Mapping[str, Role],
-        pixels: PixelRanges,
-        *,
-        native: bool = False,
-    ) -> None:
-        self._network = network
-        self._roles = roles
-        self._pixels = pixels
-        self._native = native
+    network: Network  # Of the layers.
+    roles: Mapping[str, Role]  # By the names of its nodes.
+    pixels: PixelRanges  # Of its tensors.
+    # Whether the file computes functions by operators of their own.
+    native: bool = dataclasses.field(default=False, kw_only=True)
 
     def is_negative(self, name: str) -> bool:
         """Whether the layer's output can be negative."""
-        node, role = self._network[name], self._roles[name]
+        node, role = self.network[name], self.roles[name]
         if role is Role.INPUT:
-            return not self._pixels.reads(name) or self._pixels[name][0] < 0.0
+            return not self.pixels.reads(name) or self.pixels[name][0] < 0.0
         if role is Role.RECTIFIER:
             return False
         if role is Role.LINEAR:
             return not (layer_kinds.rectifies(node.layer) or layer_kinds.is_softmax(node.layer))
-        if role is Role.AFFINE and self._pixels.reads(name):
+        if role is Role.AFFINE and self.pixels.reads(name):
             # An adapted layer can change its signs with its weights.
-            return is_adapted(node.layer) or self._pixels[name][0] < 0.0
+            return is_adapted(node.layer) or self.pixels[name][0] < 0.0
         if role in (Role.FUNCTION, Role.SOFTMAX):
             if layer_kinds.is_softmax(node.layer):
                 return False
@@ -137,13 +127,13 @@ class ValueRanges:
 
     def reach(self, name: str) -> asymmetric.Reach:
         """The values that the layer's output can have, by the functions in or before it."""
-        node, role = self._network[name], self._roles[name]
+        node, role = self.network[name], self.roles[name]
         if role is Role.FUNCTION and not layer_kinds.keeps_range(node.layer):
             found = layer_kinds.reach_of(node.layer)
             return found if self.is_negative(name) == found.is_negative else asymmetric.POSITIVE
         if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
             return self.reach(node.inputs[0])
-        if self._native and _read_by_swish(self._network, node) is not None:
+        if self.native and _read_by_swish(self.network, node) is not None:
             return layer_kinds.SWISH
         if role is Role.PRODUCT:
             # A gate between 0 and 1 keeps the other factor within its range.
@@ -154,9 +144,9 @@ class ValueRanges:
 
     def ceiling(self, name: str) -> float | None:
         """The upper bound of the layer's output by its definition, or None."""
-        node, role = self._network[name], self._roles[name]
-        if role in (Role.INPUT, Role.MOVEMENT) and self._pixels.reads(name):
-            return self._pixels[name][1]
+        node, role = self.network[name], self.roles[name]
+        if role in (Role.INPUT, Role.MOVEMENT) and self.pixels.reads(name):
+            return self.pixels[name][1]
         if role in (Role.RECTIFIER, Role.LINEAR):
             return layer_kinds.rectifier_ceiling(node.layer)
         if role is Role.FUNCTION and not layer_kinds.keeps_range(node.layer):

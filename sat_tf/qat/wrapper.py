@@ -58,10 +58,7 @@ def _forget_gradients(reference: "weakref.ref[tf.Graph]") -> None:
 
 @keras.utils.register_keras_serializable(package="sat_tf")
 class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
-    """A layer of the user's model with the quantizers that the placement gave it.
-
-    The wrapped layer does not change: its variables are the latent weights, and its settings those
-    of the float model; see `QuantizingLayer`.
+    """A layer of the user's model with the quantizers of the placement; see `QuantizingLayer`.
 
     TFMOT's own wrapper is not used because it drops the kernel variable from its layer, trains
     frozen layers, and needs a custom object scope to be loaded.

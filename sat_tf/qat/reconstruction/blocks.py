@@ -1,8 +1,4 @@
-"""The blocks that a quantized network is fitted in, and the tensors between them.
-
-A block ends where all later layers read one tensor alone, or where the network ends. What it reads
-is computed once for all images, and so is what it should put out; see `reconstruct`.
-"""
+"""The blocks that `reconstruct` fits a quantized network in, and the tensors between them."""
 
 import dataclasses
 import math

@@ -313,7 +313,10 @@ class _Reconstructor:
                         BlockFit(**one).undone().values for one in checkpoint.fits
                     ]
                 progress.at("the whole network")
-                measuring = {"limit": before, "measure_statistics": self._measure_statistics}
+                # Normalizations get the statistics of the fitted images in the quantized network.
+                batches = Batches(self._images, self._fitted, size=images_at_once(self._network))
+                measure = functools.partial(measure_statistics, self._network, batches, call_node)
+                measuring = {"limit": before, "measure_statistics": measure}
                 self._fit(whole, "", _WHOLE, progress, checkpoint, **measuring)
         found = [BlockFit(**one) for one in checkpoint.fits]
         observe_ranges(self._network, Batches(self._images))
@@ -332,12 +335,6 @@ class _Reconstructor:
             held_out=len(self._held_out),
             seconds=checkpoint.seconds_so_far,
         )
-
-    def _measure_statistics(self) -> None:
-        """Gives normalizations the statistics of the fitted images in the quantized network."""
-        size = images_at_once(self._network)
-        batches = Batches(self._images, self._fitted, size=size)
-        measure_statistics(self._network, batches, call_node)
 
     def _whole(self) -> Part:
         """The whole network, fitted to the outputs of the float model."""
