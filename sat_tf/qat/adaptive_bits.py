@@ -19,8 +19,6 @@ from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import graphs_go_with
 
 _HIGHEST = 8
-# The fields of a policy that each width replaces.
-_BITS = ("weight_bits", "activation_bits")
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
@@ -84,7 +82,8 @@ def quantize_for_bits(
     if problems:
         raise ProblemsError("quantize_for_bits, bits", problems)
     members = {}
-    fields = [name for name in _BITS if getattr(policy, name) is not None]
+    bits_fields = ("weight_bits", "activation_bits")
+    fields = [name for name in bits_fields if getattr(policy, name) is not None]
     for width in sorted(map(int, received), reverse=True):
         changes: dict[str, Any] = dict.fromkeys(fields, width)
         members[width] = quantize_model(model, dataclasses.replace(policy, **changes))

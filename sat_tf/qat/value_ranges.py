@@ -74,16 +74,12 @@ class PixelRanges:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ValueRanges:
-    """Signs and maxima of the outputs of layers.
-
-    Where functions are native, a swish is a product with a sigmoid; else such a product is like any
-    other.
-    """
+    """Signs and maxima of the outputs of layers."""
 
     network: Network  # Of the layers.
     roles: Mapping[str, Role]  # By the names of its nodes.
     pixels: PixelRanges  # Of its tensors.
-    # Whether the file computes functions by operators of their own.
+    # Where functions are native, a swish is a product with a sigmoid; else that is like any other.
     native: bool = dataclasses.field(default=False, kw_only=True)
 
     def is_negative(self, name: str) -> bool:
@@ -238,32 +234,22 @@ class Spread:
         return dataclasses.replace(self, values=clipped)
 
 
+@dataclasses.dataclass(eq=False)
 class Spreads:
-    """The distributions of the tensors of a float model.
+    """The distributions of the tensors of a float model."""
 
-    `kernel` gives the effective kernel of a linear layer, by the name of its node.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        pixels: PixelRanges,
-        kernel: Callable[[str], Any],
-        *,
-        native: bool = False,
-    ) -> None:
-        self._network, self._pixels, self._kernel = network, pixels, kernel
-        self._native = native
-        self._spreads: dict[str, Spread] = {}
+    network: Network  # Of the layers.
+    pixels: PixelRanges  # Of its tensors.
+    kernel: Callable[[str], Any]  # Gives the effective kernel of a linear node, by its name.
+    native: bool = dataclasses.field(default=False, kw_only=True)  # As of `ValueRanges`.
+    _spreads: dict[str, Spread] = dataclasses.field(default_factory=dict, init=False)
 
     def __getitem__(self, name: str) -> Spread:
         """The distribution of a layer's output."""
         pending = [name]
         while pending:  # not recursive: networks can be deeper than Python's stack
-            node = self._network[pending[-1]]
-            begins = (
-                self._pixels.reads(node.name) or layer_kinds.own_moments(node.layer) is not None
-            )
+            node = self.network[pending[-1]]
+            begins = self.pixels.reads(node.name) or layer_kinds.own_moments(node.layer) is not None
             missing = [name for name in node.inputs if name not in self._spreads and not begins]
             if missing:
                 pending += missing
@@ -276,8 +262,8 @@ class Spreads:
         layer, role = node.layer, layer_kinds.role_of(node.layer)
         kind = layer_kinds.find_kind(layer)
         channels = node.shape[-1] if node.shape and node.shape[-1] else 1
-        if self._pixels.reads(node.name):
-            low, high = self._pixels[node.name]
+        if self.pixels.reads(node.name):
+            low, high = self.pixels[node.name]
             width = high - low
             mean, deviation = low + _PIXEL_MEAN * width, _PIXEL_DEVIATION * width
             pixels = _normal(np.full(channels, mean), np.full(channels, deviation**2))
@@ -286,9 +272,9 @@ class Spreads:
         if moments is not None:
             return Spread(_normal(*moments), f"γ and β of {layer.name}").of_channels(channels)
         inputs = [self._spreads[name] for name in node.inputs]
-        swished = _read_by_swish(self._network, node) if self._native else None
+        swished = _read_by_swish(self.network, node) if self.native else None
         if role is Role.LINEAR:
-            made = _linear(layer, self._kernel(node.name), inputs[0])
+            made = _linear(layer, self.kernel(node.name), inputs[0])
         elif swished is not None:
             values = self._spreads[swished].values
             made = 0.5 * values * (1.0 + np.tanh(0.5 * values))
@@ -309,7 +295,7 @@ class Spreads:
 
     def _positions(self, node: Node) -> int:
         """The number of pixels in a window of a pool."""
-        size = getattr(node.layer, "pool_size", None) or self._network[node.inputs[0]].shape[:2]
+        size = getattr(node.layer, "pool_size", None) or self.network[node.inputs[0]].shape[:2]
         return math.prod(_USUAL_SIZE if length is None else length for length in size)
 
 

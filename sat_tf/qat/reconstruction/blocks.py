@@ -15,7 +15,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import first_ones
 from sat_tf.qat.calibrate import call_node
-from sat_tf.qat.images import Rows, new_rows
+from sat_tf.qat.images import BATCH_SIZE, Rows, new_rows
 from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import (
     call_name,
@@ -27,7 +27,6 @@ from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 
 # A block that is cut on no path has so many linear layers at most, where it can be parted.
 _MOST_KERNELS = 8
-_BATCH_SIZE = 64
 
 # Kernels of fewer weights are not compared; the others are unlike below a correlation of 0.1, or of
 # four deviations of what chance makes.
@@ -226,8 +225,8 @@ class Front:
         """Computes a span for all images, and forgets what no later node reads."""
         self._done |= {node.name for node in span.nodes}
         count, made = len(next(iter(self.tensors.values()))), dict[str, Rows]()
-        for start in range(0, count if span.nodes else 0, _BATCH_SIZE):
-            part = slice(start, start + _BATCH_SIZE)
+        for start in range(0, count if span.nodes else 0, BATCH_SIZE):
+            part = slice(start, start + BATCH_SIZE)
             given = {name: tf.constant(array[part]) for name, array in span.given.items()}
             for name, tensor in span.compute(given).items():
                 value = tensor.numpy()
@@ -266,7 +265,7 @@ def _cast(rows: Rows, kind: tf.DType) -> Rows:
     if rows.dtype == kind.as_numpy_dtype:
         return rows
     made = new_rows(rows.shape, kind.as_numpy_dtype)
-    for start in range(0, len(rows), _BATCH_SIZE):
-        part = slice(start, start + _BATCH_SIZE)
+    for start in range(0, len(rows), BATCH_SIZE):
+        part = slice(start, start + BATCH_SIZE)
         made[part] = tf.cast(rows[part], kind).numpy()
     return made

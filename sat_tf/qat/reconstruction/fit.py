@@ -27,14 +27,13 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.messages import RunError, warn
 from sat_tf.presentation.progress_bar import Progress
-from sat_tf.qat.images import Images, Rows
+from sat_tf.qat.images import BATCH_SIZE, Images, Rows
 from sat_tf.qat.reconstruction.blocks import Span, computed
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer, weight_quantizer
 from sat_tf.quantizers.values import SKEW
 from sat_tf.version import __version__
 
-_BATCH_SIZE = 32
-_MEASURED_AT_ONCE = 64
+_IMAGES_A_STEP = 32
 # The units of what is fitted, beside 1 for biases and normalizations: of what quantizers of
 # activations learn in codes, of what those of weights learn in its own size, and of latent weights
 # in codes over the number of codes. The finer a grid is, the less is gained by moving weights to
@@ -43,7 +42,6 @@ _LEVEL_CODES, _LATENT_SHARE = 2.0, 6.0
 # A fit under way is saved now and then: what is lost takes no longer than this, or than twenty
 # times what it takes to save it.
 _SECONDS_BETWEEN, _COST = 20.0, 20.0
-_ROWS_AT_ONCE = 64
 # What reading a damaged file raises.
 _DAMAGES = (OSError, EOFError, ValueError, LookupError, TypeError, zipfile.BadZipFile)
 
@@ -356,8 +354,8 @@ def key_of(network: Network, reference: Network, images: Images, **settings: Any
                 found.update(variable.numpy().tobytes())
     for array in images:
         found.update(repr((array.shape, str(array.dtype))).encode())
-        for start in range(0, len(array), _ROWS_AT_ONCE):
-            found.update(np.ascontiguousarray(array[start : start + _ROWS_AT_ONCE]).data)
+        for start in range(0, len(array), BATCH_SIZE):
+            found.update(np.ascontiguousarray(array[start : start + BATCH_SIZE]).data)
     return found.hexdigest()
 
 
@@ -425,9 +423,9 @@ class Part:
         step = self._step(adam, on_batch_statistics=measure_statistics is not None)
         every = max(1, plan.steps // plan.measured)
         for done in range(begun + 1, plan.steps + 1):
-            if len(order) < min(_BATCH_SIZE, len(fitted)):
+            if len(order) < min(_IMAGES_A_STEP, len(fitted)):
                 order = draw.permutation(fitted)
-            chosen, order = np.split(order, [_BATCH_SIZE])
+            chosen, order = np.split(order, [_IMAGES_A_STEP])
             rate = 0.5 * plan.rate * (1.0 + math.cos(math.pi * (done - 1) / plan.steps))
             step(*self._batch(chosen), tf.constant(rate))
             advance(len(self.span.nodes))
@@ -503,4 +501,4 @@ def _assign(variables: Sequence[tf.Variable], values: Sequence[np.ndarray]) -> N
 
 
 def _parts(chosen: np.ndarray) -> list[np.ndarray]:
-    return np.split(chosen, range(_MEASURED_AT_ONCE, len(chosen), _MEASURED_AT_ONCE))
+    return np.split(chosen, range(BATCH_SIZE, len(chosen), BATCH_SIZE))
