@@ -141,10 +141,7 @@ def quantize_weights(
 
 
 def weight_codes(kernel: Tensor, magnitude: Tensor, num_bits: int) -> Tensor:
-    """The codes of `quantize_weights`, int32.
-
-    A NaN weight, for which there is no code, is an error.
-    """
+    """The codes of `quantize_weights`, int32; NaN is an error."""
     n = namespace(kernel)
     units = in_float32(n, kernel) / weight_scale(magnitude, num_bits)
     codes = n.clip(grids.round_half_up(units), *_weight_ends(num_bits))

@@ -78,10 +78,7 @@ def quantize_weights(
 def weight_codes(
     kernel: Tensor, num_bits: grids.Bits, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
 ) -> tuple[Tensor, Tensor]:
-    """The codes of `quantize_weights`, int32, and the float64 scales of the ranges.
-
-    A NaN weight, for which there is no code, is an error.
-    """
+    """The codes of `quantize_weights`, int32, and float64 scales of ranges; NaN is an error."""
     n = namespace(kernel)
     latent = in_float32(n, kernel)
     size = weight_size(latent, num_bits, range_axes=range_axes)

@@ -76,10 +76,7 @@ def shared_codes(
 def weight_codes(
     kernel: Tensor, ids: Tensor, num_bits: int, *, keep_zeros: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The codes of `quantize_weights`, int32, and their float64 scale.
-
-    A NaN weight, for which there is no code, is an error.
-    """
+    """The codes of `quantize_weights`, int32, and their float64 scale; NaN is an error."""
     n = namespace(kernel)
     latent, ids = in_float32(n, kernel), n.cast(ids, "int32")
     codes, scale = shared_codes(latent, ids, num_bits, keep_zeros=keep_zeros)

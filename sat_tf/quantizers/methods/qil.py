@@ -108,10 +108,7 @@ def weight_scale(center: Tensor, distance: Tensor, num_bits: grids.Bits) -> Tens
 
 
 def weight_codes(kernel: Tensor, center: Tensor, distance: Tensor, num_bits: int) -> Tensor:
-    """The codes of `quantize_weights`, int32.
-
-    A NaN weight, for which there is no code, is an error.
-    """
+    """The codes of `quantize_weights`, int32; NaN is an error."""
     n = namespace(kernel)
     latent, center, distance = (in_float32(n, each) for each in (kernel, center, distance))
     codes = _codes(n, latent, _position(n, latent, center, distance), _highest(num_bits))
