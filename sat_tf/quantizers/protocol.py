@@ -216,9 +216,9 @@ class WithSurrogate(Quantizer):
         Versions from before there was a choice read such models.
         """
         config = super().get_config()
-        if self.estimator == STRAIGHT_THROUGH:
-            del config["surrogate"], config["surrogate_strength"]
-        return config
+        usual = self.estimator == STRAIGHT_THROUGH
+        left_out = ("surrogate", "surrogate_strength") if usual else ()
+        return {name: value for name, value in config.items() if name not in left_out}
 
 
 # -- weights -------------------------------------------------------------------------------------
