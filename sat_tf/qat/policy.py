@@ -279,7 +279,7 @@ class BitPolicy(Displayed):
         if not fields and not end:
             return self
         if "weight_bits" in fields or end:
-            kernel = kernel_fields(self._fields(), fields, end=end)
+            kernel = kernel_fields(self._all_fields(), fields, end=end)
             fields |= {"weight_bits": kernel.bits, "weight_grid": kernel.grid}
             fields["first_last_weight_bits"] = None
         if "activation_bits" in fields:
@@ -305,11 +305,11 @@ class BitPolicy(Displayed):
         self, layer_name: str, annotation: Mapping[str, Any] | None = None, *, end: bool = False
     ) -> KernelFields:
         """The bits and grid of one layer's weights, as `at` has them, and what says them."""
-        return kernel_fields(self._fields(), self._given(layer_name, annotation), end=end)
+        return kernel_fields(self._all_fields(), self._given(layer_name, annotation), end=end)
 
     def names_weights(self, layer_name: str, annotation: Mapping[str, Any] | None = None) -> bool:
         """Whether anything names the weight quantizer of one layer; else it is the best known."""
-        given = {**self._fields(), **self._given(layer_name, annotation)}
+        given = {**self._all_fields(), **self._given(layer_name, annotation)}
         return given["weight_quantizer"] is not None
 
     def of_one_kind(self) -> "BitPolicy":
@@ -375,7 +375,7 @@ class BitPolicy(Displayed):
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain values, for YAML and JSON; `BitPolicy(**d)` reads it back."""
-        return {name: _listed(value) for name, value in self._fields().items()}
+        return {name: _listed(value) for name, value in self._all_fields().items()}
 
     def changes(self) -> dict[str, Any]:
         """The fields that are not as `BitPolicy()` has them; `BitPolicy(**d)` is the policy.
@@ -386,7 +386,7 @@ class BitPolicy(Displayed):
         usual = BitPolicy()
         return {
             name: value
-            for name, value in self._fields().items()
+            for name, value in self._all_fields().items()
             if value != getattr(usual, name) or (name == "input_range" and self.states_input_range)
         }
 
@@ -404,9 +404,9 @@ class BitPolicy(Displayed):
             Column("value", lambda row: Marked(repr(row[1]), "code")),
         ]
         title = "Fields; those in bold are not as usual"
-        return {title: Table(columns=columns, rows=[*self._fields().items()])}
+        return {title: Table(columns=columns, rows=[*self._all_fields().items()])}
 
-    def _fields(self) -> dict[str, Any]:
+    def _all_fields(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
