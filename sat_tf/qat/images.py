@@ -259,11 +259,11 @@ def _pictures(path: pathlib.Path, num_images: int, network: Network) -> Iterator
 
 
 def fed_batches(
-    pixels: np.ndarray, feed: Callable[[np.ndarray], np.ndarray]
+    pixels: np.ndarray, feed: Callable[[np.ndarray], np.ndarray], *, batch_size: int = BATCH_SIZE
 ) -> Iterator[np.ndarray]:
     """Feeds pixels to a model, a batch at a time."""
-    starts = range(0, len(pixels), BATCH_SIZE)
-    return (feed(pixels[start : start + BATCH_SIZE]) for start in starts)
+    starts = range(0, len(pixels), batch_size)
+    return (feed(pixels[start : start + batch_size]) for start in starts)
 
 
 def _checked_batch(element: Any, network: Network) -> Batch:
