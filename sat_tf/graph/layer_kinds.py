@@ -109,7 +109,8 @@ def quantized_kernel(layer: keras.layers.Layer) -> Kernel | None:
 
 def kernel_name(layer: keras.layers.Layer) -> str:
     """Name of the attribute that holds the layer's kernel; "" where it has none."""
-    return find_support(layer).kernel
+    kernel = quantized_kernel(layer)
+    return kernel.attribute if kernel else ""
 
 
 def kernel_of(layer: keras.layers.Layer) -> tf.Variable:

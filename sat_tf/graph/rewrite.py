@@ -117,36 +117,29 @@ def _weighted_sum(call: OldCall) -> Replacement | None:
 
 def _linear(call: OldCall) -> list[NewLayer] | None:
     """A linear layer, and its activation where that must be a layer of its own."""
-    layer, name = call.layer, layer_kinds.activation_name(call.layer)
-    layers = _padding(call)
-    separate = _has_separate_activation(call)
-    if not layers and not separate:
+    layer, layers, activation = call.layer, _padding(call), _separate_activation(call)
+    if not layers and not activation:
         return None
     beside = ("name", "dtype", "trainable", "batch_input_shape")
     settings = {name: v for name, v in layer.get_config().items() if name not in beside}
     if layers:
         settings["padding"] = "valid"
-    behind = _behind(layer, name) if separate else []
-    if separate:
+    if activation:
         settings |= {"activation": "linear", "activity_regularizer": None}
     layers.append(NewLayer(_maker(type(layer), settings), weights=layer.get_weights()))
-    return [*layers, *behind]
+    return [*layers, *activation]
 
 
-def _behind(layer: keras.layers.Layer, name: str) -> list[NewLayer]:
-    """The activation of a layer as one of its own, and what regularizes its outputs."""
+def _separate_activation(call: OldCall) -> list[NewLayer]:
+    """The activation of a linear layer where it must be one of its own, with its regularization."""
+    layer, name = call.layer, layer_kinds.activation_name(call.layer)
+    is_inside = layer_kinds.is_softmax(layer) and _is_read_inside(call)
+    if name not in REACHES and not is_inside:
+        return []
     activation = new_layer(L.Activation, layer.activation, suffix=name)
     if layer.activity_regularizer is None:
         return [activation]
     return [activation, NewLayer(regularization_of(layer), suffix="regularization")]
-
-
-def _has_separate_activation(call: OldCall) -> bool:
-    """Whether the activation of a linear layer must be a layer of its own."""
-    layer = call.layer
-    return layer_kinds.activation_name(layer) in REACHES or (
-        layer_kinds.is_softmax(layer) and _is_read_inside(call)
-    )
 
 
 def _padding(call: OldCall) -> list[NewLayer]:
@@ -158,44 +151,41 @@ def _padding(call: OldCall) -> list[NewLayer]:
     return [new_layer(L.ZeroPadding1D, (margin, 0), suffix="padding")]
 
 
+# Settings of a separable convolution that its two layers have under the same names.
+_OF_DEPTHWISE = (
+    *("kernel_size", "strides", "padding", "dilation_rate", "depth_multiplier"),
+    *("depthwise_initializer", "depthwise_regularizer", "depthwise_constraint"),
+)
+_OF_POINTWISE = ("filters", "use_bias", "bias_initializer", "bias_regularizer", "bias_constraint")
+
+
 def _separable(call: OldCall) -> list[NewLayer] | None:
     """A depthwise convolution, and a pointwise one with everything else."""
-    layer, name = call.layer, layer_kinds.activation_name(call.layer)
+    layer = call.layer
     if layer.data_format != "channels_last":
         return None
-    shared = ("depthwise_initializer", "depthwise_regularizer", "depthwise_constraint")
     settings = layer.get_config()
     padding = _padding(call)
     if padding:
         settings["padding"] = "valid"
-    depthwise = {
-        key: settings[key]
-        for key in ("kernel_size", "strides", "padding", "dilation_rate", "depth_multiplier")
-    }
-    depthwise |= {key: settings[key] for key in shared}
-    depthwise["use_bias"] = False
-    pointwise = {
-        key: settings[key]
-        for key in ("filters", "use_bias", "bias_initializer", "bias_regularizer")
-    }
-    pointwise |= {
+    depthwise = {key: settings[key] for key in _OF_DEPTHWISE} | {"use_bias": False}
+    pointwise = {key: settings[key] for key in _OF_POINTWISE} | {
         "kernel_size": 1,
-        "bias_constraint": settings["bias_constraint"],
         "kernel_initializer": settings["pointwise_initializer"],
         "kernel_regularizer": settings["pointwise_regularizer"],
         "kernel_constraint": settings["pointwise_constraint"],
     }
-    behind = _behind(layer, name) if _has_separate_activation(call) else []
-    pointwise["activation"] = "linear" if behind else layer.activation
-    pointwise["activity_regularizer"] = None if behind else settings["activity_regularizer"]
+    activation = _separate_activation(call)
+    pointwise["activation"] = "linear" if activation else layer.activation
+    pointwise["activity_regularizer"] = None if activation else settings["activity_regularizer"]
     first, *others = layer.get_weights()
     depthwise_class, pointwise_class = layer_kinds.KINDS[type(layer)].pieces
-    layers = [
+    return [
         *padding,
         NewLayer(_maker(depthwise_class, depthwise), "depthwise", [first]),
         NewLayer(_maker(pointwise_class, pointwise), weights=others),
+        *activation,
     ]
-    return [*layers, *behind]
 
 
 def _is_read_inside(call: OldCall) -> bool:

@@ -407,12 +407,12 @@ _NUMBERS: tuple[Column[Any], ...] = tuple(
 
 def _verdict(plan: Plan) -> Marked:
     """Whether the model can be quantized and exported, in a few words."""
-    if plan.problems:
-        count = _count(len(plan.problems), "problem")
-        return Marked(f"cannot be quantized as asked: {count}", "bad")
-    if plan.export_problems:
-        count = _count(len(plan.export_problems), "problem")
-        return Marked(f"can be quantized, but not exported: {count}", "bad")
+    for words, problems in (
+        ("cannot be quantized as asked", plan.problems),
+        ("can be quantized, but not exported", plan.export_problems),
+    ):
+        if problems:
+            return Marked(f"{words}: {_count(len(problems), 'problem')}", "bad")
     words = "can be quantized and exported"
     if plan.float_layers:
         words += f", with {_count(len(plan.float_layers), 'layer')} left float"

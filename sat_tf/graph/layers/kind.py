@@ -263,13 +263,8 @@ class LayerKind:
     keras3: Keras3 | None = None  # Its counterpart in Keras 3, or None.
 
     @property
-    def kernel(self) -> str:
-        """Name of the attribute that holds the kernel that is quantized; "" where none is."""
-        return self.kernels[0].attribute if self.quantized and self.kernels else ""
-
-    @property
     def channel_axes(self) -> tuple[int, ...]:
-        """The output-channel axes of that kernel."""
+        """The output-channel axes of the kernel that is quantized; none where none is."""
         return self.kernels[0].output_axes if self.quantized and self.kernels else ()
 
 

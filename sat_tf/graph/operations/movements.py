@@ -82,37 +82,28 @@ def _stacked(call: OldCall) -> Replacement | None:
     return Replacement(list(tensors), joined, takes_list=True, fronts=dict(enumerate(reshapes)))
 
 
-def _split(call: OldCall) -> Replacement | None:
-    tensor = call.argument(0, "value")
-    axis = axis_of(tensor, call.argument(2, "axis", 0))
-    if axis is None:
-        return None
-    sizes = [output.shape[axis] for output in call.node.outputs]
-    if None in sizes:
-        return None
-    ends = np.cumsum(sizes).tolist()
-    return _parts(tensor, axis, list(zip([0, *ends], ends, strict=False)), drops=False)
+def _divided(*, drops_axis: bool) -> Finder:
+    """A slice for each of several outputs, along an axis that these keep or drop."""
 
+    def find(call: OldCall) -> Replacement | None:
+        tensor, outputs = call.argument(0, "value"), call.node.outputs
+        axis = axis_of(tensor, call.argument(2, "axis", 0))
+        if axis is None:
+            return None
+        sizes = [1 if drops_axis else output.shape[axis] for output in outputs]
+        if None in sizes:
+            return None
+        ends = np.cumsum(sizes).tolist()
+        dropped = [axis - 1] if drops_axis else []
+        layers = [
+            new_layer(
+                "Slice", _slices(tensor, axis, *bounds, None), dropped, suffix=f"part_{index}"
+            )
+            for index, bounds in enumerate(zip([0, *ends], ends, strict=False))
+        ]
+        return Replacement([tensor], layers, beside=True)
 
-def _unstacked(call: OldCall) -> Replacement | None:
-    tensor = call.argument(0, "value")
-    axis = axis_of(tensor, call.argument(2, "axis", 0))
-    if axis is None:
-        return None
-    bounds = [(index, index + 1) for index in range(len(call.node.outputs))]
-    return _parts(tensor, axis, bounds, drops=True)
-
-
-def _parts(
-    tensor: Any, axis: int, bounds: Sequence[tuple[int, int]], *, drops: bool
-) -> Replacement:
-    """A slice for each of several outputs."""
-    dropped = [axis - 1] if drops else []
-    layers = [
-        new_layer("Slice", _slices(tensor, axis, *ends, None), dropped, suffix=f"part_{index}")
-        for index, ends in enumerate(bounds)
-    ]
-    return Replacement([tensor], layers, beside=True)
+    return find
 
 
 def _slices(tensor: Any, axis: int, *bounds: int | None) -> list[list[int | None]]:
@@ -468,7 +459,9 @@ OPERATIONS = (
         twin=with_settings("block_size"),
     ),
     OperationKind("space_to_depth_v1", ("compat.v1.nn.space_to_depth",), _BLOCKS, _TO_DEPTH),
-    OperationKind("split", ("split",), fix=_PIECES, layers=_split, twin=_split_twin),
+    OperationKind(
+        "split", ("split",), fix=_PIECES, layers=_divided(drops_axis=False), twin=_split_twin
+    ),
     OperationKind(
         "squeeze",
         ("squeeze", "compat.v1.squeeze"),
@@ -495,5 +488,5 @@ OPERATIONS = (
         keras3=_transpose,
         twin=_transpose_twin,
     ),
-    OperationKind("unstack", ("unstack",), fix=_PIECES, layers=_unstacked),
+    OperationKind("unstack", ("unstack",), fix=_PIECES, layers=_divided(drops_axis=True)),
 )
