@@ -66,7 +66,7 @@ class Tabled(Operation):
                 tensor = graph.tensors.get(next(names))
                 arrays.append(next(sources))
                 grids.append(tensor.codes if tensor else None)
-        codes = graph.tensors[self.output].codes
+        codes = None if self.is_float(graph) else graph.codes(self.output)
         made = self.row.rule(Call(graph.kernels, arrays, grids, codes, self.options))
         return np.asarray(made[self.place] if self.row.makes_several else made)
 
