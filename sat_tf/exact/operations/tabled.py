@@ -114,6 +114,15 @@ class Tabled(Operation):
     def _made(cls, operator: OperatorView) -> Codes | None:
         """How what it makes is stored."""
 
+    def expect_own_form(self, operator: OperatorView) -> None:
+        super().expect_own_form(operator)
+        written, (first, *others) = self.row.written, self.constants
+        expected = len(written.constants) if written else 0
+        if first is not None or len(others) != expected or None in others:
+            raise NotUnderstoodError(f"it does not read a tensor and {expected} constants")
+        if any(one.grid and one.grid.zero_point for one in others if one):
+            raise NotUnderstoodError("its constants have a zero point")
+
     @property
     def num_constants(self) -> int:
         return sum(constant is not None for constant in self.constants)
