@@ -69,6 +69,9 @@ class KernelSet:
     # Stored integers of sums, from sums of stored integers and the count of these in each, the
     # scales and the zero points of the input and of the output.
     total: Callable[[np.ndarray, int, tuple[np.float32, np.float32], tuple[int, int]], np.ndarray]
+    # The stored integer of an end of an activation, from its value, the scale and the zero point,
+    # as a number that may be beyond int8.
+    end: Callable[[float, np.float32, int], float]
     # Codes of float32 values, from these and the scale.
     quantized: Callable[[np.ndarray, np.float32], np.ndarray]
     # Stored probabilities, clipped, from stored integers with classes on the last axis, and their
@@ -137,7 +140,10 @@ REFERENCE = KernelSet(
             sums - zeros[0] * count, fixed_point.fixed_point(float(scales[0]) / float(scales[1]))
         )
     ),
-    # A float32 quotient, halves away from zero.
+    # Both are float32 quotients, halves away from zero.
+    end=lambda value, scale, zero: float(
+        fixed_point.rounded_away(np.float32(value) / scale) + zero
+    ),
     quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
     softmax=functions.softmax_in_fixed_point,
     log_softmax=functions.log_softmax_in_fixed_point,
@@ -176,6 +182,7 @@ TOSA = dataclasses.replace(
     name="tosa",
     title="TOSA",
     linear=MICRO.linear,
+    end=lambda value, scale, zero: float(fixed_point.rounded_away(value / float(scale)) + zero),
     interpolation=bilinear.OF_XNNPACK,
     slopes=MICRO.slopes,
     leaky=MICRO.leaky,
@@ -279,6 +286,8 @@ X86 = dataclasses.replace(
     total=lambda sums, count, scales, zeros: xnnpack.mean(
         sums, np.float32(scales[0] / scales[1]), count, zeros, xnnpack.multiply_add
     ),
+    # Halves to even, with the zero point.
+    end=lambda value, scale, zero: float(np.rint(np.float32(value) / scale + np.float32(zero))),
     # One float32 product with the inverse scale, round half to even.
     quantized=lambda real, scale: np.asarray(np.rint(real * (np.float32(1.0) / scale))),
     interpolation=bilinear.OF_XNNPACK,

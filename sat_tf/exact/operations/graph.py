@@ -84,11 +84,11 @@ class Graph:
         return capture.get()
 
     def codes(self, name: str) -> Codes:
-        """How tensor `name`, which is not float, is stored."""
+        """How the kernels store tensor `name`, which is not float."""
         codes = self.tensors[name].codes
         if codes is None:
             raise TypeError(f"{name}: received a float tensor, expected codes.")
-        return codes
+        return codes.on(self.kernels)
 
     def former_name(self, tensor: str) -> str:
         """The name that a tensor had before outputs took theirs: most often, that of its layer."""

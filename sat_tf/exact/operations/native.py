@@ -78,7 +78,7 @@ def _rectifier(activation: Activation) -> Rule:
         source, output = call.grid(), call.output
         if call.kernels is MICRO and activation is not Activation.RELU:
             # It clips the codes of the input, and does not bring them to another grid.
-            ends = Codes(source.scale, source.zero_point).clipped(activation)
+            ends = Codes(source.scale, source.zero_point).clipped(activation).on(call.kernels)
             return np.clip(call.arrays[0], ends.lowest, ends.highest)
         ratio = fixed_point.fixed_point(float(np.float32(source.scale / output.scale)))
         return stored_codes(fixed_point.rounded_twice_away(call.codes(), ratio), output)

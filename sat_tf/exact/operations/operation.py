@@ -236,8 +236,13 @@ class Operation(abc.ABC):
 
     def expect_own_form(self, operator: OperatorView) -> None:
         """Raises NotUnderstoodError where it was read from a form that sat-tf does not write."""
+        if operator.activation == Activation.NONE.value:
+            return
+        codes = operator.fused_codes()
         if operator.activation == Activation.SIX.value:
             raise NotUnderstoodError(f"its fused activation is {operator.activation}")
+        if codes and codes.rounded_ends is not Activation.NONE:
+            raise NotUnderstoodError(f"its {operator.activation} ends between two codes")
 
     @property
     def num_constants(self) -> int:

@@ -53,8 +53,10 @@ class _Pool(Operation):
 
     def _clipped(self, graph: Tensors, values: np.ndarray) -> np.ndarray:
         """The values, clipped where the operator fuses an activation."""
-        codes = graph.tensors[self.output].codes
-        return values if codes is None else np.clip(values, codes.lowest, codes.highest)
+        if self.is_float(graph):
+            return values
+        codes = graph.codes(self.output)
+        return np.clip(values, codes.lowest, codes.highest)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Tabled(Operation):
                 tensor = graph.tensors.get(next(names))
                 arrays.append(next(sources))
                 grids.append(tensor.codes if tensor else None)
-        codes = graph.tensors[self.output].codes
+        codes = None if self.is_float(graph) else graph.codes(self.output)
         made = self.row.rule(Call(graph.kernels, arrays, grids, codes, self.options))
         return np.asarray(made[self.place] if self.row.makes_several else made)
 
@@ -113,6 +113,15 @@ class Tabled(Operation):
     @abc.abstractmethod
     def _made(cls, operator: OperatorView) -> Codes | None:
         """How what it makes is stored."""
+
+    def expect_own_form(self, operator: OperatorView) -> None:
+        super().expect_own_form(operator)
+        written, (first, *others) = self.row.written, self.constants
+        expected = len(written.constants) if written else 0
+        if first is not None or len(others) != expected or None in others:
+            raise NotUnderstoodError(f"it does not read a tensor and {expected} constants")
+        if any(one.grid and one.grid.zero_point for one in others if one):
+            raise NotUnderstoodError("its constants have a zero point")
 
     @property
     def num_constants(self) -> int:

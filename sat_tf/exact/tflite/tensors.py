@@ -2,12 +2,12 @@
 
 import dataclasses
 import enum
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
 
-from sat_tf.exact.kernels.kernel_sets import KernelSet
+from sat_tf.exact.kernels.kernel_sets import KERNEL_SETS, KernelSet
 from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.messages import name_of
 
@@ -50,6 +50,9 @@ class Codes:
     highest: int = 127  # Largest stored integer.
     unit: float = 1.0  # Real value of 1 in the units of the file.
     is_unsigned: bool = False  # Whether it is uint8.
+    # The activation that clips it, where kernels round its ends otherwise: lowest..highest are then
+    # the widest.
+    rounded_ends: Activation = dataclasses.field(default=Activation.NONE, compare=False)
 
     @property
     def activation(self) -> Activation:
@@ -60,18 +63,42 @@ class Codes:
             return Activation.UNIT
         if self.highest == 127:
             return Activation.RELU
-        return Activation.SIX if self.highest == self.code_of(6.0) else Activation.UNIT
-
-    def code_of(self, value: float) -> int:
-        """The stored integer nearest to a value in the units of the file, within int8."""
-        return int(np.clip(self.zero_point + np.rint(value / float(self.scale)), -128, 127))
+        six = Codes(self.scale, self.zero_point).clipped(Activation.SIX)
+        return Activation.SIX if self.highest == six.highest else Activation.UNIT
 
     def clipped(self, activation: Activation) -> "Codes":
-        """The same grid between the ends of an activation."""
+        """The same grid between the ends of an activation, the widest that kernels give it.
+
+        >>> codes = Codes(np.float32(0.4), 0).clipped(Activation.UNIT)  # 1 / 0.4 is 2.5
+        >>> [codes.on(KERNEL_SETS[name]).highest for name in ("xnnpack_x86", "reference")]
+        [2, 3]
+        """
+        several = [self._between(activation, [kernels]) for kernels in KERNEL_SETS.values()]
+        if all(codes == several[0] for codes in several):
+            return several[0]
+        widest = self._between(activation, KERNEL_SETS.values())
+        return dataclasses.replace(widest, rounded_ends=activation)
+
+    def on(self, kernels: KernelSet) -> "Codes":
+        """The same codes between the ends that kernels give its activation."""
+        if self.rounded_ends is Activation.NONE:
+            return self
+        return self._between(self.rounded_ends, [kernels])
+
+    def _between(self, activation: Activation, rules: Iterable[KernelSet]) -> "Codes":
+        """The same grid between the widest ends that any of some kernels give an activation."""
+
+        def ends(value: float) -> list[int]:
+            with np.errstate(over="ignore"):  # of the smallest scales
+                stored = [kernels.end(value, self.scale, self.zero_point) for kernels in rules]
+            return np.clip(stored, self.lowest, self.highest).astype(int).tolist()
+
         low, high = activation.ends
-        lowest = self.lowest if low is None else max(self.lowest, self.code_of(low))
-        highest = self.highest if high is None else min(self.highest, self.code_of(high))
-        return dataclasses.replace(self, lowest=lowest, highest=highest)
+        return dataclasses.replace(
+            self,
+            lowest=self.lowest if low is None else min(ends(low)),
+            highest=self.highest if high is None else max(ends(high)),
+        )
 
     def unsigned(self) -> "Codes":
         """The same codes stored as uint8: 128 more than as int8."""

@@ -5,9 +5,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sat_tf.exact.kernels.kernel_sets import MICRO
-from sat_tf.exact.operations.graph_file import read_foreign
+from sat_tf.exact.kernels.kernel_sets import MICRO, REFERENCE, TOSA, X86
+from sat_tf.exact.operations.graph_file import read_foreign, read_operation
 from sat_tf.exact.operations.tabled import table_of
+from sat_tf.exact.tflite.contents import NotUnderstoodError
+from sat_tf.exact.tflite.operator_view import OperatorView, Progress
 from sat_tf.exact.tflite.tensors import Codes
 from tests import reference
 from tests.export.foreign.one_operator import Grid, assert_as_in_litert, constant, file_of
@@ -48,6 +50,83 @@ def test_functions_worked_by_hand(name, stored, scale, zero_point, expected):
     (operation,) = file.graph.operations
     made = operation.simulate(file.graph, np.array([stored], np.int32))
     assert made.tolist() == [expected]
+
+
+# 1 / 0.4 is 2.5 in float32 and less in float64; XNNPACK rounds half to even with the zero point.
+ENDS_BY_HAND = [
+    # activation, scale, zero point, ends of XNNPACK, of LiteRT's own kernels, of TOSA
+    ("RELU_N1_TO_1", 0.4, 0, (-2, 2), (-3, 3), (-2, 2)),
+    ("RELU_N1_TO_1", 0.4, -3, (-6, 0), (-6, 0), (-5, -1)),
+    ("RELU6", 0.4, 0, (0, 15), (0, 15), (0, 15)),
+    ("RELU6", 4.0, 1, (1, 2), (1, 3), (1, 3)),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "zero", "by_xnnpack", "by_builtin", "tosa"), ENDS_BY_HAND
+)
+def test_ends_between_two_codes_are_rounded_as_each_runtime_does(
+    name, scale, zero, by_xnnpack, by_builtin, tosa
+):
+    pool = {"strideH": 1, "strideW": 1, "filterHeight": 1, "filterWidth": 1}
+    fused = {"RELU_N1_TO_1": 2, "RELU6": 3}[name]
+    source, other = Grid(SHAPE, 4 * scale), constant(np.zeros((1, 1, 1, 1)), 4 * scale)
+    output = Grid(SHAPE, scale, zero)
+    contents = [
+        file_of(name, [source], [output]),
+        file_of(
+            "ADD",
+            [source, other],
+            [output],
+            version=2,
+            options="AddOptions",
+            fusedActivationFunction=fused,
+        ),
+        file_of(
+            "MAX_POOL_2D",
+            [output],
+            [output],
+            version=2,
+            options="Pool2DOptions",
+            fusedActivationFunction=fused,
+            **pool,
+        ),
+    ]
+    expected = {X86: by_xnnpack, REFERENCE: by_builtin, MICRO: by_builtin, TOSA: tosa}
+    for content in contents:
+        graph = assert_as_in_litert(content, [(IMAGE,)])
+        for kernels, ends in expected.items():
+            codes = graph.on(kernels).codes(graph.output)
+            assert (codes.lowest, codes.highest) == ends
+
+
+OTHER_FORMS = [
+    (("PRELU", [Grid(SHAPE), constant([[[1, 2, 3, 4]]], 0.1, 5)], [Grid(SHAPE)]), "zero point"),
+    (("PRELU", [Grid(SHAPE), Grid((1, 1, 4), 0.1)], [Grid(SHAPE)]), "a tensor and 1 constants"),
+    (("RELU", [Grid(SHAPE)], [Grid(SHAPE)]), "not an operator of sat-tf"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "reason"), OTHER_FORMS)
+def test_forms_that_are_not_written_are_read_of_other_tools_alone(arguments, reason):
+    file = read_foreign(file_of(*arguments), "one")
+    assert dict(file.reasons) == {}
+    (operator,), inputs = file.contents.operators, file.contents.inputs
+    read = {image.name: file.graph.tensors[image.name] for image in inputs}
+    view = OperatorView(operator, Progress(inputs, tensors=read))
+    with pytest.raises(NotUnderstoodError, match=reason):
+        read_operation(view, is_own=True)
+
+
+def test_own_files_end_at_codes():
+    source, other = Grid(SHAPE, 1.6), constant(np.zeros((1, 1, 1, 1)), 1.6)
+    more = {"version": 2, "options": "AddOptions", "fusedActivationFunction": 2}
+    file = read_foreign(file_of("ADD", [source, other], [Grid(SHAPE, 0.4)], **more), "one")
+    (operator,), (operation,) = file.contents.operators, file.graph.operations
+    read = {"t0": file.graph.tensors["t0"]}
+    view = OperatorView(operator, Progress(file.contents.inputs, tensors=read))
+    with pytest.raises(NotUnderstoodError, match="RELU_N1_TO_1 ends between two codes"):
+        operation.expect_own_form(view)
 
 
 def test_a_rectifier_of_tflite_micro_clips_codes_between_its_own_ends_alone():
