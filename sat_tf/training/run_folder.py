@@ -40,6 +40,7 @@ FILES = (
     METRICS,
     OSCILLATIONS,
     TENSORBOARD,
+    "curves.png",  # Earlier versions drew it, and a run that starts over would seem to have it.
     FLOAT_MODEL,
     STATE,
     CHECKPOINTS,
