@@ -50,7 +50,8 @@ FILES = (
 class RunFolder(OutputFolder):
     """The folder that a run puts its files into."""
 
-    files = FILES
+    # Earlier versions drew the curves, which a run that starts over would seem to have.
+    files = (*FILES, "curves.png")
 
     @property
     def is_finished(self) -> bool:

@@ -30,12 +30,15 @@ def test_a_second_run_keeps_the_files_of_the_first(tmp_path):
         folder.write_text(output_folder.CONFIG, text)
         if text == "first":
             folder.write_text(run_folder.METRICS, text)
+            (folder.path / "curves.png").write_bytes(b"")  # of an earlier version
     (folder.path / "notes.txt").write_text("mine")
     assert folder.file(output_folder.CONFIG).read_text() == "third"
     assert (folder.path / "earlier-1" / output_folder.CONFIG).read_text() == "first"
     assert (folder.path / "earlier-1" / run_folder.METRICS).read_text() == "first"
     assert (folder.path / "earlier-2" / output_folder.CONFIG).read_text() == "second"
+    assert (folder.path / "earlier-1" / "curves.png").is_file()
     assert not folder.file(run_folder.METRICS).exists()
+    assert not (folder.path / "curves.png").exists()
 
 
 def test_a_text_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path):
