@@ -142,7 +142,7 @@ REFERENCE = KernelSet(
     ),
     # Both are float32 quotients, halves away from zero.
     end=lambda value, scale, zero: float(
-        fixed_point.rounded_away(np.float32(value) / scale) + zero
+        fixed_point.rounded_away(np.asarray(np.float32(value) / scale)) + zero
     ),
     quantized=lambda real, scale: fixed_point.rounded_away(real / scale),
     softmax=functions.softmax_in_fixed_point,
@@ -182,7 +182,9 @@ TOSA = dataclasses.replace(
     name="tosa",
     title="TOSA",
     linear=MICRO.linear,
-    end=lambda value, scale, zero: float(fixed_point.rounded_away(value / float(scale)) + zero),
+    end=lambda value, scale, zero: float(
+        fixed_point.rounded_away(np.asarray(value / float(scale))) + zero
+    ),
     interpolation=bilinear.OF_XNNPACK,
     slopes=MICRO.slopes,
     leaky=MICRO.leaky,
