@@ -172,11 +172,7 @@ def one_at_a_time(
     # Clipping levels are set for the tensors of the float model; nothing else is changed.
     with float_weights(quantized.layers):
         calibrate(
-            quantized,
-            images,
-            num_images=len(images),
-            batch_normalization=False,
-            progress=progress,
+            quantized, images, num_images=len(images), batch_normalization=False, progress=progress
         )
     placement = place(network, {node.name: None for node in network}, policy)
     return OneAtATime(network, quantized, placement.streams), quantized

@@ -130,10 +130,7 @@ def found_range(
 
 
 def _measured(
-    model: keras.Model,
-    pixels: np.ndarray,
-    labels: np.ndarray | None,
-    ranges: Sequence[InputRange],
+    model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, ranges: Sequence[InputRange]
 ) -> tuple[dict[InputRange, np.ndarray], float] | None:
     """The pictures that are right in each range, and the share of the largest class.
 

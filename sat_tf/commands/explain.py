@@ -16,11 +16,7 @@ from sat_tf.commands.models import (
 )
 from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
-from sat_tf.commands.policy import (
-    add_quantization,
-    asked_policy,
-    with_input_range,
-)
+from sat_tf.commands.policy import add_quantization, asked_policy, with_input_range
 from sat_tf.commands.quantize import expect_float
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, can_be_pictures
 from sat_tf.messages import IN_A_VIEWER, RunError, say

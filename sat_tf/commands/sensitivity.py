@@ -74,11 +74,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
         dataset, policy = images_as_fed(model, arguments.model, wanted, policy, console)
         found = sensitivity(
-            model,
-            dataset,
-            policy,
-            metric=arguments.metric,
-            num_images=wanted.most or USUAL_IMAGES,
+            model, dataset, policy, metric=arguments.metric, num_images=wanted.most or USUAL_IMAGES
         )
         found.print_to(console)
         write_outputs(

@@ -127,9 +127,7 @@ def add_arguments(parser: Parser) -> None:
         "tflite", metavar="TFLITE", nargs="?", help="the file; default: DIR/model.tflite"
     )
     add_image_arguments(
-        parser,
-        default="random ones",
-        usual=f"{USUAL_IMAGES} of a folder, all of an .npy file",
+        parser, default="random ones", usual=f"{USUAL_IMAGES} of a folder, all of an .npy file"
     )
     parser.add_argument(
         "--out",

@@ -13,12 +13,7 @@ from rich.console import Console
 from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, checked_images, taken_by
 from sat_tf.exact.certificate.proof import existing_file
 from sat_tf.exact.certificate.rules import sentence
-from sat_tf.exact.certificate.runtimes import (
-    USUAL_RUNTIMES,
-    RuntimeKind,
-    chosen,
-    wrong_before,
-)
+from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen, wrong_before
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.litert.processes import refusals

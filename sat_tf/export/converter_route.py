@@ -9,13 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.exact.operations import (
-    native,
-    pairs,
-    pools,
-    quantize,
-    tabled,
-)
+from sat_tf.exact.operations import native, pairs, pools, quantize, tabled
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, map_linear
 from sat_tf.exact.operations.operation import Operation

@@ -97,12 +97,7 @@ class TensorFlowOperation(OfTensorFlow):
     _settings = ("function", "arguments")
 
     def __init__(
-        self,
-        function: str,
-        arguments: Sequence[Any],
-        *,
-        name: str | None = None,
-        **options: Any,
+        self, function: str, arguments: Sequence[Any], *, name: str | None = None, **options: Any
     ) -> None:
         if name is None:  # as Keras named it when the class was called Operation
             count = keras.backend.get_uid("operation") - 1

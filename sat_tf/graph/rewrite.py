@@ -291,10 +291,7 @@ def _behind_one_another(last: dict[str, str], first: dict[str, str]) -> dict[str
 
 class _Rewriter:
     def __init__(
-        self,
-        model: keras.Model,
-        calls: list[OldCall],
-        replacements: dict[int, Replacement | None],
+        self, model: keras.Model, calls: list[OldCall], replacements: dict[int, Replacement | None]
     ) -> None:
         self.original = model
         self.replacements = replacements

@@ -127,12 +127,7 @@ def exported(export_tflite: _Function, *args: Any, snap_biases: bool = False, **
 
 
 def verified(
-    verify_tflite: _Function,
-    model: keras3.Model,
-    path: Any,
-    images: Any,
-    *args: Any,
-    **kwargs: Any,
+    verify_tflite: _Function, model: keras3.Model, path: Any, images: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Verifies the file of the twin, and compares its answers with those of the model."""
     certificate = on_twin(verify_tflite, model, path, images, *args, **kwargs)

@@ -19,14 +19,7 @@ from sat_tf.qat import inputs
 from sat_tf.qat.configs import PlacedConfig, PlacementError
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import known_weights
-from sat_tf.qat.roles import (
-    FLOATS,
-    INTEGERS,
-    Demands,
-    Roles,
-    find_demands,
-    find_roles,
-)
+from sat_tf.qat.roles import FLOATS, INTEGERS, Demands, Roles, find_demands, find_roles
 from sat_tf.qat.value_ranges import Spreads
 from sat_tf.quantizers import protocol, table
 

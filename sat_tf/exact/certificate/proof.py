@@ -13,11 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.exact.certificate.certificate import (
-    Certificate,
-    check_certificate_path,
-    write_both,
-)
+from sat_tf.exact.certificate.certificate import Certificate, check_certificate_path, write_both
 from sat_tf.exact.certificate.comparison import (
     CodesRecorder,
     Comparison,
@@ -37,19 +33,9 @@ from sat_tf.exact.certificate.inputs import (
     images_hash,
     random_images,
 )
-from sat_tf.exact.certificate.outputs import (
-    Output,
-    labels_of,
-    only,
-    outputs_in,
-)
+from sat_tf.exact.certificate.outputs import Output, labels_of, only, outputs_in
 from sat_tf.exact.certificate.portability import portability_of
-from sat_tf.exact.certificate.runtimes import (
-    USUAL_RUNTIMES,
-    RuntimeKind,
-    chosen,
-    wrong_before,
-)
+from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen, wrong_before
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.processes import refusals, this_machine
 from sat_tf.exact.litert.runtime import MICRO, PACKAGE, TOSA, tosa_version

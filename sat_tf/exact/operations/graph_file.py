@@ -9,11 +9,7 @@ import numpy as np
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import Lookup, Softmax
-from sat_tf.exact.operations.not_simulated import (
-    FloatLayerOperator,
-    NotSimulated,
-    layer_of,
-)
+from sat_tf.exact.operations.not_simulated import FloatLayerOperator, NotSimulated, layer_of
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pairs import Concatenate, Pair
 from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear

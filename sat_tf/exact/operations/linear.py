@@ -7,11 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.exact.kernels.kernel_sets import (
-    LinearWork,
-    narrow_multipliers,
-    wide_multipliers,
-)
+from sat_tf.exact.kernels.kernel_sets import LinearWork, narrow_multipliers, wide_multipliers
 from sat_tf.exact.operations import windows
 from sat_tf.exact.operations.operation import Basis, Made, Operation, Portability, stored_codes
 from sat_tf.exact.operations.windows import LinearKind

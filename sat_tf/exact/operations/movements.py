@@ -31,13 +31,7 @@ def _move(
         return function(*call.arrays, **settings)
 
     return Row(
-        name,
-        rule,
-        options,
-        SELECTED,
-        pads=pads,
-        makes_several=makes_several,
-        written=written,
+        name, rule, options, SELECTED, pads=pads, makes_several=makes_several, written=written
     )
 
 

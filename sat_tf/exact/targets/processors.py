@@ -49,10 +49,7 @@ _ROWS = (
     Processor(name="micro", title="TFLite Micro"),
     *(
         Processor(
-            name=f"ethos-u{model}",
-            title=f"Arm Ethos-U{model}",
-            output_type="int8",
-            native=True,
+            name=f"ethos-u{model}", title=f"Arm Ethos-U{model}", output_type="int8", native=True
         )
         for model in (55, 65, 85)
     ),

@@ -11,13 +11,7 @@ import numpy as np
 from sat_tf.core.grid import int8_codes
 from sat_tf.exact.kernels.kernel_sets import KERNEL_SETS
 from sat_tf.exact.operations.linear import Linear
-from sat_tf.exact.operations.native import (
-    NATIVE,
-    STORED,
-    Lookup,
-    Softmax,
-    takes_grid,
-)
+from sat_tf.exact.operations.native import NATIVE, STORED, Lookup, Softmax, takes_grid
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pairs import Concatenate, Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool

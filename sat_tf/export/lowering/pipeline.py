@@ -98,11 +98,7 @@ def sized(network: Network, image_size: Sequence[int]) -> Network:
 
 
 def deployed_graph(
-    network: Network,
-    *,
-    float_head: bool = False,
-    pack: str = "auto",
-    softmax: bool = False,
+    network: Network, *, float_head: bool = False, pack: str = "auto", softmax: bool = False
 ) -> Graph:
     """The graph of the deployed model, whose biases are integers of input scale · weight scale."""
     graph = rounded(trained_graph(network, float_head=float_head, pack=pack))

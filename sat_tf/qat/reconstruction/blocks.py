@@ -17,12 +17,7 @@ from sat_tf.messages import first_ones
 from sat_tf.qat.calibrate import call_node
 from sat_tf.qat.images import BATCH_SIZE, Rows, new_rows
 from sat_tf.qat.inputs import kept_inputs
-from sat_tf.qat.layout import (
-    call_name,
-    inner_layer,
-    is_quantized,
-    name_in_front_of_insertions,
-)
+from sat_tf.qat.layout import call_name, inner_layer, is_quantized, name_in_front_of_insertions
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 
 # A block that is cut on no path has so many linear layers at most, where it can be parted.

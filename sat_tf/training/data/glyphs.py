@@ -20,12 +20,7 @@ from sat_tf.training.data.source import Folder, ImageSet
 from sat_tf.validation import Seed, checked, up_to
 
 # Every family and every style is held out once, in a combination that training never sees.
-TEST_FACES = (
-    "DejaVuSans-Bold",
-    "DejaVuSansMono-Oblique",
-    "DejaVuSerif",
-    "DejaVuSerif-BoldItalic",
-)
+TEST_FACES = ("DejaVuSans-Bold", "DejaVuSansMono-Oblique", "DejaVuSerif", "DejaVuSerif-BoldItalic")
 TRAIN_FACES = (
     "DejaVuSans",
     "DejaVuSans-Oblique",

@@ -19,13 +19,7 @@ from sat_tf.exact.tflite.input_range import PIXELS, InputRange
 from sat_tf.exact.tflite.metadata import checked_metadata
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import bounded_variables
-from sat_tf.messages import (
-    ProblemsError,
-    RunError,
-    first_ones,
-    say,
-    value_errors_as_run_errors,
-)
+from sat_tf.messages import ProblemsError, RunError, first_ones, say, value_errors_as_run_errors
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
