@@ -5,12 +5,8 @@ settle_constants, floor_scales, round_biases; then simulate, write and verify. `
 same graph to TensorFlow's own converter; `snap_biases` moves a trained model's biases to those of
 its file; `with_image_size` fixes the size of a model of images of any size.
 
-A file needs no model: `read_graph` reads it back, `simulate` runs it in NumPy, `verify_file`
-compares LiteRT with that, and `evaluate_tflite` measures accuracy on all cores.
-`compare_operators` takes files of other tools, operator by operator. `write_kit` takes
-the verification to another machine, and `read_device_check` reads what comes back.
-
-The names below load TensorFlow when they are first used: processes that only run files do without.
+Files need no model: `read_graph`, `simulate`, `verify_file`, `evaluate_tflite`, `compare_operators`,
+`write_kit` and `read_device_check` are those of `sat_tf.exact`, which load no TensorFlow.
 """
 
 import importlib

@@ -130,9 +130,6 @@ def _mean_magnitude(n: Namespace, kernel: Tensor, axes: Iterable[int]) -> Tensor
     return total / n.maximum(n.sum(n.cast(finite, "float32"), **over), 1.0)
 
 
-# -- the quantizer -------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
     """Weights on a grid whose size is 2 mean|w| or less: `quantize_weights` (Liu et al. 2022).

@@ -58,9 +58,6 @@ def certificate_page(certificate: CertificateRecord) -> str:
     )
 
 
-# -- runtimes --------------------------------------------------------------------------------------
-
-
 class _RuntimeRow(NamedTuple):
     title: str  # Of a runtime, or of a model that only classifies.
     name: str  # Of the runtime.
@@ -143,9 +140,6 @@ def _runtimes(certificate: CertificateRecord) -> Table[_RuntimeRow]:
             for name, count in certificate.runtimes.items()
         ],
     )
-
-
-# -- outputs ---------------------------------------------------------------------------------------
 
 
 def output_table(certificate: CertificateRecord) -> Table[OutputCount]:

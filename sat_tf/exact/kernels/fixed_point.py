@@ -196,8 +196,6 @@ def mean(
     return rounded_twice_away(sums - zeros[0] * count, divided) + zeros[1]
 
 
-# -- inverse roots ---------------------------------------------------------------------------------
-
 # The first two have 3 bits in front of the point.
 _ONE, _THREE_HALVES, _HALF_ROOT_OF_TWO = map(np.asarray, (1 << 28, 3 << 27, 1518500250))
 _STEPS = 5

@@ -324,7 +324,6 @@ def leaky_of_xnnpack(codes: np.ndarray, grids: Grids) -> np.ndarray:
     return np.asarray((product + 128) >> 8)
 
 
-# -- softmax -------------------------------------------------------------------------------------
 # Every set of kernels subtracts the largest integer of a row, so that zero points do not count, and
 # makes 256 p - 128, clipped to int8. They differ in how they take e to a power, and divide by the
 # sum of these powers: in float32, with tables of 16 bits, or in fixed point throughout.
@@ -426,7 +425,6 @@ def softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     return _stored(shifted_away(high_product(inverses, found), bits + 31 - 8))
 
 
-# -- its logarithm ---------------------------------------------------------------------------------
 # Stored integers are 16 · log(p) + 127.
 
 _LOG_SCALE, _LOG_ZERO_POINT, _LOG_BITS = np.float32(1.0 / 16.0), 127, 4

@@ -157,9 +157,6 @@ def _backward(
     return (n.where(ids == 0, 0.0, upstream) if keep_zeros else upstream,)
 
 
-# -- the quantizer -------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class KMeansQuantizer(LevelsOfWeights):
     """Weights of a layer with 2^b shared values: `quantize_weights` (Han et al. 2016).

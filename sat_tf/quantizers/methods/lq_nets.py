@@ -260,9 +260,6 @@ def _unrows(
     return n.transpose(made, [order.index(axis) for axis in range(len(order))])
 
 
-# -- the quantizer -------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class LqNetsQuantizer(LevelsOfWeights):
     """Weights at levels of a basis that is learnt: `quantize_weights` (Zhang et al. 2018).

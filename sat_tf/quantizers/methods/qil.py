@@ -169,9 +169,6 @@ def _backward(
     return slopes, sum_as(n, outwards, center), sum_as(n, outwards * from_center, center)
 
 
-# -- the quantizer -------------------------------------------------------------------------------
-
-
 CENTER, DISTANCE = "interval_center", "interval_distance"
 # No distance is shorter: what is divided by it stays finite.
 SMALLEST_DISTANCE = 1e-8
