@@ -147,20 +147,20 @@ PYTHON = {
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
     "analysis": 2500,
-    "commands": 4200,
+    "commands": 4100,
     "core": 2600,
-    "exact": 13600,
-    "export": 3900,
+    "exact": 13300,
+    "export": 4700,
     "graph": 5500,
-    "keras3": 3000,
+    "keras3": 2900,
     "loading": 1100,
     "planning": 2000,
     "presentation": 1200,
     "qat": 8500,
-    "quantizers": 4800,
+    "quantizers": 4500,
     "report": 900,
-    "training": 9700,
-    ".": 2700,  # the modules beside the rooms, together
+    "training": 9500,
+    ".": 2400,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.

@@ -5,8 +5,8 @@ settle_constants, floor_scales, round_biases; then simulate, write and verify. `
 same graph to TensorFlow's own converter; `snap_biases` moves a trained model's biases to those of
 its file; `with_image_size` fixes the size of a model of images of any size.
 
-Files need no model: `read_graph`, `simulate`, `verify_file`, `evaluate_tflite`, `compare_operators`,
-`write_kit` and `read_device_check` are those of `sat_tf.exact`, which load no TensorFlow.
+Files need no model: `read_graph`, `simulate`, `verify_file`, `evaluate_tflite`, `write_kit`,
+`compare_operators` and `read_device_check` are those of `sat_tf.exact`, which load no TensorFlow.
 """
 
 import importlib
