@@ -130,7 +130,7 @@ NO_KINDS = {
 # These files name layers beside the registry.
 NAMED_BESIDE = {
     # TensorFlow's converter would write a loop for these; the file tells it what to do instead.
-    "export/lowering/float_layer.py": {"ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"},
+    "export/lowering/float_layer.py": {"ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"}
 }
 
 # All that the mathematics needs besides Python itself, and the file for each library of tensors,

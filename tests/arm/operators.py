@@ -12,12 +12,7 @@ from sat_tf.exact.kernels.bilinear import OF_BUILTIN, OF_XNNPACK, OF_XNNPACK_FUS
 from sat_tf.exact.kernels.kernel_sets import KernelSet
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
-from sat_tf.exact.operations.native import (
-    FIXED_GRIDS,
-    NATIVE,
-    PROBABILITIES,
-    Softmax,
-)
+from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, PROBABILITIES, Softmax
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.pairs import Concatenate
 from sat_tf.exact.operations.pools import AveragePool, ResizeBilinear

@@ -159,10 +159,7 @@ def run_python(
 
 
 def check_on_arm(
-    subject: Subject,
-    images: np.ndarray,
-    system: Any,
-    processors: Sequence[Processor] = PROCESSORS,
+    subject: Subject, images: np.ndarray, system: Any, processors: Sequence[Processor] = PROCESSORS
 ) -> list[DeviceCheck]:
     """Runs a file on emulated Arm processors, and compares every code: a check for each."""
     work = sum(operation.multiply_adds(subject.graph) for operation in subject.graph.operations)

@@ -3,10 +3,7 @@ import pytest
 
 from sat_tf.exact.certificate.proof import read_subject
 from sat_tf.exact.certificate.runtimes import is_installed
-from sat_tf.exact.kernels.kernel_sets import (
-    ARM,
-    X86,
-)
+from sat_tf.exact.kernels.kernel_sets import ARM, X86
 from sat_tf.exact.litert.runtime import loaded
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.graph_file import serialize

@@ -8,11 +8,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from benchmarks.haq_searches import (
-    greedy_search,
-    random_search,
-    within_budget,
-)
+from benchmarks.haq_searches import greedy_search, random_search, within_budget
 from benchmarks.hessian import hessian_costs, model_traces
 from sat_tf.analysis.allocation.budget import Knapsack, solve
 from sat_tf.analysis.allocation.choices import ModelChoices

@@ -43,10 +43,7 @@ def test_the_table_is_that_of_float64(monkeypatch):
 
 @pytest.mark.parametrize(
     ("seed", "samples"),
-    [
-        pytest.param(0, 25, marks=pytest.mark.thorough),
-        pytest.param(1, 100, marks=pytest.mark.slow),
-    ],
+    [pytest.param(0, 25, marks=pytest.mark.thorough), pytest.param(1, 100, marks=pytest.mark.slow)],
 )
 def test_the_printed_table_is_within_sampling_error(seed, samples, monkeypatch):
     # The vanilla values have next to none, and round to what is printed. Clamped ones depend on the

@@ -11,14 +11,7 @@ import threading
 import numpy as np
 
 from sat_tf import output_folder
-from tests.campaign.cases import (
-    CLEAR,
-    SOUND,
-    FindingError,
-    Verdict,
-    expect_an_end,
-    expect_success,
-)
+from tests.campaign.cases import CLEAR, SOUND, FindingError, Verdict, expect_an_end, expect_success
 from tests.campaign.chains import begin, expect_whole_files
 from tests.campaign.originals import original
 from tests.campaign.processes import Ended, Server, server

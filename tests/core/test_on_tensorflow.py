@@ -148,8 +148,7 @@ def test_a_saved_model_computes_and_says_that_it_has_no_gradients(tmp_path):
     module = tf.Module()
     module.level = tf.Variable(3.0)
     module.f = tf.function(
-        lambda x: pact.quantize_activation(x, module.level, 2),
-        input_signature=[tf.TensorSpec([4])],
+        lambda x: pact.quantize_activation(x, module.level, 2), input_signature=[tf.TensorSpec([4])]
     )
     tf.saved_model.save(module, str(tmp_path))
     loaded = tf.saved_model.load(str(tmp_path))

@@ -33,11 +33,7 @@ REFERENCES = {
         reference.activation_gradients,
         reference.activation_position,
     ),
-    "stream": (
-        reference.quantize_stream,
-        reference.stream_gradients,
-        reference.stream_position,
-    ),
+    "stream": (reference.quantize_stream, reference.stream_gradients, reference.stream_position),
 }
 ROWS = [("activation", bits) for bits in range(1, 9)] + [("stream", b) for b in range(2, 9)]
 FEW_ROWS = [("activation", 1), ("activation", 4), ("stream", 8)]

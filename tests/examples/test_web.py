@@ -25,10 +25,7 @@ import browser
 from every_code import differing
 
 _MISSING = browser.missing()
-pytestmark = [
-    pytest.mark.thorough,
-    pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING)),
-]
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING))]
 
 LABELS = ["zero", "one", "two", "drei & vier <5>"]
 # A side of what the resized picture covers, over that of the input; whether pictures are turned.

@@ -42,12 +42,7 @@ def variables(model):
 def test_only_the_last_constant_before_each_quantizer_moves_and_by_little():
     before, after = variables(trained_model()), variables(snapped_model())
     moved = {name for name in before if not np.allclose(before[name], after[name], atol=1e-6)}
-    assert moved == {
-        "stem_bn/beta",
-        "depthwise_bn/beta",
-        "pointwise_bn/beta",
-        "classifier/bias",
-    }
+    assert moved == {"stem_bn/beta", "depthwise_bn/beta", "pointwise_bn/beta", "classifier/bias"}
     for name in moved:
         # A layer whose weights have 4 bits in the file has a coarser grid of biases.
         largest = 0.03 if name == "pointwise_bn/beta" else 0.01

@@ -16,11 +16,7 @@ from sat_tf.exact.certificate.certificate import read_certificate
 from sat_tf.exact.certificate.inputs import ImagesFrom, random_images
 from sat_tf.exact.certificate.proof import recheck, verify_file
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
-from sat_tf.exact.evaluate import (
-    evaluate_simulator,
-    evaluate_tflite,
-    file_interface,
-)
+from sat_tf.exact.evaluate import evaluate_simulator, evaluate_tflite, file_interface
 from sat_tf.exact.litert import processes
 from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import simulate
@@ -161,11 +157,7 @@ def alone(small_file, small_images, tmp_path_factory):
     path = tmp_path_factory.mktemp("proof") / "certificate.json"
     labels = np.arange(len(small_images)) % 4
     return verify_file(
-        small_file,
-        small_images,
-        labels,
-        certificate_path=path,
-        runtimes=("builtin", "reference"),
+        small_file, small_images, labels, certificate_path=path, runtimes=("builtin", "reference")
     ), path
 
 

@@ -440,8 +440,7 @@ def _grids() -> dict[str, Specimen]:
                 weight_range="channel" if bits % 2 else "layer",
             )
         zoo[f"{grid}_{bits}_bits"] = Specimen(
-            lambda: chain((6, 7, 3), *block(convolution(8), depthwise()), *head()),
-            policy,
+            lambda: chain((6, 7, 3), *block(convolution(8), depthwise()), *head()), policy
         )
     return zoo
 
@@ -456,7 +455,7 @@ ZOO: dict[str, Specimen] = {
             (15, 12, 4),
             *block(depthwise(5), depthwise(3, strides=2, padding="valid"), depthwise(3, strides=2)),
             *head(),
-        ),
+        )
     ),
     "dilated_depthwise": Specimen(dilated_depthwise),
     "uneven_windows": Specimen(
@@ -468,7 +467,7 @@ ZOO: dict[str, Specimen] = {
             layers.AveragePooling2D((1, 3), (2, 1)),
             layers.Flatten(),
             Dense(3),
-        ),
+        )
     ),
     "depth_multiplier": Specimen(depth_multiplier),
     "depth_multiplier_of_one_channel": Specimen(depth_multiplier_of_one_channel),
@@ -477,13 +476,13 @@ ZOO: dict[str, Specimen] = {
     "flat_pixels_normalized": Specimen(
         lambda: chain(
             (20,), normalization(), *block(Dense(12), Dense(9)), Dense(5), normalization()
-        ),
+        )
     ),
     "flattened": Specimen(
-        lambda: chain((6, 7, 1), layers.Flatten(), Dense(12, activation="relu"), Dense(5)),
+        lambda: chain((6, 7, 1), layers.Flatten(), Dense(12, activation="relu"), Dense(5))
     ),
     "dense_on_pixels": Specimen(
-        lambda: chain((6, 5, 3), *block(Dense(8)), Dense(7, activation="relu"), *head()),
+        lambda: chain((6, 5, 3), *block(Dense(8)), Dense(7, activation="relu"), *head())
     ),
     "dense_on_a_sequence": Specimen(
         dense_on_a_sequence,
@@ -499,7 +498,7 @@ ZOO: dict[str, Specimen] = {
             layers.Conv2D(6, 1, activation=keras.activations.relu),
             layers.Flatten(),
             Dense(3),
-        ),
+        )
     ),
     "normalizations_alone": Specimen(
         # Normalizations behind the image, a rectifier, each other and a pooling.
@@ -517,7 +516,7 @@ ZOO: dict[str, Specimen] = {
             normalization(scale=False, center=False),
             layers.Flatten(),
             Dense(3, use_bias=False),
-        ),
+        )
     ),
     "relu6": Specimen(
         lambda: chain(
@@ -530,7 +529,7 @@ ZOO: dict[str, Specimen] = {
             ReLU(max_value=1.0),
             layers.Activation("relu6"),
             *head(),
-        ),
+        )
     ),
     "no_variance": Specimen(
         # The statistics say that these channels are dead, which they are not: their scales are
@@ -632,7 +631,7 @@ ZOO: dict[str, Specimen] = {
             convolution(6, 1),
             layers.Flatten(),
             Dense(3),
-        ),
+        )
     ),
     "padded_average_pooling": Specimen(
         # Windows that reach beyond the image, of coarse codes, of fine ones and of signed ones.
@@ -676,7 +675,7 @@ ZOO: dict[str, Specimen] = {
             Dense(16, activation="relu"),
             layers.Dropout(0.5),
             Dense(5),
-        ),
+        )
     ),
     "pooled_features_convolved": Specimen(
         lambda: chain(
@@ -687,7 +686,7 @@ ZOO: dict[str, Specimen] = {
             layers.Conv2D(5, 1),
             layers.Reshape((5,)),
             layers.Softmax(),
-        ),
+        )
     ),
     "zero_padding": Specimen(
         # Padding as keras.applications has it, and a stream that is padded.
@@ -703,7 +702,7 @@ ZOO: dict[str, Specimen] = {
             layers.ZeroPadding2D(((1, 0), (0, 2))),
             *block(convolution(8)),
             *head(),
-        ),
+        )
     ),
     # Ends.
     "softmax": Specimen(classifier(pooled_softmax)),
@@ -715,15 +714,14 @@ ZOO: dict[str, Specimen] = {
             layers.Conv2D(4, 1),
             layers.Softmax(),
             layers.Flatten(),
-        ),
+        )
     ),
     "float_head": Specimen(bottleneck, float_head=True),
     "float_head_with_softmax": Specimen(classifier(pooled_softmax), float_head=True),
     "annotated_by_hand": Specimen(by_hand, annotated=True),
     "output_rectified": Specimen(classifier(list)),
     "output_never_observed": Specimen(
-        lambda: chain((8, 8, 3), convolution(8), normalization(), ReLU(6.0)),
-        calibrated=False,
+        lambda: chain((8, 8, 3), convolution(8), normalization(), ReLU(6.0)), calibrated=False
     ),
     "output_pooled": Specimen(classifier(lambda: [layers.GlobalAveragePooling2D()])),
     "output_normalized": Specimen(classifier(lambda: [Dense(5), normalization()])),

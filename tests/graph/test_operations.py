@@ -99,10 +99,7 @@ OPERATIONS = {
     "channel_mean": (lambda x, y: tf.reduce_mean(x, axis=-1, keepdims=True), ["ChannelMean"]),
     "channel_mean_of_keras": (lambda x, y: keras.backend.mean(x, 3, True), ["ChannelMean"]),
     "channel_max": (lambda x, y: tf.math.reduce_max(x, [3], True), ["ChannelMax"]),
-    "channel_padding": (
-        lambda x, y: tf.pad(x, [[0, 0], [0, 0], [0, 0], [1, 3]]),
-        ["Padding"],
-    ),
+    "channel_padding": (lambda x, y: tf.pad(x, [[0, 0], [0, 0], [0, 0], [1, 3]]), ["Padding"]),
     "all_padded": (
         lambda x, y: tf.pad(paddings=tf.constant([[0, 0], [1, 0], [0, 2], [1, 3]]), tensor=x),
         ["Padding"],

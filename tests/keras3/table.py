@@ -424,8 +424,7 @@ REFUSED = {
         _BATCHES,
     ),
     **dict.fromkeys(
-        _names("associative_scan fori_loop jvp map scan switch vectorized_map while_loop"),
-        _PYTHON,
+        _names("associative_scan fori_loop jvp map scan switch vectorized_map while_loop"), _PYTHON
     ),
     **dict.fromkeys(["GRUCell", "LSTMCell", "SimpleRNNCell", "StackedRNNCells"], _OUTPUTS),
     **dict.fromkeys(("StringLookup", "TextVectorization"), _STRINGS),

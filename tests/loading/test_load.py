@@ -14,12 +14,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.loading.load import check_order, load_model
-from sat_tf.loading.model_file import (
-    is_keras3_file,
-    open_model_file,
-    parts,
-    read_model_file,
-)
+from sat_tf.loading.model_file import is_keras3_file, open_model_file, parts, read_model_file
 from sat_tf.loading.trust import UntrustedModelError
 from tests.loading.hostile import config_of, layer_in, marking, saved, small, with_config
 

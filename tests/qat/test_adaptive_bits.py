@@ -91,9 +91,7 @@ def test_a_step_takes_the_sum_of_the_gradients_of_all_widths(data):
             )
         losses.append(float(loss))
         for variable, gradient in zip(
-            member.trainable_variables,
-            tape.gradient(loss, member.trainable_variables),
-            strict=True,
+            member.trainable_variables, tape.gradient(loss, member.trainable_variables), strict=True
         ):
             expected[variable.ref()] = expected.get(variable.ref(), 0.0) + gradient.numpy()
     before = {variable.ref(): variable.numpy() for variable in model.trainable_variables}

@@ -351,8 +351,7 @@ def test_clipping_levels_start_where_the_policy_says():
 
 def test_a_level_given_for_the_classifiers_input_counts_even_if_it_is_the_general_one():
     policy = BitPolicy(
-        initial_classifier_clipping_level=10.0,
-        overrides={"pool": {"initial_clipping_level": 8.0}},
+        initial_classifier_clipping_level=10.0, overrides={"pool": {"initial_clipping_level": 8.0}}
     )
     assert _place(_network("plain"), policy).configs["pool"].output.initial_clipping_level == 8.0
     # Seen from its reader, a layer in between makes no difference.

@@ -102,11 +102,7 @@ def test_there_is_none_where_the_size_of_the_pooled_map_is_open():
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "inputs", "printed"),
-    [
-        ("resnet18", 512, 0.01),
-        ("mobilenet_v1", 1024, 0.02),
-        ("mobilenet_v2", 1280, 0.026),
-    ],
+    [("resnet18", 512, 0.01), ("mobilenet_v1", 1024, 0.02), ("mobilenet_v2", 1280, 0.026)],
 )
 def test_vanilla_models_have_the_values_of_the_paper(name, inputs, printed):
     model = models.build(name, image_size=224, num_classes=1000, seed=0)

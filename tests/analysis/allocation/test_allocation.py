@@ -8,11 +8,7 @@ import tf_keras as keras
 import yaml
 
 import sat_tf
-from sat_tf.analysis.allocation.allocation import (
-    costs_of_sensitivity,
-    costs_of_table,
-    make_problem,
-)
+from sat_tf.analysis.allocation.allocation import costs_of_sensitivity, costs_of_table, make_problem
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices, milliseconds_of
 from sat_tf.exact.targets.ethos_u import compile_file

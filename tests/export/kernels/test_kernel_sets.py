@@ -426,11 +426,7 @@ def test_a_leaky_rectifier_of_xnnpack_has_8_bits_behind_the_point():
         -2,
         100,
     ]
-    assert BUILTIN_X86.leaky(codes, Grids(ONE, ONE, 0, settings)).tolist() == [
-        -30,
-        -2,
-        100,
-    ]
+    assert BUILTIN_X86.leaky(codes, Grids(ONE, ONE, 0, settings)).tolist() == [-30, -2, 100]
     # Of -1.5 codes, a product of 31 bits and a shift: one rounds half up, the other away from zero.
     eighth = {"alpha": 0.125}
     assert functions.leaky_of_xnnpack(np.array([-12]), Grids(ONE, ONE, 0, eighth)).tolist() == [-1]

@@ -20,12 +20,7 @@ from sat_tf.exact.tflite.tensors import Storage
 from sat_tf.exact.tflite.writer import packed_bytes
 from sat_tf.export.lowering.packing import PACKINGS, FileSettings, pack_graph, stored_kernels
 from sat_tf.export.lowering.pipeline import deployed_graph, rounded, trained_graph
-from sat_tf.export.lowering.scales import (
-    floor_scales,
-    largest_sums,
-    round_biases,
-    settle_constants,
-)
+from sat_tf.export.lowering.scales import floor_scales, largest_sums, round_biases, settle_constants
 from sat_tf.export.lowering.trace import trace
 from sat_tf.graph.network import Network
 from sat_tf.qat.policy import BitPolicy

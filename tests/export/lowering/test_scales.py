@@ -347,11 +347,7 @@ def test_a_product_on_the_grid_of_an_image_cannot_move_and_says_so():
     half = np.float32(0.5)
     grid = Codes(half, -128)
     tensors = {"image": grid, "a": Codes(half, 0), "b": Codes(half, -128), "y": grid, "j": grid}
-    operations = (
-        ShiftImage(("pixels",), "image"),
-        PRODUCT,
-        Concatenate(("y", "image"), "j", 2),
-    )
+    operations = (ShiftImage(("pixels",), "image"), PRODUCT, Concatenate(("y", "image"), "j", 2))
     made = _portable_graph(tensors, *operations)
     graph = dataclasses.replace(made, images=(Image("pixels", (1, 1, 1), half),))
     kept = make_portable(graph)

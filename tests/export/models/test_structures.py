@@ -137,10 +137,7 @@ def detector():
 
 def _given():
     """Returns images by the keys of the model's inputs."""
-    return {
-        "b": IMAGES.astype(np.float32),
-        "a": float_models.images(32, seed=9),
-    }
+    return {"b": IMAGES.astype(np.float32), "a": float_models.images(32, seed=9)}
 
 
 def _pixels():

@@ -464,12 +464,7 @@ def check(name: str, seed: int) -> None:
     while ends_at_half_a_code(name, form):
         form = FORMS[name](rng)
     content = file_of(
-        name,
-        form.reads,
-        form.makes,
-        version=form.version,
-        options=form.options,
-        **form.values,
+        name, form.reads, form.makes, version=form.version, options=form.options, **form.values
     )
     inputs = [read for read in form.reads if read.values is None]
     images = [tuple(codes(rng, read.shape) for read in inputs) for _ in range(2)]

@@ -300,8 +300,7 @@ def test_tflite_micro_refuses_packed_products():
 
 
 @pytest.mark.parametrize(
-    ("name", "left"),
-    [("ethos-u55", ["CAST", "SPACE_TO_DEPTH"]), ("ethos-u85", ["SPACE_TO_DEPTH"])],
+    ("name", "left"), [("ethos-u55", ["CAST", "SPACE_TO_DEPTH"]), ("ethos-u85", ["SPACE_TO_DEPTH"])]
 )
 def test_operators_that_a_processor_has_not_run_elsewhere(name, left):
     found = TARGETS[name].elsewhere(_chain("RELU", "CAST", "SPACE_TO_DEPTH", "TANH"))

@@ -26,8 +26,7 @@ LABELS = ["zero", "one", "two", "drei & vier"]
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(
-        PYTHON is None,
-        reason=f"no mediapipe here: set {VARIABLE} to a Python that has it",
+        PYTHON is None, reason=f"no mediapipe here: set {VARIABLE} to a Python that has it"
     ),
 ]
 

@@ -98,10 +98,7 @@ def test_compiling_again_makes_new_metrics_known_inside_too():
 @pytest.mark.thorough
 def test_training_inside_is_refused_and_works_outside():
     model = _quantized()
-    with (
-        pytest.raises(RuntimeError, match="train it outside"),
-        constant_weights(model),
-    ):
+    with pytest.raises(RuntimeError, match="train it outside"), constant_weights(model):
         model.fit(IMAGES, LABELS, verbose=0)
     before = model.get_weights()
     model.fit(IMAGES, LABELS, verbose=0)

@@ -252,8 +252,7 @@ def test_the_model_has_what_it_is_for(model):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "trip",
-    [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TRIPS],
+    "trip", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TRIPS]
 )
 def test_outputs_are_the_same_bit_for_bit_after(trip, model, expected, tmp_path):
     loaded = TRIPS[trip](model, tmp_path)

@@ -14,10 +14,7 @@ BITS = range(1, 9)
 
 def _run(latent, ids, bits, upstream=None, mode="eager", **choice):
     return value_and_gradients(
-        lambda w: kmeans.quantize_weights(w, ids, bits, **choice),
-        [latent],
-        upstream,
-        mode,
+        lambda w: kmeans.quantize_weights(w, ids, bits, **choice), [latent], upstream, mode
     )
 
 

@@ -28,10 +28,7 @@ def _ranges(array, axes):
 
 def _run(latent, basis, upstream=None, mode="eager", **choice):
     return value_and_gradients(
-        lambda w: lq_nets.quantize_weights(w, basis, **choice),
-        [latent],
-        upstream,
-        mode,
+        lambda w: lq_nets.quantize_weights(w, basis, **choice), [latent], upstream, mode
     )
 
 

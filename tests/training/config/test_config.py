@@ -142,13 +142,7 @@ def test_epochs_of_a_stage_win_over_the_steps_of_the_stage_before():
 
 # -- recipes ---------------------------------------------------------------------------------
 
-RECIPES = (
-    "distillation",
-    "progressive_bits",
-    "oscillation",
-    "weight_average",
-    "label_smoothing",
-)
+RECIPES = ("distillation", "progressive_bits", "oscillation", "weight_average", "label_smoothing")
 
 
 def test_every_recipe_is_off_where_nothing_is_said():
@@ -209,8 +203,7 @@ def test_a_number_with_an_exponent_needs_no_point(text):
 
 def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones():
     config = parse_config(
-        SMALLEST,
-        ["seed=1", "stages.float.epochs=7", "seed=2", "model.options.rectifier_max=null"],
+        SMALLEST, ["seed=1", "stages.float.epochs=7", "seed=2", "model.options.rectifier_max=null"]
     )
     assert (config.seed, config.stages.float.epochs) == (2, 7)
     assert config.model.options == {"rectifier_max": None}

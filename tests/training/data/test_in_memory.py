@@ -266,10 +266,7 @@ def _flat(*parts):
 
 # -- what is made once -----------------------------------------------------------------------------
 
-ARRAYS = {
-    "codes": np.arange(10_000, dtype=np.int32),
-    "picture": np.full((50, 50), 7, np.uint8),
-}
+ARRAYS = {"codes": np.arange(10_000, dtype=np.int32), "picture": np.full((50, 50), 7, np.uint8)}
 
 
 @pytest.fixture

@@ -141,10 +141,7 @@ def test_the_words_of_a_source_are_those_of_the_run(tmp_path):
     ):
         next(iter(batches))
     assert found.value.__suppress_context__
-    with (
-        pytest.raises(RunError, match="go on"),
-        reading_errors_explained(source, advice="; go on"),
-    ):
+    with pytest.raises(RunError, match="go on"), reading_errors_explained(source, advice="; go on"):
         source.training_sample(32, seed=0)
 
 

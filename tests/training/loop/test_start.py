@@ -151,8 +151,7 @@ def test_a_policy_that_does_not_fit_is_an_error_of_the_run():
     for start in ("clamped", "vanilla"):
         with pytest.raises(RunError, match="nothing"):
             quantized_start(
-                config(nothing),
-                float_start(config(f"training.start={start}"), small_float_model()),
+                config(nothing), float_start(config(f"training.start={start}"), small_float_model())
             )
 
 

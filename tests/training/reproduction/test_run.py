@@ -253,10 +253,7 @@ TWO_STEPS = (
     "export.verify_images=1",
 )
 # One that starts from a float model of its own, and one that ends with an ordinary one.
-REPRESENTATIVE = (
-    "table1/mobilenet_v2/4bits",
-    "figure2b/mobilenet_v2/vanilla",
-)
+REPRESENTATIVE = ("table1/mobilenet_v2/4bits", "figure2b/mobilenet_v2/vanilla")
 
 
 @pytest.fixture

@@ -9,13 +9,7 @@ import tf_keras as keras
 from sat_tf.exact.top_k import top_hits
 from sat_tf.qat.layout import inner_layer
 from sat_tf.training.data.source import NO_LABEL
-from sat_tf.training.learner import (
-    Learner,
-    RandomGenerators,
-    TopK,
-    accuracy_metrics,
-    training_copy,
-)
+from sat_tf.training.learner import Learner, RandomGenerators, TopK, accuracy_metrics, training_copy
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 Top1, Top5 = functools.partial(TopK, 1), functools.partial(TopK, 5)

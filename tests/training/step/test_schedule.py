@@ -53,10 +53,7 @@ def test_learning_rates_of_a_hand_worked_schedule(step, expected):
 )
 def test_every_step_is_that_of_the_formula_in_double_precision(first, peak, warmup, total):
     schedule = WarmupCosine(
-        first_learning_rate=first,
-        peak_learning_rate=peak,
-        warmup_steps=warmup,
-        total_steps=total,
+        first_learning_rate=first, peak_learning_rate=peak, warmup_steps=warmup, total_steps=total
     )
     steps = range(total + 3)
     expected = [reference(step, first, peak, warmup, total) for step in steps]
