@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.exact.operations.graph_file import read_foreign, read_graph
+from sat_tf.exact.operations.graph_file import read_foreign
 from sat_tf.exact.operations.quantize import Requantize
 from sat_tf.exact.operations.tabled import Computed
-from sat_tf.exact.operator_comparison import is_foreign, read_any_file
+from sat_tf.exact.operator_comparison import read_any_file
 from sat_tf.export import compare_operators
 from tests.commands.light import told_without_tensorflow
 from tests.export.damage import changed
@@ -231,13 +231,6 @@ def test_the_first_of_several_graphs_is_compared_and_the_others_are_named(tmp_pa
     assert "Not compared: graph 1 with 0 operators, run by CALL_ONCE" in said
     count = len(usual.operators)
     assert f"graph 2 initialize with {count} operators, run by signature other" in said
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_files_of_other_tools_are_none_of_ours(name):
-    assert is_foreign(path_of(name))
-    with pytest.raises(ValueError, match=r"did not write.*sat_tf\.export\.compare_operators"):
-        read_graph(path_of(name).read_bytes(), name)
 
 
 def test_the_command_compares_operators_where_another_tool_wrote_the_file(tmp_path):

@@ -29,9 +29,8 @@ from sat_tf.exact.kernels.kernel_sets import (
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.graph_file import read_graph, serialize
 from sat_tf.exact.operations.linear import Linear
-from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, PROBABILITIES, Softmax
+from sat_tf.exact.operations.native import FIXED_GRIDS, PROBABILITIES, Softmax
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import Dequantize, Quantize, ShiftImage
 from sat_tf.exact.operations.tabled import table_of
@@ -73,56 +72,6 @@ def _scale(rng: np.random.Generator) -> np.float32:
     """One of those that make ties, and any other."""
     exponent, odd = rng.integers(-6, 1), rng.integers(1, 300)
     return np.float32(rng.choice([2.0**exponent, 1 / odd, rng.random()]))
-
-
-PAIRS = np.stack(np.meshgrid(*[np.arange(-128, 128)] * 2, indexing="ij"), -1).reshape(-1, 2)
-
-
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("seed", range(3))
-def test_sums_differences_and_products_of_all_codes_are_those_of_the_kernels(runtime, seed):
-    rng = np.random.default_rng(seed)
-    # There is a rest behind the last block of 16.
-    values = np.concatenate([PAIRS, PAIRS[:7]]).astype(np.int8)
-    shape = (len(values), 1)
-    inputs = [Codes(_scale(rng), int(rng.integers(-128, 128))) for _ in range(2)]
-    made = []
-    for index in range(6):
-        widest = max(codes.scale for codes in inputs)
-        sums = Codes(np.float32(widest * rng.choice([0.5, 1.0, 2.0, rng.uniform(0.5, 4.0)])), 3)
-        products = np.float32(
-            inputs[0].scale * inputs[1].scale * rng.choice([2.0 ** rng.integers(2, 8), 254.0])
-        )
-        read = ("a", "b") if index % 2 else ("b", "a")
-        made += [
-            (Pair(read, f"sum_{index}", Pointwise.SUM), shape, sums),
-            (Pair(read, f"difference_{index}", Pointwise.DIFFERENCE), shape, sums),
-            (Pair(read, f"product_{index}", Pointwise.PRODUCT), shape, Codes(products, -9)),
-        ]
-    content = of_codes([shape, shape], made, inputs)
-    compared, differing = own_count(content, (values[None, :, :1], values[None, :, 1:]), runtime)
-    assert (compared, differing) == (20 * len(values), 0)
-
-
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize("shape", [(1, 1, 21), (9, 11, 1), (9, 1, 1), (1, 11, 1)])
-def test_sums_and_products_with_repeated_values_are_those_of_the_kernels(runtime, shape):
-    rng = np.random.default_rng(5)
-    whole = (9, 11, 21)
-    inputs = [Codes(np.float32(0.3), -128), Codes(np.float32(0.07), 11)]
-    made = []
-    for index, ratio in enumerate(rng.uniform(0.5, 2.0, 12)):
-        read = ("a", "b") if index % 2 else ("b", "a")
-        codes = Codes(np.float32(0.3 * ratio), 3)
-        made += [
-            (Pair(read, f"sum_{index}", Pointwise.SUM), whole, codes),
-            (Pair(read, f"product_{index}", Pointwise.PRODUCT), whole, codes),
-        ]
-    content = of_codes([whole, shape], made, inputs)
-    images = tuple(rng.integers(-128, 128, (4, *size)).astype(np.int8) for size in (whole, shape))
-    compared, differing = own_count(content, images, runtime)
-    assert compared > 4 * 24 * 9 * 11 * 21
-    assert differing == 0
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -347,25 +296,6 @@ def test_powers_are_those_of_differences_times_the_scale():
     assert found.size == 256
 
 
-def test_every_pixel_has_probabilities_of_its_own():
-    shape = (3, 2, 7)
-    content = of_codes(
-        [shape], [(Softmax(("a",), "p"), shape, PROBABILITIES)], [Codes(np.float32(0.07), 9)]
-    )
-    stored = np.random.default_rng(1).integers(-128, 128, (50, *shape)).astype(np.int8)
-    assert_simulated(content, "p", stored, "xnnpack")
-
-
-def test_a_file_keeps_where_its_codes_hold():
-    graph = read_graph(a_file(0.1, 4), "softmax")
-    (softmax,) = (one for one in graph.operations if isinstance(one, Softmax))
-    portability = softmax.portability(graph)
-    assert not portability.holds
-    assert "one code of a thousand" in " ".join(portability.why.split())
-    others = [one for one in graph.operations if one is not softmax]
-    assert all(one.portability(graph).holds for one in others)
-
-
 ONE, EIGHTH = np.float32(1.0), np.float32(0.125)
 
 
@@ -439,12 +369,3 @@ def test_xnnpack_leaves_small_multipliers_to_the_builtin_kernels():
     settings = {"alpha": 0.0039}  # below 1/256, which would make -0.5 codes of -128
     found = functions.leaky_of_xnnpack(codes, Grids(ONE, ONE, 0, settings))
     assert found.tolist() == BUILTIN_X86.leaky(codes, Grids(ONE, ONE, 0, settings)).tolist()
-
-
-def test_every_row_names_options_that_its_rule_takes():
-    codes = Codes(EIGHTH, 0)
-    values = {"alpha": 0.25, "approximate": False}
-    for name, row in NATIVE.items():
-        settings = {key: values[key] for key in row.options}
-        output = FIXED_GRIDS.get(name, Codes(EIGHTH, 0))
-        assert table_of(name, settings, codes, output, X86).shape == (256,)

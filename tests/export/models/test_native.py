@@ -375,8 +375,6 @@ def test_only_outputs_behind_a_layer_left_float_are_float(tmp_path):
     settings = FileSettings.of_file(contents.settings, "file")
     assert settings.output_type is None
     assert file_content(file_graph(Network(quantized), settings), settings) == path.read_bytes()
-    with pytest.raises(ValueError, match="behind attention, a layer left float"):
-        sat_tf.export_tflite(quantized, path, output_type="int8")
 
 
 def test_a_function_without_an_operator_is_a_table_of_the_last_codes(tmp_path):
