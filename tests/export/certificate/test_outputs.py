@@ -100,6 +100,7 @@ def test_masks_are_compared_by_pixel(segmented, tmp_path):
     written = tmp_path / "certificate.json"
     found = sat_tf.verify_tflite(quantized, path, images, masks, certificate_path=written)
     assert found.codes_differing == 0
+    assert sorted(found.float_operators) == ["DEQUANTIZE mask_float", "SOFTMAX mask"]
     assert found.top1["quantized"] == 1.0
     assert 0.3 < np.mean(masks) < 0.7
     assert found.agreement == found.top1["tflite"] > 0.9
@@ -158,6 +159,8 @@ def test_several_outputs_are_told_one_by_one(tmp_path):
     written = tmp_path / "certificate.json"
     settings = {"labels": labels, "float_model": model, "certificate_path": written}
     _, found = proved(quantized, path, images, **settings)
+    ends = ["DEQUANTIZE boxes", "DEQUANTIZE classes_float", "LOGISTIC classes"]
+    assert sorted(found.float_operators) == ends
     boxes, classes = found.runtimes["xnnpack"].outputs
     assert (boxes.shape, classes.shape) == ((240, 4), (240, 5))
     assert boxes.places == classes.places == 4 * 240

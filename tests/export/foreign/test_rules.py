@@ -1,7 +1,5 @@
 """Operators of other tools: codes worked by hand, and how far they are from real values."""
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -118,24 +116,6 @@ def test_forms_that_are_not_written_are_read_of_other_tools_alone(arguments, rea
     view = OperatorView(operator, Progress(inputs, tensors=read))
     with pytest.raises(NotUnderstoodError, match=reason):
         read_operation(view, is_own=True)
-
-
-FLAT = Grid((1, 256))
-BACKWARD = [constant([0, 0]), constant([0, 0]), constant([-1, 1])]
-MASKS = {"options": "StridedSliceOptions", "beginMask": 3, "endMask": 3}
-SHAPES = [
-    ("RESHAPE", [constant([-1, 9, 14])], {}, r"it is given the shape \[-1, 9, 14\], and makes"),
-    ("RESHAPE", [Grid((2,), None, 0, None, "INT32")], {}, "is not a constant of type INT32"),
-    ("RESHAPE", [], {}, None),
-    ("STRIDED_SLICE", BACKWARD, MASKS, "it moves values from one image to another"),
-]
-
-
-@pytest.mark.parametrize(("name", "more", "settings", "reason"), SHAPES)
-def test_a_shape_has_to_be_what_kernels_are_given(name, more, settings, reason):
-    first = Grid(SHAPE) if name == "RESHAPE" else FLAT
-    file = read_foreign(file_of(name, [first, *more], [FLAT], **settings), "one")
-    assert re.search(reason or "^$", " ".join(file.reasons.values()))
 
 
 def test_own_files_end_at_codes():

@@ -90,8 +90,19 @@ def _trained(model: keras.Model, policy: BitPolicy = POLICY) -> keras.Model:
     return quantized
 
 
+def _contents(path):
+    return read_contents(path.read_bytes(), path.name)
+
+
 def _operators(path) -> list[str]:
-    return [operator.name for operator in read_contents(path.read_bytes(), "file").operators]
+    return [operator.name for operator in _contents(path).operators]
+
+
+def _on_the_npu(path) -> list[str]:
+    """The operators of a file of which nothing is left to the CPU."""
+    assert TARGETS["ethos-u55"].elsewhere(_contents(path)) == []
+    assert compile_file(path, "ethos-u55-128").on_cpu == ()
+    return _operators(path)
 
 
 def _assert_proved_and_compiled(quantized: keras.Model, path) -> set[str]:
@@ -102,10 +113,7 @@ def _assert_proved_and_compiled(quantized: keras.Model, path) -> set[str]:
     assert found.is_portable
     for name in ("xnnpack", "arm_xnnpack", "arm_xnnpack_unfused"):
         assert sum(one.codes_differing for one in found.runtimes[name].tensors) == 0
-    contents = read_contents(path.read_bytes(), "file")
-    assert TARGETS["ethos-u55"].elsewhere(contents) == []
-    assert compile_file(path, "ethos-u55-128").on_cpu == ()
-    return {*_operators(path)} & OF_FUNCTIONS
+    return {*_on_the_npu(path)} & OF_FUNCTIONS
 
 
 @pytest.mark.thorough
@@ -315,18 +323,6 @@ def _ending(layer: keras.layers.Layer) -> keras.Model:
 
 def _of_unit_images(model, policy=OF_UNITS):
     return calibrated(model, policy, PIXELS / np.float32(255.0))
-
-
-def _contents(path):
-    return read_contents(path.read_bytes(), path.name)
-
-
-def _on_the_npu(path) -> list[str]:
-    """The operators of a file of which nothing is left to the CPU."""
-    contents = _contents(path)
-    assert TARGETS["ethos-u55"].elsewhere(contents) == []
-    assert compile_file(path, "ethos-u55-128").on_cpu == ()
-    return [operator.name for operator in contents.operators]
 
 
 @pytest.mark.thorough
