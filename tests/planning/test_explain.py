@@ -27,6 +27,7 @@ from tests.qat.models import nested_models
 
 L = keras.layers
 annotate = tfmot.quantization.keras.quantize_annotate_layer
+OF_TORCH = BitPolicy(input_range="torch")
 
 
 def numbers(plan, *names):
@@ -227,6 +228,8 @@ def with_nan():
         # Of no layer:
         (residual, BitPolicy(overrides={"nothing": {"weight_bits": 2}})),
         (lambda: float_models.build("mobile_block"), BitPolicy.mobile(1, requantize_streams=True)),
+        # A first layer that cannot take the range in.
+        (lambda: keras.Sequential([L.DepthwiseConv2D(3, input_shape=(6, 6, 3))]), OF_TORCH),
     ],
 )
 def test_problems_are_those_that_quantize_model_raises(build, policy):

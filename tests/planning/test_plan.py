@@ -117,9 +117,9 @@ def test_a_plan_says_which_field_gave_the_bits_of_weights():
 L = keras.layers
 
 
-def _model(first=None):
+def _model():
     image = keras.Input((6, 6, 3), name="image")
-    tensor = (first or L.Conv2D(4, 3, name="conv1"))(image)
+    tensor = L.Conv2D(4, 3, name="conv1")(image)
     return keras.Model(image, L.Dense(2, name="head")(L.Flatten()(L.ReLU()(tensor))), name="net")
 
 
@@ -161,17 +161,6 @@ def test_a_plan_says_what_its_model_is_fed_and_what_the_file_takes(fields, line,
     plan.write_page(tmp_path / "plan.html")
     shown = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert line in html.unescape(shown)
-
-
-def test_a_first_layer_that_cannot_take_the_range_in_is_a_problem_of_the_plan():
-    model, policy = (
-        _model(L.DepthwiseConv2D(3, use_bias=False, name="first")),
-        BitPolicy(input_range="torch"),
-    )
-    plan = sat_tf.explain(model, policy)
-    assert "cannot fold into its weights" in plan["first"].problems[0]
-    with pytest.raises(ValueError, match="cannot fold into its weights"):
-        sat_tf.quantize_model(model, policy)
 
 
 def test_a_quantized_model_brings_its_own_range_and_refuses_another_of_its_channels():

@@ -136,8 +136,10 @@ def test_a_result_is_printed_as_its_text():
 def test_a_result_with_rows_is_a_data_frame_and_a_file(tmp_path):
     Rows().write_csv(tmp_path / "rows.csv")
     assert (tmp_path / "rows.csv").read_bytes() == b"name,value\nconv,0.123457\ndense,\n"
-    assert list(Rows().to_frame()["name"]) == ["conv", "dense"]
-    assert Rows().to_frame()["value"][0] == 0.1234567
+    frame = Rows().to_frame()
+    assert list(frame["name"]) == ["conv", "dense"]
+    assert frame["value"][0] == 0.1234567
+    assert frame["value"].dtype == "float64"  # in spite of the gap
 
 
 def test_a_data_frame_without_pandas_says_what_to_install(monkeypatch):

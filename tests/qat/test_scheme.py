@@ -86,12 +86,6 @@ def test_attention_without_an_annotation_stays_as_it_is(batch):
     assert _bits(quantized, "classifier") == 8
 
 
-def test_the_policy_may_be_left_out():
-    assert sat_tf.SatQuantizeScheme().policy == BitPolicy.mobile()
-    model = sat_tf.quantize_model(float_models.dense_only())
-    assert _bits(model, "hidden") == 8
-
-
 def _annotated(**settings):
     image = keras.Input((8, 8, 3), name="image")
     tensor = annotate_layer(L.Conv2D(4, 3, name="a"))(image)

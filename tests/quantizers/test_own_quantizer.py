@@ -206,25 +206,15 @@ def test_a_policy_places_it_by_name_for_single_layers_and_explain_shows_its_line
     assert config.fields == {"weight_quantizer": "power_of_two", "weight_bits": 3}
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"weight_quantizer": "power_of_tow"}, "Did you mean power_of_two?"),
-        (
-            {"weight_quantizer": "power_of_two", "weight_options": {"cliped": 1}},
-            "weight_options of power_of_two: cliped is not one of its options. Did you mean "
-            "clipped?",
-        ),
-        (
-            {"weight_quantizer": "power_of_two", "weight_options": {"clipped": 2}},
-            "clipped=2: expected 0, or 1 to halve the range.",
-        ),
-    ],
-)
-def test_the_policy_names_what_is_wrong_with_a_quantizer_and_its_options(fields, text):
-    with pytest.raises(ValueError, match="BitPolicy: 1 problem") as error:
-        sat_tf.BitPolicy(**fields)
-    assert text in str(error.value)
+def test_the_policy_names_what_is_wrong_with_a_quantizer_and_its_options():
+    with pytest.raises(ValueError, match=r"Did you mean power_of_two\?"):
+        sat_tf.BitPolicy(weight_quantizer="power_of_tow")
+    with pytest.raises(ValueError, match="cliped is not one of its options") as error:
+        sat_tf.BitPolicy(
+            weight_quantizer="power_of_two", weight_options={"cliped": 1, "clipped": 2}
+        )
+    assert "Did you mean clipped?" in str(error.value)
+    assert "clipped=2: expected 0, or 1 to halve the range." in str(error.value)
 
 
 def test_a_model_can_change_to_it_and_back_with_its_function():

@@ -26,11 +26,13 @@ FAMILIES = tuple(models.MODELS)
 
 
 # Parameters and multiply-adds as torchvision publishes them beside its checkpoints, which are of
-# the same architectures. MobileNets have tables of their own in their tests.
+# the same architectures. MobileNets have a table of every width below.
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "parameters", "billions"),
     [
+        ("mobilenet_v1", 4_231_976, 0.569),
+        ("mobilenet_v2", 3_504_872, 0.301),
         ("resnet18", 11_689_512, 1.814),
         ("resnet50", 25_557_032, 4.089),
         # ResNet-50 has two parameters for each of 26,560 normalized channels: 64 behind the stem,
@@ -98,7 +100,7 @@ def test_any_batch_of_images_becomes_logits(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rectifier_max_reaches_every_rectifier(name, rectifier_max):
     model = build_small(name, 8, rectifier_max=rectifier_max)
-    found = [layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)]
+    found = layers_of(model, keras.layers.ReLU)
     assert found
     assert all(layer.max_value == rectifier_max for layer in found)
 
@@ -106,7 +108,7 @@ def test_rectifier_max_reaches_every_rectifier(name, rectifier_max):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rectifiers_are_published_with_6_in_mobilenets_and_without_a_maximum_elsewhere(name):
     expected = 6.0 if name.startswith("mobilenet") else None
-    found = [layer for layer in small_model(name).layers if isinstance(layer, keras.layers.ReLU)]
+    found = layers_of(small_model(name), keras.layers.ReLU)
     assert all(layer.max_value == expected for layer in found)
 
 
@@ -122,13 +124,13 @@ def test_layer_names_are_unique_and_the_same_in_every_build(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_dropout_stands_in_front_of_dense_layers_only_if_asked_for(name):
     model = build_small(name, 8, dropout=0.25)
-    dropouts = [layer for layer in model.layers if isinstance(layer, keras.layers.Dropout)]
+    dropouts = layers_of(model, keras.layers.Dropout)
     assert [layer.rate for layer in dropouts] == [0.25] * len(dropouts)
     readers = [node.outbound_layer for layer in dropouts for node in layer.outbound_nodes]
-    dense = [layer for layer in model.layers if isinstance(layer, keras.layers.Dense)]
+    dense = layers_of(model, keras.layers.Dense)
     # Every dense layer but the first of VGG reads pooled or hidden features.
     assert readers == (dense[1:] if name.startswith("vgg") else dense)
-    assert not any(isinstance(layer, keras.layers.Dropout) for layer in small_model(name).layers)
+    assert not layers_of(small_model(name), keras.layers.Dropout)
 
 
 @pytest.mark.thorough
@@ -149,22 +151,8 @@ def _mobilenet(name, width_multiplier):
     return models.build(name, width_multiplier=width_multiplier)
 
 
-@functools.cache
-def _small_mobilenet(name, stem_stride=1):
-    return models.build(
-        name, image_size=32, num_classes=10, width_multiplier=0.25, stem_stride=stem_stride, seed=0
-    )
-
-
 def _count(variables):
     return sum(math.prod(variable.shape) for variable in variables)
-
-
-@pytest.mark.parametrize(
-    ("name", "trainable"), [("mobilenet_v1", 4_231_976), ("mobilenet_v2", 3_504_872)]
-)
-def test_trainable_parameters_are_the_published_ones(name, trainable):
-    assert _count(_mobilenet(name, 1.0).trainable_weights) == trainable
 
 
 # MobileNet-V1: table 6 of arXiv:1704.04861. MobileNet-V2: the table of pretrained checkpoints that
@@ -197,20 +185,13 @@ def test_sizes_at_every_width_are_the_published_ones(
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", MOBILENETS)
 def test_stem_stride_1_doubles_every_feature_map(name):
-    strided = _small_mobilenet(name, stem_stride=2)
-    dense = _small_mobilenet(name, stem_stride=1)
-    compared = 0
-    for layer in strided.layers:
-        if isinstance(layer, (keras.layers.Conv2D, keras.layers.DepthwiseConv2D)):
-            _, height, width, channels = layer.output_shape
-            assert dense.get_layer(layer.name).output_shape == (
-                None,
-                2 * height,
-                2 * width,
-                channels,
-            )
-            compared += 1
-    assert compared > 20
+    strided, dense = build_small(name, stem_stride=2), build_small(name, stem_stride=1)
+    convolutions = layers_of(strided, (keras.layers.Conv2D, keras.layers.DepthwiseConv2D))
+    assert len(convolutions) > 20
+    for layer in convolutions:
+        _, height, width, channels = layer.output_shape
+        expected = (None, 2 * height, 2 * width, channels)
+        assert dense.get_layer(layer.name).output_shape == expected
 
 
 @pytest.mark.parametrize("name", MOBILENETS)
@@ -230,8 +211,8 @@ def test_initial_kernels_have_the_variance_of_their_fan_out(name):
 
 @pytest.mark.parametrize("name", MOBILENETS)
 def test_every_rectifier_follows_a_batch_normalization_behind_a_convolution(name):
-    model = _small_mobilenet(name)
-    rectifiers = [layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)]
+    model = small_model(name)
+    rectifiers = layers_of(model, keras.layers.ReLU)
     assert rectifiers
     for rectifier in rectifiers:
         normalization = rectifier.inbound_nodes[0].inbound_layers
@@ -241,8 +222,8 @@ def test_every_rectifier_follows_a_batch_normalization_behind_a_convolution(name
 
 
 def test_layer_names_say_where_a_layer_stands():
-    v1 = {layer.name for layer in _small_mobilenet("mobilenet_v1").layers}
-    v2 = {layer.name for layer in _small_mobilenet("mobilenet_v2").layers}
+    v1 = {layer.name for layer in small_model("mobilenet_v1").layers}
+    v2 = {layer.name for layer in small_model("mobilenet_v2").layers}
     common = {"image", "stem_conv", "stem_bn", "stem_relu", "pool", "classifier"}
     assert common | {"block_13_depthwise_relu", "block_13_pointwise_conv"} <= v1
     assert common | {"block_3_expand_conv", "block_3_depthwise", "block_3_project_bn"} <= v2
@@ -339,7 +320,7 @@ def test_rectified_inputs_leave_no_linear_layer_but_the_stem_without_a_rectifier
 @pytest.mark.parametrize("head", HEADS)
 def test_without_them_rectifiers_stand_only_behind_normalizations(head):
     model = _build(head=head)
-    rectifiers = [layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)]
+    rectifiers = layers_of(model, keras.layers.ReLU)
     assert {type(_source(layer)) for layer in rectifiers} == {keras.layers.BatchNormalization}
     names = [layer.name for layer in rectifiers]
     expected = ["stem_relu", "block_1_depthwise_relu"]
@@ -392,11 +373,6 @@ def test_in_the_papers_setting_every_linear_layer_reads_codes(head, rectified):
 
 RESNETS = ("resnet18", "resnet50", "preresnet50")
 SMALL_IMAGES = {"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False}
-
-
-@functools.cache
-def _resnet(name):
-    return models.build(name)
 
 
 def _makers(layer):
