@@ -230,11 +230,7 @@ def shape_of_the_options(model, graph):
 @pytest.mark.parametrize(
     ("name", "change", "expected"),
     [
-        (
-            "RESHAPE",
-            numbers(1, -1, 4, 16),
-            r"shape \[-1, 4, 16\], and makes \(1, 16, 4\)",
-        ),
+        ("RESHAPE", numbers(1, -1, 4, 16), r"shape \[-1, 4, 16\], and makes \(1, 16, 4\)"),
         ("RESHAPE", shape_of_pixels, r"its input \w+ is not a constant of type INT32"),
         ("RESHAPE", shape_of_the_options, None),
         ("STRIDED_SLICE", numbers(3, -1, 1, 2, 1), "it moves values from one image to another"),
