@@ -30,6 +30,11 @@ annotate = tfmot.quantization.keras.quantize_annotate_layer
 OF_TORCH = BitPolicy(input_range="torch")
 
 
+def depthwise_first():
+    first = L.DepthwiseConv2D(3, use_bias=False, input_shape=(6, 6, 3), name="first")
+    return keras.Sequential([first, L.ReLU(), L.Flatten(), L.Dense(2)])
+
+
 def numbers(plan, *names):
     rows = [plan[name] for name in names]
     return [(row.parameters, row.multiply_adds, row.bit_operations) for row in rows]
@@ -229,7 +234,7 @@ def with_nan():
         (residual, BitPolicy(overrides={"nothing": {"weight_bits": 2}})),
         (lambda: float_models.build("mobile_block"), BitPolicy.mobile(1, requantize_streams=True)),
         # A first layer that cannot take the range in.
-        (lambda: keras.Sequential([L.DepthwiseConv2D(3, input_shape=(6, 6, 3))]), OF_TORCH),
+        (depthwise_first, OF_TORCH),
     ],
 )
 def test_problems_are_those_that_quantize_model_raises(build, policy):
