@@ -8,7 +8,7 @@ import hashlib
 import os
 import pathlib
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -210,10 +210,7 @@ def prove(
         operators=subject.parsed.operator_counts(),
         float_operators=subject.parsed.float_operators(),
         float_layers=list(graph.float_layers),
-        versions={
-            **_versions([*COMPUTING, *([PACKAGE] if MICRO in counters else [])]),
-            **({"tosa-converter-for-tflite": tosa_version()} if TOSA in counters else {}),
-        },
+        versions=_versions(counters),
         num_images=number_of(images),
         images_sha256=images_hash(images),
         images_from=images_from,
@@ -244,8 +241,9 @@ def prove(
     return certificate
 
 
-def _versions(packages: Iterable[str]) -> dict[str, str]:
-    return {
+def _versions(runtimes: Collection[str]) -> dict[str, str]:
+    packages = [*COMPUTING, *([PACKAGE] if MICRO in runtimes else [])]
+    versions = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "sat-tf": __version__,
@@ -254,6 +252,9 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
             for package, version in installed_versions(packages).items()
         },
     }
+    if TOSA in runtimes:  # whose tools are in an environment of their own
+        versions["tosa-converter-for-tflite"] = tosa_version()
+    return versions
 
 
 def _counters(
