@@ -190,13 +190,12 @@ REMOVED = {
     **dict.fromkeys(
         (
             f"Certificate.{name}"
-            for name in (
-                *("of_float", "float_verdict", "measured_on", "target_title", "beyond_proof"),
-                "left_to_the_cpu",
-            )
+            for name in ("of_float", "measured_on", "beyond_proof", "left_to_the_cpu")
         ),
         "use statements, which has the sentence",
     ),
+    "Certificate.target_title": "use target, the name of the processor",
+    "Certificate.float_verdict": "use largest_float_difference of runtimes['xnnpack']",
     "sat_tf.export.deployed_model": "use sat_tf.export.snap_biases, which gives a model the biases "
     "of its file, so that it computes its codes, or sat_tf.export.simulate, which computes every "
     "code of a file",
