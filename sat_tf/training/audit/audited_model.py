@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
 from sat_tf.files import write_text
 from sat_tf.messages import first_ones, say
-from sat_tf.presentation.charts import DotChart, Dots
+from sat_tf.presentation.charts import dot_chart
 from sat_tf.presentation.tables import (
     Column,
     Marked,
@@ -463,7 +464,7 @@ class Audit(RowTable):
             kind=_MARKS[self.verdict],
             summary=self._summary(),
             wrong=wrong,
-            charts=[chart.to_figure() for chart in _charts(self)],
+            charts=_charts(self),
             layers=_numbered(_LAYER_OF_PAGE, self.layers).to_html("linear layers"),
             activations=_numbered(activations, self.activations).to_html("quantized activations"),
             limits=Table(columns=_LIMIT, rows=list(LIMITS.items())).to_html("limits"),
@@ -558,26 +559,9 @@ def _numbered(columns: Sequence[Column[Any]], rows: Sequence[Any]) -> Table[tupl
     return Table(columns=[number, *map(of_row, columns)], rows=list(enumerate(rows, 1)))
 
 
-def _charts(audit: Audit) -> list[DotChart]:
+def _charts(audit: Audit) -> list[Markup]:
     layers, activations, kappa = audit.layers, audit.activations, KAPPA_WATCHED.value
-
-    def chart(
-        rows: Sequence[LayerAudit | ActivationAudit],
-        title: str,
-        y_label: str,
-        dots: dict[str, list[float | None]],
-        **options: Any,
-    ) -> DotChart:
-        what = "linear layer" if rows is layers else "quantized activation"
-        return DotChart(
-            title=title,
-            x_label=f"{what}, in graph order",
-            y_label=y_label,
-            names=[row.name for row in rows],
-            dots=[Dots(name, values) for name, values in dots.items()],
-            **options,
-        )
-
+    layer, quantized = "linear layer, in graph order", "quantized activation, in graph order"
     constants = {
         "κ₁, normalization behind": [row.kappa_1 if row.normalization else None for row in layers],
         "κ₂, none behind": [None if row.normalization else row.kappa_2 for row in layers],
@@ -589,22 +573,18 @@ def _charts(audit: Audit) -> list[DotChart]:
         "Q, quantized": [row.quantized_variance for row in layers],
         "Ξ, effective": [row.effective_variance for row in layers],
     }
-    title = "Gradient-flowing law: constant of each layer"
-    charts = [
-        chart(layers, title, "κ₁ or κ₂", constants, wanted=(1 / kappa, kappa)),
-        chart(layers, "Gradient with respect to the effective weights", "VAR ∂L/∂Ξ", gradients),
-        chart(layers, "Weights, from latent to effective", "variance", weights),
+    law, title = "Gradient-flowing law: constant of each layer", "Weights, from latent to effective"
+    gradient, of_values = "Gradient with respect to the effective weights", "share of values"
+    clipped = {"clipped": [row.clipped for row in activations]}
+    used = {"codes used": [share_of(row.codes_used, row.codes) for row in activations]}
+    good, most = (0.0, CLIPPED.value), (CODES_USED.value, 1.0)
+    return [
+        dot_chart(law, layer, "κ₁ or κ₂", constants, wanted=(1 / kappa, kappa)),
+        dot_chart(gradient, layer, "VAR ∂L/∂Ξ", gradients),
+        dot_chart(title, layer, "variance", weights),
+        dot_chart("Activations: clipped", quantized, of_values, clipped, wanted=good, share=True),
+        dot_chart("Activations: codes", quantized, "share of codes", used, wanted=most, share=True),
     ]
-    if not activations:
-        return charts
-    codes_used = [share_of(row.codes_used, row.codes) for row in activations]
-    for name, whole, shares, wanted in (
-        ("clipped", "values", [row.clipped for row in activations], (0.0, CLIPPED.value)),
-        ("codes used", "codes", codes_used, (CODES_USED.value, 1.0)),
-    ):
-        words = f"Activations: {name}", f"share of {whole}"
-        charts.append(chart(activations, *words, {name: shares}, wanted=wanted, is_share=True))
-    return charts
 
 
 def share_of(used: int | None, whole: int | None) -> float | None:
