@@ -248,9 +248,7 @@ def add_outcomes(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
                 writer = csv.DictWriter(file, Outcome.columns(), lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(dataclasses.asdict(outcome) for outcome in kept.values())
-    except RunError:
-        raise
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise RunError(f"{path}: {error}; choose another file with --results.") from error
 
 
