@@ -93,10 +93,8 @@ def read_classifier(
     path = _expect_file(path, key)
     try:
         model = read_model(path, safe_mode=safe_mode).model
-    except UntrustedModelError as error:
-        raise RunError(f"{key}={error}") from error
-    except OtherFileError as error:
-        raise RunError(f"{key}={error}.") from error
+    except (UntrustedModelError, OtherFileError) as error:
+        raise RunError(f"{key}={str(error).rstrip('.')}.") from error
     except ValueError as error:
         problem = f"{key}={str(path)!r}: {str(error).removeprefix(f'{path}: ')}"
         if not is_keras3_file(path):  # the conversion names its own fixes
