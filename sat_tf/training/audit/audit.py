@@ -18,7 +18,7 @@ from sat_tf.either_keras import for_keras3
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.messages import ModelError
-from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
+from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, WeightQuantizer
@@ -76,8 +76,7 @@ def audit(
         dataset: images with labels: a pair of arrays, a `tf.data.Dataset`, or a set of
             `sat_tf.training.data`; class numbers or one-hot. Without labels there are no gradients.
         num_images: how many of them to take at most.
-        progress: show a bar of its four steps if it takes more than two seconds, on a terminal or
-            in a notebook.
+        progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
 
     Returns:
         The audit, to be printed (`table`), exported (`to_rows`, `to_frame`, `write_csv`) or shown
@@ -93,10 +92,8 @@ def audit(
         (512, 1, 'broken')
     """
     sample = None if dataset is None else labelled_images(dataset, most=num_images)
-    with image_bar("auditing", 4, shown=progress) as advance:
-        auditor = Auditor(model, sample)
-        advance(1)
-        return auditor(advance)
+    with image_bar("auditing", None, shown=progress):
+        return Auditor(model, sample)()
 
 
 def _quantizer(call: LinearCall) -> WeightQuantizer | None:
@@ -183,22 +180,18 @@ class Auditor:
                 model, network, self._linear_calls, sample, compiled=compiled
             )
 
-    def __call__(self, advance: Advance = no_bar) -> Audit:
+    def __call__(self) -> Audit:
         """Audits the model as it is now."""
         flow = self._gradients() if self._gradients else None
-        advance(1)
         notes = self._notes
         if flow is not None and not math.isfinite(flow.loss):
             notes += ("The loss of these images is NaN or infinite: no gradient can be measured.",)
             flow = None
         layers = self._judged_layers(flow)
-        advance(1)
-        activations = self._judged_activations(flow)
-        advance(1)
         return Audit(
             model=self._model.name,
             layers=layers,
-            activations=activations,
+            activations=self._judged_activations(flow),
             kappa_0=next((layer.kappa_0 for layer in layers if layer.kappa_0 is not None), None),
             num_images=len(self._sample) if self._sample else 0,
             loss=flow.loss if flow else None,
@@ -271,16 +264,18 @@ class Auditor:
         rows = []
         for name, layer in self._quantizers.items():
             quantizer: Any = clipping_quantizer(layer)
-            use = uses.get(name)
+            measured: dict[str, Any] = {}
+            if use := uses.get(name):
+                codes = {"codes": len(use.code_counts), "codes_used": use.codes_used}
+                measured = {"clipped": use.clipped, **codes}
+            if flow:
+                measured["level_gradient"] = flow.level_gradients.get(name)
             row = ActivationAudit(
                 name=name,
                 bits=quantizer.num_bits,
                 clipping_level=float(layer.output_variables[CLIPPING_LEVEL].numpy()),
                 ceiling=quantizer.ceiling,
-                clipped=use.clipped if use else None,
-                codes=len(use.code_counts) if use else None,
-                codes_used=use.codes_used if use else None,
-                level_gradient=flow.level_gradients.get(name) if flow else None,
+                **measured,
             )
             rows.append(dataclasses.replace(row, findings=tuple(judge_activation(row))))
         return tuple(rows)
@@ -291,9 +286,7 @@ def _notes(network: Network, sample: LabelledImages | None, *, clips: bool) -> t
     notes = []
     classifier = find_classifier(network)
     if classifier is None:
-        notes.append(
-            "No classifier was found, so there is no kappa_0: the output is of no linear layer."
-        )
+        notes.append("No classifier was found, so there is no kappa_0: no linear layer is the end.")
     elif pooled_area_before(network, classifier) is None:
         notes.append(
             f"The area that is average-pooled in front of {users_name(classifier)} is not known, "
@@ -320,7 +313,5 @@ def _notes(network: Network, sample: LabelledImages | None, *, clips: bool) -> t
     if sample is not None and sample.labels is None:
         notes.append("The data have no labels, so there are no gradients, kappa_1 and kappa_2.")
     elif sample is not None and len(sample) < FEW_IMAGES:
-        notes.append(
-            f"Measured on fewer than {FEW_IMAGES} images: gradients of so few are unreliable."
-        )
+        notes.append(f"Measured on fewer than {FEW_IMAGES} images: such gradients are unreliable.")
     return tuple(notes)

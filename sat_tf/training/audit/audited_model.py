@@ -36,21 +36,11 @@ class Verdict(enum.Enum):
 class Finding:
     """A rule that a layer breaks."""
 
-    rule: str  # Its name: a key of `RULES`.
+    # "rule I", "rule II", "gradient", "weight codes", "activation codes", "clipping" or "numbers".
+    rule: str
     verdict: Verdict  # WATCH or BROKEN.
     reason: str  # What was measured, and what the rule requires.
     remedy: str  # What to do.
-
-
-RULES = {
-    "rule I": "The classifier's weights are small enough that the softmax does not saturate.",
-    "rule II": "Gradients keep their size from layer to layer.",
-    "gradient": "Gradients reach every layer.",
-    "weight codes": "The weights use the codes that their bits pay for.",
-    "activation codes": "The activations use the codes that their bits pay for.",
-    "clipping": "The clipping level cuts off only the tail.",
-    "numbers": "All weights are finite.",
-}
 
 
 # Rule I of the paper: empirically, a ratio of less than 0.1 is adequate. At 1 logits of normalized
@@ -81,13 +71,24 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerAudit:
+class _Audited:
+    # Of the user's layer, with the path of models that it is nested in, or an inserted quantizer.
+    name: str
+    findings: tuple[Finding, ...] = ()  # The rules it breaks.
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of its findings."""
+        return worst(self.findings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerAudit(_Audited):
     """One linear layer with its kernel; what it does not have, or was not measured, is None.
 
     Variances are centred, over the whole kernel.
     """
 
-    name: str  # Of the user's layer, with the path of models that it is nested in.
     kind: str  # Class of the layer.
     fan_in: int  # N, inputs of one output, the kernel's area included.
     fan_out: int  # N̂, outputs of one input, the kernel's area included.
@@ -111,29 +112,17 @@ class LayerAudit:
     kappa_1: float | None = None
     kappa_2: float | None = None  # The same without.
     unknown: str = ""  # Why there are no constants, if so.
-    findings: tuple[Finding, ...] = ()  # The rules it breaks.
 
     @property
     def kappa(self) -> float | None:
         """The constant that applies here: κ₁ with normalization, otherwise κ₂."""
         return self.kappa_2 if self.normalization is None else self.kappa_1
 
-    @property
-    def can_be_rescaled(self) -> bool:
-        """Whether its weights are clamped, and not rescaled."""
-        return self.clamped_variance is not None and self.rescale in (None, "none")
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst of its findings."""
-        return worst(self.findings)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ActivationAudit:
+class ActivationAudit(_Audited):
     """One tensor with a clipping level; what was not measured is None."""
 
-    name: str  # Of the layer that makes it, or of an inserted quantizer.
     bits: int  # Of its codes.
     clipping_level: float  # Of a tensor that can be negative, on both sides.
     ceiling: float | None = None  # Of the rectifier that the quantizer replaces.
@@ -143,17 +132,12 @@ class ActivationAudit:
     codes_used: int | None = None  # How many of them occur.
     # Derivative of the loss with respect to the clipping level.
     level_gradient: float | None = None
-    findings: tuple[Finding, ...] = ()  # The rules it breaks.
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst of its findings."""
-        return worst(self.findings)
 
 
 def judge_layer(layer: LayerAudit, *, measured: bool) -> Iterator[Finding]:
     """The rules that a linear layer breaks; those on gradients only where they were measured."""
     variance, kappa_0, kappa = layer.effective_variance, layer.kappa_0, layer.kappa
+    can_be_rescaled = layer.clamped_variance is not None and layer.rescale in (None, "none")
     if variance is not None and not math.isfinite(variance):
         reason = "it has weights that are NaN or infinite"
         remedy = "load the weights again, or train again with a lower learning rate"
@@ -162,7 +146,7 @@ def judge_layer(layer: LayerAudit, *, measured: bool) -> Iterator[Finding]:
     if kappa_0 is not None and kappa_0 >= KAPPA_0_WANTED:
         saturates = kappa_0 >= KAPPA_0_SATURATING
         remedy = "start it with smaller weights: variance 1/n̂ or less"
-        if layer.can_be_rescaled:
+        if can_be_rescaled:
             remedy = 'rescale it: BitPolicy(rescale="constant")'
         elif layer.pooled_area == 1:
             remedy = "average-pool the features right before it, or start it with smaller weights"
@@ -174,7 +158,7 @@ def judge_layer(layer: LayerAudit, *, measured: bool) -> Iterator[Finding]:
             remedy,
         )
     normalized = "put BatchNormalization right behind it, or start it with weights of variance 1/n"
-    if layer.can_be_rescaled:
+    if can_be_rescaled:
         normalized = (
             'rescale it: BitPolicy(rescale="constant"); or put BatchNormalization behind it'
         )
@@ -299,17 +283,14 @@ class Audit(RowTable):
 
     def findings(self) -> Iterator[tuple[str, Finding]]:
         """The broken rules, each with the name of the layer."""
-        for audited in self._audited():
+        for audited in (*self.layers, *self.activations):
             for finding in audited.findings:
                 yield audited.name, finding
-
-    def _audited(self) -> list[LayerAudit | ActivationAudit]:
-        return [*self.layers, *self.activations]
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each linear layer and each activation, all with the same keys."""
         rows = []
-        for audited in self._audited():
+        for audited in (*self.layers, *self.activations):
             row = {name: getattr(audited, name, None) for name in COLUMNS}
             row |= {
                 "row": "activation",
@@ -327,47 +308,13 @@ class Audit(RowTable):
         """Prints the verdict, the layers and their findings."""
         say(console, marked_text(self._headline()))
         self.print_tables(console)
-        for rule, lines in self._by_rule().items():
-            say(console, f"{rule}: {RULES[rule]}")
-            for line in lines:
-                say(console, f"  {line}")
-        for note in self.notes:
+        for note in self._notes():
             say(console, note)
 
     def _headline(self) -> Marked:
-        words = f"{self.model}: {self.verdict.value}; {self._summary()}"
-        return Marked(words, _MARKS[self.verdict])
-
-    def _tables(self) -> dict[str, Table[Any]]:
-        return {
-            "Linear layers": Table(columns=_LAYER, rows=self.layers).without_empty(_NONE),
-            "Quantized activations": Table(columns=_ACTIVATION, rows=self.activations),
-        }
-
-    def _notes(self) -> list[str]:
-        wrong = self._by_rule().items()
-        return [*(f"{rule}: {line}" for rule, lines in wrong for line in lines), *self.notes]
-
-    def _by_rule(self) -> dict[str, list[str]]:
-        """The findings under each rule; layers with the same verdict and remedy together."""
-        rules: dict[str, dict[tuple[str, str], list[str]]] = {}
-        for name, finding in self.findings():
-            # The numbers are in the table; dozens of layers of a network share a finding.
-            remedies = rules.setdefault(finding.rule, {})
-            layers = remedies.setdefault((finding.verdict.value, finding.remedy), [])
-            layers.append(f"{name} ({finding.reason})")
-        return {
-            rule: [
-                f"{verdict}: {first_ones(named, 3, between='; ')}. Remedy: {remedy}."
-                for (verdict, remedy), named in remedies.items()
-            ]
-            for rule, remedies in rules.items()
-        }
-
-    def _summary(self) -> str:
-        """The numbers of the whole model in a line."""
-        verdicts = [row.verdict for row in self._audited()]
+        verdicts = [row.verdict for row in (*self.layers, *self.activations)]
         parts = [
+            f"{self.model}: {self.verdict.value}",
             f"{len(self.layers)} linear layers, {len(self.activations)} quantized activations",
             f"{verdicts.count(Verdict.BROKEN)} broken, {verdicts.count(Verdict.WATCH)} to watch",
         ]
@@ -378,23 +325,46 @@ class Audit(RowTable):
                 f"loss {self.loss:.4g}, variance of the logits {_number(self.logit_variance)} on "
                 f"{self.num_images} images"
             )
-        return "; ".join(parts)
+        return Marked("; ".join(parts), _MARKS[self.verdict])
+
+    def _tables(self) -> dict[str, Table[Any]]:
+        return {
+            "Linear layers": Table(columns=_LAYER, rows=self.layers).without_empty(_NONE),
+            "Quantized activations": Table(columns=_ACTIVATION, rows=self.activations),
+        }
+
+    def _notes(self) -> list[str]:
+        """A line for the layers that break a rule with the same verdict and remedy, and notes."""
+        # The numbers are in the table; dozens of layers of a network share a finding.
+        layers: dict[tuple[str, str, str], list[str]] = {}
+        for name, finding in self.findings():
+            key = finding.rule, finding.verdict.value, finding.remedy
+            layers.setdefault(key, []).append(f"{name} ({finding.reason})")
+        return [
+            *(
+                f"{rule}: {verdict}: {first_ones(named, 3, between='; ')}. Remedy: {remedy}."
+                for (rule, verdict, remedy), named in sorted(layers.items())
+            ),
+            *self.notes,
+        ]
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes a page with tables and pictures: one self-contained HTML file."""
         # The pictures refer to layers by these numbers.
         tables = {}
         for title, table in self._tables().items():
-            number = Column("#", lambda row, rows=table.rows: rows.index(row) + 1)
-            numbered = dataclasses.replace(table, columns=[number, *table.columns])
+
+            def number(row: Any, rows: Sequence[Any] = table.rows) -> int:
+                return rows.index(row) + 1
+
+            numbered = dataclasses.replace(table, columns=[Column("#", number), *table.columns])
             if table.rows:
                 tables[title] = numbered.to_html(title)
         page = render_page(
             "training/audit/page.html",
             audit=self,
-            kind=_MARKS[self.verdict],
-            summary=self._summary(),
-            wrong={rule: (RULES[rule], lines) for rule, lines in self._by_rule().items()},
+            headline=self._headline(),
+            notes=self._notes(),
             charts=self._charts(),
             tables=tables,
         )

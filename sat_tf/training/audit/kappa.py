@@ -36,8 +36,7 @@ def kappa_0(model: keras.Model) -> float | None:
     pooling. The variance is centred, over the whole kernel. Max-pooling does not count, as in the
     paper.
 
-    None if the output is not that of one linear layer which sat-tf knows, or the size of the pooled
-    map is not fixed.
+    None if no known linear layer makes the output, or the size of the pooled map is not fixed.
     """
     network = read_through(model)
     classifier = tail(network)[-1]
@@ -186,7 +185,7 @@ class GradientProbe:
         _expect_logits(network)
         self._model = model
         self._images = tf.cast(sample.images, model.inputs[0].dtype)
-        self._shares = tf.constant(class_shares(sample.labels, model.output_shape[-1]))
+        self._shares = tf.constant(class_shares(np.asarray(sample.labels), model.output_shape[-1]))
         self._linear_calls = calls
         last_layers = [unwrapped(node.layer) for node in tail(network)]
         self._softmaxes = [layer for layer in last_layers if is_softmax(layer)]
@@ -211,10 +210,9 @@ class GradientProbe:
     def _tapped(self, tape: tf.GradientTape) -> Iterator[tuple[_Kernels, dict[str, tf.Tensor]]]:
         """Gives the kernels and clipping levels that a call of the model inside goes through.
 
-        It computes as in training, though it is to be called with training=False, so that nothing
-        is dropped at random and no statistics move: BatchNormalization uses the statistics of its
-        batch, unless it is frozen, or the model itself calls it with training=False. A softmax at
-        the end is left out, so that the output is logits.
+        With training=False nothing is dropped at random and no statistics move; nevertheless
+        BatchNormalization uses the statistics of its batch, unless it is frozen, or the model
+        itself calls it with training=False. The output is logits, without the softmax.
         """
         kernels: _Kernels = {}
         levels = {}

@@ -66,38 +66,14 @@ class RuleLog:
             file.write(lines)
 
 
-class CodeFlips:
-    """Compares the codes of a model's weights with those of an earlier step."""
-
-    def __init__(self, auditor: Auditor) -> None:
-        self._codes = as_graph(auditor.codes)
-        self._share = as_graph(
-            lambda earlier, now: {
-                name: tf.reduce_mean(tf.cast(tf.not_equal(codes, now[name]), tf.float32))
-                for name, codes in earlier.items()
-            }
-        )
-        self._before: dict[str, tf.Tensor] = {}
-        self._at_last_measurement: dict[str, tf.Tensor] = {}
-
-    def remember(self) -> None:
-        """Keeps the current codes, to compare them with those of the next step."""
-        self._before = self._codes()
-
-    def measure(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Shares of weights whose code has changed since `remember`, and since the last `measure`.
-
-        By layer; empty if that has not been called, or nothing has codes.
-        """
-        now = self._codes()
-        flipped, moved = (
-            {name: float(share) for name, share in self._share(earlier, now).items()}
-            if earlier
-            else {}
-            for earlier in (self._before, self._at_last_measurement)
-        )
-        self._before, self._at_last_measurement = {}, now
-        return flipped, moved
+def _changed_shares(
+    earlier: dict[str, tf.Tensor], now: dict[str, tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """The shares of weights whose code has changed, by layer; none without earlier ones."""
+    return {
+        name: tf.reduce_mean(tf.cast(tf.not_equal(codes, now[name]), tf.float32))
+        for name, codes in earlier.items()
+    }
 
 
 _log = logging.getLogger(__name__)
@@ -165,6 +141,10 @@ class TrainingRules(keras.callbacks.Callback):
         self._sample = labelled_images(dataset, most=num_images)
         self._measured_model = model
         self._audited: keras.Model | None = None
+        self._shares = as_graph(_changed_shares)
+        # The codes of weights before a step that is measured, and when they were last measured.
+        self._before: dict[str, tf.Tensor] = {}
+        self._at_last_measurement: dict[str, tf.Tensor] = {}
         self._rule_log = None if csv is None else RuleLog(os.fspath(csv))
         self._log_dir = None if log_dir is None else os.fspath(log_dir)
         self._writer: Any = None
@@ -187,7 +167,8 @@ class TrainingRules(keras.callbacks.Callback):
         model = self._measured_model or self.model
         if self._audited is not model:
             self._auditor = Auditor(model, self._sample, compiled=True)
-            self._flips = CodeFlips(self._auditor)
+            self._codes = as_graph(self._auditor.codes)
+            self._before = self._at_last_measurement = {}
             self._audited = model
         if self._log_dir is not None and self._writer is None:
             self._writer = tf.summary.create_file_writer(self._log_dir)
@@ -208,7 +189,7 @@ class TrainingRules(keras.callbacks.Callback):
         if self._step // self.every > before // self.every:
             self._measure()
         if (self._step + self._stride) // self.every > self._step // self.every:
-            self._flips.remember()
+            self._before = self._codes()
         now = time.perf_counter()
         self._spent += now - start
         self.cost = 100.0 * self._spent / max(now - self._began - self._spent, 1e-9)
@@ -221,7 +202,12 @@ class TrainingRules(keras.callbacks.Callback):
 
     def _measure(self) -> None:
         self.latest = self._auditor()
-        self.flipped, self.moved = self._flips.measure()
+        now = self._codes()
+        self.flipped, self.moved = (
+            {name: float(share) for name, share in self._shares(earlier, now).items()}
+            for earlier in (self._before, self._at_last_measurement)
+        )
+        self._before, self._at_last_measurement = {}, now
         self._warn(self.latest)
         if self._rule_log is not None:
             shares = {"flipped": self.flipped, "moved": self.moved}
@@ -258,19 +244,21 @@ class TrainingRules(keras.callbacks.Callback):
             "rules/logit_variance": audit.logit_variance,
         }
         for layer in audit.layers:
-            values[f"kappa/{layer.name}"] = layer.kappa
-            values[f"gradient_variance/{layer.name}"] = layer.gradient_variance
-            values[f"weight_variance/{layer.name}"] = layer.effective_variance
-            values[f"weight_codes_used/{layer.name}"] = share_of(
-                layer.weight_codes_used, layer.weight_codes
-            )
+            name, codes = layer.name, share_of(layer.weight_codes_used, layer.weight_codes)
+            values |= {
+                f"kappa/{name}": layer.kappa,
+                f"gradient_variance/{name}": layer.gradient_variance,
+                f"weight_variance/{name}": layer.effective_variance,
+                f"weight_codes_used/{name}": codes,
+            }
         for activation in audit.activations:
-            values[f"clipped/{activation.name}"] = activation.clipped
-            values[f"clipping_level/{activation.name}"] = activation.clipping_level
-            values[f"clipping_level_gradient/{activation.name}"] = activation.level_gradient
-            values[f"codes_used/{activation.name}"] = share_of(
-                activation.codes_used, activation.codes
-            )
+            name, codes = activation.name, share_of(activation.codes_used, activation.codes)
+            values |= {
+                f"clipped/{name}": activation.clipped,
+                f"clipping_level/{name}": activation.clipping_level,
+                f"clipping_level_gradient/{name}": activation.level_gradient,
+                f"codes_used/{name}": codes,
+            }
         values |= {f"flipped/{name}": share for name, share in self.flipped.items()}
         values |= {f"moved/{name}": share for name, share in self.moved.items()}
         return {tag: value for tag, value in values.items() if value is not None}
