@@ -1,4 +1,5 @@
 import re
+import types
 
 import keras as keras3
 import numpy as np
@@ -239,7 +240,8 @@ def test_a_model_of_keras_2_is_read_as_it_is(name, tmp_path):
 def test_a_classifier_of_keras_3_gives_logits(tmp_path):
     model = _classifier(keras3)
     model.save(tmp_path / "float.keras")
-    read = read_classifier(tmp_path / "float.keras", image_size=8, num_classes=3, key="float_model")
+    source = types.SimpleNamespace(image_size=8, num_classes=3)
+    read = read_classifier(tmp_path / "float.keras", source, key="float_model", safe_mode=True)
     # To the rounding of sums, which is that of `from_keras3`.
     np.testing.assert_allclose(
         tf.nn.softmax(read(PICTURES)), np.asarray(model(PICTURES)), atol=1e-5
