@@ -104,9 +104,6 @@ def left_out_of_config(
     Keras leaves out some of its own, such as synchronized=True of BatchNormalization, so that a
     layer created from its configuration is another one. The layer keeps its arguments as attributes
     of the same names.
-
-    >>> left_out_of_config(keras.layers.BatchNormalization(synchronized=True))
-    {'synchronized': True}
     """
     if isinstance(layer, keras.layers.InputLayer):
         return {}

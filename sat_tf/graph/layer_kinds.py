@@ -94,9 +94,6 @@ def kernels_of(layer: keras.layers.Layer) -> tuple[Kernel, ...]:
     """The kernels that a layer multiplies by, in order; none where it is not known to be linear.
 
     Subclasses do not count: they may use their kernel in any way.
-
-    >>> [kernel.attribute for kernel in kernels_of(keras.layers.SeparableConv2D(4, 3))]
-    ['depthwise_kernel', 'pointwise_kernel']
     """
     return KINDS.get(type(layer), _UNKNOWN).kernels
 
@@ -285,23 +282,13 @@ def class_name(layer: keras.layers.Layer) -> str:
 
 
 def short_name(name: str) -> str:
-    """The name of a class of layers, shorter where it is long and well known.
-
-    >>> short_name("DepthwiseConv2D"), short_name("Dense")
-    ('Depthwise', 'Dense')
-    """
+    """The name of a class of layers, shorter where it is long and well known."""
     short = {kind.__name__: row.short_name for kind, row in KINDS.items() if row.short_name}
     return short.get(name, name)
 
 
 def detail_of(layer: keras.layers.Layer) -> str:
-    """Size of the kernel, the window or the output, strides and dilation, where they say something.
-
-    >>> detail_of(keras.layers.Conv2D(8, 3, strides=2)), detail_of(keras.layers.Dense(10))
-    ('3x3 /2', '10')
-    >>> detail_of(keras.layers.Conv2D(8, (1, 7), dilation_rate=2)), detail_of(keras.layers.Add())
-    ('1x7 dilated 2', '')
-    """
+    """Size of the kernel, the window or the output, strides and dilation, unless they are 1."""
     return find_kind(layer).detail(layer)
 
 

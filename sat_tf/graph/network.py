@@ -411,11 +411,7 @@ def are_numbers(kind: tf.DType) -> bool:
 
 
 def distinct(names: Iterable[str]) -> tuple[str, ...]:
-    """Names that differ from each other, with numbers behind those that have come before.
-
-    >>> distinct(["probs", "box", "probs"])
-    ('probs', 'box', 'probs_1')
-    """
+    """Names that differ from each other, with numbers behind those that have come before."""
     found: list[str] = []
     for name in names:
         numbered = (f"{name}_{number}" for number in itertools.count(1))
@@ -424,20 +420,12 @@ def distinct(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def layer_of_call(name: str) -> str:
-    """The name of the layer that a node is a call of.
-
-    >>> layer_of_call("conv@2"), layer_of_call("conv")
-    ('conv', 'conv')
-    """
+    """The name of the layer that a node is a call of."""
     return _ANOTHER_CALL.sub("", name)
 
 
 def as_layer_name(name: str) -> str:
-    """The name of a node in the names of layers, which Keras allows no "@" in.
-
-    >>> as_layer_name("conv@2"), as_layer_name("conv")
-    ('conv_call_2', 'conv')
-    """
+    """The name of a node in the names of layers, which Keras allows no "@" in."""
     return name.replace("@", "_call_")
 
 

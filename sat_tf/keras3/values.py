@@ -22,11 +22,6 @@ def matched(sources: Sequence[str], targets: Sequence[str]) -> list[int]:
 
     Names are paths such as "dense/kernel". Only their last parts are compared, as many as tell
     them apart; where they do not pair up, order decides.
-
-    >>> matched(["dense/kernel", "dense/bias"], ["a/dense/bias:0", "a/dense/kernel:0"])
-    [1, 0]
-    >>> matched(["layer_scale/variable"], ["layer_scale/gamma:0"])
-    [0]
     """
     for depth in range(1, _DEEPEST + 1):
         ours, theirs = (

@@ -92,9 +92,6 @@ class Kernel:
         """Outputs of one input, n̂, strides left out as in the paper; at least 1.
 
         Of the groups of channels an input reaches its own.
-
-        >>> Kernel(KernelForm.CONVOLUTION, (3,), 2).fan_out((3, 3, 16, 32))
-        288
         """
         reached = [size for axis, size in enumerate(shape) if axis != self.input_axis]
         return math.prod(reached) // groups
@@ -197,11 +194,7 @@ SAME = Keras3()
 
 
 def shared_sizes(sizes: Any) -> str:
-    """Sizes along axes, as one where they are equal.
-
-    >>> shared_sizes((2, 2)), shared_sizes((1, 3)), shared_sizes(None)
-    ('2', '1x3', '')
-    """
+    """Sizes along axes, as one where they are equal."""
     if sizes is None:
         return ""
     values = tuple(sizes) if isinstance(sizes, tuple | list) else (sizes,)

@@ -214,11 +214,7 @@ class OperationKind:
 
     @property
     def class_name(self) -> str:
-        """The name of the class that Keras 3 has for its function.
-
-        >>> OperationKind("logical_not").class_name
-        'LogicalNot'
-        """
+        """The name of the class that Keras 3 has for its function."""
         return "".join(word[0].upper() + word[1:] for word in self.name.split("_"))
 
 
