@@ -7,7 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tf_keras as keras
@@ -20,8 +20,6 @@ from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import check_model, keras_calls, own_call_problem, subclassed_problem
 from sat_tf.messages import ModelError, kind_of
 
-_INVALID = re.compile(r"[^A-Za-z0-9_.\\/>-]")
-
 
 def unique_name(wanted: str, taken: set[str]) -> str:
     """A valid name that is not taken yet, and is from now on.
@@ -33,7 +31,7 @@ def unique_name(wanted: str, taken: set[str]) -> str:
     >>> unique_name("conv", taken), unique_name("conv", taken), unique_name("é 1", taken)
     ('conv_2', 'conv_3', 'x_1')
     """
-    valid = _INVALID.sub("_", wanted)
+    valid = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", wanted)
     if not valid[:1].isalnum() and not valid.startswith("."):
         valid = f"x{valid[1:]}"
     name, count = valid, 1
@@ -45,11 +43,7 @@ def unique_name(wanted: str, taken: set[str]) -> str:
 
 
 def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
-    """A layer with the same configuration, without weights.
-
-    Raises:
-        ValueError: Keras cannot create it from its configuration; names the layer and the fix.
-    """
+    """A layer with the same configuration, without weights; ValueError where Keras makes none."""
     try:
         settings = _settings(layer, changes)
         left_out = left_out_of_config(layer, settings)
@@ -70,7 +64,8 @@ def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Lay
         raise ValueError(
             f"{layer.name}: received {kind_of(layer)} that cannot be created again from its "
             f"configuration ({reason}), expected from_config(get_config()) to give the same layer; "
-            f"{_fix(layer)}."
+            "let get_config return all arguments, and give it functions written with def and "
+            "registered by @tf_keras.saving.register_keras_serializable(), no functools.partial."
         ) from error
 
 
@@ -94,6 +89,7 @@ def _settings(layer: keras.layers.Layer, changes: Mapping[str, Any]) -> dict[str
 _ON_OUTPUTS = "activity_regularizer"
 # All layers have these there, but layers of users that have not written it.
 _OF_EVERY = ("name", "trainable", "dtype")
+_PLAIN = (bool, int, float, str)
 
 
 def left_out_of_config(
@@ -101,24 +97,19 @@ def left_out_of_config(
 ) -> dict[str, Any]:
     """Arguments of a layer's constructor that its `get_config` leaves out, unless they are default.
 
-    Keras leaves out some of its own, such as synchronized=True of BatchNormalization, so that a
-    layer created from its configuration is another one. The layer keeps its arguments as attributes
-    of the same names.
+    Keras leaves out some of its own, such as synchronized=True of BatchNormalization. The layer
+    keeps its arguments as attributes of the same names.
     """
     if isinstance(layer, keras.layers.InputLayer):
         return {}
     config = layer.get_config() if config is None else config
     arguments = inspect.signature(type(layer).__init__).parameters.values()
-    values = {
-        argument.name: getattr(layer, argument.name, argument.default)
+    found = {
+        argument.name: value
         for argument in arguments
         if argument.name not in config
-    }
-    found = {
-        argument.name: values[argument.name]
-        for argument in arguments
-        if isinstance(values.get(argument.name), bool | int | float | str)
-        and values[argument.name] != argument.default
+        and isinstance(value := getattr(layer, argument.name, argument.default), _PLAIN)
+        and value != argument.default
     }
     if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
         own = zip(_OF_EVERY, (layer.name, layer.trainable, layer.dtype_policy.name), strict=True)
@@ -132,22 +123,10 @@ def left_out_of_config(
     return found
 
 
-def _fix(layer: keras.layers.Layer) -> str:
-    if isinstance(layer, keras.layers.Lambda):
-        return "give it a function written in Python, or use a layer for it"
-    if type(layer).__module__.split(".")[0] == "tf_keras":
-        return (
-            "give it functions with def in place of functools.partial, each registered by "
-            "@tf_keras.saving.register_keras_serializable()"
-        )
-    return f"write {type(layer).__name__}.get_config so that it returns all arguments"
-
-
-@dataclasses.dataclass(frozen=True)
-class Flattened:
+class Flattened(NamedTuple):
     """A flat model, and where its layers come from."""
 
-    model: keras.Model  # The flat model.
+    model: keras.Model
     origins: dict[str, str]  # For each of its layers, the path of the layer in the given model.
 
     def carried(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -341,17 +320,13 @@ class _Flattener:
     def _run(self, model: keras.Model, tensors: list[Any], place: _Place) -> list[Any]:
         """The outputs of a model on flat tensors."""
         made = {id(old): new for old, new in zip(model.inputs, tensors, strict=True)}
-
-        def flat(value: Any) -> Any:
-            return made.get(id(value), value)
-
         for call in keras_calls(model):
             if call.is_input:
                 continue
-            arguments = tf.nest.map_structure(flat, list(call.call_args))
-            options = {
-                name: tf.nest.map_structure(flat, value) for name, value in call.call_kwargs.items()
-            }
+            arguments, options = tf.nest.map_structure(
+                lambda value: made.get(id(value), value),
+                (list(call.call_args), dict(call.call_kwargs)),
+            )
             if isinstance(call.layer, keras.Model):
                 inner = place.inside(call.layer, options.get("training"))
                 # The order of a model's inputs, which may be given as a dictionary.
@@ -444,11 +419,7 @@ class _Flattener:
 
 
 def regularization_of(layer: keras.layers.Layer) -> Callable[..., keras.layers.Layer]:
-    """Creates what regularizes behind a layer what it regularizes itself, given a layer's options.
-
-    Raises:
-        ValueError: Keras has no layer for its regularizer.
-    """
+    """Creates what regularizes behind a layer what it regularizes itself, given its options."""
     config = layer.activity_regularizer.get_config()
     if not set(config) <= {"l1", "l2"}:
         raise ValueError(

@@ -118,7 +118,7 @@ def fan_out(layer: keras.layers.Layer) -> int:
 def along_channels(
     layer: keras.layers.Layer, values: np.ndarray, kernel_shape: Sequence[int]
 ) -> np.ndarray:
-    """One value for each output channel of a linear layer, of values that broadcast to its kernel."""
+    """One value for each output channel of a linear layer, of values that fit its kernel."""
     axes = find_support(layer).channel_axes
     channels = [kernel_shape[axis] for axis in axes]
     values = np.reshape(values, [values.shape[axis] for axis in axes])
