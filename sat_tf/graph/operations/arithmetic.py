@@ -184,9 +184,8 @@ def _ends_of_clip(call: OldCall) -> _Ends | None:
     return tensor, low, high
 
 
-def _ends_of_rectifier(high: float | None, call: OldCall) -> _Ends | None:
-    tensor = only_tensor(call)
-    return None if tensor is None else (tensor, 0.0, high)
+def _rectified(high: float | None) -> _Clipping:
+    return _Clipping(lambda call: None if (x := only_tensor(call)) is None else (x, 0.0, high))
 
 
 def _sum(call: OldCall) -> Replacement | None:
@@ -255,16 +254,13 @@ def _on_first(name: str, keras3: Any, *args: Any, **options: Any) -> Any:
 
 def _on_two(name: str, keras3: Any, x: Any, y: Any) -> Any:
     """Keras 3's function of two tensors, or of one and numbers in its type."""
-    return getattr(keras3.ops, name)(*_in_one_type(keras3, x, y))
-
-
-def _in_one_type(keras3: Any, x: Any, y: Any) -> list[Any]:
     dtype = keras3.backend.standardize_dtype(getattr(x, "dtype", None) or y.dtype)
-    return [np.asarray(v, dtype) if isinstance(v, list) else v for v in (x, y)]
+    operands = [np.asarray(v, dtype) if isinstance(v, list) else v for v in (x, y)]
+    return getattr(keras3.ops, name)(*operands)
 
 
 def _squared_difference(keras3: Any, x: Any, y: Any) -> Any:
-    return keras3.ops.square(keras3.ops.subtract(*_in_one_type(keras3, x, y)))
+    return keras3.ops.square(_on_two("subtract", keras3, x, y))
 
 
 def _along_last(name: str, keras3: Any, logits: Any, axis: int | None = None) -> Any:
@@ -305,6 +301,10 @@ def _clip(keras3: Any, t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
 def _layer(name: str, *settings: str) -> Callable[[Any], Twin]:
     """A layer with these settings of the operation, in the layer's order."""
     return lambda call: new_layer(name, *(getattr(call.operation, one) for one in settings))
+
+
+def _as_layer(name: str, call: Any) -> Twin:
+    return new_layer("Activation", _function(name))
 
 
 def _merge(call: Any) -> Twin:
@@ -363,9 +363,8 @@ def _normalize(call: Any) -> Twin:
 
 def _one(name: str, *calls: str, **others: Any) -> OperationKind:
     """An operation of one tensor."""
-    return OperationKind(
-        name, calls, keras3=partial(_on_first, name), twin=with_settings(), **others
-    )
+    defaults = {"keras3": partial(_on_first, name), "twin": with_settings()}
+    return OperationKind(name, calls, **{**defaults, **others})
 
 
 def _two(name: str, *calls: str, twin: Any = _merge, **others: Any) -> OperationKind:
@@ -380,13 +379,7 @@ def _comparing(name: str, *calls: str) -> OperationKind:
 
 def _activated(name: str, *calls: str) -> OperationKind:
     """An operation that both Kerases have as an activation function."""
-    return OperationKind(
-        name,
-        calls,
-        layers=partial(_activation, name),
-        keras3=partial(_on_first, name),
-        twin=lambda call: new_layer("Activation", _function(name)),
-    )
+    return _one(name, *calls, layers=partial(_activation, name), twin=partial(_as_layer, name))
 
 
 _LARGER = _Clipping(partial(_ends_of_extremum, True), "Maximum")
@@ -489,13 +482,7 @@ _OTHERS = (
     OperationKind("conv", ("nn.conv2d", "compat.v1.nn.conv2d"), "use keras.layers.Conv2D"),
     OperationKind("depthwise_conv", ("nn.depthwise_conv2d",), "use keras.layers.DepthwiseConv2D"),
     OperationKind("dropout", ("nn.dropout",), "use keras.layers.Dropout"),
-    OperationKind(
-        "elu",
-        ("nn.elu",),
-        layers=partial(_activation, "elu"),
-        keras3=partial(_on_first, "elu"),
-        twin=_layer("ELU", "alpha"),
-    ),
+    _one("elu", "nn.elu", layers=partial(_activation, "elu"), twin=_layer("ELU", "alpha")),
     OperationKind(
         "gelu",
         ("nn.gelu",),
@@ -519,41 +506,29 @@ _OTHERS = (
         twin=_layer("LeakyReLU", "negative_slope"),
     ),
     _activated("log_sigmoid"),
-    OperationKind(
+    _one(
         "log_softmax",
-        ("nn.log_softmax",),
+        "nn.log_softmax",
         keras3=partial(_along_last, "log_softmax"),
         twin=with_settings("axis"),
     ),
     OperationKind("normalize", ("math.l2_normalize",), keras3=_l2_normalize, twin=_normalize),
-    OperationKind(
-        "relu",
-        ("nn.relu",),
-        layers=_Clipping(partial(_ends_of_rectifier, None)),
-        keras3=partial(_on_first, "relu"),
-        twin=_layer("ReLU"),
-    ),
-    OperationKind(
-        "relu6",
-        ("nn.relu6",),
-        layers=_Clipping(partial(_ends_of_rectifier, 6.0)),
-        keras3=partial(_on_first, "relu6"),
-        twin=lambda call: new_layer("ReLU", 6.0),
-    ),
+    _one("relu", "nn.relu", layers=_rectified(None), twin=lambda call: new_layer("ReLU")),
+    _one("relu6", "nn.relu6", layers=_rectified(6.0), twin=lambda call: new_layer("ReLU", 6.0)),
     # Keras 3 has no function of this name; a ReLU with settings calls this operation.
     OperationKind("ReLU", twin=_layer("ReLU", "max_value", "negative_slope", "threshold")),
-    OperationKind(
+    _one(
         "softmax",
-        ("nn.softmax",),
+        "nn.softmax",
         layers=_softmax,
         keras3=partial(_along_last, "softmax"),
         twin=_layer("Softmax", "axis"),
     ),
     OperationKind("squared_difference", ("math.squared_difference",), keras3=_squared_difference),
     _activated("tanh_shrink"),
-    OperationKind(
+    _one(
         "where",
-        ("where",),
+        "where",
         keras3=lambda keras3, condition, x, y: keras3.ops.where(condition, x, y),
         twin=_where,
     ),

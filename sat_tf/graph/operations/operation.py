@@ -37,7 +37,9 @@ class OldCall:
     @property
     def dtype(self) -> Any:
         """The type, or the policy, of the layers that replace it."""
-        return _flat(self.node.outputs)[0].dtype if self.symbol else self.layer.dtype_policy
+        outputs = self.node.outputs
+        first = outputs[0] if isinstance(outputs, list | tuple) else outputs
+        return first.dtype if self.symbol else self.layer.dtype_policy
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument of the function, however it was passed."""
@@ -130,12 +132,6 @@ def pooled_whole_row(tensor: Any, two_dimensional: Any, *, keepdims: bool) -> li
 
 
 # -- arguments: tensors of the model, or constants -------------------------------------------------
-
-
-def _flat(value: Any) -> list[Any]:
-    import tensorflow as tf
-
-    return tf.nest.flatten(value)
 
 
 def is_keras(value: Any) -> bool:
