@@ -95,11 +95,7 @@ _PLAIN = (bool, int, float, str)
 def left_out_of_config(
     layer: keras.layers.Layer, config: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Arguments of a layer's constructor that its `get_config` leaves out, unless they are default.
-
-    Keras leaves out some of its own, such as synchronized=True of BatchNormalization. The layer
-    keeps its arguments as attributes of the same names.
-    """
+    """Arguments of a constructor that `get_config` leaves out, such as `synchronized=True`."""
     if isinstance(layer, keras.layers.InputLayer):
         return {}
     config = layer.get_config() if config is None else config
@@ -163,11 +159,8 @@ def flattened(model: keras.Model) -> Flattened:
 
 
 def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None:
-    """Gives a built layer the weights of another, unless it has them as settings.
-
-    Layers inside are frozen as those of the other are, which configurations may not say: Keras
-    lists weights that are not trained behind all others.
-    """
+    """Gives a built layer the weights of another, unless it has them as settings."""
+    # Keras lists weights that are not trained behind all others; configurations may not say it.
     inside = (
         [part for part in layer.submodules if isinstance(part, keras.layers.Layer)]
         for layer in (source, copy)
@@ -234,11 +227,7 @@ def _unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 
 def _parts_with_activation(layer: keras.layers.Layer, calls: int) -> bool:
-    """Whether the activation of a layer becomes layers of its own.
-
-    That of a layer with several calls does, for each call to have its quantizer; and so does code
-    of the user's: a layer, a lambda function, `functools.partial`.
-    """
+    """Whether the activation becomes layers: code of the user's, or of a layer of several calls."""
     kind = layer_kinds.find_kind(layer)
     has_one = kind.kernels or layer_kinds.is_activation(layer)
     if not has_one or layer_kinds.activation_name(layer) == "linear":
@@ -303,8 +292,6 @@ class _Flattener:
                 copied_weights(layer, made)
         return Flattened(flat, self.origins)
 
-    # -- what cannot be flattened --------------------------------------------------------------
-
     def _check(self, model: keras.Model, path: str) -> None:
         for call in keras_calls(model):
             if not isinstance(call.layer, keras.Model):
@@ -314,8 +301,6 @@ class _Flattener:
                 self.problems[f"{inner}: {problem}."] = None
             if _has_graph(call.layer):
                 self._check(call.layer, f"{inner}/")
-
-    # -- the flat graph ------------------------------------------------------------------------
 
     def _run(self, model: keras.Model, tensors: list[Any], place: _Place) -> list[Any]:
         """The outputs of a model on flat tensors."""
@@ -432,10 +417,7 @@ def regularization_of(layer: keras.layers.Layer) -> Callable[..., keras.layers.L
 
 
 def _operations_of(function: Any, tensor: Any) -> Any:
-    """Computes what the operations that a function calls make of a symbolic tensor.
-
-    None where it must be run: it looks at values, or has a gradient of its own.
-    """
+    """What operations a function calls on a symbolic tensor; None where it looks at values."""
     try:
         outputs = function(tensor)
     except Exception:  # code of users may raise anything

@@ -62,17 +62,13 @@ def call_in_inference(node: Node, layer: keras.layers.Layer, tensors: list[Any])
 
 
 class Network:
-    """The graph of a built Sequential or Functional model.
-
-    Iterating yields the nodes, producers before consumers.
-    """
+    """The graph of a built Sequential or Functional model, producers before consumers."""
 
     def __init__(self, model: keras.Model, *, through: bool = False) -> None:
         """Reads the graph of a built model; ValueError, with the fix, where it has none at all.
 
-        What cannot be expressed as a graph of calls is collected in `problems`, by layer, so that
-        callers can report it with everything else that is wrong. It reads `through` models inside,
-        whose layers then have paths as names, and the wrappers of TFMOT's own scheme.
+        What cannot be expressed as a graph of calls is collected in `problems`, by layer. It reads
+        `through` models inside, whose layers then have paths as names, and TFMOT's own wrappers.
         """
         check_model(model)
         refuse_wrapped(model, but=("QuantizeWrapper",) if through else ())
@@ -172,11 +168,7 @@ class Network:
 
     @property
     def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The keys of the inputs, and of the outputs, where the model has a dictionary of them.
-
-        They are in the order of `inputs` and of `outputs`, and empty for other structures. What is
-        nested has its whole path as a key, such as "boxes/0".
-        """
+        """The keys of inputs and outputs in dictionaries, as paths such as "boxes/0"; else none."""
         inputs, outputs = (
             tuple(_paths(structure)) if isinstance(structure, Mapping) else ()
             for structure in self._structures
@@ -210,11 +202,7 @@ class Network:
         return inputs, outputs
 
     def in_order(self, given: Any) -> list[Any]:
-        """The inputs that a model with several is called with, in their order.
-
-        They come as a list or tuple in that order, or as a dictionary by the keys of the model's
-        inputs or by their names; ValueError where there is not one value for each input.
-        """
+        """One value for each input, of a list, or of a dictionary by their keys or names."""
         names = list(self.inputs)
         if isinstance(given, Mapping):
             keys = list(self.keys[0]) or names
@@ -232,10 +220,7 @@ class Network:
         )
 
     def given(self, images: Any) -> Any:
-        """Sorts what users pass for the inputs: a list of several, in their order, or the only one.
-
-        That of a model with one input may be in a list or a dictionary of one.
-        """
+        """Sorts what users pass for the inputs: a list of several, or the only one by itself."""
         if isinstance(images, Mapping):
             images = self.in_order(images)
         one = len(self.inputs) == 1 and isinstance(images, list | tuple) and len(images) == 1
@@ -307,10 +292,7 @@ class Network:
         return found
 
     def only_readers(self, name: str) -> list[Node]:
-        """The nodes that read a layer, at all of its calls, and whose layers read nothing else.
-
-        Empty where one of the calls is an output or is not read, or a reader reads another layer.
-        """
+        """The nodes that read all calls of a layer and nothing else; none where it is an output."""
         calls = [call.name for call in self.calls(name)]
         if set(calls) & set(self.outputs) or not all(self._consumers[call] for call in calls):
             return []
@@ -380,10 +362,7 @@ def keras_calls(model: keras.Model) -> list[Any]:
 
 
 def output_names(model: keras.Model) -> tuple[str, ...]:
-    """The user's names of the layers that make a model's outputs; a quantized layer knows its own.
-
-    One that makes several outputs is named as often: Keras calls them as `distinct` does.
-    """
+    """The user's names of the layers that make outputs, which quantized layers know."""
     makers = [tensor.node.layer for tensor in model.outputs]
     return tuple(str(getattr(layer, "output_name", layer.name)) for layer in makers)
 
@@ -559,10 +538,7 @@ def _layers(model: Any) -> Iterator[keras.layers.Layer]:
 
 
 def loss_problems(model: keras.Model, path: str = "") -> list[str]:
-    """The losses and metrics that are parts of a model itself, each with the fix.
-
-    A model that is made of its graph has none of them.
-    """
+    """The losses and metrics that are parts of a model itself, not of its graph, with the fix."""
     # Keras has no public names for the layers that `add_loss` and `add_metric` put into a model,
     # and none for functions that they are given.
     added = {"AddLoss": "loss", "AddMetric": "metric"}

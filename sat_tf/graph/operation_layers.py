@@ -53,9 +53,8 @@ class OfSeveralTensors(shared_layers.OfSeveralTensors, keras.layers.Wrapper):
 class OfTensorFlow(keras.layers.Layer):
     """A TensorFlow operation as a layer, by its name without "tf.", such as "math.sin"; abstract.
 
-    Its positional and its keyword arguments are those of `template_of`, with {"tensor": i} for the
-    i-th tensor that the layer is called with. A function that only a file names does no more than
-    compute on tensors; see `expect_allowed`.
+    Its arguments are those of `template_of`, with {"tensor": i} for the i-th tensor of a call. A
+    function that only a file names does no more than compute on tensors; see `expect_allowed`.
     """
 
     _settings: tuple[str, ...] = ()  # The arguments of a constructor, which attributes hold.
@@ -177,10 +176,7 @@ class Padding(OfTensorFlow):
 
 @_layer
 class Gather(OfTensorFlow):
-    """Parts of each image along an axis, which is counted without the batch, by their indices.
-
-    These are 0 or above, in any order, and may repeat.
-    """
+    """Parts of each image along an axis, counted without the batch, by their indices from 0."""
 
     _settings = ("indices", "axis")
 
@@ -193,10 +189,7 @@ class Gather(OfTensorFlow):
 
 @_layer
 class ConstantSum(OfTensorFlow):
-    """A tensor plus a map of numbers that is the same for all images, such as position embeddings.
-
-    The map has the axes of the tensor without the batch, each of its size or of size 1.
-    """
+    """A tensor plus a map of numbers, broadcast to an image and the same for all of them."""
 
     def __init__(self, values: Any, **options: Any) -> None:
         array = np.asarray(values, np.float32)
@@ -216,10 +209,7 @@ class ConstantSum(OfTensorFlow):
         return type(self).from_config({**self.get_config(), "values": values})
 
     def codes(self) -> tuple[np.ndarray, np.float32]:
-        """Integers from -127 to 127 for the values, to the nearest, and their scale.
-
-        Those of a `rounded` map are the same again.
-        """
+        """Integers from -127 to 127 for the values, to the nearest, and their scale."""
         scale = np.float32(max(float(np.max(np.abs(self.values), initial=0.0)), 1e-24) / 127.0)
         return np.rint(self.values / scale).astype(np.int32), scale
 
