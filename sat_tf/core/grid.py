@@ -24,8 +24,9 @@ A new grid is a row here: policies, figures and the exporter read the table; use
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 import numpy as np
@@ -114,18 +115,18 @@ def observed_ends(scale: Any, zero_point: int) -> tuple[np.float32, np.float32] 
     """
     scale = np.float32(scale)
     ends = [np.float32((end - zero_point) * np.float64(scale)) for end in (-128, 127)]
-    for low in _neighbours(ends[0]):
-        for high in _neighbours(ends[1]):
-            found = scale_and_zero_point(np.float64(low), np.float64(high), np.rint)
-            if (np.float32(found[0]), int(found[1])) == (scale, zero_point):
-                return low, high
+    # Each end and the nearest float32 numbers on both sides; 0 alone.
+    near = [
+        [np.float32(end + np.float32(units) * np.spacing(end)) for units in (0, 1, -1, 2, -2)]
+        if end
+        else [end]
+        for end in ends
+    ]
+    for low, high in itertools.product(*near):
+        found = scale_and_zero_point(np.float64(low), np.float64(high), np.rint)
+        if (np.float32(found[0]), int(found[1])) == (scale, zero_point):
+            return low, high
     return None
-
-
-def _neighbours(value: np.float32) -> Iterator[np.float32]:
-    """A number and the nearest float32 numbers on both sides; 0 alone."""
-    for units in (0, 1, -1, 2, -2) if value else (0,):
-        yield np.float32(value + np.float32(units) * np.spacing(value))
 
 
 # At fewer bits the highest code of two's complement is 0.

@@ -31,6 +31,8 @@ from sat_tf.graph.layers.kind import (
 from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation
 from sat_tf.graph.operations import fix_of
 
+activation_name = activations.activation_name
+
 KINDS: Kinds = {
     keras.layers.InputLayer: LayerKind(Role.INPUT, short_name="Input"),
     **linear.KINDS,
@@ -146,11 +148,6 @@ def rectifier_ceiling(layer: keras.layers.Layer) -> float | None:
 def is_softmax(layer: keras.layers.Layer) -> bool:
     """Whether the layer is a softmax or ends in one."""
     return role_of(layer) is Role.SOFTMAX or activation_name(layer) == "softmax"
-
-
-def activation_name(layer: keras.layers.Layer) -> str:
-    """Name of the layer's activation function; "linear" where it has none."""
-    return activations.activation_name(layer)
 
 
 def is_activation(layer: keras.layers.Layer) -> bool:

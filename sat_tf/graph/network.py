@@ -21,9 +21,6 @@ from sat_tf.arguments import training_argument
 from sat_tf.graph.operations import fix_of
 from sat_tf.messages import ModelError, first_ones, kind_of, name_problem
 
-# How calls of a layer from the second on are named.
-_ANOTHER_CALL = re.compile(r"@\d+$")
-
 
 @dataclasses.dataclass(frozen=True)
 class Node:
@@ -383,7 +380,7 @@ def distinct(names: Iterable[str]) -> tuple[str, ...]:
 
 def layer_of_call(name: str) -> str:
     """The name of the layer that a node is a call of."""
-    return _ANOTHER_CALL.sub("", name)
+    return re.sub(r"@\d+$", "", name)
 
 
 def as_layer_name(name: str) -> str:

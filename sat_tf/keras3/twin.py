@@ -266,10 +266,10 @@ def for_tf_keras(value: Any) -> Any:
     if isinstance(value, keras3.utils.PyDataset):
         return _Batches(lambda: (value[index] for index in range(len(value))))
     torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.utils.data.Dataset):
+        value = torch.utils.data.DataLoader(value, batch_size=_BATCH_SIZE)
     if torch is not None and isinstance(value, torch.utils.data.DataLoader):
         return _Batches(lambda: iter(value))
-    if torch is not None and isinstance(value, torch.utils.data.Dataset):
-        return _Batches(lambda: iter(torch.utils.data.DataLoader(value, batch_size=_BATCH_SIZE)))
     return value
 
 

@@ -352,14 +352,17 @@ def _squeeze_twin(call: Any) -> Twin:
 # -- rows ------------------------------------------------------------------------------------------
 
 _PIECES = "sat-tf takes parts of known sizes along an axis behind the batch"
-_BLOCKS = "sat-tf takes images with the channels last"
-_FROM_DEPTH, _TO_DEPTH = (
-    partial(_moved_blocks, "DepthToSpace"),
-    partial(_moved_blocks, "SpaceToDepth"),
-)
 _GATHERED = (
     "sat-tf takes a number or a list of numbers, 0 and above, along an axis behind the batch"
 )
+
+
+def _of_blocks(name: str, layer: str, keras3: Any) -> tuple[OperationKind, OperationKind]:
+    fix, layers = "sat-tf takes images with the channels last", partial(_moved_blocks, layer)
+    twin = with_settings("block_size")
+    first = OperationKind(name, (f"nn.{name}",), fix, layers, keras3, twin)
+    return first, OperationKind(f"{name}_v1", (f"compat.v1.nn.{name}",), fix, layers)
+
 
 # A call of "compat.v1" whose arguments have another order has a row of its own.
 OPERATIONS = (
@@ -371,15 +374,7 @@ OPERATIONS = (
         keras3=lambda keras3, values, axis: keras3.ops.concatenate(values, axis=axis),
         twin=_concatenate_twin,
     ),
-    OperationKind(
-        "depth_to_space",
-        ("nn.depth_to_space",),
-        _BLOCKS,
-        _FROM_DEPTH,
-        keras3=_depth_to_space,
-        twin=with_settings("block_size"),
-    ),
-    OperationKind("depth_to_space_v1", ("compat.v1.nn.depth_to_space",), _BLOCKS, _FROM_DEPTH),
+    *_of_blocks("depth_to_space", "DepthToSpace", _depth_to_space),
     OperationKind(
         "expand_dims",
         ("expand_dims",),
@@ -441,15 +436,7 @@ OPERATIONS = (
         fix="sat-tf takes a number along one axis behind the batch, whose size is known",
         layers=_rolled,
     ),
-    OperationKind(
-        "space_to_depth",
-        ("nn.space_to_depth",),
-        _BLOCKS,
-        _TO_DEPTH,
-        keras3=_space_to_depth,
-        twin=with_settings("block_size"),
-    ),
-    OperationKind("space_to_depth_v1", ("compat.v1.nn.space_to_depth",), _BLOCKS, _TO_DEPTH),
+    *_of_blocks("space_to_depth", "SpaceToDepth", _space_to_depth),
     OperationKind(
         "split", ("split",), fix=_PIECES, layers=partial(_divided, False), twin=_split_twin
     ),

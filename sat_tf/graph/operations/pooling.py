@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from sat_tf.graph.operations.operation import (
-    Finder,
     OldCall,
     OperationKind,
     Replacement,
@@ -133,24 +132,17 @@ def _pooling_twin(layer: str, call: Any) -> Twin:
 
 
 def _reducing(
-    name: str,
-    call: str,
-    fix: str = "",
-    *,
-    pooling: str = "",
-    layers: Finder | None = None,
-    synonyms: tuple[str, ...] = (),
+    name: str, call: str, fix: str = "", *, pooling: str = "", **others: Any
 ) -> OperationKind:
     """An operation of one tensor over some of its axes; of rows and columns a layer, `pooling`."""
-    return OperationKind(
-        name,
-        (call,),
-        fix,
-        layers,
-        partial(_over_axes, name),
-        partial(_reduction_twin, pooling),
-        synonyms,
-    )
+    by = {"keras3": partial(_over_axes, name), "twin": partial(_reduction_twin, pooling)}
+    return OperationKind(name, (call,), fix, **by, **others)
+
+
+def _pooling(name: str, call: str, layer: str) -> OperationKind:
+    calls = tuple(f"{v1}nn.{call}{rank}" for v1 in ("", "compat.v1.") for rank in ("", "1d", "2d"))
+    layers, twin = partial(_pooled, f"{layer}2D"), partial(_pooling_twin, layer)
+    return OperationKind(name, calls, _POOLING, layers, twin=twin)
 
 
 _POOLING = (
@@ -161,8 +153,6 @@ _REDUCED = (
     "sat-tf takes it over the rows and columns of images, [1, 2], over sequences, 1, or over the "
     "channels, -1"
 )
-_RANKS = ("", "1d", "2d")
-
 REDUCTIONS = (
     _reducing(
         "max",
@@ -189,20 +179,8 @@ REDUCTIONS = (
 )
 OPERATIONS = (
     *REDUCTIONS,
-    OperationKind(
-        "average_pool",
-        tuple(f"{v1}nn.avg_pool{rank}" for v1 in ("", "compat.v1.") for rank in _RANKS),
-        _POOLING,
-        partial(_pooled, "AveragePooling2D"),
-        twin=partial(_pooling_twin, "AveragePooling"),
-    ),
-    OperationKind(
-        "max_pool",
-        tuple(f"{v1}nn.max_pool{rank}" for v1 in ("", "compat.v1.") for rank in _RANKS),
-        _POOLING,
-        partial(_pooled, "MaxPooling2D"),
-        twin=partial(_pooling_twin, "MaxPooling"),
-    ),
+    _pooling("average_pool", "avg_pool", "AveragePooling"),
+    _pooling("max_pool", "max_pool", "MaxPooling"),
     OperationKind(
         "pool", ("compat.v1.nn.pool",), f"{_POOLING}, and without dilation", _pooled_by_kind
     ),
