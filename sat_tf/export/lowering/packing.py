@@ -109,14 +109,20 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
     operations = map_linear(graph.operations, stored)
     packed = _packed(operations)
     if packing.asked_for and not packed:
-        raise _nothing_fits(graph, pack, notes)
+        problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
+        problems.append(
+            f"pack={pack!r}: received no kernel that fits into 4 bits, expected at least one; use "
+            "pack='auto' or pack='none', or requantize with activation_bits and weight_bits=3, and "
+            "first_last_weight_bits=None; pack='int4' packs other convolutions than 1x1 too."
+        )
+        raise NothingPackedError(graph.name, problems)
     warnings = list(graph.warnings)
     builtin = sum(linear.is_builtin for linear in packed)
     two_bits = sum(linear.storage is Storage.INT2 for linear in packed)
     if builtin:
-        warnings.append(f"pack={pack!r} {_BUILTIN.format(builtin)}, and compress the file.")
+        warnings.append(f"pack={pack!r} {_BUILTIN.format(builtin)}")
     elif two_bits:
-        warnings.append(f"pack={pack!r} {_TWO_BITS.format(two_bits)}.")
+        warnings.append(f"pack={pack!r} {_TWO_BITS.format(two_bits)}")
     return dataclasses.replace(
         graph, operations=operations, storage_notes=notes, warnings=tuple(warnings)
     )
@@ -125,46 +131,6 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
 def _packed(operations: Iterable[Operation]) -> list[Linear]:
     """The linear operations with kernels of fewer bits than 8."""
     return [op for op in linear_operations(operations) if op.storage is not Storage.INT8]
-
-
-def _trained(operations: Iterable[Operation]) -> list[Linear]:
-    """The linear operations with weights."""
-    return list(filter(is_trained, linear_operations(operations)))
-
-
-def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> NothingPackedError:
-    """Says why no kernel is packed, and what would let this packing pack one."""
-    packing, remedies = ALL_PACKINGS[pack], list[str]()
-    trained = _trained(graph.operations)
-    matrices = [
-        linear
-        for linear in trained
-        if linear.kind is LinearKind.FULLY_CONNECTED
-        or (packing.pixelwise and _is_pixelwise(linear))
-    ]
-    codes = [int(np.ptp(op.kernel)) + 1 for op in (trained if packing.windows else matrices)]
-    if all(linear.real for linear in trained):
-        remedies = [
-            "requantize with activation_bits: kernels of float activations are stored in 8 bits"
-        ]
-    else:
-        if any(count > _ODD_4_BITS for count in codes):
-            remedies.append(
-                "requantize with fewer weight_bits, and with first_last_weight_bits=None where "
-                "only the first and the last layer could be packed, which have 8 bits by default"
-            )
-        if any(2**Storage.INT4.value <= count <= _ODD_4_BITS for count in codes):
-            remedies.append(
-                "requantize with weight_bits=3 or less, or with 4 and weight_grid='narrow'"
-            )
-        if not packing.windows and len(matrices) < len(trained):
-            remedies.append("pack='int4', which packs other convolutions than 1x1 too")
-    problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
-    problems.append(
-        f"pack={pack!r}: received no kernel that fits into 4 bits, expected at least one; use "
-        f"pack='auto' or pack='none'{', or ' if remedies else ''}{'; or '.join(remedies)}."
-    )
-    return NothingPackedError(graph.name, problems)
 
 
 def is_trained(linear: Linear) -> bool:
@@ -192,15 +158,8 @@ def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str
             return packed, note
         if linear.kind is LinearKind.FULLY_CONNECTED:
             return linear, note
-    if not packing.windows and not note:
-        is_depthwise = linear.kind is LinearKind.DEPTHWISE
-        size = linear.kernel.shape[:2] if is_depthwise else linear.kernel.shape[1:3]
-        name = "{}{}x{}".format("depthwise " if is_depthwise else "", *size)
-        if not is_depthwise and size == (1, 1):
-            name += " with strides {}x{}".format(*linear.window.strides)
-        note = f"{name}: XNNPACK packs 1x1 convolutions without strides"
     if not packing.windows:
-        return linear, note
+        return linear, note or "XNNPACK packs 1x1 convolutions without strides only"
     storage, note = _first_fitting(linear, packing.windows, matrix=False)
     return dataclasses.replace(linear, storage=storage), note
 
@@ -280,7 +239,7 @@ def stored_kernels(graph: Graph) -> list[StoredKernel]:
             bits=operation.storage.value,
             note=graph.storage_notes.get(operation.output, ""),
         )
-        for operation in _trained(graph.operations)
+        for operation in filter(is_trained, linear_operations(graph.operations))
     ]
 
 

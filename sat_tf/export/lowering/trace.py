@@ -13,7 +13,7 @@ from sat_tf.exact.operations.pairs import Concatenate, Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
-from sat_tf.exact.tflite.tensors import Codes, Image, Window
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
 from sat_tf.export.lowering import layers
 from sat_tf.export.lowering.drafts import (
     Affine,
@@ -210,7 +210,7 @@ class _Tracer:
         if type_of_input == "int8":
             return Materialized(self.builder.add(ShiftImage((image,), name), shape, codes))
         draft = self.drafts[node.inputs[0]]
-        return Materialized(self.builder.materialize(draft, codes, name, shape))
+        return Materialized(self.builder.materialize(draft, Tensor(name, shape, codes)))
 
     def _pixels(self, image: str, node: Node, factor: float) -> Draft:
         """The codes of an image, whose real values are multiplied by a factor."""
@@ -248,7 +248,7 @@ class _Tracer:
         draft = OperationDraft(tuple(sources), operation)
         if node.type not in _MADE_IN_FLOAT32:
             return draft
-        return Materialized(draft.lower(self.builder, None, call_name(node), _shape(node)))
+        return Materialized(draft.lower(self.builder, Tensor(call_name(node), _shape(node), None)))
 
     def _linear(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -339,9 +339,8 @@ class _Tracer:
         read = self._tensor(node.inputs[0])
         if (codes := self.builder.codes(read)) is None:
             return None
-        return Materialized(
-            draft.placed(self.builder, (read,), codes, call_name(node), _shape(node))
-        )
+        output = Tensor(call_name(node), _shape(node), codes)
+        return Materialized(draft.placed(self.builder, (read,), output))
 
     def _mean(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -405,7 +404,7 @@ class _Tracer:
             return draft
         quantizer, name = output_quantizer(node.layer), call_name(node)
         if node.name == self.float_head:
-            return Materialized(draft.lower(self.builder, None, name, _shape(node)))
+            return Materialized(draft.lower(self.builder, Tensor(name, _shape(node), None)))
         if quantizer is None:
             layer = inner_layer(node.layer)
             if not layer_kinds.rectifies(layer):
@@ -439,7 +438,8 @@ class _Tracer:
             codes = layers.codes_of(quantizer, node.layer.output_variables, unit_free=unit_free)
         else:
             return draft
-        return Materialized(self.builder.materialize(draft, codes, name, _shape(node)))
+        output = Tensor(name, _shape(node), codes)
+        return Materialized(self.builder.materialize(draft, output))
 
     def _codes(self, name: str) -> Codes:
         codes = self.builder.codes(name)
@@ -456,8 +456,8 @@ class _Tracer:
         draft = self.drafts[node_name]
         if draft.tensor:
             return draft.tensor
-        name = call_name(self.network[node_name])
-        tensor = draft.lower(self.builder, None, name, _shape(self.network[node_name]))
+        node = self.network[node_name]
+        tensor = draft.lower(self.builder, Tensor(call_name(node), _shape(node), None))
         self.drafts[node_name] = Materialized(tensor)
         return tensor
 
@@ -467,10 +467,10 @@ class _Tracer:
         codes = self.builder.codes(name)
         if codes is None or codes.unit == 1.0:
             return name
-        natural = self.builder.between(f"{name}_natural")
+        natural, shape = self.builder.between(f"{name}_natural"), _shape(self.network[node_name])
         # The same integers: another grid would round what was trained once more.
         same = Codes(np.float32(codes.real_scale), codes.zero_point)
-        return self.builder.materialize(draft, same, natural, _shape(self.network[node_name]))
+        return self.builder.materialize(draft, Tensor(natural, shape, same))
 
     _DRAFTS: Mapping[Role, Callable[["_Tracer", Node], Draft]] = {
         Role.LINEAR: _linear,
