@@ -44,23 +44,11 @@ class Packing:
     products: tuple[Storage, ...] = ()
     windows: tuple[Storage, ...] = ()  # The same for other convolutions, which then leave XNNPACK.
     pixelwise: bool = True  # 1x1 convolutions are written as matrix products.
-    asked_for: bool = True  # A model of which nothing can be packed is an error.
 
-
-_BUILTIN = (
-    "makes the model slower, two to four times as a rule: XNNPACK does not run convolutions with "
-    "packed kernels, so LiteRT's builtin kernels run {} of them, and unpack them at every call. "
-    "They round twice, where XNNPACK rounds once, and not alike on every processor: the "
-    "certificate holds for x86. For a fast model use pack='auto'"
-)
-_TWO_BITS = (
-    "makes the model slower on x86, 1.1 to 1.6 times where that was measured: XNNPACK unpacks its "
-    "{} kernels of 2 bits at every use there. For a fast model use pack='auto'"
-)
 
 PACKINGS: Mapping[str, Packing] = {
-    "auto": Packing(products=(Storage.INT4,), asked_for=False),
-    "none": Packing(asked_for=False),
+    "auto": Packing(products=(Storage.INT4,)),
+    "none": Packing(),
     "int4": Packing(products=(Storage.INT4,), windows=(Storage.INT4,)),
     "int2": Packing(products=(Storage.INT2, Storage.INT4)),
 }
@@ -108,7 +96,7 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
 
     operations = map_linear(graph.operations, stored)
     packed = _packed(operations)
-    if packing.asked_for and not packed:
+    if pack != "auto" and not packed:
         problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
         problems.append(
             f"pack={pack!r}: received no kernel that fits into 4 bits, expected at least one; use "
@@ -120,9 +108,18 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
     builtin = sum(linear.is_builtin for linear in packed)
     two_bits = sum(linear.storage is Storage.INT2 for linear in packed)
     if builtin:
-        warnings.append(f"pack={pack!r} {_BUILTIN.format(builtin)}")
+        warnings.append(
+            f"pack={pack!r} makes the model slower, two to four times as a rule: XNNPACK does not "
+            f"run convolutions with packed kernels, so LiteRT's builtin kernels run {builtin} of "
+            "them. They round twice, where XNNPACK rounds once, and not alike on every processor: "
+            "the certificate holds for x86. For a fast model use pack='auto'."
+        )
     elif two_bits:
-        warnings.append(f"pack={pack!r} {_TWO_BITS.format(two_bits)}")
+        warnings.append(
+            f"pack={pack!r} makes the model slower on x86, 1.1 to 1.6 times where that was "
+            f"measured: XNNPACK unpacks its {two_bits} kernels of 2 bits at every use there. For a "
+            "fast model use pack='auto'."
+        )
     return dataclasses.replace(
         graph, operations=operations, storage_notes=notes, warnings=tuple(warnings)
     )
