@@ -23,12 +23,7 @@ Shape = tuple[int, ...]
 
 
 def range_codes(lowest: float, highest: float) -> Codes:
-    """256 codes for an observed range; zero has a code of its own.
-
-    >>> codes = range_codes(-1.0, 254.0)
-    >>> float(codes.scale), codes.zero_point
-    (1.0, -127)
-    """
+    """256 codes for an observed range; zero has a code of its own."""
     lowest, highest = min(lowest, 0.0), max(highest, 0.0)
     if highest - lowest < SMALLEST_RANGE:
         return Codes(np.float32(1.0 / 255.0), -128)

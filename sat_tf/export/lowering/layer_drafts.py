@@ -430,24 +430,16 @@ class MeanOfTensors(Draft):
         return low / len(self.inputs), high / len(self.inputs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One part of several on one grid, with the name and the shape of the tensor it becomes."""
-
-    draft: Draft
-    name: str
-    shape: Shape
-
-
 class OnOneGrid(Draft):
     """Parts that get the grid of the whole: joined, or the largest or smallest values of them.
 
-    `whole` is what is done with them, as the draft of an operation without inputs.
+    `whole` is what is done with them, as the draft of an operation without inputs; beside each part
+    is the float tensor that it becomes.
     """
 
-    def __init__(self, whole: OperationDraft, *parts: Part) -> None:
+    def __init__(self, whole: OperationDraft, *parts: tuple[Draft, Tensor]) -> None:
         self.whole, self.parts = whole, parts
-        self.inputs = tuple(source for part in parts for source in part.draft.inputs)
+        self.inputs = tuple(source for draft, _ in parts for source in draft.inputs)
 
     def takes_floats(self, codes: Codes) -> bool:
         """See `Draft`: QUANTIZE cannot make codes with a unit, and no part alone has one."""
@@ -455,20 +447,20 @@ class OnOneGrid(Draft):
 
     def lower(self, builder: GraphBuilder, output: Tensor) -> str:
         tensors = []
-        for part in self.parts:
-            tensor, codes = part.draft.tensor, output.codes
+        for draft, made in self.parts:
+            tensor, codes = draft.tensor, output.codes
             if codes is None:
-                tensor = part.draft.lower(builder, Tensor(part.name, part.shape, None))
+                tensor = draft.lower(builder, made)
             elif not tensor or builder.codes(tensor) != codes:
                 # A part that exists already, such as a pooled tensor, keeps its name.
-                exists = part.name in builder.tensors
-                name = builder.between(f"{part.name}_part") if exists else part.name
-                tensor = builder.materialize(part.draft, Tensor(name, part.shape, codes))
+                exists = made.name in builder.tensors
+                name = builder.between(f"{made.name}_part") if exists else made.name
+                tensor = builder.materialize(draft, Tensor(name, made.shape, codes))
             tensors.append(tensor)
         return self.whole.placed(builder, tuple(tensors), output)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        low, high = zip(*(part.draft.worst_range(codes_of) for part in self.parts), strict=True)
+        low, high = zip(*(draft.worst_range(codes_of) for draft, _ in self.parts), strict=True)
         return min(low), max(high)
 
 

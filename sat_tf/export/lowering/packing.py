@@ -8,14 +8,13 @@ LiteRT's builtin kernels, several times slower.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations, map_linear
-from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.targets.processors import (
     DEFAULT_TARGET,
@@ -27,8 +26,7 @@ from sat_tf.exact.targets.processors import (
 )
 from sat_tf.exact.tflite.tensors import Storage
 from sat_tf.export.lowering.outputs import FLOAT, with_output_type, with_own_names
-from sat_tf.messages import ModelError, ProblemsError, did_you_mean, first_ones
-from sat_tf.presentation.tables import Column, Table, digits
+from sat_tf.messages import ModelError, ProblemsError, did_you_mean
 from sat_tf.version import __version__
 
 
@@ -40,8 +38,7 @@ class NothingPackedError(ModelError):
 class Packing:
     """One choice of how a file stores kernels: the first type that holds their codes, else int8."""
 
-    # The types for dense layers and 1x1 convolutions, smallest first.
-    products: tuple[Storage, ...] = ()
+    products: tuple[Storage, ...] = ()  # For dense layers and 1x1 convolutions, smallest first.
     windows: tuple[Storage, ...] = ()  # The same for other convolutions, which then leave XNNPACK.
     pixelwise: bool = True  # 1x1 convolutions are written as matrix products.
 
@@ -95,7 +92,7 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
         return linear
 
     operations = map_linear(graph.operations, stored)
-    packed = _packed(operations)
+    packed = [op for op in linear_operations(operations) if op.storage is not Storage.INT8]
     if pack != "auto" and not packed:
         problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
         problems.append(
@@ -125,16 +122,8 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
     )
 
 
-def _packed(operations: Iterable[Operation]) -> list[Linear]:
-    """The linear operations with kernels of fewer bits than 8."""
-    return [op for op in linear_operations(operations) if op.storage is not Storage.INT8]
-
-
 def is_trained(linear: Linear) -> bool:
-    """Whether its kernel holds weights; those the export adds for itself have one code a channel.
-
-    They are tiny, and multiplied by 127 they round best.
-    """
+    """Whether its kernel holds weights; those the export adds have one code a channel."""
     return bool(np.any(np.ptp(linear.kernel, axis=linear.inner_axes) > 0))
 
 
@@ -144,7 +133,11 @@ def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str
         return linear, "it computes in float32"
     if linear.kind is LinearKind.TRANSPOSED or linear.work(graph).is_grouped:
         return linear, "transposed and grouped convolutions read int8 only"
-    pixelwise = packing.pixelwise and _is_pixelwise(linear)
+    pixelwise = (
+        packing.pixelwise
+        and linear.kind is LinearKind.CONVOLUTION
+        and (linear.kernel.shape[1:3], linear.window.strides) == ((1, 1), (1, 1))
+    )
     note = ""
     if pixelwise or linear.kind is LinearKind.FULLY_CONNECTED:
         storage, note = _first_fitting(linear, packing.products, matrix=True)
@@ -159,15 +152,6 @@ def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str
         return linear, note or "XNNPACK packs 1x1 convolutions without strides only"
     storage, note = _first_fitting(linear, packing.windows, matrix=False)
     return dataclasses.replace(linear, storage=storage), note
-
-
-def _is_pixelwise(linear: Linear) -> bool:
-    """Whether it is one matrix product of each pixel."""
-    return (
-        linear.kind is LinearKind.CONVOLUTION
-        and linear.kernel.shape[1:3] == (1, 1)
-        and linear.window.strides == (1, 1)
-    )
 
 
 def _first_fitting(
@@ -204,26 +188,6 @@ class StoredKernel:
     weights: int  # How many.
     bits: int  # Of each of them.
     note: str = ""  # Why it does not have fewer; "" where the packing has no fewer.
-
-
-# A line names so many of its layers.
-_NAMED = 2
-
-
-def kernel_table(kernels: Iterable[StoredKernel]) -> Table[list[StoredKernel]]:
-    """The bits of weights, kernels that are stored alike on one line; no rows where all have 8."""
-    alike: dict[tuple[int, str, str], list[StoredKernel]] = {}
-    for kernel in sorted(kernels, key=lambda kernel: kernel.bits):
-        alike.setdefault((kernel.bits, kernel.operator, kernel.note), []).append(kernel)
-    columns: list[Column[list[StoredKernel]]] = [
-        Column("bits", lambda row: row[0].bits, number=True),
-        Column("operator", lambda row: row[0].operator),
-        Column("layers", lambda row: first_ones([each.layer for each in row], _NAMED), wrap="fold"),
-        Column("weights", lambda row: sum(each.weights for each in row), digits(","), number=True),
-        Column("why not fewer", lambda row: row[0].note, wrap="fold"),
-    ]
-    packs = any(bits != Storage.INT8.value for bits, _, _ in alike)
-    return Table(columns=columns, rows=[*alike.values()] if packs else [])
 
 
 def stored_kernels(graph: Graph) -> list[StoredKernel]:
@@ -311,7 +275,8 @@ class FileSettings:
 
     def of_graph(self, graph: Graph) -> "FileSettings":
         """The settings of a file of this graph: without packed kernels it is the plain one."""
-        settings = self if _packed(graph.operations) else dataclasses.replace(self, pack="none")
+        bits = {op.storage for op in linear_operations(graph.operations)}
+        settings = self if bits - {Storage.INT8} else dataclasses.replace(self, pack="none")
         if self.output_type is None:
             have_codes = {graph.tensors[name].codes is not None for name in graph.outputs}
             if len(have_codes) == 1:

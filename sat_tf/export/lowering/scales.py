@@ -114,11 +114,6 @@ def settle(channel: Channel) -> tuple[float, int]:
     Of many pairs, the one whose codes multiplier' · (sum + bias') are nearest to the trained ones,
     on the average over sums as they are spread around the operating point. With no spread, only
     the constant there counts, and then the codes at all other sums.
-
-    >>> settle(Channel(2.5, 3.3, usual=0, spread=0.0, gap=8, lowest=0, highest=15))
-    (3.3, 1)
-    >>> settle(Channel(2.5, 3.3, usual=0, spread=100.0, gap=1, lowest=0, highest=255))
-    (2.5, 1)
     """
     # Beyond twice the largest sum, any bias saturates.
     limit = 2.0 * _LARGEST_SUM

@@ -34,7 +34,6 @@ from sat_tf.export.lowering.layer_drafts import (
     NativeDraft,
     OnOneGrid,
     PairDraft,
-    Part,
     SumWithMap,
     channel_mean,
     identity,
@@ -97,7 +96,7 @@ class _Tracer:
         self.images = {
             name: Image(name, _shape(network[name]), None, type=own_type(network[name]))
             if name in kept
-            else _image_of(name, _shape(network[name]), PIXELS)
+            else _image_of(network[name], PIXELS)
             for name in network.inputs
         }
         # The tensors of codes that are images, with the image.
@@ -140,10 +139,9 @@ class _Tracer:
         outputs = [self.builder.dequantized(self._tensor(name)) for name in self.network.outputs]
         self.builder.drop_unread_images()
         operations = self.builder.operations
-        for layer_left in float_layers(operations):
-            node = layer_left.calls[-1].node
+        for left in float_layers(operations):
+            node, layer = left.calls[-1].node, left.layers[-1]
             if layers.is_function(node):  # with no table, or no codes to look up
-                layer = inner_layer(node.layer)
                 self.warnings.append(
                     f"{layer.name}: this {type(layer).__name__} is computed in float32, by the "
                     "operators that TensorFlow's converter writes"
@@ -157,7 +155,7 @@ class _Tracer:
                 for name, tensor in self.builder.tensors.items()
                 if name not in self.network.inputs
             },
-            operations=tuple(self.builder.operations),
+            operations=tuple(operations),
             images=tuple(self.images.values()),
             output=outputs[0],
             warnings=tuple(self.warnings),
@@ -177,13 +175,11 @@ class _Tracer:
         if layers.is_image(node):
             quantizer = node.layer.quantize_config.output
             (image,) = node.inputs
-            shape = _shape(self.network[image])
-            self.images[image] = _image_of(image, shape, quantizer.range)
+            self.images[image] = _image_of(self.network[image], quantizer.range)
             seen = quantizer.seen(node.layer.output_variables)
+            doubt = pixel_doubt(seen, quantizer.range) if seen else None
             if seen is None and quantizer.observes:
-                doubt: str | None = unseen(quantizer.range)
-            else:
-                doubt = pixel_doubt(seen, quantizer.range) if seen else None
+                doubt = unseen(quantizer.range)
             if doubt:
                 self.warnings.append(f"{image}: {doubt}")
             return self._pixels(image, node, 1.0)
@@ -202,8 +198,7 @@ class _Tracer:
         type_of_input = node.layer.quantize_config.output.input_type
         name, shape = call_name(node), _shape(node)
         codes = range_codes(*(layers.observed_range(node.layer) or (0.0, 0.0)))
-        nodes = input_nodes(self.network)
-        image = next(image for image, quantizing in nodes.items() if quantizing is node)
+        image = next(name for name, each in input_nodes(self.network).items() if each is node)
         self.images[image] = Image(
             image, _shape(self.network[image]), codes.scale, codes.zero_point, type=type_of_input
         )
@@ -225,9 +220,9 @@ class _Tracer:
 
         Layers in front of it that make no float32 are part of it.
         """
+        inner = inner_layer(node.layer)
         self.warnings.append(
-            f"{inner_layer(node.layer).name}: this "
-            f"{layer_kinds.class_name(inner_layer(node.layer))} is left float, as TensorFlow's "
+            f"{inner.name}: this {layer_kinds.class_name(inner)} is left float, as TensorFlow's "
             "converter writes it"
         )
         calls: dict[str, FloatCall] = {}
@@ -380,12 +375,11 @@ class _Tracer:
         axis = layer.axis % (len(node.shape) + 1) - 1
         return OnOneGrid(OperationDraft((), Concatenate((), "", axis)), *parts)
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> tuple[Draft, Tensor]:
         """A tensor, which what reads it may give its grid where nothing else does."""
-        made = self.network[name]
-        alone = len(self.network.consumers(name)) == 1
+        node, alone = self.network[name], len(self.network.consumers(name)) == 1
         draft = self.drafts[name] if alone else Materialized(self._tensor(name))
-        return Part(draft, call_name(made), _shape(made))
+        return draft, Tensor(call_name(node), _shape(node), None)
 
     def _movement(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -484,11 +478,12 @@ class _Tracer:
     }
 
 
-def _image_of(name: str, shape: tuple[int, ...], range_: InputRange) -> Image:
-    """The input with the grid of a range."""
-    return Image(name, shape, np.float32(range_.grid.scale), range_.grid.zero_point, range_)
-
-
 def _shape(node: Node) -> tuple[int, ...]:
     """The layer's output shape, which is known where the input's is."""
     return tuple(int(size or 0) for size in node.shape)
+
+
+def _image_of(node: Node, range_: InputRange) -> Image:
+    """The input with the grid of a range."""
+    grid = range_.grid
+    return Image(node.name, _shape(node), np.float32(grid.scale), grid.zero_point, range_)

@@ -25,7 +25,6 @@ from sat_tf.export.lowering.layer_drafts import (
     MeanOfTensors,
     OnOneGrid,
     PairDraft,
-    Part,
     SumWithMap,
     channel_mean,
     identity,
@@ -43,7 +42,7 @@ RNG = np.random.default_rng(0)
 
 
 def _on_one_grid(whole: OperationDraft) -> OnOneGrid:
-    return OnOneGrid(whole, Part(SUM, "sum", SHAPE), Part(X, "x", SHAPE))
+    return OnOneGrid(whole, (SUM, Tensor("sum", SHAPE, None)), (X, Tensor("x", SHAPE, None)))
 
 
 # Drafts by names, with the shape of what they make, and how many codes apart the two ways may be:
