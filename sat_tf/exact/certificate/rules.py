@@ -44,6 +44,13 @@ VALUE_RULE = (
     f"left of {2 * FEWEST_VALUES} or more. An output holds classes where a softmax, a sigmoid, "
     "labels or the float model's loss say so, else values."
 )
+# The models that are compared, by their names in a certificate.
+MODEL_TITLES = {
+    "quantized": "Keras",
+    "simulation": "simulation",
+    "tflite": "LiteRT",
+    "float": "float model",
+}
 NOT_SAID = (
     "Nothing is said of GPU delegates, NNAPI and the delegates of vendors' neural processors, "
     "which have rules of their own."
@@ -55,7 +62,7 @@ def _sentences() -> Any:
     source = pathlib.Path(__file__).with_name("sentences.jinja").read_text("utf-8")
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)  # of plain text
     environment.filters |= {"form": format, "points": points, "runtime_title": runtime_title}
-    environment.globals["fewest_images"] = FEWEST_IMAGES
+    environment.globals |= {"fewest_images": FEWEST_IMAGES, "model_titles": MODEL_TITLES}
     return environment.from_string(re.sub(r"\s*\n\s*", " ", source)).module
 
 
@@ -92,10 +99,7 @@ class Rule(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """Items of a certificate, such as its outputs, and the rules that colour the sentence on each.
-
-    The first rule that an item meets counts.
-    """
+    """Items of a certificate, and the rules on them, of which the first that is met counts."""
 
     name: str  # Of the sentence; that in the headline has the end "_headline".
     items: Callable[[CertificateRecord], Iterable[Any]]
@@ -104,29 +108,27 @@ class Topic(NamedTuple):
 
     def met(self, certificate: CertificateRecord) -> list[tuple[Any, Rule]]:
         """Returns each item, and the rule that it meets."""
-        otherwise = Rule("", NONE, self.otherwise)
+        rules = [*self.rules, Rule("", NONE, self.otherwise)]
         return [
-            (item, next((r for r in self.rules if r.is_met(certificate, item)), otherwise))
+            (item, next(rule for rule in rules if rule.is_met(certificate, item)))
             for item in self.items(certificate)
         ]
 
     def notes(self, certificate: CertificateRecord) -> list[Marked]:
         """Returns the sentences, coloured."""
-        sentences = [
-            Marked(sentence(self.name, certificate, item), rule.note)
-            for item, rule in self.met(certificate)
-            if rule.note
-        ]
-        return [note for note in sentences if note.words]
+        met = self.met(certificate)
+        notes = [Marked(sentence(self.name, certificate, i), r.note) for i, r in met if r.note]
+        return [note for note in notes if note.words]
 
     def headline(self, certificate: CertificateRecord) -> Marked | None:
         """Returns what the headline says of the worst item; None where it has no say there."""
-        pairs = [(item, rule) for item, rule in self.met(certificate) if rule.headline]
-        if not pairs:
+
+        def severity(pair: tuple[Any, Rule]) -> tuple[int, int]:
+            return _KINDS.index(pair[1].headline), _KINDS.index(pair[1].note)
+
+        item, rule = max(self.met(certificate), key=severity, default=(None, Rule("", NONE, NONE)))
+        if not rule.headline:
             return None
-        item, rule = max(
-            pairs, key=lambda pair: (_KINDS.index(pair[1].headline), _KINDS.index(pair[1].note))
-        )
         return Marked(sentence(f"{self.name}_headline", certificate, item), rule.headline)
 
 

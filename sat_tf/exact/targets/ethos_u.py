@@ -103,7 +103,7 @@ def compile_file(
         )
     content = read_bytes(path)
     contents = read_contents(content, name)
-    elsewhere = TARGETS[TARGET_OF[configuration]].elsewhere(contents)
+    left = TARGETS[TARGET_OF[configuration]].cpu_fallback(contents)
     made_tensors = (tensor.name for one in contents.operators for tensor in one.outputs)
     if quoted := [tensor for tensor in made_tensors if '"' in tensor]:
         raise ValueError(
@@ -135,9 +135,9 @@ def compile_file(
                     f"{ended_with}, expected a memory_mode that has activations where they can be "
                     "written; of a system with weights in flash pass memory_mode='Shared_Sram'."
                 )
-            listed = "".join(f"\n  - {one}" for one in elsewhere)
-            known = "; these operators are none of its:" if listed else "."
-            raise ValueError(f"{name}: {ended_with}, expected a file that it takes{known}{listed}")
+            listed = "".join(f"\n  - {one}" for one in left)
+            known = f"; these operators are none of its:{listed}" if left else "."
+            raise ValueError(f"{name}: {ended_with}, expected a file that it takes{known}")
         (summary,) = out.glob("model_summary_*.csv")
         with summary.open(newline="") as file:
             (row,) = csv.DictReader(file)

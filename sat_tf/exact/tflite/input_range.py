@@ -104,11 +104,7 @@ class InputRange:
         return np.asarray(np.asarray(self.low) + self.scales * pixels, np.float32)
 
     def pixels(self, values: np.ndarray) -> np.ndarray:
-        """The pixels, not rounded, for which the model is fed these values; see `fed`.
-
-        >>> InputRange((-1.0,), (1.0,)).pixels(np.array([-1.0, 1.0])).tolist()
-        [0.0, 255.0]
-        """
+        """The pixels, not rounded, for which the model is fed these values; see `fed`."""
         pixels = (values - np.asarray(self.low)) / self.scales
         return pixels[..., ::-1] if self.reversed_channels else pixels
 
@@ -255,8 +251,7 @@ def plain_range(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return {name: plain_range(one) for name, one in value.items()}
-    low, high = (_numbers(end) or () for end in value)
-    low, high = _as_long(low, high)
+    low, high = _as_long(*(_numbers(end) or () for end in value))
     if len({*zip(low, high, strict=True)}) == 1:
         return low[0], high[0]
     return low, high

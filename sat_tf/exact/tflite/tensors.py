@@ -67,12 +67,7 @@ class Codes:
         return Activation.SIX if self.highest == six.highest else Activation.UNIT
 
     def clipped(self, activation: Activation) -> "Codes":
-        """The same grid between the ends of an activation, the widest that kernels give it.
-
-        >>> codes = Codes(np.float32(0.4), 0).clipped(Activation.UNIT)  # 1 / 0.4 is 2.5
-        >>> [codes.on(KERNEL_SETS[name]).highest for name in ("xnnpack_x86", "reference")]
-        [2, 3]
-        """
+        """The same grid between the ends of an activation, the widest that kernels give it."""
         several = [self._between(activation, [kernels]) for kernels in KERNEL_SETS.values()]
         if all(codes == several[0] for codes in several):
             return several[0]
