@@ -194,10 +194,7 @@ def make_layer(
 
 
 def _activation_of_users(layer: Any) -> Any:
-    """The activation of a Keras 3 layer that tf_keras has by no name; else None.
-
-    It is a layer, code of the user's, or a function of Keras 3 alone.
-    """
+    """The activation, where it is a layer, code of the user's, or of Keras 3 alone; else None."""
     found = vars(layer).get("activation")
     is_function = inspect.isfunction(found) or inspect.isbuiltin(found)
     package = str(getattr(found, "__module__", "")).split(".")[0]

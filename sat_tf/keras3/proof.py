@@ -330,10 +330,7 @@ def _compare_quantized(
 
 
 def _are_ties(values: np.ndarray, scale: float) -> np.ndarray:
-    """Marks values that are as near to halfway between two codes as `TOLERANCE` of the largest.
-
-    They may be many: sums of the same two codes are equal, and all of them ties, or none.
-    """
+    """Marks values that are as near to halfway between two codes as `TOLERANCE` of the largest."""
     steps = values.astype(np.float64) / scale
     largest = np.max(np.abs(steps), where=np.isfinite(steps), initial=1.0)
     return np.abs(steps - np.floor(steps) - 0.5) <= TOLERANCE * largest
