@@ -179,9 +179,7 @@ def make_layer(
         config = dict(layer.get_config())
     for key, attribute in _counterpart(name).wrapped.items():
         config[key] = inner(getattr(layer, attribute))
-    settings, problems = _settings(name, config, accepted_names(made), name in own)
-    if problems:
-        raise ValueError("; ".join(problems))
+    settings = _settings(name, config, accepted_names(made), name in own)
     if activation is not None:
         settings["activation"] = _translated_activation(layer, activation, inner)
     try:
@@ -231,7 +229,7 @@ def _translated_activation(layer: Any, activation: Any, inner: Callable[[Any], A
 
 def _settings(
     name: str, config: Mapping[str, Any], accepted: set[str], is_own: bool
-) -> tuple[dict[str, Any], list[str]]:
+) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     problems: list[str] = []
     counterpart = _counterpart(name)
@@ -261,7 +259,9 @@ def _settings(
     if not settings.get("renorm", True):
         for key in ("renorm", "renorm_clipping", "renorm_momentum"):
             settings.pop(key, None)
-    return settings, problems
+    if problems:
+        raise ValueError("; ".join(problems))
+    return settings
 
 
 def _counterpart(name: str) -> Keras3:
