@@ -50,7 +50,13 @@ def translate_value(key: str, value: Any) -> Any:
     if not isinstance(value, dict) or "class_name" not in value:
         return value
     if key == "dtype":
-        return _policy(value)
+        if value["class_name"] != "DTypePolicy":
+            raise ValueError(
+                "received a layer that Keras 3 has quantized or given a "
+                f"{value['class_name']}, expected a float one; convert the model before "
+                "model.quantize"
+            )
+        return value["config"]["name"]
     module = _SERIALIZED.get(key.rsplit("_", 1)[-1])
     if module is None:
         raise ValueError(f"received {key}={_named(value)}, which tf_keras does not have")
@@ -85,15 +91,6 @@ def _activation(key: str, value: Any) -> Any:
         f"received {key}={name!r}, which tf_keras does not have; use a function that both have, "
         "or a layer behind. " + did_you_mean(name, OF_KERAS3)
     )
-
-
-def _policy(value: dict[str, Any]) -> str:
-    if value["class_name"] != "DTypePolicy":
-        raise ValueError(
-            f"received a layer that Keras 3 has quantized or given a {value['class_name']}, "
-            "expected a float one; convert the model before model.quantize"
-        )
-    return value["config"]["name"]
 
 
 def _named(value: Any) -> str:
