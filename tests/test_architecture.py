@@ -150,7 +150,7 @@ MOST_LINES = {
     "commands": 4100,
     "core": 2600,
     "exact": 13300,
-    "export": 4700,
+    "export": 4500,
     "graph": 5500,
     "keras3": 2900,
     "loading": 1100,
