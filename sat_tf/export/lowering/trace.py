@@ -346,7 +346,7 @@ class _Tracer:
             if draft := self._rounding_to_input(node, pool):
                 return draft
         source = self._natural(node.inputs[0])
-        pooling = layer_kinds.pooling_of(layer)
+        pooling = layer_kinds.find_support(layer).pooling
         if pooling is None:
             return channel_mean(source, self.builder.shape(source)[-1])
         if pooling.whole:
