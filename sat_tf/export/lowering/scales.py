@@ -410,7 +410,7 @@ def untie_means(graph: Graph) -> Graph:
     for op in graph.operations:
         names = groups.get(op.output, set())
         shares = op.inputs[0] in groups and (op.inputs[0] in names or names & pinned)
-        if not shares or not isinstance(op, Mean):
+        if not shares or type(op) is not Mean:
             operations.append(op)
             continue
         # As a convolution it is rounded alike everywhere; then it is brought to its shape.

@@ -1,6 +1,5 @@
 """Files of other tools: what is compared, what is named, and what cannot be."""
 
-import contextlib
 import copy
 import re
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.exact.operations.graph_file import read_foreign
 from sat_tf.exact.operations.quantize import Requantize
 from sat_tf.exact.operations.tabled import Computed
 from sat_tf.exact.operator_comparison import read_any_file
@@ -140,16 +138,6 @@ def test_outputs_may_have_other_lengths(tmp_path):
     path = written(tmp_path, "converter_int8", with_a_shape)
     found = compared(path)
     assert found.outputs["builtin"].compared == (4 + 4) * len(PIXELS)
-
-
-def test_random_damage_is_a_value_error_or_a_file():
-    rng, content = np.random.default_rng(3), path_of("tfmot").read_bytes()
-    for _ in range(200):
-        damaged = bytearray(content)
-        for position in rng.integers(0, len(content), rng.integers(1, 5)):
-            damaged[position] = rng.integers(256)
-        with contextlib.suppress(ValueError):
-            read_foreign(bytes(damaged), "damaged")
 
 
 def _with_two_inputs(tmp_path):

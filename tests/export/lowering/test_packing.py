@@ -210,19 +210,6 @@ def test_codes_that_do_not_fit_say_what_they_are():
     assert all("INT4 holds -8 to 7" in notes[name] for name in notes if "pointwise" in name)
 
 
-def _no_pixels() -> keras.Model:
-    """A 3x3 convolution between others, and a dense layer at the end."""
-    blocks = [*zoo.block(zoo.convolution(8)), *zoo.block(zoo.convolution(8))]
-    return zoo.chain((9, 9, 3), *blocks, zoo.layers.GlobalAveragePooling2D(), zoo.Dense(5))
-
-
-@pytest.mark.parametrize(("ends", "pack"), [(None, "int2"), (8, "int4")])
-def test_what_would_help_helps(ends, pack):
-    model = _packed(_no_pixels, BitPolicy.mobile(2, first_last_weight_bits=ends))
-    stored = {op.storage for op in _linear(deployed_graph(Network(model), pack=pack)).values()}
-    assert stored > {Storage.INT8}
-
-
 @pytest.mark.parametrize("policy", [BitPolicy.mobile(4, **ODD), BitPolicy.mobile(8)])
 def test_where_nothing_fits_auto_is_the_plain_file(policy, tmp_path):
     model = _packed(_small, policy)

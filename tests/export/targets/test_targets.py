@@ -71,18 +71,6 @@ def test_types_are_those_of_tensors_that_operators_make():
     assert fix == "quantize it"
 
 
-@pytest.mark.parametrize(("kind", "met"), [("INT8", True), ("INT4", False), ("INT2", False)])
-def test_kernels_are_of_bytes(kind, met):
-    kernel = _tensor((4, 3, 3, 4), kind, values=np.zeros((4, 3, 3, 4), np.int8))
-    assert _meets(constraints.weights_of("INT8", fix=""), _convolution(kernel)) is met
-
-
-def test_kernels_that_operators_make_are_none():
-    operator = _convolution(_tensor((4, 3, 3, 4)))
-    reason, _ = constraints.weights_of("INT8", fix="")(operator)
-    assert reason == "its weights are made by another operator"
-
-
 @pytest.mark.parametrize("limit", [36 * 127, 36 * 127 - 1])
 def test_magnitudes_of_one_output_add_up_to_a_limit(limit):
     values = np.full((4, 3, 3, 4), -127, np.int8)
@@ -463,8 +451,3 @@ def test_a_certificate_of_the_specification_has_its_reference_kernels(tmp_path):
     assert found.runtimes["reference"].own_differing == 0
     words = "TFLite's int8 specification, whose reference kernels are"
     assert any(words in statement.words for statement in found.statements)
-
-
-def test_settings_of_files_without_a_target_are_those_of_litert():
-    found = FileSettings.of_file({"float_head": False, "pack": "none"}, "file")
-    assert found.target == "litert"
