@@ -226,10 +226,8 @@ class AdaptiveBits(keras.Model):
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """The metrics of all widths, which `fit` resets every epoch."""
-        found = [self._total]
-        for _, loss_of, metrics_of in self._parts():
-            found += [*loss_of.metrics, *metrics_of.metrics]
-        return found
+        containers = (each for _, *own in self._parts() for each in own)
+        return [self._total, *(metric for each in containers for metric in each.metrics)]
 
     @property
     def metrics_names(self) -> list[str]:

@@ -146,16 +146,3 @@ def test_1_bit_weights_worked_by_hand(mode):
     np.testing.assert_array_equal(gradient, upstream)
     _, gradient = _run(latent, ids, 1, upstream, mode, reassign=True, keep_zeros=True)
     assert gradient.tolist() == [0.0, 0.0, 5.0, 8.0]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_nan_and_infinite_weights_are_left_out_of_the_mean(mode):
-    latent, ids = np.float32([np.nan, 1.0, np.inf, -2.0]), np.uint8([0, 0, 0, 1])
-    value, _ = _run(latent, ids, 2, mode=mode)
-    np.testing.assert_allclose(value, [np.nan, 64 * 2 / 127, 64 * 2 / 127, -2.0], rtol=1e-6)
-
-
-def test_a_layer_of_zeros_stays_zero():
-    value, gradient = _run(np.zeros(4, np.float32), np.uint8([0, 1, 2, 3]), 2)
-    assert value.tolist() == [0.0] * 4
-    assert gradient.tolist() == [1.0] * 4
