@@ -268,7 +268,7 @@ def test_an_override_of_no_layer_leaves_the_other_layers_their_plan():
 def test_a_model_without_linear_layers_has_a_plan_with_a_problem():
     image = keras.Input((8, 8, 3), name="image")
     plan = sat_tf.explain(keras.Model(image, L.ReLU(name="relu")(image)))
-    assert "there is nothing to quantize" in plan.problems[0]
+    assert "whose weights can be quantized" in plan.problems[0]
     assert [row.name for row in plan.rows] == ["image", "relu"]
     assert plan["relu"].export is Export.REFUSED
 
