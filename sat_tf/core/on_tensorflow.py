@@ -176,9 +176,6 @@ def sums_by_id(values: tf.Tensor, ids: tf.Tensor, size: int) -> tf.Tensor:
     """The sum of the values with each of the ids 0..size - 1, in float64.
 
     In float64 it makes no difference to float32 in which order they are added.
-
-    >>> sums_by_id(tf.constant([1.0, 2.0, 4.0]), tf.constant([2, 0, 2]), 3).numpy().tolist()
-    [2.0, 0.0, 5.0]
     """
     values = tf.cast(values, tf.float64)
     if compiles_with_xla() or has_accelerator():
@@ -328,11 +325,7 @@ def clipped_gradients(
 def keep_inside(
     values: tf.Tensor, x: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor
 ) -> tf.Tensor:
-    """`values` where lowest <= x <= highest, else 0; also where x is NaN.
-
-    >>> keep_inside(tf.constant([1.0, 2.0]), tf.constant([0.5, 7.0]), 0.0, 1.0).numpy().tolist()
-    [1.0, 0.0]
-    """
+    """`values` where lowest <= x <= highest, else 0; also where x is NaN."""
     if compiles_with_xla():
         return tf.where((x >= lowest) & (x <= highest), values, 0.0)
     # No mask is written, but there is no XLA kernel. FakeQuant's gradient kernel computes more than

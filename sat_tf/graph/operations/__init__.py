@@ -25,12 +25,6 @@ LAYERS = {**arithmetic.LAYERS, **movements.LAYERS}
 
 
 def fix_of(function: str) -> str:
-    """The fix for a TensorFlow operation, to be appended to a message; "" where unknown.
-
-    >>> fix_of("math.pow")
-    '; a square is x * x'
-    >>> fix_of("math.sin")
-    ''
-    """
+    """The fix for a TensorFlow operation, to be appended to a message; "" where unknown."""
     row = CALLS.get(function)
     return f"; {row.fix}" if row and row.fix else ""

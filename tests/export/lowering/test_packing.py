@@ -195,7 +195,7 @@ def _pointwise(channels: int, strides: int = 1, *, inputs: int = 8, groups: int 
     [
         (_pointwise(8), ""),
         (_pointwise(8, inputs=7), "its 7 inputs do not fill whole bytes"),
-        (_pointwise(8, 2), "1x1 with strides 2x2: XNNPACK packs 1x1 convolutions without strides"),
+        (_pointwise(8, 2), "XNNPACK packs 1x1 convolutions without strides only"),
         (_pointwise(8, groups=2), "transposed and grouped convolutions read int8 only"),
         (_pointwise(7), ""),
     ],
