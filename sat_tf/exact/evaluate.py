@@ -5,7 +5,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import os
-import queue
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
@@ -244,18 +244,13 @@ def _outputs(
     progress: bool,
 ) -> Iterator[Batch]:
     """Runs batches through a model that each thread loads; gives outputs and numbers in order."""
-    interface, first_run = _explained(name, load)
-    idle = queue.SimpleQueue[Callable[[np.ndarray], np.ndarray]]()
-    idle.put(first_run)
+    interface, _ = _explained(name, load)
+    own = threading.local()
 
     def run(images: np.ndarray) -> np.ndarray:
-        try:
-            own = idle.get_nowait()
-        except queue.Empty:  # there are no more of them than threads
-            _, own = _explained(name, load)
-        outputs = _explained(name, lambda: own(images))
-        idle.put(own)
-        return outputs
+        if not hasattr(own, "run"):
+            _, own.run = _explained(name, load)
+        return np.asarray(_explained(name, lambda: own.run(images)))
 
     waiting = collections.deque[tuple[concurrent.futures.Future[np.ndarray], np.ndarray]]()
     with (

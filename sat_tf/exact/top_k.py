@@ -24,11 +24,7 @@ AGREEMENT = Score("agreement", "agreement")
 
 
 def classes_of(values: np.ndarray) -> np.ndarray:
-    """The class of every place, int64 (...): where the last axis is largest, the first of equals.
-
-    >>> classes_of(np.array([[0.1, 0.7, 0.7], [np.nan, 0.0, 1.0]])).tolist()
-    [1, -1]
-    """
+    """The class of every place, int64 (...): the first of the largest numbers of the last axis."""
     return np.where(np.all(np.isfinite(values), axis=-1), np.argmax(values, axis=-1), NO_CLASS)
 
 

@@ -368,11 +368,8 @@ def recheck(
     )
     lines = [f"{name}: it is not in the certificate" for name in now if name not in before]
     lines += [f"{name}: it is not in the file" for name in before if name not in now]
-    lines += [
-        f"{name}: its codes differ from the certificate"
-        for name, digest in now.items()
-        if before.get(name, digest) != digest
-    ]
+    differing = [name for name, digest in now.items() if before.get(name, digest) != digest]
+    lines += [f"{name}: its codes differ from the certificate" for name in differing]
     if recorded.codes_differing != fresh.codes_differing:
         lines.append(
             f"XNNPACK: {fresh.codes_differing} codes differ, {recorded.codes_differing} in the "

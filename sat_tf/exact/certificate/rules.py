@@ -223,18 +223,18 @@ UNEXPLAINED = Topic(
 )
 
 
-def _is_lost(certificate: CertificateRecord, count: OutputCount) -> bool:
-    return not certificate.lost(count) <= FEW_POINTS
+def _lost(most: float, *, by_few: bool) -> Callable[[CertificateRecord, OutputCount], bool]:
+    """Whether more than a share is lost of the float model; below 0, whether as much is gained."""
+
+    def is_met(certificate: CertificateRecord, count: OutputCount) -> bool:
+        lost = certificate.lost(count)
+        is_more = lost < most if most < 0 else not lost <= most
+        return is_more and (by_few or not certificate.has_few_answers(count))
+
+    return is_met
 
 
-def _is_gained(certificate: CertificateRecord, count: OutputCount) -> bool:
-    return certificate.lost(count) < -FEW_POINTS
-
-
-def _is_judged(certificate: CertificateRecord, count: OutputCount) -> bool:
-    return not certificate.has_few_answers(count)
-
-
+_MUCH = _lost(FEW_POINTS, by_few=False)
 _OF_FEW = f"the same, of fewer than {FEWEST_IMAGES} images, pixels, rows or boxes"
 FLOAT = Topic(
     "float",
@@ -245,32 +245,20 @@ FLOAT = Topic(
             "of images, pixels, rows or boxes with its class; or values are off; of sigmoids "
             "without labels, both",
             *(RED, RED),
-            lambda certificate, count: (
-                _is_lost(certificate, count)
-                and _is_judged(certificate, count)
-                and not certificate.is_random
-            ),
+            lambda certificate, count: _MUCH(certificate, count) and not certificate.is_random,
         ),
-        Rule(
-            "the same, on random images",
-            *(AMBER, RED),
-            lambda certificate, count: (
-                _is_lost(certificate, count) and _is_judged(certificate, count)
-            ),
-        ),
-        Rule(_OF_FEW, AMBER, AMBER, _is_lost),
+        Rule("the same, on random images", AMBER, RED, _MUCH),
+        Rule(_OF_FEW, AMBER, AMBER, _lost(FEW_POINTS, by_few=True)),
         Rule(
             f"accuracy is more than {_POINTS} points above the float model's",
             *(GREEN, RED),
-            lambda certificate, count: (
-                _is_gained(certificate, count) and _is_judged(certificate, count)
-            ),
+            _lost(-FEW_POINTS, by_few=False),
         ),
-        Rule(_OF_FEW, GREEN, AMBER, _is_gained),
+        Rule(_OF_FEW, GREEN, AMBER, _lost(-FEW_POINTS, by_few=True)),
         Rule(
             f"more than {_POINT} point is lost of the float model",
             *(AMBER, AMBER),
-            lambda certificate, count: not certificate.lost(count) <= ONE_POINT,
+            _lost(ONE_POINT, by_few=True),
         ),
         Rule("no more is lost of it", GREEN, GREEN),
     ],

@@ -27,11 +27,7 @@ class Processor:
         return "none" if pack == "auto" and min(self.stores) == 8 else pack
 
     def shortfall(self, left: int, count: int) -> str:
-        """How many of a file's operators it does not compute, in a sentence.
-
-        >>> PROCESSORS["micro"].shortfall(2, 5)
-        'TFLite Micro refuses 2 of 5 operators.'
-        """
+        """How many of a file's operators it does not compute, in a sentence."""
         share = f"{left} of {count} operators"
         if self.confirmed_by:
             return f"{share} are not those of {self.title}."

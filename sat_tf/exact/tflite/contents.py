@@ -75,8 +75,9 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
         yield _unpacked_model(content)
     except _TooMuchError as error:
         raise ValueError(
-            f"{name}: received a TFLite file that {error}, expected one that sat_tf.export_tflite "
-            "wrote; export the model again."
+            f"{name}: received a TFLite file of {len(content):,} bytes that unpacks to more than "
+            "such a file holds, expected one that sat_tf.export_tflite wrote; export the model "
+            "again."
         ) from error
     except NotUnderstoodError:
         raise
@@ -88,21 +89,15 @@ class _Budget:
     """The bytes and the tables that may still be unpacked."""
 
     def __init__(self, content: bytes) -> None:
-        self._size = len(content)
-        self._left = _LARGEST_RATIO * self._size + _ALWAYS_UNPACKED_BYTES
+        self._left = _LARGEST_RATIO * len(content) + _ALWAYS_UNPACKED_BYTES
         self._tables = 0
 
     def spend(self, value: Any) -> Any:
         """The value, which has been unpacked."""
         self._left -= _bytes_of(value)
         self._tables += 1
-        if self._left < 0:
-            raise _TooMuchError(
-                f"has {self._size:,} bytes and unpacks to more than {_LARGEST_RATIO} times as "
-                "many, because its tables share others"
-            )
-        if self._tables > _MOST_TABLES:
-            raise _TooMuchError(f"has more than {_MOST_TABLES:,} tensors, operators and buffers")
+        if self._left < 0 or self._tables > _MOST_TABLES:
+            raise _TooMuchError
         return value
 
 
