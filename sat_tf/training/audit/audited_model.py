@@ -4,14 +4,15 @@ import dataclasses
 import enum
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from markupsafe import Markup
 from rich.console import Console
 
 from sat_tf.files import write_text
 from sat_tf.messages import first_ones, say
-from sat_tf.presentation.charts import DotChart, Dots
+from sat_tf.presentation.charts import dot_chart
 from sat_tf.presentation.tables import (
     Column,
     Marked,
@@ -370,7 +371,7 @@ class Audit(RowTable):
         )
         write_text(path, page)
 
-    def _charts(self) -> Iterator[str]:
+    def _charts(self) -> Iterator[Markup]:
         layers, activations = self.layers, self.activations
         constants = {
             "κ₁, normalization behind": [
@@ -395,17 +396,9 @@ class Audit(RowTable):
             ("Activations: clipped", "share of values", clipped, (0.0, CLIPPED)),
             ("Activations: codes used", "share of codes", codes, (CODES_USED, 1.0)),
         ):
-            is_share = dots in (clipped, codes)
-            rows: Sequence[LayerAudit | ActivationAudit] = activations if is_share else layers
-            yield DotChart(
-                title=title,
-                x_label=f"{'quantized activation' if is_share else 'linear layer'}, in graph order",
-                y_label=y_label,
-                names=[row.name for row in rows],
-                dots=[Dots(name, values) for name, values in dots.items()],
-                wanted=wanted,
-                is_share=is_share,
-            ).to_figure()
+            of_share = dots in (clipped, codes)
+            x_label = f"{'quantized activation' if of_share else 'linear layer'}, in graph order"
+            yield dot_chart(title, x_label, y_label, dots, wanted=wanted, share=of_share)
 
 
 def _share(part: int | None, whole: int | None) -> str:
