@@ -147,7 +147,7 @@ PYTHON = {
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
     "analysis": 2500,
-    "commands": 4100,
+    "commands": 4000,
     "core": 2600,
     "exact": 12600,
     "export": 4700,
@@ -159,7 +159,7 @@ MOST_LINES = {
     "qat": 8500,
     "quantizers": 4500,
     "report": 900,
-    "training": 9500,
+    "training": 8400,
     ".": 2400,  # the modules beside the rooms, together
 }
 

@@ -160,17 +160,13 @@ def add_pictures(parser: Parser, what: str, *, required: bool = False) -> None:
 def expect_pictures(path: str | None, labels: str | None) -> None:
     """Refuses what is no folder or .npy file, and labels but in a file beside the latter."""
     is_array = path is not None and not os.path.isdir(path)
-    if labels is not None and not is_array:
-        raise RunError(
-            f"--labels: {labels}: received labels without images in an .npy file, expected both; "
-            "pictures in folders of classes have their labels by these; leave it out."
-        )
     if labels is not None and not (
-        pathlib.Path(labels).suffix.lower() in _ENDINGS and os.path.isfile(labels)
+        is_array and pathlib.Path(labels).suffix.lower() in _ENDINGS and os.path.isfile(labels)
     ):
         raise RunError(
-            f"--labels: {labels}: not found, or of another kind; expected a file of class numbers "
-            f"whose name ends in {', '.join(_ENDINGS)}."
+            f"--labels: {labels}: expected a file of class numbers whose name ends in "
+            f"{', '.join(_ENDINGS)}, with --images in an .npy file; pictures in folders of classes "
+            "have their labels by these."
         )
     if path is not None and is_array:
         try:

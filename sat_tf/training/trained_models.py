@@ -27,10 +27,7 @@ from sat_tf.training.run_folder import RunFolder
 
 
 def trained_float_model(config: Config, source: ImageSource) -> keras.Model | None:
-    """The trained float model that `training.float_model` names; None if it names none.
-
-    It is an ordinary one, or one with clamped weights.
-    """
+    """The float model that `training.float_model` names, clamped or not; None if it names none."""
     path = config.training.float_model
     if path is None:
         return None

@@ -351,23 +351,23 @@ class Audit(RowTable):
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes a page with tables and pictures: one self-contained HTML file."""
-        # The pictures refer to layers by these numbers.
-        tables = {}
-        for title, table in self._tables().items():
 
-            def number(row: Any, rows: Sequence[Any] = table.rows) -> int:
-                return rows.index(row) + 1
+        def number(row: LayerAudit | ActivationAudit) -> int:  # which the pictures refer to
+            rows: tuple[Any, ...] = self.layers if row in self.layers else self.activations
+            return rows.index(row) + 1
 
-            numbered = dataclasses.replace(table, columns=[Column("#", number), *table.columns])
-            if table.rows:
-                tables[title] = numbered.to_html(title)
+        tables = {
+            title: dataclasses.replace(table, columns=[Column("#", number), *table.columns])
+            for title, table in self._tables().items()
+            if table.rows
+        }
         page = render_page(
             "training/audit/page.html",
             audit=self,
             headline=self._headline(),
             notes=self._notes(),
             charts=self._charts(),
-            tables=tables,
+            tables={title: table.to_html(title) for title, table in tables.items()},
         )
         write_text(path, page)
 

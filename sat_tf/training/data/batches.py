@@ -20,10 +20,7 @@ _CHANNELS = 3
 
 
 def shuffled_spans(count: int, order: Order) -> tf.data.Dataset:
-    """Returns the numbers of this process's images in each batch, epoch after epoch.
-
-    The order of an epoch depends on the seed and its number alone.
-    """
+    """Returns the numbers of this process's images in each batch, by seed and epoch alone."""
     begin, size = order.span
 
     @tf.autograph.experimental.do_not_convert

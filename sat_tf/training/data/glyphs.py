@@ -65,10 +65,7 @@ class Typeface:
         return right - left >= SMALLEST_WIDTH and bottom - top >= SMALLEST_HEIGHT
 
     def draw(self, code_point: int) -> Inks:
-        """Draws a character, its ink centred between left and right, its baseline on row 36.
-
-        It is (48, 48): 0 for no ink, 255 for full ink.
-        """
+        """Draws a character, (48, 48): its ink centred, 0 to 255, its baseline on row 36."""
         from PIL import Image, ImageDraw
 
         # Three cells wide and high: where the ink lies is only known once it is drawn.

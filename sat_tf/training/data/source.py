@@ -44,8 +44,6 @@ class Shard:
     def pieces(self, batch_size: int) -> list[tuple[int, int]]:
         """First image and number of images of each piece of this process, replica by replica.
 
-        >>> Shard(worker=0, workers=2, replicas=1).pieces(33)
-        [(0, 17)]
         >>> Shard(worker=1, workers=2, replicas=2).pieces(10)
         [(6, 2), (8, 2)]
         """

@@ -134,9 +134,8 @@ class LayerBuilder:
 
     def normalize(self, inputs: Any, name: str) -> Any:
         """Batch normalization, named `<name>_bn`."""
-        return keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_bn")(
-            inputs
-        )
+        layer = keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_bn")
+        return layer(inputs)
 
     def rectify(self, inputs: Any, name: str) -> Any:
         """The rectifier, named `<name>_relu`."""
