@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,8 +21,7 @@ SAMPLE = 32
 _VALUES_AT_ONCE = 2**21
 
 
-@dataclasses.dataclass(frozen=True)
-class ActivationUse:
+class ActivationUse(NamedTuple):
     """How one quantizer treats the images it was measured on."""
 
     clipped: float  # Share of the tensor's values at or beyond the clipping level, in [0, 1].

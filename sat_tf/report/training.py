@@ -19,11 +19,6 @@ def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
         "score": Metric(f"held-out {title}", percent(), "", score, "held out", HELD_OUT),
         "held_out_loss": Metric("held-out loss", number, "", LOSS, "held out", HELD_OUT),
     }
-    facts = {
-        "Learning rate": results.rate(),
-        "Trial": distances_in_words(tuned.tried) if tuned.tried else "",
-        "Weights of epoch": results.kept(),
-    }
     curves = learning_curves(
         tuned.epochs,
         metrics,
@@ -33,7 +28,11 @@ def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
     )
     return {
         "verb": "Trained",
-        "training": {name: words for name, words in facts.items() if words},
+        "training": {
+            "Learning rate": results.rate(),
+            "Trial": distances_in_words(tuned.tried) if tuned.tried else "",
+            "Weights of epoch": results.kept(),
+        },
         "curves": curves,
         "num_epochs": len(tuned.epochs) - 1,
         "epochs": epochs_table(tuned.epochs, metrics),
