@@ -263,7 +263,7 @@ def find_demands(roles: Roles) -> Demands:
         name, role = node.name, roles.of[node.name]
         pools, resizes = (
             layer_kinds.averages_windows(node.layer),
-            layer_kinds.interpolates(node.layer),
+            layer_kinds.function_of(node.layer).interpolates(node.layer),
         )
         if not (pools or resizes) or roles.network.is_shared(name):
             continue

@@ -161,36 +161,23 @@ def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
             break
     parsed = tfl.ModelT.InitFromPackedBuf(content, 0) if batch == 1 else None
     if not content:
-        wrong = (
-            f"TensorFlow's converter does not convert ({first_line(problem)}), expected a layer "
-            "with builtin TFLite operators"
-        )
-    elif parsed is None and batch is None:
-        wrong = (
-            "LiteRT does not run as TensorFlow's converter writes it, expected a layer that it does"
-        )
+        wrong = f"TensorFlow's converter does not convert ({first_line(problem)})"
+    elif batch is None:
+        wrong = "LiteRT does not run as TensorFlow's converter writes it"
     elif parsed is None:
-        wrong = (
-            f"makes {batch} of one image, expected a layer that takes each image of a batch by "
-            "itself"
-        )
+        wrong = f"makes {batch} of one image"
     elif len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
-        wrong = (
-            "becomes more than builtin operators in a row, such as a loop, expected a layer that "
-            "does not"
-        )
+        wrong = "becomes more than builtin operators in a row, such as a loop"
     elif any(tensor.isVariable for tensor in parsed.subgraphs[0].tensors):
-        wrong = (
-            "remembers something from one image to the next, expected a layer that takes each "
-            "image by itself"
-        )
+        wrong = "remembers something from one image to the next"
     else:
         return content
     *others, layer = layers
     behind = f" behind {', '.join(other.name for other in others)}" if others else ""
     raise ValueError(
-        f"{layer.name}: received {kind_of(layer)}{behind} that is left float and that {wrong}; "
-        "replace it, or end the model before it."
+        f"{layer.name}: received {kind_of(layer)}{behind} that is left float and that {wrong}, "
+        "expected a layer of builtin TFLite operators that takes each image by itself; replace it, "
+        "or end the model before it."
     ) from (None if content else problem)
 
 

@@ -27,11 +27,7 @@ _Arguments = Callable[[Any], tuple[Any, ...]]
 
 def one_move(operator: str, arguments: _Arguments = lambda layer: ()) -> Moves:
     """One operator, with arguments taken from the layer."""
-
-    def moves(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
-        return (Move(operator, arguments(layer)),)
-
-    return moves
+    return lambda layer, read, made: (Move(operator, arguments(layer)),)
 
 
 def _on_one_row(read: Shape, move: Move) -> tuple[Move, ...]:
@@ -98,83 +94,55 @@ _INTERPOLATION = Function(
 # Not quantized: sat-tf has no operations on volumes.
 _OF_VOLUMES = LayerKind(Role.MOVEMENT, quantized=False, keras3=SAME)
 
+
+def _movement(moves: Moves, *, role: Any = Role.MOVEMENT, **others: Any) -> LayerKind:
+    return LayerKind(role, moves=moves, **{"keras3": SAME, **others})
+
+
+def _of_sat_tf(operator: str, arguments: _Arguments) -> LayerKind:
+    return _movement(one_move(operator, arguments), keras3=None)
+
+
+_OF_IMAGES: dict[str, Any] = {"keeps_channels": True, "refuse": refuse_channels_first}
+_RESIZED: dict[str, Any] = {"refuse_at": _refuse_interpolation, "function": _INTERPOLATION}
+_RESHAPE = one_move("RESHAPE")
+
 KINDS: Kinds = {
-    L.Flatten: LayerKind(
-        Role.MOVEMENT,
-        refuse_at=_refuse_flatten_at,
-        moves=one_move("RESHAPE"),
-        reshapes=True,
-        keras3=SAME,
-    ),
-    L.Reshape: LayerKind(Role.MOVEMENT, moves=one_move("RESHAPE"), reshapes=True, keras3=SAME),
-    L.Permute: LayerKind(
-        Role.MOVEMENT, moves=one_move("TRANSPOSE", lambda layer: (tuple(layer.dims),)), keras3=SAME
-    ),
-    L.ZeroPadding1D: LayerKind(
-        Role.MOVEMENT, moves=_pad_sequence, keeps_channels=True, keras3=SAME
-    ),
-    L.ZeroPadding2D: LayerKind(
-        Role.MOVEMENT,
-        refuse_channels_first,
-        moves=one_move("PAD", lambda layer: ((*map(tuple, layer.padding), (0, 0)),)),
-        keeps_channels=True,
+    L.Flatten: _movement(_RESHAPE, refuse_at=_refuse_flatten_at, reshapes=True),
+    L.Reshape: _movement(_RESHAPE, reshapes=True),
+    L.Permute: _movement(one_move("TRANSPOSE", lambda layer: (tuple(layer.dims),))),
+    L.ZeroPadding1D: _movement(_pad_sequence, keeps_channels=True),
+    L.ZeroPadding2D: _movement(
+        one_move("PAD", lambda layer: ((*map(tuple, layer.padding), (0, 0)),)),
         short_name="ZeroPad",
-        keras3=SAME,
+        **_OF_IMAGES,
     ),
     L.ZeroPadding3D: _OF_VOLUMES,
-    L.Cropping1D: LayerKind(
-        Role.MOVEMENT,
-        moves=one_move("STRIDED_SLICE", lambda layer: ((_without(*layer.cropping), _ALL),)),
+    L.Cropping1D: _movement(
+        one_move("STRIDED_SLICE", lambda layer: ((_without(*layer.cropping), _ALL),)),
         keeps_channels=True,
-        keras3=SAME,
     ),
-    L.Cropping2D: LayerKind(
-        Role.MOVEMENT,
-        refuse_channels_first,
-        moves=one_move(
-            "STRIDED_SLICE",
-            lambda layer: ((*(_without(*margin) for margin in layer.cropping), _ALL),),
-        ),
-        keeps_channels=True,
-        keras3=SAME,
+    L.Cropping2D: _movement(
+        one_move("STRIDED_SLICE", lambda layer: ((*(_without(*m) for m in layer.cropping), _ALL),)),
+        **_OF_IMAGES,
     ),
     L.Cropping3D: _OF_VOLUMES,
-    L.UpSampling1D: LayerKind(
-        Role.MOVEMENT, moves=_upsample_sequence, keeps_channels=True, keras3=SAME
-    ),
-    L.UpSampling2D: LayerKind(
-        _upsampling_role,
-        refuse_channels_first,
-        refuse_at=_refuse_interpolation,
-        function=_INTERPOLATION,
-        moves=lambda layer, read, made: (Move("RESIZE_NEAREST_NEIGHBOR", (tuple(made[:2]),)),),
-        keeps_channels=True,
-        keras3=SAME,
+    L.UpSampling1D: _movement(_upsample_sequence, keeps_channels=True),
+    L.UpSampling2D: _movement(
+        lambda layer, read, made: (Move("RESIZE_NEAREST_NEIGHBOR", (tuple(made[:2]),)),),
+        role=_upsampling_role,
+        **_OF_IMAGES,
+        **_RESIZED,
     ),
     L.UpSampling3D: _OF_VOLUMES,
-    L.Resizing: LayerKind(
-        _resizing_role,
-        refuse_at=_refuse_interpolation,
-        function=_INTERPOLATION,
-        moves=one_move(
-            "RESIZE_NEAREST_NEIGHBOR", lambda layer: ((int(layer.height), int(layer.width)),)
-        ),
-        keras3=SAME,
+    L.Resizing: _movement(
+        one_move("RESIZE_NEAREST_NEIGHBOR", lambda layer: ((int(layer.height), int(layer.width)),)),
+        role=_resizing_role,
+        **_RESIZED,
     ),
-    DepthToSpace: LayerKind(
-        Role.MOVEMENT, moves=one_move("DEPTH_TO_SPACE", lambda layer: (layer.block_size,))
-    ),
-    SpaceToDepth: LayerKind(
-        Role.MOVEMENT, moves=one_move("SPACE_TO_DEPTH", lambda layer: (layer.block_size,))
-    ),
-    Padding: LayerKind(
-        Role.MOVEMENT,
-        moves=one_move(
-            "PAD", lambda layer: (tuple((before, behind) for before, behind in layer.margins),)
-        ),
-    ),
-    Gather: LayerKind(
-        Role.MOVEMENT, moves=one_move("GATHER", lambda layer: (tuple(layer.indices), layer.axis))
-    ),
-    Slice: LayerKind(Role.MOVEMENT, moves=_slice, keras3=SAME),
+    DepthToSpace: _of_sat_tf("DEPTH_TO_SPACE", lambda layer: (layer.block_size,)),
+    SpaceToDepth: _of_sat_tf("SPACE_TO_DEPTH", lambda layer: (layer.block_size,)),
+    Padding: _of_sat_tf("PAD", lambda layer: (tuple(map(tuple, layer.margins)),)),
+    Gather: _of_sat_tf("GATHER", lambda layer: (tuple(layer.indices), layer.axis)),
+    Slice: _movement(_slice),
 }

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,12 @@ from sat_tf.training.audit.audited_model import (
     judge_activation,
     judge_layer,
 )
-from sat_tf.training.audit.kappa import GradientFlow, GradientProbe, variance
+from sat_tf.training.audit.kappa import (
+    GradientFlow,
+    GradientProbe,
+    gradient_flow_constants,
+    variance,
+)
 from sat_tf.training.audit.linear_layers import (
     LinearCall,
     find_classifier,
@@ -95,51 +99,7 @@ def audit(
         return auditor(advance)
 
 
-class WeightProbe:
-    """Measures kernels, each time it is called."""
-
-    def __init__(self, linear_calls: Sequence[LinearCall], *, compiled: bool = False) -> None:
-        self._linear_calls = linear_calls
-        self._measure = as_graph(self._run) if compiled else self._run
-
-    def __call__(self) -> dict[str, dict[str, Any]]:
-        """The fields of `LayerAudit` that tell of each kernel, by the names of the calls."""
-        measured, fields = self._measure(), {}
-        for call in self._linear_calls:
-            values, quantizer = measured[call.name], quantizer_of(call)
-            codes = values.get("codes_used")
-            fields[call.name] = {
-                "weights": math.prod(call.shape),
-                "rescale": None if quantizer is None else quantizer.rescale,
-                **{
-                    f"{name}_variance": float(values[name])
-                    for name in ("latent", "clamped", "quantized", "effective")
-                    if name in values
-                },
-            }
-            if quantizer is not None and codes is not None:
-                fields[call.name] |= {
-                    "weight_bits": quantizer.num_bits,
-                    "weight_codes": quantizer.code_count(call.outer.kernel_variables),
-                    "weight_codes_used": int(codes),
-                }
-        return fields
-
-    def codes(self) -> dict[str, tf.Tensor]:
-        """The integers n = 0..top of every kernel that has codes, as uint8."""
-        return {
-            call.name: tf.cast(
-                quantizer.units(_latent(call), call.outer.kernel_variables), tf.uint8
-            )
-            for call in self._linear_calls
-            if (quantizer := quantizer_of(call)) is not None and quantizer.num_bits is not None
-        }
-
-    def _run(self) -> dict[str, dict[str, tf.Tensor]]:
-        return {call.name: _measured_kernel(call) for call in self._linear_calls}
-
-
-def quantizer_of(call: LinearCall) -> WeightQuantizer | None:
+def _quantizer(call: LinearCall) -> WeightQuantizer | None:
     """The quantizer of a call's kernel, if sat-tf quantizes it."""
     outer = call.outer
     if not isinstance(outer, QuantizedLayer) or outer.layer is not call.layer:
@@ -148,27 +108,22 @@ def quantizer_of(call: LinearCall) -> WeightQuantizer | None:
 
 
 def _measured_kernel(call: LinearCall) -> dict[str, tf.Tensor]:
-    """The variances of a kernel and what becomes of it, and how many codes occur."""
-    latent, quantizer = _latent(call), quantizer_of(call)
+    """The fields of `LayerAudit` that are computed from a kernel."""
+    latent, quantizer = _latent(call), _quantizer(call)
     if latent is None:  # a wrapper hides it
         return {}
-    if quantizer is None:
-        values = {"latent": variance(latent)}
-        # The effective kernel of other wrappers exists only while they run.
-        if not isinstance(call.outer, keras.layers.Wrapper):
-            values["effective"] = values["latent"]
-        return values
-    stages = {
-        "latent": latent,
-        **quantizer.stages(latent),
-        "effective": call.outer.effective_kernel(),
-    }
-    values = {name: variance(stage) for name, stage in stages.items()}
-    if quantizer.num_bits is not None:
+    stages = {"latent": latent}
+    if quantizer is not None:
+        stages |= {**quantizer.stages(latent), "effective": call.outer.effective_kernel()}
+    # The effective kernel of other wrappers exists only while they run.
+    elif not isinstance(call.outer, keras.layers.Wrapper):
+        stages["effective"] = latent
+    fields = {f"{name}_variance": variance(stage) for name, stage in stages.items()}
+    if quantizer is not None and quantizer.num_bits is not None:
         units = tf.cast(quantizer.units(latent, call.outer.kernel_variables), tf.int32)
         counts = tf.math.bincount(tf.reshape(units, [-1]), minlength=256, maxlength=256)
-        values["codes_used"] = tf.math.count_nonzero(counts)
-    return values
+        fields["weight_codes_used"] = tf.math.count_nonzero(counts)
+    return fields
 
 
 def _latent(call: LinearCall) -> tf.Tensor | None:
@@ -193,8 +148,8 @@ class Auditor:
         self, model: keras.Model, sample: LabelledImages | None = None, *, compiled: bool = False
     ) -> None:
         network = read_through(model)
-        self.linear_calls = list(linear_calls(network).values())
-        if not self.linear_calls:
+        self._linear_calls = list(linear_calls(network).values())
+        if not self._linear_calls:
             raise ModelError(
                 model.name,
                 "received a model without linear layers, expected at least "
@@ -202,7 +157,11 @@ class Auditor:
             )
         self._model = model
         self._sample = sample
-        self.weights = WeightProbe(self.linear_calls, compiled=compiled)
+
+        def measure() -> dict[str, dict[str, tf.Tensor]]:
+            return {call.name: _measured_kernel(call) for call in self._linear_calls}
+
+        self._measure = as_graph(measure) if compiled else measure
         self._gradients: GradientProbe | None = None
         self._activations: ActivationProbe | None = None
         self._quantizers = (
@@ -220,7 +179,9 @@ class Auditor:
         if self._quantizers:
             self._activations = ActivationProbe(model, sample.images)
         if sample.labels is not None:
-            self._gradients = GradientProbe(model, sample, network=network, compiled=compiled)
+            self._gradients = GradientProbe(
+                model, network, self._linear_calls, sample, compiled=compiled
+            )
 
     def __call__(self, advance: Advance = no_bar) -> Audit:
         """Audits the model as it is now."""
@@ -234,56 +195,73 @@ class Auditor:
         advance(1)
         activations = self._judged_activations(flow)
         advance(1)
-        kappas = [layer.kappa_0 for layer in layers if layer.kappa_0 is not None]
         return Audit(
             model=self._model.name,
             layers=layers,
             activations=activations,
-            kappa_0=kappas[0] if kappas else None,
+            kappa_0=next((layer.kappa_0 for layer in layers if layer.kappa_0 is not None), None),
             num_images=len(self._sample) if self._sample else 0,
             loss=flow.loss if flow else None,
             logit_variance=flow.logit_variance if flow else None,
             notes=notes,
         )
 
+    def codes(self) -> dict[str, tf.Tensor]:
+        """The integers n = 0..top of every kernel that has codes, as uint8."""
+        return {
+            call.name: tf.cast(
+                quantizer.units(_latent(call), call.outer.kernel_variables), tf.uint8
+            )
+            for call in self._linear_calls
+            if (quantizer := _quantizer(call)) is not None and quantizer.num_bits is not None
+        }
+
     def _judged_layers(self, flow: GradientFlow | None) -> tuple[LayerAudit, ...]:
         """Every linear layer as it is measured now, with the rules that it breaks."""
-        rows = []
-        weights = self.weights()
-        flows = {layer.call.name: layer for layer in flow.layers} if flow else {}
-        for call in self.linear_calls:
-            fields = weights[call.name]
-            measured = flows.get(call.name)
-            if measured is not None:
-                fields |= {
-                    "effective_variance": measured.weight_variance,
-                    "gradient_variance": measured.gradient_variance,
-                    "kappa_1": measured.kappa_1,
-                    "kappa_2": measured.kappa_2,
-                }
+        rows, measured, flows = [], self._measure(), flow.flows if flow else {}
+        for call in self._linear_calls:
+            fields: dict[str, Any] = {
+                name: (int if name == "weight_codes_used" else float)(value)
+                for name, value in measured[call.name].items()
+            }
+            quantizer, unknown = _quantizer(call), call.unknown
+            if quantizer is not None:
+                fields["rescale"] = quantizer.rescale
+            if quantizer is not None and "weight_codes_used" in fields:
+                fields["weight_bits"] = quantizer.num_bits
+                fields["weight_codes"] = quantizer.code_count(call.outer.kernel_variables)
+            if own := flows.get(call.name):
+                fields["effective_variance"] = own.weight_variance
+                if not math.isnan(own.gradient_variance):
+                    fields["gradient_variance"] = own.gradient_variance
+                if not unknown:
+                    following = [(flows[name], area or 1) for name, area in call.following]
+                    constants = gradient_flow_constants(own, following)
+                    if np.isfinite(constants).all():
+                        fields["kappa_1"], fields["kappa_2"] = constants
+                    else:
+                        unknown = "no gradient comes back to it"
             is_classifier = (
                 call.layer is self._classifier
                 and call.kernel is layer_kinds.kernels_of(call.layer)[-1]
             )
-            effective = fields.get("effective_variance")
-            area = kappa = None
-            if is_classifier and self._area is not None and effective is not None:
-                area, kappa = self._area, call.fan_in * effective / self._area
+            if is_classifier and self._area is not None and "effective_variance" in fields:
+                fields["pooled_area"] = self._area
+                fields["kappa_0"] = call.fan_in * fields["effective_variance"] / self._area
             row = LayerAudit(
                 name=call.name,
                 kind=type(call.layer).__name__,
                 fan_in=call.fan_in,
                 fan_out=call.fan_out,
+                weights=math.prod(call.shape),
                 normalization=call.normalization,
                 reads_image=call.reads_image,
                 is_classifier=is_classifier,
-                pooled_area=area,
-                kappa_0=kappa,
                 following=tuple(name for name, _ in call.following),
-                unknown=call.unknown if measured is None else measured.unknown,
+                unknown=unknown,
                 **fields,
             )
-            findings = judge_layer(row, measured=measured is not None)
+            findings = tuple(judge_layer(row, measured=own is not None))
             rows.append(dataclasses.replace(row, findings=findings))
         return tuple(rows)
 
@@ -314,8 +292,7 @@ def _notes(network: Network, sample: LabelledImages | None, *, clips: bool) -> t
     classifier = find_classifier(network)
     if classifier is None:
         notes.append(
-            "No classifier was found: the output is not that of one linear layer, so there is no "
-            "kappa_0."
+            "No classifier was found, so there is no kappa_0: the output is of no linear layer."
         )
     elif pooled_area_before(network, classifier) is None:
         notes.append(
@@ -342,9 +319,8 @@ def _notes(network: Network, sample: LabelledImages | None, *, clips: bool) -> t
         )
     if sample is not None and sample.labels is None:
         notes.append("The data have no labels, so there are no gradients, kappa_1 and kappa_2.")
-    elif sample is not None and len(sample) < FEW_IMAGES.value:
+    elif sample is not None and len(sample) < FEW_IMAGES:
         notes.append(
-            f"Measured on {len(sample)} image{'s' if len(sample) > 1 else ''}: gradients of so few "
-            f"are unreliable; give {FEW_IMAGES.value:g} or more."
+            f"Measured on fewer than {FEW_IMAGES} images: gradients of so few are unreliable."
         )
     return tuple(notes)

@@ -15,7 +15,7 @@ from sat_tf.files import check_writable, refusals_explained, write_text
 from sat_tf.messages import kind_of
 from sat_tf.presentation.tables import write_table
 from sat_tf.qat.walk import as_graph
-from sat_tf.training.audit.audit import Auditor, WeightProbe
+from sat_tf.training.audit.audit import Auditor
 from sat_tf.training.audit.audited_model import Audit, Verdict, share_of
 
 _FIRST = ("row", "verdict", "name")
@@ -24,7 +24,6 @@ RULE_COLUMNS = (
     *(name for name in Audit.COLUMNS if name not in (*_FIRST, "remedies")),
     *("flipped", "moved"),
 )
-_SCALAR = 1  # TensorBoard's DATA_CLASS_SCALAR, which TensorFlow does not define
 
 
 class RuleLog:
@@ -35,15 +34,29 @@ class RuleLog:
 
     def __init__(self, path: str) -> None:
         self._path = check_writable(path)
-        self._read()
-        self._started = False
+        self._earlier: list[dict[str, str]] | None = []
+        if self._path.exists():
+            with self._path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                self._earlier = list(reader)
+            if self._earlier and tuple(reader.fieldnames or ()) != RULE_COLUMNS:
+                raise ValueError(
+                    f"{self._path}: received another table, expected one that TrainingRules has "
+                    "written; choose another name."
+                )
 
     def write(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Adds the rows of a step."""
-        if not self._started:
-            kept = [row.values() for row in self._read() if int(row["step"]) < step]
+        if self._earlier is not None:
+            kept = [
+                row.values()
+                for row in self._earlier
+                # The last line is truncated where the process was killed while it wrote.
+                if (row["step"] or "").isdecimal() and None not in row.values()
+                if int(row["step"]) < step
+            ]
             write_text(self._path, write_table(RULE_COLUMNS, kept))
-            self._started = True
+            self._earlier = None
         values = [[{"step": step, **row}.get(name) for name in RULE_COLUMNS] for row in rows]
         _, _, lines = write_table(RULE_COLUMNS, values).partition("\n")
         with (
@@ -52,26 +65,12 @@ class RuleLog:
         ):
             file.write(lines)
 
-    def _read(self) -> list[dict[str, str]]:
-        if not self._path.exists():
-            return []
-        with self._path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-        if rows and tuple(reader.fieldnames or ()) != RULE_COLUMNS:
-            raise ValueError(
-                f"{self._path}: received another table, expected one that TrainingRules has "
-                "written; choose another name."
-            )
-        # The last line is truncated where the process was killed while it wrote.
-        return [row for row in rows if (row["step"] or "").isdecimal() and None not in row.values()]
-
 
 class CodeFlips:
     """Compares the codes of a model's weights with those of an earlier step."""
 
-    def __init__(self, weights: WeightProbe) -> None:
-        self._codes = as_graph(weights.codes)
+    def __init__(self, auditor: Auditor) -> None:
+        self._codes = as_graph(auditor.codes)
         self._share = as_graph(
             lambda earlier, now: {
                 name: tf.reduce_mean(tf.cast(tf.not_equal(codes, now[name]), tf.float32))
@@ -188,7 +187,7 @@ class TrainingRules(keras.callbacks.Callback):
         model = self._measured_model or self.model
         if self._audited is not model:
             self._auditor = Auditor(model, self._sample, compiled=True)
-            self._flips = CodeFlips(self._auditor.weights)
+            self._flips = CodeFlips(self._auditor)
             self._audited = model
         if self._log_dir is not None and self._writer is None:
             self._writer = tf.summary.create_file_writer(self._log_dir)
@@ -234,32 +233,22 @@ class TrainingRules(keras.callbacks.Callback):
             ]
             self._rule_log.write(self._step, rows)
         if self._writer is not None:
-            # All values are one event: `tf.summary.scalar` would take half a millisecond for each.
-            summary = tf.compat.v1.Summary()
-            for tag, value in self._scalars(self.latest).items():
-                entry = summary.value.add(tag=tag, tensor=tf.make_tensor_proto(value, tf.float32))
-                entry.metadata.plugin_data.plugin_name = "scalars"
-                entry.metadata.data_class = _SCALAR
-            with self._writer.as_default():
-                event = summary.SerializeToString()
-                tf.summary.experimental.write_raw_pb(event, step=self._step)
+            with self._writer.as_default(step=self._step):
+                for tag, value in self._scalars(self.latest).items():
+                    tf.summary.scalar(tag, value)
 
     def _warn(self, audit: Audit) -> None:
-        for name, finding in audit.findings():
-            if finding.verdict is Verdict.BROKEN and (name, finding.rule) not in self._warned:
-                self._warned.add((name, finding.rule))
-                _log.warning(
-                    "step %d: %s breaks %s: %s. Remedy: %s.",
-                    self._step,
-                    name,
-                    finding.rule,
-                    finding.reason,
-                    finding.remedy,
-                )
-        for note in audit.notes:
-            if ("", note) not in self._warned:
-                self._warned.add(("", note))
-                _log.warning("step %d: %s", self._step, note)
+        """Warns of each broken rule of a layer, and of each note, the first time."""
+        messages = {
+            (name, finding.rule): f"{name} breaks {finding.rule}: {finding.reason}. "
+            f"Remedy: {finding.remedy}."
+            for name, finding in audit.findings()
+            if finding.verdict is Verdict.BROKEN
+        } | {("", note): note for note in audit.notes}
+        for key, message in messages.items():
+            if key not in self._warned:
+                self._warned.add(key)
+                _log.warning("step %d: %s", self._step, message)
 
     def _scalars(self, audit: Audit) -> dict[str, float]:
         values: dict[str, float | None] = {
@@ -282,6 +271,6 @@ class TrainingRules(keras.callbacks.Callback):
             values[f"codes_used/{activation.name}"] = share_of(
                 activation.codes_used, activation.codes
             )
-        values.update({f"flipped/{name}": share for name, share in self.flipped.items()})
-        values.update({f"moved/{name}": share for name, share in self.moved.items()})
+        values |= {f"flipped/{name}": share for name, share in self.flipped.items()}
+        values |= {f"moved/{name}": share for name, share in self.moved.items()}
         return {tag: value for tag, value in values.items() if value is not None}

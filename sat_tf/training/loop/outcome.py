@@ -148,7 +148,7 @@ def write_report(folder: RunFolder, config: Config) -> None:
     of_run: dict[str, Any] = {
         "name": config.name,
         "is_run": folder.holds_run,
-        "curves": [chart.to_figure() for chart in curves],
+        "curves": curves,
         "training": {name: words for name, words in training.items() if words},
         "num_epochs": len(epochs),
         "epochs": epochs_table(epochs, EPOCHS),
