@@ -162,11 +162,9 @@ def _kept_first(rank: int, range_axes: tuple[int, ...]) -> list[int]:
 
 def _rows(n: Namespace, kernel: Tensor, range_axes: tuple[int, ...]) -> Tensor:
     """The weights of each range in a row."""
-    order, ranges = (
-        _kept_first(len(kernel.shape), range_axes),
-        range_shape(kernel.shape, range_axes),
-    )
-    return n.reshape(n.transpose(kernel, order), [math.prod(ranges), -1])
+    order = _kept_first(len(kernel.shape), range_axes)
+    ranges = math.prod(range_shape(kernel.shape, range_axes))
+    return n.reshape(n.transpose(kernel, order), [ranges, -1])
 
 
 def _unrows(
