@@ -8,14 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import Reach
-from sat_tf.graph.layers import (
-    activations,
-    aggregation,
-    linear,
-    movements,
-    normalization,
-    unquantized,
-)
+from sat_tf.graph.layers import activations, linear, movements, normalization, unquantized
 from sat_tf.graph.layers.activations import REACHES, RECTIFIERS
 from sat_tf.graph.layers.kind import (
     Combination,
@@ -38,7 +31,6 @@ KINDS: Kinds = {
     **linear.KINDS,
     **normalization.KINDS,
     **activations.KINDS,
-    **aggregation.KINDS,
     **movements.KINDS,
     **unquantized.KINDS,
 }

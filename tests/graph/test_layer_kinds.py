@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import pkgutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.graph import layer_kinds
+from sat_tf.graph import layer_kinds, layers
 from sat_tf.graph import operation_layers as own
 from sat_tf.graph.layer_kinds import KINDS
 from sat_tf.graph.layers.kind import Keras3, KernelForm, LayerKind, Role
@@ -26,6 +27,15 @@ CHANNELS = 4
 LINEAR = [kind for kind, row in KINDS.items() if row.kernels]
 QUANTIZED = [kind for kind in LINEAR if KINDS[kind].quantized]
 MOVING = [kind for kind, row in KINDS.items() if row.quantized and row.moves]
+
+
+def test_no_layer_kind_has_a_row_in_two_families():
+    # The later one would silently replace the earlier one.
+    modules = [vars(layers)[info.name] for info in pkgutil.iter_modules(layers.__path__)]
+    families = [module.KINDS for module in modules if hasattr(module, "KINDS")]
+    assert len(families) > 4
+    twice = [a.keys() & b.keys() for a, b in itertools.combinations(families, 2)]
+    assert not any(twice), twice
 
 
 def name_of(kind):
