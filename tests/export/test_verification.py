@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -310,8 +309,3 @@ def test_a_script_without_a_main_guard_is_run_once(small_file, small_images, lab
         check=True,
     )
     assert done.stdout == "started\n"
-
-
-def test_paths_may_be_strings(small_file: pathlib.Path, small_images, labels, expected):
-    found = evaluate_tflite(str(small_file), small_images, labels, top=[1], progress=False)
-    assert found.top[1] == expected[1]

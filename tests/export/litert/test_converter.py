@@ -46,14 +46,8 @@ def _unknown(layer_class: type) -> type:
 UpSampling2D, LeakyReLU, Subtract, Multiply, Conv2D, Activation, Pixels, Rescaling = map(
     _unknown,
     (
-        layers.UpSampling2D,
-        layers.LeakyReLU,
-        layers.Subtract,
-        layers.Multiply,
-        layers.Conv2D,
-        layers.Activation,
-        layers.Dense,
-        layers.Rescaling,
+        *(layers.UpSampling2D, layers.LeakyReLU, layers.Subtract, layers.Multiply, layers.Conv2D),
+        *(layers.Activation, layers.Dense, layers.Rescaling),
     ),
 )
 

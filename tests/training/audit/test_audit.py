@@ -99,7 +99,7 @@ def test_a_tfmot_model_of_another_scheme_is_seen_as_it_computes():
     assert rows["conv"].effective_variance == pytest.approx(np.var(kernel), rel=1e-2)
     assert rows["conv"].effective_variance != rows["conv"].latent_variance
     shares = keras.Model(model.input, L.Dense(3, activation="softmax")(model.output))
-    with pytest.raises(ValueError, match="inside .* which cannot be removed"):
+    with pytest.raises(ValueError, match=r"inside .* which cannot be removed"):
         sat_tf.audit(tfmot.quantization.keras.quantize_model(shares), (IMAGES, LABELS))
 
 
