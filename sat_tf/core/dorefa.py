@@ -69,13 +69,7 @@ def quantize_weights(
 def weight_codes(
     kernel: Tensor, num_bits: int, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
 ) -> Tensor:
-    """Integer codes of the quantized weights: Q = code * scale.
-
-    Codes are 2n - a (odd numbers) on the DoReFa grid, n - a/2 on the narrow one; the scale is
-    `grid.GRIDS[name].scale(num_bits)`.
-
-    A NaN weight, for which there is no code, is an error.
-    """
+    """Integer codes of the quantized weights: Q = code * scale; NaN is an error."""
     n = namespace(kernel)
     row = find_grid(grid, num_bits)
     units = weight_units(kernel, num_bits, grid, range_axes=range_axes)
@@ -87,10 +81,7 @@ def weight_codes(
 def weight_units(
     kernel: Tensor, num_bits: int, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
 ) -> Tensor:
-    """The integers n = 0..top of the quantized weights: Q = 2 n / d - 1.
-
-    They are float32, and NaN where a weight is.
-    """
+    """The integers n = 0..top of the quantized weights, float32: Q = 2 n / d - 1; NaN stays NaN."""
     n = namespace(kernel)
     values, maximum = _squashed(n, in_float32(n, kernel), range_axes)
     return grid_units(values, maximum, num_bits, grid)

@@ -60,10 +60,7 @@ def range_shape(shape: Sequence[int], range_axes: Iterable[int]) -> list[int]:
 def scale_and_zero(
     clipping_level: Any, levels: Any, lowest: Any, share: float, floor: Callable[[Any], Any]
 ) -> tuple[Any, Any]:
-    """The scale s and the number z of codes below zero of `asymmetric.quantize_offset`.
-
-    `floor` is that of TensorFlow, Keras or NumPy, whichever the numbers are of.
-    """
+    """The scale s and the number z of codes below zero of `asymmetric.quantize_offset`."""
     scale = ((1.0 + share) * clipping_level - lowest) / levels
     return scale, count_below_zero(share * clipping_level - lowest, scale, floor)
 
@@ -71,9 +68,7 @@ def scale_and_zero(
 def ends_of_skew(clipping_level: Any, skew: Any, where: Callable[..., Any]) -> tuple[Any, Any]:
     """The ends of a range whose larger one, of either sign, is a clipping level α.
 
-        [-(1 - κ) α, α] where κ > 0,  [-α, (1 + κ) α] where κ < 0,  [-α, α] where κ = 0
-
-    `where` is the choice by a condition, of whichever the numbers are of.
+    [-(1 - κ) α, α] where κ > 0,  [-α, (1 + κ) α] where κ < 0,  [-α, α] where κ = 0
     """
     low = -clipping_level * where(skew > 0.0, 1.0 - skew, 1.0)
     high = clipping_level * where(skew < 0.0, 1.0 + skew, 1.0)
@@ -374,8 +369,7 @@ def off_halves(
     rounds half up; for the usual factors its sums are multiples of 1/16 or 1/64, and 1/512 makes up
     for the last bits of float32. No other value is rounded otherwise.
 
-    A mean has a window of count values; images that are resized have none. What is returned is
-    float32, with the gradient of the values.
+    A mean has a window of count values; images that are resized have none.
 
     >>> [float(x) for x in off_halves(np.float32([2.5, 200.5]), 1.0, 0.0, 255, (1, 2))]
     [2.375, 200.625]

@@ -39,10 +39,7 @@ from sat_tf.core.tensors import (
 
 
 def lsq_code_ends(num_bits: int) -> tuple[int, int]:
-    """The lowest and the highest code of LSQ's weights: those of two's complement.
-
-    At 8 bits without -128, whose negative int8 does not hold.
-    """
+    """The ends of LSQ's codes: of two's complement, without -128, whose negative is no int8."""
     check_bits(num_bits)
     if num_bits < FEWEST_SIGNED_BITS:
         raise ValueError(
@@ -58,21 +55,14 @@ def lsq_code_ends(num_bits: int) -> tuple[int, int]:
 
 
 def weight_magnitude(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """The first magnitude, 2 mean|v|: the scale is the paper's 2 mean|v| / sqrt(highest).
-
-    What is returned is float32, of the rank of the kernel with length 1 along the other axes, or a
-    scalar.
-    """
+    """The first magnitude, 2 mean|v|, of each range: the paper's scale times sqrt(highest)."""
     n = namespace(kernel)
     axes = tuple(axes_within(len(kernel.shape), range_axes))
     return 2.0 * n.mean(n.abs(kernel), axis=axes, keepdims=bool(range_axes))
 
 
 def best_magnitude(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """The magnitude with the smallest mean square error, of 100 up to what clips no weight.
-
-    Its shape is that of `weight_magnitude`.
-    """
+    """The magnitude with the smallest mean square error, of 100 up to what clips no weight."""
     n = namespace(kernel)
     kernel = n.tensor(kernel)
     _, highest = lsq_code_ends(num_bits)

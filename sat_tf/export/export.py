@@ -20,7 +20,7 @@ from sat_tf.exact.litert.runtime import Runtime, check_loading
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.linear import linear_operations
-from sat_tf.exact.targets.table import TARGETS, Elsewhere
+from sat_tf.exact.targets.table import TARGETS, CpuFallback
 from sat_tf.exact.tflite.contents import SETTINGS_NAME, Contents, gzip_size, read_contents
 from sat_tf.exact.tflite.metadata import (
     METADATA_NAME,
@@ -124,7 +124,7 @@ class ExportReport(Displayed):
     target: str  # The processor that the file is for.
     # The operators that its compiler leaves to the CPU, with the reason and the fix; where it is a
     # CPU, those that it refuses.
-    cpu_fallback: list[Elsewhere]
+    cpu_fallback: list[CpuFallback]
     warnings: list[str]  # What to know about the file.
     seconds: float  # How long it took.
 
@@ -408,7 +408,7 @@ def _report(
         moved_scales=dict(graph.moved_scales) if is_direct else {},
         moved_biases=moved_biases,
         target=settings.target,
-        cpu_fallback=TARGETS[settings.target].elsewhere(file.contents),
+        cpu_fallback=TARGETS[settings.target].cpu_fallback(file.contents),
         warnings=warnings,
         seconds=time.perf_counter() - start,
     )

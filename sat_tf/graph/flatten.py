@@ -6,7 +6,7 @@ import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -210,10 +210,13 @@ def _unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
         return layer
     inner, role = layer.layer, layer_kinds.role_of(layer.layer)
     if layer_kinds.reshapes(inner):
-        steps, *sizes = layer.get_output_shape_at(0)[1:]
-        open_sizes = [steps, *sizes].count(None)
-        shape = [-1 if size is None else size for size in (steps, *sizes)]
-        return layer if open_sizes > 1 else keras.layers.Reshape(shape, dtype=inner.dtype_policy)
+        sizes = layer.get_output_shape_at(0)[1:]
+        shape = [-1 if size is None else size for size in sizes]
+        return (
+            layer
+            if sizes.count(None) > 1
+            else keras.layers.Reshape(shape, dtype=inner.dtype_policy)
+        )
     kernel = layer_kinds.quantized_kernel(inner)
     if kernel is not None:
         is_same = kernel.form is KernelForm.DENSE
@@ -264,8 +267,6 @@ class _Flattener:
     def __init__(self, model: keras.Model, counts: dict[int, int]) -> None:
         self.model = model
         self.counts = counts
-        # In their order; a model is checked for each of its calls.
-        self.problems: dict[str, None] = {}
         self.origins: dict[str, str] = {}
         # The outermost model's layers come first: they keep their names.
         self.taken = {layer.name for layer in model.layers if not isinstance(layer, keras.Model)}
@@ -273,9 +274,8 @@ class _Flattener:
         self.sources: list[tuple[keras.layers.Layer, keras.layers.Layer]] = []
 
     def flattened(self) -> Flattened:
-        self._check(self.model, "")
-        if self.problems:
-            raise ModelError(self.model.name, self.problems)
+        if problems := dict.fromkeys(_nesting_problems(self.model)):
+            raise ModelError(self.model.name, problems)
         inputs = []
         for tensor in self.model.inputs:
             layer = tensor.node.layer
@@ -291,16 +291,6 @@ class _Flattener:
             if layer.weights:
                 copied_weights(layer, made)
         return Flattened(flat, self.origins)
-
-    def _check(self, model: keras.Model, path: str) -> None:
-        for call in keras_calls(model):
-            if not isinstance(call.layer, keras.Model):
-                continue
-            inner = f"{path}{call.layer.name}"
-            if problem := _nesting_problem(call):
-                self.problems[f"{inner}: {problem}."] = None
-            if _has_graph(call.layer):
-                self._check(call.layer, f"{inner}/")
 
     def _run(self, model: keras.Model, tensors: list[Any], place: _Place) -> list[Any]:
         """The outputs of a model on flat tensors."""
@@ -424,6 +414,16 @@ def _operations_of(function: Any, tensor: Any) -> Any:
         return None
     is_one = hasattr(outputs, "_keras_history") and outputs is not tensor
     return outputs if is_one and tuple(outputs.shape) == tuple(tensor.shape) else None
+
+
+def _nesting_problems(model: keras.Model, path: str = "") -> Iterator[str]:
+    for call in keras_calls(model):
+        if isinstance(call.layer, keras.Model):
+            inner = f"{path}{call.layer.name}"
+            if problem := _nesting_problem(call):
+                yield f"{inner}: {problem}."
+            if _has_graph(call.layer):
+                yield from _nesting_problems(call.layer, f"{inner}/")
 
 
 def _nesting_problem(call: Any) -> str | None:

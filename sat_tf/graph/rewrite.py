@@ -246,10 +246,8 @@ def rewritten(
     - For NPUs, functions get the form that they have operators for; see `native_replacement_of`.
 
     Every output stays the same, bit for bit, but for the last bits of functions for NPUs. Rewriting
-    goes on until nothing changes, so that a rewritten model stays as it is.
-
-    Where layers are annotated, the others stay, but for operations, and for layers that are called
-    in another way. ValueError lists every reason why a model cannot be flattened.
+    goes on until nothing changes. Where layers are annotated, the others stay, but for operations,
+    and for layers that are called in another way.
     """
     flat = flattened(model)
     model, names = flat.model, None if annotated is None else flat.carried(dict.fromkeys(annotated))

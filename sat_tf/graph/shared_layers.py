@@ -140,10 +140,9 @@ class StopGradient(_Layer):
 
 
 class OfSeveralTensors(_Layer):
-    """A layer that takes its tensors one by one, called with a list of them; never quantized.
+    """A layer of several tensors, as MultiHeadAttention, called with a list; never quantized.
 
-    Such is MultiHeadAttention, whose call has a query, a value and a key. Its positional and its
-    keyword arguments are those of `template_of`, with {"tensor": i} for the i-th of the list.
+    Arguments are those of `template_of`, with {"tensor": i} for the i-th of the list.
     """
 
     # Makes a type of its name.

@@ -63,14 +63,14 @@ class Call:
     def twin(self) -> Callable[..., Any]:
         """The layer of tf_keras for the operation, of its name, or a function of its arguments."""
         dtype, policy = self.outputs[0].dtype, keras.mixed_precision.global_policy()
-        # Layers compute in a lower precision, as operations do.
-        lower = f"mixed_{dtype}" if dtype in LOWER_PRECISIONS else policy
-        keras.mixed_precision.set_global_policy(lower)
+        if dtype in LOWER_PRECISIONS:  # layers compute in it, as operations do
+            keras.mixed_precision.set_global_policy(f"mixed_{dtype}")
         try:
             made, name = self.row.twin(self), self.operation.name
             return made.layer(name=name) if isinstance(made, NewLayer) else made
         finally:
-            keras.mixed_precision.set_global_policy(policy)
+            if dtype in LOWER_PRECISIONS:
+                keras.mixed_precision.set_global_policy(policy)
 
     def symbolic_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with the symbolic tensors themselves."""

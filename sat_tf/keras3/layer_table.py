@@ -50,7 +50,13 @@ def translate_value(key: str, value: Any) -> Any:
     if not isinstance(value, dict) or "class_name" not in value:
         return value
     if key == "dtype":
-        return _policy(value)
+        if value["class_name"] != "DTypePolicy":
+            raise ValueError(
+                "received a layer that Keras 3 has quantized or given a "
+                f"{value['class_name']}, expected a float one; convert the model before "
+                "model.quantize"
+            )
+        return value["config"]["name"]
     module = _SERIALIZED.get(key.rsplit("_", 1)[-1])
     if module is None:
         raise ValueError(f"received {key}={_named(value)}, which tf_keras does not have")
@@ -85,15 +91,6 @@ def _activation(key: str, value: Any) -> Any:
         f"received {key}={name!r}, which tf_keras does not have; use a function that both have, "
         "or a layer behind. " + did_you_mean(name, OF_KERAS3)
     )
-
-
-def _policy(value: dict[str, Any]) -> str:
-    if value["class_name"] != "DTypePolicy":
-        raise ValueError(
-            f"received a layer that Keras 3 has quantized or given a {value['class_name']}, "
-            "expected a float one; convert the model before model.quantize"
-        )
-    return value["config"]["name"]
 
 
 def _named(value: Any) -> str:
@@ -179,9 +176,7 @@ def make_layer(
         config = dict(layer.get_config())
     for key, attribute in _counterpart(name).wrapped.items():
         config[key] = inner(getattr(layer, attribute))
-    settings, problems = _settings(name, config, accepted_names(made), name in own)
-    if problems:
-        raise ValueError("; ".join(problems))
+    settings = _settings(name, config, accepted_names(made), name in own)
     if activation is not None:
         settings["activation"] = _translated_activation(layer, activation, inner)
     try:
@@ -194,10 +189,7 @@ def make_layer(
 
 
 def _activation_of_users(layer: Any) -> Any:
-    """The activation of a Keras 3 layer that tf_keras has by no name; else None.
-
-    It is a layer, code of the user's, or a function of Keras 3 alone.
-    """
+    """The activation, where it is a layer, code of the user's, or of Keras 3 alone; else None."""
     found = vars(layer).get("activation")
     is_function = inspect.isfunction(found) or inspect.isbuiltin(found)
     package = str(getattr(found, "__module__", "")).split(".")[0]
@@ -234,7 +226,7 @@ def _translated_activation(layer: Any, activation: Any, inner: Callable[[Any], A
 
 def _settings(
     name: str, config: Mapping[str, Any], accepted: set[str], is_own: bool
-) -> tuple[dict[str, Any], list[str]]:
+) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     problems: list[str] = []
     counterpart = _counterpart(name)
@@ -264,7 +256,9 @@ def _settings(
     if not settings.get("renorm", True):
         for key in ("renorm", "renorm_clipping", "renorm_momentum"):
             settings.pop(key, None)
-    return settings, problems
+    if problems:
+        raise ValueError("; ".join(problems))
+    return settings
 
 
 def _counterpart(name: str) -> Keras3:

@@ -21,7 +21,7 @@ from sat_tf.keras3 import layer_table, operations
 from sat_tf.keras3.own_layers import OfKeras3
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.values import copy_to_keras3, without_initial_values
-from sat_tf.messages import ModelError, did_you_mean, reason_of
+from sat_tf.messages import ModelError, reason_of
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -147,10 +147,9 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
             ) from error
     elif isinstance(layer, operation_layers.OfTensorFlow):
         if layer.function not in operations.COMPUTED_BY:
-            hint = did_you_mean(layer.function, sorted(operations.COMPUTED_BY))
             raise ValueError(
                 f"received the operation tf.{layer.function}, which sat-tf does not know in Keras "
-                f"3; build the model with a layer for it. {hint}"
+                "3; build the model with a layer for it"
             )
         made = operations.Operation(
             layer.function,

@@ -125,9 +125,7 @@ def _lost(made: Translated, inputs: list[Any], expected: list[Any]) -> float:
     draws = np.random.default_rng(_SEED)
 
     def moved(call: Call, function: Any, values: dict[int, Any], name: str) -> list[Any]:
-        args, kwargs = call.filled_in(values, lambda value: value)
-        outputs = _call_keras3(name, call.operation, args, kwargs)
-        return [_moved(output, draws) for output in keras3.tree.flatten(outputs)]
+        return [_moved(output, draws) for output in _in_keras3(name, call, values)]
 
     start = [_moved(values, draws) for values in inputs]
     return max(map(_difference, expected, _walked(made, start, moved)))
@@ -188,9 +186,8 @@ def _run(made: Translated, inputs: list[Any], found: Proof) -> list[Any]:
     """Runs the graph of Keras 3 call by call, and compares each; returns the outputs."""
 
     def compared(call: Call, function: Any, values: dict[int, Any], name: str) -> list[Any]:
-        args, kwargs = call.filled_in(values, lambda value: value)
         with _watched(call.operation) as seen:
-            outputs = keras3.tree.flatten(_call_keras3(name, call.operation, args, kwargs))
+            outputs = _in_keras3(name, call, values)
         if isinstance(function, QuantizedLayer):
             given = _as_tf(call.filled_in(values, to_tf_keras)[0])
             off = _compare_quantized(name, function, given[0], seen, outputs)
@@ -202,8 +199,7 @@ def _run(made: Translated, inputs: list[Any], found: Proof) -> list[Any]:
         if limit < off <= _LARGEST_OF_ROUNDING:
             draws = np.random.default_rng(_SEED)
             read = {id(tensor): _moved(values[id(tensor)], draws) for tensor in call.tensors}
-            args, kwargs = call.filled_in(read, lambda value: value)
-            others = keras3.tree.flatten(_call_keras3(name, call.operation, args, kwargs))
+            others = _in_keras3(name, call, read)
             limit = max(limit, _TIMES_LOST * max(map(_difference, outputs, others)))
         found.layer_difference = max(off, found.layer_difference)
         if not off <= limit:
@@ -280,15 +276,17 @@ def difference(expected: Any, received: Any) -> float:
     return found / float(largest) if largest > 0.0 else float("inf" if found else 0.0)
 
 
-def _call_keras3(name: str, operation: Any, args: Any, kwargs: Any) -> Any:
+def _in_keras3(name: str, call: Call, values: dict[int, Any]) -> list[Any]:
+    operation, (args, kwargs) = call.operation, call.filled_in(values, lambda value: value)
     try:
-        return operation(*args, **{**kwargs, **training_argument(operation.call, False)})
+        outputs = operation(*args, **{**kwargs, **training_argument(operation.call, False)})
     except Exception as error:  # of any class, by backend
         raise ValueError(
             f"{name}: received {kind_of(operation)} that Keras 3 itself does not run on "
             f"random input ({reason_of(error)}), expected one that it does; call the Keras 3 model "
             "on data to see why."
         ) from error
+    return list(keras3.tree.flatten(outputs))
 
 
 def _call_tf_keras(function: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -330,10 +328,7 @@ def _compare_quantized(
 
 
 def _are_ties(values: np.ndarray, scale: float) -> np.ndarray:
-    """Marks values that are as near to halfway between two codes as `TOLERANCE` of the largest.
-
-    They may be many: sums of the same two codes are equal, and all of them ties, or none.
-    """
+    """Marks values that are as near to halfway between two codes as `TOLERANCE` of the largest."""
     steps = values.astype(np.float64) / scale
     largest = np.max(np.abs(steps), where=np.isfinite(steps), initial=1.0)
     return np.abs(steps - np.floor(steps) - 0.5) <= TOLERANCE * largest

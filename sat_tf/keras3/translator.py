@@ -93,8 +93,6 @@ class Translator:
         if self._problems:
             raise ModelError(model.name, dict.fromkeys(self._problems))
 
-    # -- problems ------------------------------------------------------------------------------
-
     def _check_model(self, model: Any, prefix: str) -> None:
         where = f"{prefix.rstrip('/')}: " if prefix else ""
         if functional_of(model) is None:
@@ -103,15 +101,16 @@ class Translator:
         graph = Keras3Graph(model)
         layers = [graph.input_layer(tensor) for tensor in graph.inputs]
         named = [model, *layers, *(call.operation for call in graph.calls)]
-        if unfit := list(filter(None, (name_problem(one.name) for one in named))):
-            self._problems += [f"{where}{problem}." for problem in unfit]
+        unfit = [f"{where}{problem}." for one in named if (problem := name_problem(one.name))]
+        if unfit:
+            self._problems += unfit
             return
-        for layer in layers:
-            if getattr(layer, "optional", False):
-                self._problems.append(
-                    f"{prefix}{layer.name}: received an optional input, expected one that is "
-                    "required; build the model without it."
-                )
+        self._problems += [
+            f"{prefix}{layer.name}: received an optional input, expected one that is required; "
+            "build the model without it."
+            for layer in layers
+            if getattr(layer, "optional", False)
+        ]
         seen: set[int] = set()
         for call in graph.calls:
             operation = call.operation
@@ -134,8 +133,6 @@ class Translator:
                     self._function(call)
             except ValueError as error:
                 self._problems.append(f"{prefix}{operation.name}: {str(error).rstrip('.')}.")
-
-    # -- building ------------------------------------------------------------------------------
 
     def _layer(self, layer: Any) -> Any:
         if id(layer) not in self._translations and isinstance(layer, keras3.Model):

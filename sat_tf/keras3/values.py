@@ -46,16 +46,13 @@ def arrange(
 
 def weights_of_keras3(layer: Any) -> tuple[list[str], list[np.ndarray]]:
     """The paths and values of the weights that a layer of Keras 3 computes with."""
-    found = list(layer.weights)
-    arrays = [np.asarray(keras3.ops.convert_to_numpy(variable)) for variable in found]
-    if isinstance(layer, keras3.layers.Normalization) and found:
-        # It computes with copies that it makes when it adapts, or is loaded.
-        for name in ("mean", "variance"):
-            used = np.asarray(keras3.ops.convert_to_numpy(getattr(layer, name)))
-            for index, variable in enumerate(found):
-                if variable.name == name:
-                    arrays[index] = used.reshape(variable.shape)
-    return [variable.path for variable in found], arrays
+    # A Normalization computes with copies that it makes when it adapts, or is loaded.
+    copied = ("mean", "variance") if isinstance(layer, keras3.layers.Normalization) else ()
+    arrays = []
+    for variable in layer.weights:
+        used = getattr(layer, variable.name) if variable.name in copied else variable
+        arrays.append(np.reshape(keras3.ops.convert_to_numpy(used), variable.shape))
+    return [variable.path for variable in layer.weights], arrays
 
 
 def fill(

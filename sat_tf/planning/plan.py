@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 
-from sat_tf.exact.targets.table import TARGETS, Elsewhere, Target, elsewhere_table
+from sat_tf.exact.targets.table import TARGETS, CpuFallback, Target
 from sat_tf.files import write_text
 from sat_tf.messages import did_you_mean, first_ones, say
 from sat_tf.presentation.overlay import BIT_COLORS, Mark, write_overlay
@@ -178,7 +178,7 @@ class Plan(RowTable):
     inputs: tuple[str, ...] = ()
     # The operators of the file that the NPU it is for leaves to the CPU, or that TFLite Micro
     # refuses.
-    elsewhere: tuple[Elsewhere, ...] = ()
+    cpu_fallback: tuple[CpuFallback, ...] = ()
     # How many operators the file has; None where it is for LiteRT, which computes all, or unknown.
     file_operators: int | None = None
 
@@ -264,10 +264,8 @@ class Plan(RowTable):
             )
         for line in (*_reasons(self), *(f"note: {note}" for note in self.notes)):
             say(console, line)
-        if (verdict := _on_target(self)) is not None:
-            console.print(Text.assemble(marked_text(verdict)), soft_wrap=True)
-            if self.elsewhere:
-                console.print(elsewhere_table(self.elsewhere).to_rich())
+        for statement in _on_target(self):
+            say(console, marked_text(statement))
 
     def _listed_problems(self) -> dict[str, tuple[str, ...]]:
         titled = {
@@ -281,16 +279,13 @@ class Plan(RowTable):
         return verdict._replace(words=f"{self.model} {verdict.words}")
 
     def _tables(self) -> dict[str, Table[Any]]:
-        tables: dict[str, Table[Any]] = {"Quantization plan": _layers(self)}
-        if self.elsewhere:
-            tables["Operators elsewhere"] = elsewhere_table(self.elsewhere)
-        return tables
+        return {"Quantization plan": _layers(self)}
 
     def _notes(self) -> list[Cell]:
         return [
             *(Marked(problem, "bad") for problem in (*self.problems, *self.export_problems)),
             *_summary(self),
-            *filter(None, [_on_target(self)]),
+            *_on_target(self),
             *_reasons(self),
             *(f"note: {note}" for note in self.notes),
         ]
@@ -305,7 +300,6 @@ class Plan(RowTable):
             reasons=_reasons(self),
             layers=_layers(self).to_html("layers"),
             on_target=_on_target(self),
-            elsewhere=elsewhere_table(self.elsewhere).to_html("operators elsewhere"),
             policy={name: str(value) for name, value in self.policy.to_dict().items()},
         )
         write_text(path, page)
@@ -394,12 +388,11 @@ def _verdict(plan: Plan) -> Marked:
     return Marked(f"can be quantized and exported{left}", "good")
 
 
-def _on_target(plan: Plan) -> Marked | None:
-    """How much of the file runs on its NPU, or what a CPU refuses; None where that is nothing."""
+def _on_target(plan: Plan) -> list[Marked]:
+    """How much of the file runs on its NPU, or what a CPU refuses, and why."""
     if plan.file_operators is None:
-        return None
-    said = plan.target.statements(plan.elsewhere, plan.file_operators)
-    return said[0] if said else None
+        return []
+    return plan.target.statements(plan.cpu_fallback, plan.file_operators)
 
 
 def _summary(plan: Plan) -> list[str]:

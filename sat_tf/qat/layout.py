@@ -49,9 +49,7 @@ def arranged(
 
     A layer that is called several times is one `QuantizedLayer` without an output quantizer; those
     of its calls follow in separate layers, named `quant_<name>_output` and, from the second call
-    on, `quant_<name>_call_2_output`.
-
-    `layer_of` gives the layer that stands for one of the float model, once for all its calls.
+    on, `quant_<name>_call_2_output`. `layer_of` is called once for all calls of a float layer.
     """
     # Layers without quantizers keep the names that users know; new layers avoid them.
     taken = {node.layer.name for node in network if node.name not in placement.configs}
@@ -133,10 +131,7 @@ def arranged(
 
 
 def _form_of(node: Node, placement: Placement, *, is_private: bool) -> keras.layers.Layer:
-    """The layer of the quantized model for a float one, in the form in which it can be quantized.
-
-    A copy is without weights.
-    """
+    """The form of a float layer, without weights if it is a copy, that can be quantized."""
     if node.name not in placement.configs:
         return layer_copy(node.layer)
     if is_private:
@@ -187,14 +182,12 @@ def quantized_model(
     Latent weights and gains start as the policy says, unless those of a quantized model are carried
     over, whose effective `kernels` are given. A frozen layer stays frozen, with the clipping level
     of its output; an inserted quantizer is frozen if the layer in front of it and all of its
-    readers are.
+    readers are. Without annotations all layers are quantized.
 
-    A model that nests or shares layers is flattened first, and what can only be quantized as other
-    layers becomes these. Without annotations all layers are quantized. `reads` are, for each input,
-    the changes from what the first layers read to what the model is fed. A private model is of no
-    use to anybody else: its quantized layers become those inside the new ones, with their weights,
-    and the others are copied. `outputs` are the user's names of its outputs, if they are not those
-    of its layers.
+    `reads` are, for each input, the changes from what the first layers read to what the model is
+    fed. A private model is of no use to anybody else: its quantized layers become those inside the
+    new ones, with their weights. `outputs` are the user's names of its outputs, if they are not
+    those of its layers.
     """
     refuse_losses(model)
     of_layers = rewritten(model, annotations, processor=policy.processor)
@@ -293,10 +286,7 @@ def in_inference(network: Network) -> Network:
 
 
 def maker_of_codes(network: Network, name: str) -> Node:
-    """The node whose quantizer makes the codes of a tensor, which other layers may have moved.
-
-    Of a float tensor, it is the node that makes its values.
-    """
+    """The node whose quantizer makes the codes of a tensor, or that makes a float one."""
 
     def moves(node: Node) -> bool:
         quantizer = output_quantizer(node.layer)
@@ -345,10 +335,7 @@ def non_finite_weights(network: Network) -> list[str]:
 def _warn_of_float_layers(
     network: Network, annotations: Collection[str], placement: Placement, policy: BitPolicy
 ) -> None:
-    """Warns of layers behind annotated ones that would be integers with an annotation, too.
-
-    Linear layers are left out on purpose, and so is what stands behind these.
-    """
+    """Warns of layers behind annotated ones that would be integers with an annotation, too."""
     if not placement.roles.quantize_activations:
         return
 

@@ -126,15 +126,8 @@ class RunState:
         missing, *later = to_do
         file = self.folder.file(STATE)
         received = f"a file without the {missing} stage" if file.exists() else "no file"
-        left = [
-            name
-            for stage in later
-            for name, pattern in (
-                (f"{CHECKPOINTS}/{stage}", f"{CHECKPOINTS}/{stage}/*"),
-                (MODELS[stage], MODELS[stage]),
-            )
-            if any(self.folder.path.glob(pattern))
-        ]
+        names = [name for stage in later for name in (f"{CHECKPOINTS}/{stage}/*", MODELS[stage])]
+        left = [name for name in names if any(self.folder.path.glob(name))]
         if left:
             raise RunError(
                 f"{file}: received {received} beside {', '.join(left)}, expected one in which the "
@@ -182,8 +175,7 @@ def float_model_hash(config: Config) -> str | None:
     if config.training.float_model is None or not path.exists():
         return None
     digest = hashlib.sha256()
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    for file in files:
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
             digest.update(str(file.relative_to(path)).encode())
             with file.open("rb") as opened:

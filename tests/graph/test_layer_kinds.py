@@ -246,7 +246,7 @@ def test_one_row_is_all_that_a_linear_layer_of_a_new_kind_needs(toy, tmp_path):
     pytest.importorskip("keras")
     from sat_tf.keras3.placed import placed
 
-    assert type(placed(quantized, {}).model.get_layer("quant_toy").layer).__name__ == "Conv2D"
+    assert type(placed(quantized, {})[0].get_layer("quant_toy").layer).__name__ == "Conv2D"
 
 
 class Swapped(keras.layers.Layer):

@@ -144,11 +144,6 @@ class TwiceInKeras2(keras.layers.Layer):
         return inputs * self.factor
 
 
-class Thrice(TwiceInKeras2):
-    def call(self, inputs):
-        return inputs * 3.0
-
-
 def test_layers_of_ones_own_come_over_with_their_class():
     image = keras3.Input((4,), name="image")
     model = keras3.Model(image, Twice(5.0, name="five")(image), name="own")
@@ -220,9 +215,7 @@ def test_a_file_of_keras_3_is_converted_and_says_so(suffix, tmp_path):
     read = read_model(tmp_path / f"model{suffix}")
     assert isinstance(read.model, keras.Model)
     assert f"saved by Keras {keras3.__version__}; converted to tf_keras" in read.note
-    assert re.search(
-        r"outputs (are equal|differ by at most \S+ of their largest value)\.$", read.note
-    )
+    assert re.search(r"outputs differ by at most \S+ of their largest value\.$", read.note)
     np.testing.assert_allclose(read.model(PICTURES), np.asarray(model(PICTURES)), atol=1e-5)
 
 

@@ -89,7 +89,7 @@ OPERATIONS = [
 def test_operations_are_those_of_tensorflow_bit_for_bit(function):
     image = keras.Input((8, 8, 4), name="image")
     model = network_of_layers(keras.Model(image, function(image))).model
-    made = placed(model, {}).model
+    made = placed(model, {})[0]
     again = keras3.Model.from_config(made.get_config())
     expected, received = model(VALUES), again(VALUES)
     assert received.dtype == expected.dtype
@@ -181,7 +181,7 @@ OWN_LAYERS = [
 @pytest.mark.parametrize("layer", OWN_LAYERS, ids=lambda layer: layer.name)
 def test_layers_of_quantized_operations_are_those_of_tf_keras(layer):
     image = keras.Input(VALUES.shape[1:], name="image")
-    made = placed(keras.Model(image, layer(image)), {}).model
+    made = placed(keras.Model(image, layer(image)), {})[0]
     np.testing.assert_array_equal(made(VALUES), layer(VALUES))
     copy = type(layer).from_config(layer.get_config())
     np.testing.assert_array_equal(copy(VALUES), layer(VALUES))

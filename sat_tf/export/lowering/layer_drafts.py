@@ -541,7 +541,7 @@ class NativeDraft(Draft):
             return None
         whole = dataclasses.replace(codes, lowest=-128, highest=127)
         for kernels in KERNEL_SETS.values():
-            made = table_of(operator, settings, source, whole, kernels)
+            made = table_of(operator, tuple(settings.items()), source, whole, kernels)
             if np.min(made) < codes.lowest or np.max(made) > codes.highest:
                 return None
         return Computed(self.inputs, name, operator, options=settings)

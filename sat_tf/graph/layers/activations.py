@@ -189,10 +189,7 @@ def activation_name(layer: keras.layers.Layer) -> str:
 
 
 def is_of_keras(activation: Any) -> bool:
-    """Whether an activation is the function that a row of these tables means by its name.
-
-    A layer is none, nor is a function of the user's that is called `relu`.
-    """
+    """Whether an activation is what a row means by its name, not a user's function `relu`."""
     package = str(getattr(activation, "__module__", "")).split(".")[0]
     is_named = getattr(activation, "__name__", "") in _NAMES
     return is_named and package in ("tensorflow", "tf_keras", "sat_tf")

@@ -1,8 +1,4 @@
-"""A row of the registry of layer kinds: all that sat-tf knows of one class of layers.
-
-Placement, calibration, lowering, explain, audit and the Keras 3 translation ask the row, not the
-class. A row only describes; its readers interpret it.
-"""
+"""A row of the registry of layer kinds: all that sat-tf knows of one class of layers."""
 
 import dataclasses
 import enum
@@ -89,10 +85,7 @@ class Kernel:
         return math.prod(inner)
 
     def fan_out(self, shape: Sequence[int], groups: int = 1) -> int:
-        """Outputs of one input, n̂, strides left out as in the paper; at least 1.
-
-        Of the groups of channels an input reaches its own.
-        """
+        """Outputs of one input, n̂, of its group, strides left out as in the paper; at least 1."""
         reached = [size for axis, size in enumerate(shape) if axis != self.input_axis]
         return math.prod(reached) // groups
 

@@ -101,55 +101,8 @@ def _biased(call: OldCall) -> Replacement | None:
     return _scaled(tensor, "x + c", bias)
 
 
-# A tensor, and the ends that its values are clipped to.
-_Ends = tuple[Any, float | None, float | None]
-
-
-def _clipped(call: OldCall) -> Replacement | None:
-    """A clipping merged with those in front of it; from 0 it is a rectifier."""
-    found = _ends(call)
-    if found is None:
-        return None
-    tensor, low, high = found
-    while (inner := _ends_of_maker(call, tensor)) is not None:
-        tensor, lower, higher = inner
-        low, high = _within(lower, low, high, default=low), _within(higher, low, high, default=high)
-    low, high = None if low == -math.inf else low, None if high == math.inf else high
-    if math.inf in (low, high) or -math.inf in (low, high):
-        return None  # it makes everything infinite
-    if low is None and high is None:
-        return one_layer(tensor, "Activation", "linear")
-    if low == 0.0 and (high is None or high > 0.0):
-        return one_layer(tensor, "ReLU", high)
-    return one_layer(tensor, "Clip", low, high)
-
-
-def _within(
-    value: float | None, low: float | None, high: float | None, *, default: float | None
-) -> float | None:
-    """An inner end, clipped to the outer ends."""
-    if value is None:
-        return default
-    value = value if low is None else max(value, low)
-    return value if high is None else min(value, high)
-
-
-def _ends_of_maker(call: OldCall, tensor: Any) -> _Ends | None:
-    """The ends of the clipping that a tensor comes from, if it does."""
-    maker = call.maker_of(tensor)
-    if maker is None:
-        return None
-    if not maker.symbol:
-        from sat_tf.graph.layers.activations import ends_of_rectifier
-
-        ends = ends_of_rectifier(maker.layer)
-        return (maker.node.call_args[0], *ends) if ends else None
-    return _ends(maker)
-
-
-def _ends(call: OldCall) -> _Ends | None:
-    find = _FINDERS.get(call.symbol)
-    return find.ends(call) if isinstance(find, _Clipping) else None
+# A tensor, and the ends that its values are clipped to; infinite ones are none.
+_Ends = tuple[Any, float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +116,38 @@ class _Clipping:
         first, second = call.argument(0, "x"), call.argument(1, "y")
         if self.of_two and is_keras(first) and is_keras(second):
             return Replacement([first, second], [new_layer(self.of_two)], takes_list=True)
-        return _clipped(call)
+        clipped = self.ends(call)
+        if clipped is None:
+            return None
+        tensor, low, high = clipped
+        # It is merged with those in front of it; from 0 it is a rectifier.
+        while (inner := _ends_of_maker(call, tensor)) is not None:
+            tensor, lower, higher = inner
+            low, high = min(max(lower, low), high), min(max(higher, low), high)
+        if low == math.inf or high == -math.inf:
+            return None  # it makes everything infinite
+        floor, ceiling = (None if math.isinf(end) else end for end in (low, high))
+        if floor is None and ceiling is None:
+            return one_layer(tensor, "Activation", "linear")
+        if floor == 0.0 and high > 0.0:
+            return one_layer(tensor, "ReLU", ceiling)
+        return one_layer(tensor, "Clip", floor, ceiling)
+
+
+def _ends_of_maker(call: OldCall, tensor: Any) -> _Ends | None:
+    """The ends of the clipping that a tensor comes from, if it does."""
+    maker = call.maker_of(tensor)
+    if maker is None:
+        return None
+    if maker.symbol:
+        find = _FINDERS.get(maker.symbol)
+        return find.ends(maker) if isinstance(find, _Clipping) else None
+    from sat_tf.graph.layers.activations import ends_of_rectifier
+
+    ends = ends_of_rectifier(maker.layer)
+    if ends is None:
+        return None
+    return maker.node.call_args[0], ends[0], math.inf if ends[1] is None else ends[1]
 
 
 def _ends_of_extremum(is_lowest: bool, call: OldCall) -> _Ends | None:
@@ -172,7 +156,7 @@ def _ends_of_extremum(is_lowest: bool, call: OldCall) -> _Ends | None:
     number = number_of(other)
     if number is None or not is_keras(tensor):
         return None
-    return (tensor, number, None) if is_lowest else (tensor, None, number)
+    return (tensor, number, math.inf) if is_lowest else (tensor, -math.inf, number)
 
 
 def _ends_of_clip(call: OldCall) -> _Ends | None:
@@ -184,7 +168,7 @@ def _ends_of_clip(call: OldCall) -> _Ends | None:
     return tensor, low, high
 
 
-def _rectified(high: float | None) -> _Clipping:
+def _rectified(high: float) -> _Clipping:
     return _Clipping(lambda call: None if (x := only_tensor(call)) is None else (x, 0.0, high))
 
 
@@ -513,7 +497,7 @@ _OTHERS = (
         twin=with_settings("axis"),
     ),
     OperationKind("normalize", ("math.l2_normalize",), keras3=_l2_normalize, twin=_normalize),
-    _one("relu", "nn.relu", layers=_rectified(None), twin=lambda call: new_layer("ReLU")),
+    _one("relu", "nn.relu", layers=_rectified(math.inf), twin=lambda call: new_layer("ReLU")),
     _one("relu6", "nn.relu6", layers=_rectified(6.0), twin=lambda call: new_layer("ReLU", 6.0)),
     # Keras 3 has no function of this name; a ReLU with settings calls this operation.
     OperationKind("ReLU", twin=_layer("ReLU", "max_value", "negative_slope", "threshold")),

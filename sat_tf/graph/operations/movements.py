@@ -175,15 +175,11 @@ def _resized_nearest(call: OldCall) -> Replacement | None:
 _METHODS = ("bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian")
 
 
-def _whole_factors(
-    before: Sequence[int | None], after: Sequence[int | None]
-) -> tuple[int, ...] | None:
-    factors = []
-    for small, large in zip(before, after, strict=True):
-        if small is None or large is None or large % small:
-            return None
-        factors.append(large // small)
-    return tuple(factors)
+def _whole_factors(before: Sequence[Any], after: Sequence[Any]) -> tuple[int, ...] | None:
+    sizes = list(zip(before, after, strict=True))
+    if any(None in pair or pair[1] % pair[0] for pair in sizes):
+        return None
+    return tuple(large // small for small, large in sizes)
 
 
 def _sliced(call: OldCall) -> Replacement | None:

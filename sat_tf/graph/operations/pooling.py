@@ -135,7 +135,10 @@ def _reducing(
     name: str, call: str, fix: str = "", *, pooling: str = "", **others: Any
 ) -> OperationKind:
     """An operation of one tensor over some of its axes; of rows and columns a layer, `pooling`."""
-    by = {"keras3": partial(_over_axes, name), "twin": partial(_reduction_twin, pooling)}
+    by: dict[str, Any] = {
+        "keras3": partial(_over_axes, name),
+        "twin": partial(_reduction_twin, pooling),
+    }
     return OperationKind(name, (call,), fix, **by, **others)
 
 

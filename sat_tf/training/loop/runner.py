@@ -381,17 +381,10 @@ _OF_WORKERS = (
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
+
 _REFUSED = {
-    errno.EACCES,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.ENOENT,
-    errno.ENOSPC,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ESTALE,
+    *(errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOENT, errno.ENOSPC),
+    *(errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE),
 }
 
 
@@ -405,15 +398,17 @@ def outside_failures_explained(
     except tf.errors.OpError as error:
         # TensorFlow says "PATH; REASON" of a folder, or of a file in it.
         path = re.escape(str(folder.path))
+        lines = [line.strip() for line in error.message.splitlines() if line.strip()]
+        aborted = [line for line in lines if line.startswith("Collective ops is aborted")]
+        reason = next(iter([*aborted, *lines]), "no reason given")
         if re.search(rf"(?<![\w./-]){path}(/[^;\n]*)?; ", str(error)) is not None:
-            raise _refused(folder, _last_line(error.message)) from error
+            raise _refused(folder, reason) from error
         is_of_workers = isinstance(error, _OF_WORKERS) or "Collective" in error.message
         if shard_of(strategy).workers > 1 and is_of_workers:
             raise RunError(
-                "distribution: another worker no longer answers "
-                f"({_last_line(error.message)}), expected all of them until the run ends; start "
-                "the same command on all of them again: the run resumes behind its last "
-                "finished epoch."
+                f"distribution: another worker no longer answers ({reason}), expected all of them "
+                "until the run ends; start the same command on all of them again: the run resumes "
+                "behind its last finished epoch."
             ) from error
         raise
     except OSError as error:
@@ -428,10 +423,3 @@ def _refused(folder: RunFolder, reason: str) -> RunError:
         "one until the run ends; free some space, or fix its permissions.\n"
         "Then the same command resumes behind the last finished epoch."
     )
-
-
-def _last_line(message: str) -> str:
-    """The message of an error, without the place in the graph."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("Collective ops is aborted")] or lines[:1]
-    return told[0] if told else "no reason given"

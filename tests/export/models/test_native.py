@@ -103,7 +103,7 @@ def _operators(path) -> list[str]:
 
 def _on_the_npu(path) -> list[str]:
     """The operators of a file of which nothing is left to the CPU."""
-    assert TARGETS["ethos-u55"].elsewhere(_contents(path)) == []
+    assert TARGETS["ethos-u55"].cpu_fallback(_contents(path)) == []
     assert compile_file(path, "ethos-u55-128").on_cpu == ()
     return _operators(path)
 
@@ -380,7 +380,7 @@ def test_explain_plans_the_last_codes():
     assert plan["end"].fate is Fate.OBSERVED
     assert plan["end"].operators[0] == "GELU"
     assert "a function of codes reads it" in plan["last"].activation_reason
-    assert not plan.elsewhere
+    assert not plan.cpu_fallback
 
 
 def test_files_for_cpus_end_in_float_as_before(tmp_path):
