@@ -102,12 +102,7 @@ MAY_IMPORT_WITHIN = {
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {
     *(
-        "arguments",
-        "either_keras",
-        "files",
-        "interruption",
-        "messages",
-        "output_folder",
+        *("arguments", "either_keras", "files", "interruption", "messages", "output_folder"),
         "pictures",
     ),
     *("validation", "version", "yaml_text"),

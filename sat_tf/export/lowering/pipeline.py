@@ -12,7 +12,6 @@ import tf_keras as keras
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations
 from sat_tf.export.lowering import scales
-from sat_tf.export.lowering.float_layer import first_line
 from sat_tf.export.lowering.layers import find_problems, role_of
 from sat_tf.export.lowering.outputs import with_softmax
 from sat_tf.export.lowering.packing import FileSettings, pack_graph
@@ -22,7 +21,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import ModelError
+from sat_tf.messages import ModelError, reason_of
 from sat_tf.qat.layout import call_name, in_inference, inner_layer
 from sat_tf.qat.model_class import policy_of, processor_of, remember
 from sat_tf.qat.wrapper import output_quantizer
@@ -83,7 +82,7 @@ def sized(network: Network, image_size: Sequence[int]) -> Network:
     except ValueError as error:
         raise ValueError(
             f"image_size={image_size!r}: received a size that does not fit the model "
-            f"({first_line(error)}), expected a larger one, or the one that the model was made for."
+            f"({reason_of(error)}), expected a larger one, or the one that the model was made for."
         ) from error
     for node in network:
         copied_weights(node.layer, copies[id(node.layer)])

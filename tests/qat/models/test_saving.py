@@ -205,12 +205,7 @@ def test_the_model_has_what_it_is_for(model):
         layers.add(type(layer.layer).__name__)
     assert {"OffsetQuantizer", "UnitQuantizer", "StreamQuantizer", "RangeObserver"} <= quantizers
     assert {
-        "Scaling",
-        "Slice",
-        "TensorFlowOperation",
-        "Rescaling",
-        "Conv2DTranspose",
-        "PReLU",
+        *("Scaling", "Slice", "TensorFlowOperation", "Rescaling", "Conv2DTranspose", "PReLU"),
     } <= layers
     names = {node.name for node in Network(model)}
     assert {"quant_inner/conv", "quant_stem", "quant_stem@2"} <= names
