@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         from sat_tf.training.config import read_config
 
         check_model(model)
-        given, images, data = arguments.input_range, None, None
-        policy = BitPolicy() if given is None else BitPolicy(input_range=given)
+        input_range, images, data = arguments.input_range, None, None
+        policy = BitPolicy() if input_range is None else BitPolicy(input_range=input_range)
         config = pathlib.Path(subject) / CONFIG
         if wanted.images is not None:
             check_one_of_each(model)
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                     fed_range = policy.range_of(name)
                 fed = fed_range.fed(fed)
             data = fed, images.labels
-        found = audit(model, data, num_images=count)
-        found.print_to(console)
-        write_outputs(arguments, html=found.write_page, csv=found.write_csv)
-    return not (arguments.strict and found.verdict is Verdict.BROKEN)
+        result = audit(model, data, num_images=count)
+        result.print_to(console)
+        write_outputs(arguments, html=result.write_page, csv=result.write_csv)
+    return not (arguments.strict and result.verdict is Verdict.BROKEN)

@@ -223,13 +223,13 @@ class Auditor:
             if quantizer is not None and "weight_codes_used" in fields:
                 fields["weight_bits"] = quantizer.num_bits
                 fields["weight_codes"] = quantizer.code_count(call.outer.kernel_variables)
-            if own := flows.get(call.name):
-                fields["effective_variance"] = own.weight_variance
-                if not math.isnan(own.gradient_variance):
-                    fields["gradient_variance"] = own.gradient_variance
+            if call_flow := flows.get(call.name):
+                fields["effective_variance"] = call_flow.weight_variance
+                if not math.isnan(call_flow.gradient_variance):
+                    fields["gradient_variance"] = call_flow.gradient_variance
                 if not unknown:
                     following = [(flows[name], area or 1) for name, area in call.following]
-                    constants = gradient_flow_constants(own, following)
+                    constants = gradient_flow_constants(call_flow, following)
                     if np.isfinite(constants).all():
                         fields["kappa_1"], fields["kappa_2"] = constants
                     else:
@@ -254,7 +254,7 @@ class Auditor:
                 unknown=unknown,
                 **fields,
             )
-            findings = tuple(judge_layer(row, measured=own is not None))
+            findings = tuple(judge_layer(row, measured=call_flow is not None))
             rows.append(dataclasses.replace(row, findings=findings))
         return tuple(rows)
 
