@@ -94,12 +94,14 @@ class Config(Section):
     )
     seed: Seed = 0
     data: Annotated[DataConfig, Mapped]
-    model: ModelConfig | None = Field(None, description="a mapping, or null")
-    training: Annotated[TrainingConfig, Mapped] = Field(TrainingConfig(), validate_default=True)
+    model: ModelConfig | None = Field(default=None, description="a mapping, or null")
+    training: Annotated[TrainingConfig, Mapped] = Field(
+        default=TrainingConfig(), validate_default=True
+    )
     policy: Annotated[
         BitPolicy, PlainValidator(_read_policy), PlainSerializer(BitPolicy.to_dict)
     ] = BitPolicy()
-    stages: Annotated[StagesConfig, Mapped] = Field(StagesConfig(), validate_default=True)
+    stages: Annotated[StagesConfig, Mapped] = Field(default=StagesConfig(), validate_default=True)
     calibration: Annotated[CalibrationConfig, Mapped] = CalibrationConfig()
     export: Annotated[ExportConfig, Mapped] = ExportConfig()
     recipes: Annotated[RecipesConfig, Mapped] = RecipesConfig()

@@ -114,7 +114,7 @@ class StageConfig(Section):
     warm-up, and from there to 0 on half a cosine, both step by step.
     """
 
-    epochs: int = Field(150, ge=0, le=10**6, description="an integer from 0 to 1,000,000")
+    epochs: int = Field(default=150, ge=0, le=10**6, description="an integer from 0 to 1,000,000")
     steps: Positive | None = None
     batch_size: Positive = 2048
     base_learning_rate: PositiveNumber = 0.05
@@ -182,7 +182,7 @@ class StagesConfig(Section):
 
     float: Annotated[StageConfig, Mapped] = StageConfig()
     quantized: StageConfig | None = Field(
-        StageConfig(), description="a mapping, or null (the run ends with the float model)"
+        default=StageConfig(), description="a mapping, or null (the run ends with the float model)"
     )
 
     @model_validator(mode="before")
@@ -235,7 +235,7 @@ class TrainingConfig(Section):
     """Settings that all stages share."""
 
     start: Literal["clamped", "vanilla"] = "clamped"
-    float_model: str | None = Field(None, description="the file of a float model, or null")
+    float_model: str | None = Field(default=None, description="the file of a float model, or null")
     keep: Literal["best", "last"] = "best"
     trust_model: bool = False
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = "float32"
@@ -263,13 +263,13 @@ class DistillationConfig(Section):
     """The logits of a teacher as a second target; see `sat_tf.training.recipes`."""
 
     teacher: str = Field(
-        FLOAT_STAGE,
+        default=FLOAT_STAGE,
         min_length=1,
         description=f"{FLOAT_STAGE} (that of the run itself), or the file of a trained classifier",
     )
-    model: ModelConfig | None = Field(None, description="a mapping, or null")
+    model: ModelConfig | None = Field(default=None, description="a mapping, or null")
     temperature: PositiveNumber = 4.0
-    weight: float = Field(0.5, gt=0, le=1, description="a number above 0, up to 1")
+    weight: float = Field(default=0.5, gt=0, le=1, description="a number above 0, up to 1")
     stages: Stages = ["quantized"]
 
     @model_validator(mode="after")
@@ -293,12 +293,12 @@ class ProgressiveBitsConfig(Section):
     """Bits that come down during training; see `sat_tf.training.recipes`."""
 
     bits: list[Annotated[int, Field(ge=2, le=8)]] = Field(
-        [8, 6, 4],
+        default=[8, 6, 4],
         min_length=1,
         description="a list of integers from 8 to 2, each fewer than the one before",
     )
     shares: list[PositiveNumber] = Field(
-        [0.1, 0.1, 0.2],
+        default=[0.1, 0.1, 0.2],
         min_length=1,
         description="a list of positive numbers, as many as bits, with a sum below 1",
     )

@@ -26,9 +26,9 @@ from sat_tf.yaml_text import load_yaml
 class Printed(Section):
     """The printed values of a row; None if nothing is printed."""
 
-    top1: float | None = Field(None, gt=0, le=100)  # in percent
-    top5: float | None = Field(None, gt=0, le=100)
-    kappa_0: float | None = Field(None, gt=0)
+    top1: float | None = Field(default=None, gt=0, le=100)  # in percent
+    top5: float | None = Field(default=None, gt=0, le=100)
+    kappa_0: float | None = Field(default=None, gt=0)
 
 
 class Row(Section):
@@ -37,9 +37,9 @@ class Row(Section):
     base: str  # the name of a file in configs/imagenet
     method: str  # in a few words
     measures: Literal["quantized", "float"] = "quantized"  # the model that the run ends with
-    set: dict[str, Any] = Field({})  # dotted keys and their values
+    set: dict[str, Any] = Field(default={})  # dotted keys and their values
     # Further ones for the run of the float model, if it is not that of the row's own method.
-    start: dict[str, Any] = Field({})
+    start: dict[str, Any] = Field(default={})
     printed: Printed = Printed()
 
 
@@ -61,9 +61,11 @@ class Data(Section):
     about: str  # what it is
     data: dict[str, Any]  # the section data of a configuration
     data_dir: Literal["none", "optional", "required"] = "none"  # whether a folder has to be named
-    set: dict[str, Any] = Field({})  # changes of every recipe, by dotted key
-    models: dict[str, dict[str, Any]] = Field({})  # further ones by the name of the base
-    activation_bits: dict[int, dict[str, Any]] = Field({})  # and by the activation bits of the row
+    set: dict[str, Any] = Field(default={})  # changes of every recipe, by dotted key
+    models: dict[str, dict[str, Any]] = Field(default={})  # further ones by the name of the base
+    activation_bits: dict[int, dict[str, Any]] = Field(
+        default={}
+    )  # and by the activation bits of the row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

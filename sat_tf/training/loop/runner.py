@@ -225,11 +225,24 @@ def _candidates(run: Run, start: keras.Model) -> Iterator[Candidate]:
 def _end_stage(
     run: Run, state: RunState, name: str, candidates: Iterator[Candidate]
 ) -> keras.Model:
-    """Saves the candidate that a stage ends with, and records its held-out metrics."""
+    """Saves the model that a stage ends with, and records its held-out metrics.
+
+    It is the first candidate that is as good as the stage's best epoch; failing that, the best:
+    statistics that are measured again, and snapped biases, can take some of the accuracy away.
+    """
     if not run.writes:
         _, model = next(candidates)
         return model
-    model, metrics = _best_candidate(run, name, candidates)
+    measured: list[tuple[keras.Model, dict[str, float]]] = []
+    for epoch, model in candidates:  # of which the first is trained now
+        if not measured:
+            run.say(f"{name:9}  measuring held-out top-1")
+        metrics = held_out_metrics(model, run.source, run.input_range)
+        measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
+        best = max((row.held_out_top1 or 0.0 for row in run.rows if row.stage == name), default=0.0)
+        if epoch is None or metrics["top1"] >= best:
+            break
+    model, metrics = max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
     with run.folder.written(MODELS[name]) as temporary:
         model.save(temporary)
     state.finish(name, metrics)
@@ -243,25 +256,6 @@ def _end_stage(
         remark = f": the weights of epoch {kept}, the best on these pictures"
     run.say(f"{name:9}  done: {run.held_out(metrics)}{remark}")
     return model
-
-
-def _best_candidate(
-    run: Run, name: str, candidates: Iterator[Candidate]
-) -> tuple[keras.Model, dict[str, float]]:
-    """The first candidate that is as good as the stage's best epoch; failing that, the best.
-
-    Statistics that are measured again, and snapped biases, can take some of the accuracy away.
-    """
-    measured: list[tuple[keras.Model, dict[str, float]]] = []
-    for epoch, model in candidates:  # of which the first is trained now
-        if not measured:
-            run.say(f"{name:9}  measuring held-out top-1")
-        metrics = held_out_metrics(model, run.source, run.input_range)
-        measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
-        best = max((row.held_out_top1 or 0.0 for row in run.rows if row.stage == name), default=0.0)
-        if epoch is None or metrics["top1"] >= best:
-            break
-    return max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
 
 
 @value_errors_as_run_errors()
