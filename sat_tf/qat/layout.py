@@ -21,7 +21,7 @@ from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.placement import Placement, place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
-from sat_tf.quantizers.protocol import ActivationQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer
 
 # Others keep codes, cannot be integers, or are left float on purpose.
 _INTEGERS_IF_ANNOTATED = (
@@ -59,18 +59,16 @@ def arranged(
     made: dict[tuple[str, str | None], str] = {}
     nodes: list[Node] = []
 
-    def quantized(
-        layer: keras.layers.Layer, config: PlacedConfig, *, trainable: bool
-    ) -> QuantizedLayer:
+    def quantized(layer: keras.layers.Layer, config: PlacedConfig, trainable: bool) -> Any:
         name = unique_name(f"quant_{layer.name}", taken)
         # A layer may have been given any other value, such as 1, which a new one refuses.
         return QuantizedLayer(layer, config, name=name, trainable=bool(trainable))
 
     def insert(
-        name: str, behind: Node, config: PlacedConfig, *, known_as: str, trainable: bool
+        name: str, behind: Node, output: Quantizer | None, known_as: str, trainable: bool
     ) -> str:
         identity = layer_kinds.identity_layer(name=unique_name(name, inner))
-        layer = quantized(identity, config, trainable=trainable)
+        layer = quantized(identity, PlacedConfig(output=output, inserted=True), trainable)
         read = made[behind.name, None]
         nodes.append(
             PlacedNode(layer.name, layer, (read,), False, {}, behind.shape, known_as=known_as)
@@ -85,7 +83,7 @@ def arranged(
                 own = PlacedConfig(
                     weights=config.weights, annotation=config.annotation, target=config.target
                 )
-                layer = quantized(layer, own if shared else config, trainable=node.layer.trainable)
+                layer = quantized(layer, own if shared else config, node.layer.trainable)
             layers[id(node.layer)] = layer
         layer = layers[id(node.layer)]
         name = layer.name + node.name.removeprefix(node.layer.name)
@@ -94,22 +92,13 @@ def arranged(
         nodes.append(PlacedNode(**fields, known_as=node.name))
         made[node.name, None] = name
         if shared and config is not None and config.output is not None:
-            made[node.name, None] = insert(
-                f"{as_layer_name(node.name)}_output",
-                node,
-                PlacedConfig(output=config.output, inserted=True),
-                known_as=node.name,
-                trainable=node.layer.trainable,
-            )
+            settings = (config.output, node.name, node.layer.trainable)
+            made[node.name, None] = insert(f"{as_layer_name(node.name)}_output", node, *settings)
         for insertion in placement.behind(node.name):
             readers = [network[reader].layer for reader in insertion.readers]
-            inserted = insert(
-                insertion.name,
-                node,
-                insertion.config,
-                known_as=insertion.name,
-                trainable=any(layer.trainable for layer in (node.layer, *readers)),
-            )
+            trainable = any(layer.trainable for layer in (node.layer, *readers))
+            name, quantizer = insertion.name, insertion.config.output
+            inserted = insert(name, node, quantizer, name, trainable)
             made.update({(node.name, reader): inserted for reader in insertion.readers})
     renamed = {name: new for (name, reader), new in made.items() if reader is None}
     for output, called in zip(network.outputs, network.output_names, strict=True):
@@ -117,14 +106,8 @@ def arranged(
         if inner_layer(maker.layer).name == called:
             continue
         if not isinstance(maker.layer, QuantizedLayer):  # one left float has no place for a name
-            config = PlacedConfig(inserted=True)
-            renamed[output] = insert(
-                f"{as_layer_name(called)}_output",
-                network[output],
-                config,
-                known_as=output,
-                trainable=True,
-            )
+            name = f"{as_layer_name(called)}_output"
+            renamed[output] = insert(name, network[output], None, output, trainable=True)
             maker = nodes[-1]
         maker.layer.quantize_config.output_name = called
     return network.rearranged(nodes, renamed)
