@@ -176,6 +176,7 @@ REMOVED = {
     "allocate.curve": _FOR_EACH_BUDGET,
     "allocate.write_picture": _FOR_EACH_BUDGET,
     "Plan.write_diagram": IN_A_VIEWER,
+    "Plan.elsewhere": "use cpu_fallback",
     **{
         f"{owner}.{former}": f"use {name}"
         for owner in ("Certificate", "ExportReport")

@@ -313,7 +313,6 @@ class Quantization:
                     learning_rate=self.learning_rate,
                     batch_size=batch_size,
                     seed=self.seed,
-                    row=self.row,
                     folder=folder.file(output_folder.BACKUPS),
                     is_expected=bool(self.resume) and not self.steps,
                     finish=snap_biases,

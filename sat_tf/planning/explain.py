@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
 from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
-from sat_tf.exact.targets.table import TARGETS, Elsewhere
+from sat_tf.exact.targets.table import TARGETS, CpuFallback
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node, loss_problems, refuse_losses
@@ -25,7 +25,7 @@ from sat_tf.planning.deployment import (
     multiply_adds,
 )
 from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan
-from sat_tf.planning.preview import by_layer, planned_elsewhere, preview, with_image_size
+from sat_tf.planning.preview import by_layer, planned_cpu_fallback, preview, with_image_size
 from sat_tf.qat.configs import PlacementError
 from sat_tf.qat.layout import is_quantized, maker_of_codes, non_finite_weights, user_name
 from sat_tf.qat.model_class import policy_of, processor_of
@@ -183,17 +183,17 @@ def plan_of(
     )
     rows = tuple(_rows(decisions, sized, placement, view, deployed, problems))
     notes = tuple(deployed.graph.warnings) if deployed.graph is not None else ()
-    elsewhere: list[Elsewhere] = []
+    cpu_fallback: list[CpuFallback] = []
     operators = None
     limited = TARGETS[settings.target].operators is not None
     if limited and deployed.graph and not (problems or deployed.problems):
-        elsewhere, operators = planned_elsewhere(deployed.graph, settings)
+        cpu_fallback, operators = planned_cpu_fallback(deployed.graph, settings)
     return dataclasses.replace(
         plan,
         rows=rows,
         export_problems=deployed.problems,
         notes=notes,
-        elsewhere=tuple(elsewhere),
+        cpu_fallback=tuple(cpu_fallback),
         file_operators=operators,
     )
 

@@ -5,14 +5,14 @@ import dataclasses
 import enum
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 
-from sat_tf.exact.targets.table import TARGETS, Elsewhere, Target, elsewhere_table
+from sat_tf.exact.targets.table import TARGETS, CpuFallback, Target
 from sat_tf.files import write_text
 from sat_tf.messages import did_you_mean, first_ones, say
 from sat_tf.presentation.overlay import BIT_COLORS, Mark, write_overlay
@@ -22,7 +22,6 @@ from sat_tf.presentation.tables import (
     Marked,
     RowTable,
     Table,
-    digits,
     marked_text,
     render_page,
 )
@@ -66,14 +65,6 @@ class WeightPlan:
     start: str = ""  # How its latent weights start, and why.
     quantizer: str = ""  # Its description, if it is not the default one.
 
-    def __str__(self) -> str:
-        rounded = "not rounded" if self.bits is None else f"{self.bits} bits {self.grid}"
-        because = f" ({self.bits_reason})" if self.bits_reason else ""
-        if self.quantizer:
-            return f"{rounded}{because}, by {self.quantizer}"
-        rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
-        return f"{rounded}{because}, one range per {self.range}; {rescaled}: {self.rescale_reason}"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActivationPlan:
@@ -87,15 +78,6 @@ class ActivationPlan:
     # sum, mean or concatenation that can be negative.
     stream: bool = False
     quantizer: str = ""  # Its description, if it is not the default one.
-
-    def __str__(self) -> str:
-        codes = f"{self.bits} bits {'signed' if self.signed else 'unsigned'}"
-        if self.quantizer:
-            codes += f" by {self.quantizer}"
-        if self.clipping_level is None:
-            return codes
-        kind = ", stream" if self.stream else ""
-        return f"{codes}{kind}, from {self.clipping_level:g} ({self.gradient})"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,63 +117,51 @@ class LayerPlan:
     readers: tuple[str, ...] = ()  # Of an inserted quantizer: who reads it.
 
 
-def shape_text(shape: tuple[int | None, ...]) -> str:
-    """A shape as people write it; "?" for an open size."""
-    return "x".join("?" if size is None else str(size) for size in shape)
-
-
-def _in(plan: str, field: str) -> Callable[[LayerPlan], Any]:
-    """Reads a field of the plan of a layer's weights or output; None where it has none."""
-    return lambda row: getattr(getattr(row, plan), field, None)
-
-
-def _listed(field: str) -> Callable[[LayerPlan], str]:
-    return lambda row: ", ".join(getattr(row, field))
-
-
-# The values of a row as plain ones, by the names of columns.
-_VALUES: Mapping[str, Callable[[LayerPlan], Any]] = {
-    "row": lambda row: "inserted" if row.inserted else "layer",
-    "name": operator.attrgetter("name"),
-    "kind": operator.attrgetter("kind"),
-    "detail": operator.attrgetter("detail"),
-    "reads": _listed("reads"),
-    "shape": lambda row: shape_text(row.shape),
-    "fate": lambda row: row.fate.value,
-    "reason": operator.attrgetter("reason"),
-    "weight_bits": _in("weights", "bits"),
-    "weight_grid": _in("weights", "grid"),
-    "weight_range": _in("weights", "range"),
-    "rescale": lambda row: row.weights and (row.weights.rescale or "none"),
-    "rescale_reason": _in("weights", "rescale_reason"),
-    "latent_start": _in("weights", "start"),
-    "reading_bits": operator.attrgetter("reading_bits"),
-    "reading_reason": operator.attrgetter("reading_reason"),
-    "activation_bits": _in("activation", "bits"),
-    "activation_signed": _in("activation", "signed"),
-    "stream": _in("activation", "stream"),
-    "clipping_level": _in("activation", "clipping_level"),
-    "clipping_gradient": _in("activation", "gradient"),
-    "activation_reason": operator.attrgetter("activation_reason"),
-    "absorbed_by": operator.attrgetter("absorbed_by"),
-    "export": lambda row: row.export.value,
-    "fused_into": _listed("fused_into"),
-    "operators": _listed("operators"),
-    "export_reason": operator.attrgetter("export_reason"),
-    "parameters": operator.attrgetter("parameters"),
-    "multiply_adds": operator.attrgetter("multiply_adds"),
-    "bit_operations": operator.attrgetter("bit_operations"),
-    "bytes": operator.attrgetter("bytes"),
-    "float_bytes": operator.attrgetter("float_bytes"),
-    "problems": lambda row: "; ".join(row.problems),
+_COLUMNS = (
+    *("row", "name", "kind", "detail", "reads", "shape", "fate", "reason", "weight_bits"),
+    *("weight_grid", "weight_range", "rescale", "rescale_reason", "latent_start", "reading_bits"),
+    *("reading_reason", "activation_bits", "activation_signed", "stream", "clipping_level"),
+    *("clipping_gradient", "activation_reason", "absorbed_by", "export", "fused_into"),
+    *("operators", "export_reason", "parameters", "multiply_adds", "bit_operations", "bytes"),
+    *("float_bytes", "problems"),
+)
+# Columns with a field of the quantizer of a layer's weights or output.
+_OF_QUANTIZERS = {
+    "weight_bits": ("weights", "bits"),
+    "weight_grid": ("weights", "grid"),
+    "weight_range": ("weights", "range"),
+    "rescale_reason": ("weights", "rescale_reason"),
+    "latent_start": ("weights", "start"),
+    "activation_bits": ("activation", "bits"),
+    "activation_signed": ("activation", "signed"),
+    "stream": ("activation", "stream"),
+    "clipping_level": ("activation", "clipping_level"),
+    "clipping_gradient": ("activation", "gradient"),
 }
+
+
+def _plain(row: LayerPlan, column: str) -> Any:
+    """Returns the value of a column; None where a layer has no such quantizer."""
+    if column in _OF_QUANTIZERS:
+        plan, field = _OF_QUANTIZERS[column]
+        return getattr(getattr(row, plan), field, None)
+    if column == "row":
+        return "inserted" if row.inserted else "layer"
+    if column == "shape":
+        return "x".join("?" if size is None else str(size) for size in row.shape)
+    if column == "rescale":
+        return row.weights and (row.weights.rescale or "none")
+    value = getattr(row, column)
+    if isinstance(value, tuple):
+        return ("; " if column == "problems" else ", ").join(value)
+    return value.value if isinstance(value, enum.Enum) else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Plan(RowTable):
     """How a model will be quantized and exported: its layers, and their sums."""
 
-    COLUMNS = tuple(_VALUES)
+    COLUMNS = _COLUMNS
     _width = 160
 
     model: str  # Its name.
@@ -208,7 +178,7 @@ class Plan(RowTable):
     inputs: tuple[str, ...] = ()
     # The operators of the file that the NPU it is for leaves to the CPU, or that TFLite Micro
     # refuses.
-    elsewhere: tuple[Elsewhere, ...] = ()
+    cpu_fallback: tuple[CpuFallback, ...] = ()
     # How many operators the file has; None where it is for LiteRT, which computes all, or unknown.
     file_operators: int | None = None
 
@@ -270,67 +240,69 @@ class Plan(RowTable):
         """The estimated size of a float TFLite file of the model."""
         return sum(row.float_bytes for row in self.rows)
 
-    @property
-    def unknown(self) -> tuple[str, ...]:
-        """The layers whose multiply-adds are unknown."""
-        return tuple(row.name for row in self.rows if row.multiply_adds is None)
-
     def to_rows(self) -> list[dict[str, Any]]:
         """The rows as plain values, all with the same keys; None where something is unknown."""
-        return [{name: value(row) for name, value in _VALUES.items()} for row in self.rows]
+        return [{name: _plain(row, name) for name in _COLUMNS} for row in self.rows]
 
     def print_to(self, console: Console) -> None:
         """Prints the layers, the sums, and the problems."""
-        table = _layers(self, wide=console.width >= _WIDE)
+        numbers = _NUMBERS if console.width >= _WIDE else _NUMBERS[2:]
         title = f"{self.model}: quantization plan"
-        console.print(table.to_rich(title=title, title_justify="left", box=SIMPLE_HEAD))
+        table = _layers(self, numbers).to_rich(title=title, title_justify="left", box=SIMPLE_HEAD)
+        console.print(table)
         console.print(Text.assemble(f"{self.model}: ", marked_text(_verdict(self))), soft_wrap=True)
         for line in _summary(self):
             say(console, line)
-        below = (
-            "The rows above are with unsupported='float' (--unsupported=float), which leaves such "
-            "layers float, and without such overrides."
-        )
-        for title, problems, more in (
-            ("cannot be quantized as asked:", self.problems, below),
-            ("cannot be exported:", self.export_problems, ""),
-        ):
-            if problems:
-                console.print(Text(title, style="red"))
-                for problem in problems:
-                    say(console, f"  {problem}")
-                if more:
-                    console.print(more)
+        for title, problems in self._listed_problems().items():
+            console.print(Text(f"{title}:", style="red"))
+            for problem in problems:
+                say(console, f"  {problem}")
+        if self.problems:
+            console.print(
+                "The rows above are with unsupported='float' (--unsupported=float), which leaves "
+                "such layers float, and without such overrides."
+            )
         for line in (*_reasons(self), *(f"note: {note}" for note in self.notes)):
             say(console, line)
-        if (verdict := _on_target(self)) is not None:
-            console.print(Text.assemble(marked_text(verdict)), soft_wrap=True)
-            if self.elsewhere:
-                console.print(elsewhere_table(self.elsewhere).to_rich())
+        for statement in _on_target(self):
+            say(console, marked_text(statement))
+
+    def _listed_problems(self) -> dict[str, tuple[str, ...]]:
+        titled = {
+            "cannot be quantized as asked": self.problems,
+            "cannot be exported": self.export_problems,
+        }
+        return {title: problems for title, problems in titled.items() if problems}
 
     def _headline(self) -> Marked:
         verdict = _verdict(self)
         return verdict._replace(words=f"{self.model} {verdict.words}")
 
     def _tables(self) -> dict[str, Table[Any]]:
-        tables: dict[str, Table[Any]] = {"Quantization plan": _layers(self)}
-        if self.elsewhere:
-            tables["Operators elsewhere"] = elsewhere_table(self.elsewhere)
-        return tables
+        return {"Quantization plan": _layers(self)}
 
     def _notes(self) -> list[Cell]:
-        problems = (*self.problems, *self.export_problems)
         return [
-            *(Marked(problem, "bad") for problem in problems),
+            *(Marked(problem, "bad") for problem in (*self.problems, *self.export_problems)),
             *_summary(self),
-            *filter(None, [_on_target(self)]),
+            *_on_target(self),
             *_reasons(self),
             *(f"note: {note}" for note in self.notes),
         ]
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes a page with the table: one file of HTML, with nothing to load."""
-        write_text(path, plan_page(self))
+        page = render_page(
+            "planning/plan_page.html",
+            plan=self,
+            verdict=_verdict(self),
+            summary=_summary(self),
+            reasons=_reasons(self),
+            layers=_layers(self).to_html("layers"),
+            on_target=_on_target(self),
+            policy={name: str(value) for name, value in self.policy.to_dict().items()},
+        )
+        write_text(path, page)
 
     def write_overlay(self, path: str | os.PathLike[str]) -> None:
         """Writes what the plan says of each tensor of the file, for Model Explorer to show on it.
@@ -407,34 +379,29 @@ _NUMBERS: tuple[Column[Any], ...] = tuple(
 
 def _verdict(plan: Plan) -> Marked:
     """Whether the model can be quantized and exported, in a few words."""
-    for words, problems in (
-        ("cannot be quantized as asked", plan.problems),
-        ("can be quantized, but not exported", plan.export_problems),
-    ):
-        if problems:
-            return Marked(f"{words}: {_count(len(problems), 'problem')}", "bad")
-    words = "can be quantized and exported"
-    if plan.float_layers:
-        words += f", with {_count(len(plan.float_layers), 'layer')} left float"
-    return Marked(words, "good")
+    if plan.problems:
+        return Marked(f"cannot be quantized as asked; problems: {len(plan.problems)}", "bad")
+    if plan.export_problems:
+        number = len(plan.export_problems)
+        return Marked(f"can be quantized, but not exported; problems: {number}", "bad")
+    left = f"; layers left float: {len(plan.float_layers)}" if plan.float_layers else ""
+    return Marked(f"can be quantized and exported{left}", "good")
 
 
-def _on_target(plan: Plan) -> Marked | None:
-    """How much of the file runs on its NPU, or what a CPU refuses; None where that is nothing."""
+def _on_target(plan: Plan) -> list[Marked]:
+    """How much of the file runs on its NPU, or what a CPU refuses, and why."""
     if plan.file_operators is None:
-        return None
-    said = plan.target.statements(plan.elsewhere, plan.file_operators)
-    return said[0] if said else None
+        return []
+    return plan.target.statements(plan.cpu_fallback, plan.file_operators)
 
 
 def _summary(plan: Plan) -> list[str]:
     """The sums, in words."""
     quantized = sum(row.weights is not None for row in plan.layers)
     lines = [
-        f"{_count(len(plan.layers), 'layer')}, {quantized} with quantized weights, "
-        f"{_count(len(plan.insertions), 'inserted quantizer')}, "
-        f"{sum(row.fate is Fate.FLOAT for row in plan.layers)} left float; "
-        f"{plan.parameters:,} parameters",
+        f"{len(plan.layers)} layers, {quantized} with quantized weights, "
+        f"{sum(row.fate is Fate.FLOAT for row in plan.layers)} left float; quantizers inserted: "
+        f"{len(plan.insertions)}; {plan.parameters:,} parameters",
         *plan.inputs,
     ]
     products, bops, whole = plan.multiply_adds, plan.bit_operations, plan.float_bit_operations
@@ -445,7 +412,9 @@ def _summary(plan: Plan) -> list[str]:
         line = "multiply-adds: unknown, because image sizes are open; give image_size"
     else:
         known = sum(row.multiply_adds or 0 for row in plan.rows)
-        line = f"multiply-adds: at least {known:,}; unknown for {', '.join(plan.unknown)}"
+        unknown = [row.name for row in plan.rows if row.multiply_adds is None]
+        known = sum(row.multiply_adds or 0 for row in plan.rows)
+        line = f"multiply-adds: at least {known:,}; unknown for {', '.join(unknown)}"
     lines.append(line)
     if plan.bytes is None:
         lines.append(f"TFLite file: unknown; float: about {plan.float_bytes:,} bytes")
@@ -457,9 +426,9 @@ def _summary(plan: Plan) -> list[str]:
     return lines
 
 
-def _layers(plan: Plan, *, wide: bool = True) -> Table[LayerPlan]:
+def _layers(plan: Plan, numbers: Sequence[Column[Any]] | None = None) -> Table[LayerPlan]:
     """The layers, and the sums below them."""
-    numbers = _NUMBERS if wide else _NUMBERS[2:]
+    numbers = _NUMBERS if numbers is None else numbers
     return Table(
         columns=[*_WORDS, *numbers],
         rows=plan.rows,
@@ -506,14 +475,11 @@ def _file(row: LayerPlan) -> str:
         return row.export.value
     if row.fused_into:
         return f"in {', '.join(row.fused_into)}"
-    is_float = "float: " if row.export is Export.FLOAT else ""
-    return is_float + _operators_text(row) if row.operators else _NONE
-
-
-def _operators_text(row: LayerPlan) -> str:
-    """The operators of a layer in the file, those of one kind counted."""
+    if not row.operators:
+        return _NONE
     counts = collections.Counter(row.operators)
-    return ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items())
+    names = (f"{count} {name}" if count > 1 else name for name, count in counts.items())
+    return ("float: " if row.export is Export.FLOAT else "") + ", ".join(names)
 
 
 _WORDS: tuple[Column[LayerPlan], ...] = (
@@ -527,96 +493,24 @@ _WORDS: tuple[Column[LayerPlan], ...] = (
 
 def _reasons(plan: Plan) -> list[str]:
     """Why layers are planned as they are, layers with the same reason together."""
-    found: dict[str, list[str]] = {}
+    layers_of: dict[str, list[str]] = {}
     for row in plan.layers:
-        weights = row.weights
-        if weights is not None:
+        reasons = []
+        if (weights := row.weights) is not None:
             kind = f"{weights.rescale} rescale" if weights.rescale else "no rescale"
-            method = f"{kind}: {weights.rescale_reason}"
-            if weights.quantizer:
-                method = f"weights by {weights.quantizer}"
-            found.setdefault(method, []).append(row.name)
+            by = f"weights by {weights.quantizer}" if weights.quantizer else ""
+            reasons.append(by or f"{kind}: {weights.rescale_reason}")
             if weights.bits_reason:
-                found.setdefault(f"{weights.bits} bits: {weights.bits_reason}", []).append(row.name)
-            found.setdefault(f"start: {weights.start}", []).append(row.name)
+                reasons.append(f"{weights.bits} bits: {weights.bits_reason}")
+            reasons.append(f"start: {weights.start}")
         if row.activation is not None and row.activation.quantizer:
-            found.setdefault(f"output by {row.activation.quantizer}", []).append(row.name)
+            reasons.append(f"output by {row.activation.quantizer}")
         if row.reading_reason:
-            reads = f"reads {row.reading_bits} bits: {row.reading_reason}"
-            found.setdefault(reads, []).append(row.name)
+            reasons.append(f"reads {row.reading_bits} bits: {row.reading_reason}")
         if row.observed:
-            found.setdefault(f"observed: {row.activation_reason}", []).append(row.name)
+            reasons.append(f"observed: {row.activation_reason}")
         if row.fate is Fate.FLOAT:
-            found.setdefault(f"float: {row.reason}", []).append(row.name)
-    return [f"{reason} ({first_ones(names, _MOST_NAMED)})" for reason, names in found.items()]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-# -- on a page ------------------------------------------------------------------------------------
-
-_KINDS = {Fate.PROBLEM: "problem", Fate.INSERTED: "inserted"}
-
-
-def plan_page(plan: Plan) -> str:
-    """HTML that shows all of a plan."""
-    table = Table(
-        columns=[*_PAGE_WORDS, *_PAGE_NUMBERS],
-        rows=plan.rows,
-        kind=lambda row: _KINDS.get(row.fate, ""),
-        totals=[
-            "in all",
-            *[""] * len(_PAGE_WORDS),
-            *(number.cell(plan) for number in _PAGE_NUMBERS[1:]),
-        ],
-    )
-    return render_page(
-        "planning/plan_page.html",
-        plan=plan,
-        verdict=_verdict(plan),
-        summary=_summary(plan),
-        layers=table.to_html("layers"),
-        on_target=_on_target(plan),
-        elsewhere=elsewhere_table(plan.elsewhere).to_html("operators elsewhere"),
-        policy={name: str(value) for name, value in plan.policy.to_dict().items()},
-    )
-
-
-def _output_text(row: LayerPlan) -> str:
-    """The quantizer of the output, or why it has none."""
-    if row.problems:
-        return " ".join(row.problems)
-    if row.activation is None:
-        return row.reason or row.activation_reason
-    if row.inserted:
-        return f"{row.activation}; {row.activation_reason}"
-    return str(row.activation)
-
-
-def _file_text(row: LayerPlan) -> str:
-    """How the layer gets into the file."""
-    if row.fused_into:
-        return f"{row.export.value}, fused into {', '.join(row.fused_into)}"
-    if row.operators:
-        return f"{row.export.value}: {_operators_text(row)}"
-    if row.export in (Export.REFUSED, Export.NOTHING) and row.export_reason:
-        return f"{row.export.value}: {row.export_reason}"
-    return row.export.value
-
-
-_PAGE_WORDS: tuple[Column[LayerPlan], ...] = (
-    Column("layer", lambda row: row.name),
-    Column("kind", lambda row: f"{row.kind} {row.detail}".strip()),
-    Column("shape", lambda row: row.shape, shape_text),
-    Column("becomes", lambda row: row.fate.value),
-    Column("weights", lambda row: str(row.weights or _NONE)),
-    Column("output", _output_text),
-    Column("in the file", _file_text),
-)
-_PAGE_NUMBERS = (
-    Column("reads bits", operator.attrgetter("reading_bits"), digits("", "-"), number=True),
-    *_NUMBERS,
-    Column("float bytes", operator.attrgetter("float_bytes"), _number_text, number=True),
-)
+            reasons.append(f"float: {row.reason}")
+        for reason in reasons:
+            layers_of.setdefault(reason, []).append(row.name)
+    return [f"{reason} ({first_ones(names, _MOST_NAMED)})" for reason, names in layers_of.items()]

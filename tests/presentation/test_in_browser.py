@@ -11,7 +11,6 @@ import pytest
 
 import sat_tf
 from sat_tf import BitPolicy, output_folder
-from sat_tf.planning.plan import plan_page
 from sat_tf.training.config import read_config
 from sat_tf.training.loop.outcome import write_report
 from sat_tf.training.models.mobilenet import mobilenet_v2
@@ -81,7 +80,8 @@ def _report(folder, layer="block_{}_relu"):
 
 def _plan(folder):
     model = mobilenet_v2(image_size=64, num_classes=10)
-    return plan_page(sat_tf.explain(model, BitPolicy.mobile(4)))
+    sat_tf.explain(model, BitPolicy.mobile(4)).write_page(folder / "plan.html")
+    return (folder / "plan.html").read_text(encoding="utf-8")
 
 
 PAGES = {"report": _report, "hostile": lambda folder: _report(folder, HOSTILE), "plan": _plan}

@@ -34,20 +34,9 @@ def test_the_report_holds_all_there_is_to_know(tmp_path):
     for words in (
         "97.03 % top-1 in 636,432 bytes",
         "0 of 54,379,166 codes differ",
-        "float model",
-        "99.90 %",
-        "Learning curves",
-        "block_2_relu",
-        "15 of 16",
-        "dorefa",
-        "constant 0.316",
-        "423,018",
-        "296,109",
-        "certificate.html",
-        "builtin: 1,234 of 54,379,166 codes differ",
-        "2.21.0",
-        "weight_bits: 4",
-        "seed",
+        *("float model", "99.90 %", "Learning curves", "block_2_relu", "15 of 16", "dorefa"),
+        *("constant 0.316", "423,018", "296,109", "certificate.html"),
+        *("builtin: 1,234 of 54,379,166 codes differ", "2.21.0", "weight_bits: 4", "seed"),
     ):
         assert words in found.text, words
 
