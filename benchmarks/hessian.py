@@ -263,9 +263,13 @@ def hessian_costs(
     sample = labelled_images(dataset, most=num_images)
     runner, _ = one_at_a_time(network, fewest, sample.images, progress=progress)
     layers = runner.layers
-    names = {found.layer.name: layer_of_call(found.layer.name) for found in layers}
-    kernels = {names[one.layer.name]: one.layer for one in layers if "weights" in one.quantizations}
-    readers = {one.layer.name: one.layer for one in layers if "activations" in one.quantizations}
+    names = {one.fields["name"]: layer_of_call(one.fields["name"]) for one in layers}
+    kernels = {
+        names[one.fields["name"]]: one.fields for one in layers if "weights" in one.quantizations
+    }
+    readers = {
+        one.fields["name"]: one.fields for one in layers if "activations" in one.quantizations
+    }
     traces = model_traces(
         flat,
         sample,
@@ -282,12 +286,12 @@ def hessian_costs(
     errors = runner.activation_errors(sample.images[: runner.images_at_once()])
     weights: dict[str, dict[int | None, float]] = {}
     for name, one in kernels.items():
-        bits = range(one.weight_bits or _MOST_BITS, _MOST_BITS + 1)
+        bits = range(one["weight_bits"] or _MOST_BITS, _MOST_BITS + 1)
         trace = abs(traces.kernels[name])
-        weights[name] = {b: trace * e for b, e in zip(bits, one.weight_errors, strict=True)}
+        weights[name] = {b: trace * e for b, e in zip(bits, one["weight_errors"], strict=True)}
     activations: dict[str, dict[int | None, float]] = {}
     for call, one in readers.items():
-        bits = range(one.activation_bits or _MOST_BITS, _MOST_BITS + 1)
+        bits = range(one["activation_bits"] or _MOST_BITS, _MOST_BITS + 1)
         own = activations.setdefault(names[call], {})
         # No errors are known of a tensor that is 0 on all images, which loses nothing.
         own_errors = errors.get(call) or (0.0,) * len(bits)

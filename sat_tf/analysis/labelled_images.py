@@ -25,28 +25,33 @@ class LabelledImages:
 
 
 def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages:
-    """The first images of a data set.
+    """Returns the first images of a data set: a pair of arrays, an iterable, or images alone.
 
-    Args:
-        dataset: a pair (images, labels) of arrays; a `tf.data.Dataset`, or another iterable, of
-            batches or single images with their labels; images alone; a data set of
-            `sat_tf.training.data`, whose held-out images are taken. Labels are class numbers,
-            negative ones for images without a label, or one number for each class.
-        most: how many images at most.
+    Labels are class numbers, negative ones for images without a label, or one number for each
+    class.
     """
     if most < 1:
         raise ValueError(f"num_images: received {most}, expected 1 or more.")
+    arrays = (np.ndarray, tf.Tensor)
     if isinstance(dataset, LabelledImages):
         images, labels = dataset.images, dataset.labels
     elif hasattr(dataset, "held_out_sample"):
         images, labels = dataset.held_out_sample(most)
     elif hasattr(dataset, "test_images"):
         images, labels = dataset.test_images, dataset.test_labels
-    elif isinstance(dataset, np.ndarray | tf.Tensor):
+    elif isinstance(dataset, arrays):
         images, labels = dataset, None
-    elif isinstance(dataset, tuple | list) and len(dataset) == 2 and _are_arrays(*dataset):
+    elif (
+        isinstance(dataset, tuple | list)
+        and len(dataset) == 2
+        and (np.ndim(dataset[0]) > 1 or isinstance(dataset[0], arrays))
+        and (dataset[1] is None or isinstance(dataset[1], (*arrays, list)))
+    ):
         images, labels = dataset
-    elif isinstance(dataset, tuple) and len({_rank(each) for each in dataset}) > 1:
+    elif isinstance(dataset, tuple) and (
+        # Pairs may be the elements of an iterable.
+        len({np.ndim(each) if isinstance(each, arrays) else -1 for each in dataset}) > 1
+    ):
         raise ValueError(
             f"dataset: received a tuple of {len(dataset)}, expected a pair (images, labels); leave "
             "weights of images out."
@@ -132,16 +137,6 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
             "to 1 whose sum is 1; several labels for one image are not a classification."
         )
     return shares
-
-
-def _are_arrays(images: Any, labels: Any) -> bool:
-    of_images = np.ndim(images) > 1 or isinstance(images, np.ndarray | tf.Tensor)
-    return of_images and (labels is None or isinstance(labels, np.ndarray | tf.Tensor | list))
-
-
-def _rank(array: Any) -> int:
-    """The number of axes of an array; -1 of a pair, as the elements of an iterable may be."""
-    return np.ndim(array) if isinstance(array, np.ndarray | tf.Tensor) else -1
 
 
 def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:

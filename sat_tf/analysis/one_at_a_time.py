@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import warnings
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
@@ -10,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.sensitivity_result import QuantizableLayer
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference
@@ -30,22 +30,19 @@ _IMAGES_AT_ONCE = 64
 _SAMPLED_VALUES = 4096
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Quantization:
-    """Tensors of a layer that are quantized together."""
+class Quantization(NamedTuple):
+    """Tensors of a layer that are quantized together; those that are None stay float."""
 
     layer: str  # Name of the float model's layer.
-    # Its quantized kernel, rescaled to the float one; None leaves it float.
-    kernel: tf.Tensor | None = None
-    # The quantizer of the tensor it reads; None leaves that float.
-    reads: QuantizedLayer | None = None
+    kernel: tf.Tensor | None = None  # Its quantized kernel, rescaled to the float one.
+    reads: QuantizedLayer | None = None  # The quantizer of the tensor it reads.
     makes: QuantizedLayer | None = None  # The quantizer of the tensor it makes, for a stream.
 
 
 class LayerQuantizations(NamedTuple):
-    """A layer, and its tensors to quantize."""
+    """A linear layer or a stream, and its tensors to quantize."""
 
-    layer: QuantizableLayer  # A linear layer or a stream.
+    fields: dict[str, Any]  # Of its `LayerSensitivity`.
     # All of its tensors, and each alone, by the names that damages have in a `LayerSensitivity`.
     quantizations: dict[str, Quantization]
 
@@ -53,10 +50,9 @@ class LayerQuantizations(NamedTuple):
 class OneAtATime:
     """Runs a float model, and again with one layer quantized, from that layer on.
 
-    The layer has the codes of the quantized model, which keeps the function, in the float model:
-    its kernel is multiplied by the factor that the normalization behind it was divided by.
-    Activations are quantized on their way into this layer only, and stay float for other readers.
-    The outputs of `streams` have the bits of streams.
+    The layer has the codes of the quantized model, which keeps the function: its kernel is
+    multiplied by the factor that the normalization behind it was divided by. Activations are
+    quantized on their way into this layer only, and stay float for other readers.
     """
 
     def __init__(self, network: Network, quantized: keras.Model, streams: Collection[str]) -> None:
@@ -93,8 +89,8 @@ class OneAtATime:
         for each in self.layers:
             reads = each.quantizations["damage"].reads
             if reads is not None and (quantizer := _activation_quantizer(reads)) is not None:
-                (name,) = self._network[each.layer.name].inputs
-                errors[each.layer.name] = _rounding_errors(tensors[name].numpy(), quantizer)
+                (name,) = self._network[each.fields["name"]].inputs
+                errors[each.fields["name"]] = _rounding_errors(tensors[name].numpy(), quantizer)
         return errors
 
     def _float_tensors(self, images: np.ndarray) -> dict[str, Any]:
@@ -147,18 +143,18 @@ class OneAtATime:
             quantizations["activations"] = Quantization(name, reads=reads)
         if makes is not None:
             quantizations["stream"] = Quantization(name, makes=makes)
-        quantizable = QuantizableLayer(
-            name=name,
-            kind=type(own.layer).__name__,
-            weight_bits=weight_bits,
-            activation_bits=None if reads is None else int(reads.quantize_config.output.num_bits),
-            stream_bits=None if makes is None else int(makes.quantize_config.output.num_bits),
-            num_weights=num_weights,
-            values_read=_count(counted.shape),
-            values_made=_count(own.shape),
-            weight_errors=weight_errors,
-        )
-        return LayerQuantizations(quantizable, quantizations)
+        fields = {
+            "name": name,
+            "kind": type(own.layer).__name__,
+            "weight_bits": weight_bits,
+            "activation_bits": reads and int(reads.quantize_config.output.num_bits),
+            "stream_bits": makes and int(makes.quantize_config.output.num_bits),
+            "num_weights": num_weights,
+            "values_read": _count(counted.shape),
+            "values_made": _count(own.shape),
+            "weight_errors": weight_errors,
+        }
+        return LayerQuantizations(fields, quantizations)
 
 
 def one_at_a_time(
@@ -230,13 +226,12 @@ def _kernel_of(layer: keras.layers.Layer, kernel: tf.Tensor | None) -> Iterator[
         return
     name = layer_kinds.kernel_name(layer)
     own = vars(layer)[name]
+    vars(layer)[name] = tf.cast(kernel, layer.compute_dtype)
     try:
-        vars(layer)[name] = tf.cast(kernel, layer.compute_dtype)
         yield
     finally:
         vars(layer)[name] = own
 
 
 def _count(shape: tuple[int | None, ...]) -> int:
-    sizes = [size for size in shape if size is not None]
-    return int(np.prod(sizes)) if len(sizes) == len(shape) else 0
+    return 0 if None in shape else math.prod(size or 0 for size in shape)

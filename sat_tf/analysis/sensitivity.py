@@ -30,10 +30,7 @@ USUAL_IMAGES = 256
 
 
 class DamageMeter:
-    """Accumulates the damage over batches of outputs, compared with the float model's.
-
-    The outputs are a row of classes, or not, and of these probabilities, or logits.
-    """
+    """Accumulates the damage over batches of outputs, compared with the float model's."""
 
     def __init__(self, *, probabilities: bool, classes: bool) -> None:
         self._probabilities = probabilities
@@ -44,7 +41,7 @@ class DamageMeter:
         self._error = self._size = self._divergence = 0.0
 
     def add(self, own: np.ndarray, reference: np.ndarray, labels: np.ndarray | None) -> None:
-        """Adds one batch of outputs, the float model's, and the classes of the images."""
+        """Adds a batch of outputs, the float model's, and the classes of the images."""
         own, reference = own.astype(np.float64), reference.astype(np.float64)
         self._count += len(own)
         self._error += float(np.sum(np.square(own - reference)))
@@ -164,8 +161,8 @@ def sensitivity(
     layers = []
     for each in runner.layers:
         damages: Any = {name: next(meters).damage() for name in each.quantizations}
-        found = errors.get(each.layer.name, ())
-        layers.append(LayerSensitivity(**vars(each.layer), **damages, activation_errors=found))
+        read = errors.get(each.fields["name"], ())
+        layers.append(LayerSensitivity(**each.fields, **damages, activation_errors=read))
     return Sensitivity(
         model=model.name,
         policy=policy,

@@ -75,8 +75,8 @@ METRICS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QuantizableLayer:
-    """A linear layer or a stream of a quantized model."""
+class LayerSensitivity:
+    """The loss with one layer quantized, a linear one or a stream, and all others float."""
 
     name: str  # Of the float model's layer.
     kind: str  # Its class.
@@ -92,12 +92,6 @@ class QuantizableLayer:
     values_made: int  # How many values it makes for an image; 0 if the image size is open.
     # Mean square error of the kernel at its bits, at one more, and so on to 8.
     weight_errors: tuple[float, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerSensitivity(QuantizableLayer):
-    """The loss with one layer quantized and all others float."""
-
     damage: Damage  # With all of this quantized.
     weights: Damage | None = None  # With its kernel alone quantized, if it has one.
     activations: Damage | None = None  # With the tensor it reads alone quantized.
@@ -157,11 +151,7 @@ def mean_bits(bits: Mapping[BitWidth, int], field: str) -> float:
 
 
 def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float) -> Bits:
-    """The bits of each layer with the least estimated loss, within a mean.
-
-    The mean holds for weights and for activations separately. Each bit in turn goes to where it
-    saves most for its cost; layers that no longer fit are skipped.
-    """
+    """Gives bit by bit to where it saves most, within a mean of weights and of activations."""
     bits = {width: width.bits for width in widths}
     # Top-1 cannot distinguish layers that lose no image.
     metric = "divergence" if metric == "top1" else metric
@@ -190,10 +180,9 @@ def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float)
 
 
 def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, together: Damage) -> Bits:
-    """The fewest layers raised to 8 bits so that at most `max_drop` is lost, by estimate.
+    """Raises the fewest layers to 8 bits so that at most `max_drop` is lost, by estimate.
 
-    The losses of layers quantized alone are added up, and the sum is scaled to the measured loss of
-    the whole quantized model.
+    The losses of layers alone are added up, and scaled to that of the whole quantized model.
     """
     bits = {width: width.bits for width in widths}
     measured = METRICS[metric].loss(together)
@@ -219,11 +208,9 @@ def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, togeth
         bits[width] = MOST_BITS
     least = lost() if whole > 0.0 else measured
     if least > max_drop:
-        factor, unit = METRICS[metric].unit
         raise ValueError(
             f"max_drop={max_drop:g}: received less than the estimated loss with 8 bits everywhere, "
-            f"{least:.3g}{f' ({factor * least:.3g} {unit})' if unit else ''}; expected at least "
-            "that; leave layers float, or measure with more images."
+            f"{least:.3g}; expected at least that; leave layers float, or measure with more images."
         )
     return bits
 
@@ -256,9 +243,10 @@ class Sensitivity(RowTable):
 
     def ranked(self) -> list[LayerSensitivity]:
         """The layers, the one that loses most first."""
+        metric = METRICS[self.metric]
 
         def lost(layer: LayerSensitivity) -> tuple[float, float]:
-            return METRICS[self.metric].of(layer.damage) or 0.0, layer.damage.distance
+            return metric.of(layer.damage) or 0.0, layer.damage.distance
 
         return sorted(self.layers, key=lost, reverse=True)
 
@@ -301,11 +289,11 @@ class Sensitivity(RowTable):
                     "one of a fixed size, whose activations can be counted; build it for one, or "
                     "give max_drop."
                 )
-            bits = within_average(self._widths(), self.metric, average_bits)
+            bits = within_average(self.widths(), self.metric, average_bits)
         elif max_drop is not None:
             if not is_number(max_drop) or not 0.0 <= float(max_drop) < math.inf:
                 raise ValueError(f"max_drop={max_drop!r}: expected a number of 0 or more.")
-            bits = within_drop(self._widths(), self.metric, max_drop, self.together)
+            bits = within_drop(self.widths(), self.metric, max_drop, self.together)
         overrides: dict[str, dict[str, Any]] = self.policy.to_dict()["overrides"]
         for width, number in bits.items():
             if number > width.bits:
@@ -316,13 +304,14 @@ class Sensitivity(RowTable):
 
     def mean_weight_bits(self) -> float:
         """Mean bits of all quantized weights of linear layers."""
-        return mean_bits({width: width.bits for width in self._widths()}, "weight_bits")
+        return mean_bits({width: width.bits for width in self.widths()}, "weight_bits")
 
     def mean_activation_bits(self) -> float:
         """Mean bits of the activations that linear layers read, except the image."""
-        return mean_bits({width: width.bits for width in self._widths()}, "activation_bits")
+        return mean_bits({width: width.bits for width in self.widths()}, "activation_bits")
 
-    def _widths(self) -> list[BitWidth]:
+    def widths(self) -> list[BitWidth]:
+        """The numbers of bits of all tensors."""
         return [width for layer in self.layers for width in layer.widths()]
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -372,11 +361,11 @@ class Sensitivity(RowTable):
 
     def _summary(self) -> list[str]:
         """The measurement, the loss of the whole model, and how to read the table."""
-        lost = []
-        for metric in METRICS.values():
-            if metric.of(self.together) is not None:
-                shown = f"{metric.short} {metric.show(self.together)} {metric.unit[1]}"
-                lost.append(shown.rstrip())
+        lost = [
+            f"{metric.short} {metric.show(self.together)} {metric.unit[1]}".rstrip()
+            for metric in METRICS.values()
+            if metric.of(self.together) is not None
+        ]
         start = f"{self.model}: {self.num_images} images"
         if self.top1 is not None:
             start += f", top-1 {100 * self.top1:.1f} % as float"
@@ -388,14 +377,7 @@ class Sensitivity(RowTable):
         ]
 
     def write_picture(self, path: str | os.PathLike[str]) -> None:
-        """Draws what each layer loses; the file appears whole, or not at all.
-
-        Args:
-            path: ends in .png or .svg.
-
-        Raises:
-            ValueError: the path cannot be written, or has another suffix.
-        """
+        """Draws what each layer loses, to a file that ends in .png or .svg."""
         charts.write(lambda: _draw(self), path)
 
     def write_overlay(self, path: str | os.PathLike[str], plan: Plan) -> None:
@@ -406,9 +388,6 @@ class Sensitivity(RowTable):
         Args:
             path: of a .json file.
             plan: of the model, `sat_tf.explain(model, policy)`, which knows the tensors of layers.
-
-        Raises:
-            ValueError: the path cannot be written, or the model cannot be exported.
         """
         metric = METRICS[self.metric]
         factor, unit = metric.unit
@@ -469,10 +448,6 @@ def _draw(measured: Sensitivity) -> "Picture":
     if drawn and min(drawn) > 0.0 and max(drawn) > _WIDE_RANGE * min(drawn):
         axes.set_xscale("log")
         axes.set_xlim(0.6 * min(drawn), 1.7 * max(drawn))
-    elif drawn:  # drops of top-1 can be 0 or negative
-        low, high = min(0.0, *drawn), max(0.0, *drawn)
-        margin = 0.05 * ((high - low) or 1.0)
-        axes.set_xlim(low - (margin if low < 0.0 else 0.4 * margin), high + margin)
     title = f"{measured.model}: one layer quantized, the others float"
     if more := len(measured.layers) - len(layers):
         title += f"\nthe {len(layers)} layers that lose most; {more} lose less"

@@ -52,29 +52,17 @@ Cell = str | Marked | Markup
 
 
 def digits(form: str, missing: str = "") -> Callable[[Any], str]:
-    """A function that formats numbers, and shows None as `missing`.
-
-    >>> digits(".3g")(0.12345), digits(",")(1234), digits("", "-")(None)
-    ('0.123', '1,234', '-')
-    """
+    """A function that formats numbers, and shows None as `missing`."""
     return lambda value: missing if value is None else format(value, form)
 
 
 def percent(decimals: int = 2, unit: str = " %", missing: str = "") -> Callable[[Any], str]:
-    """A function that formats shares in percent, and shows None as `missing`.
-
-    >>> percent()(0.5), percent(1, unit="")(0.5), percent(missing="-")(None)
-    ('50.00 %', '50.0', '-')
-    """
+    """A function that formats shares in percent, and shows None as `missing`."""
     return lambda share: missing if share is None else f"{100 * share:.{decimals}f}{unit}"
 
 
 def points(share: float) -> str:
-    """A difference of shares in percentage points, with its sign; none has a plus.
-
-    >>> points(0.0125), points(-0.00001)
-    ('+1.25', '+0.00')
-    """
+    """A difference of shares in percentage points, with its sign; none has a plus."""
     return f"{round(100 * share, 2) + 0.0:+.2f}"
 
 
@@ -222,15 +210,8 @@ def marked_text(cell: Cell) -> Text:
 
 
 def _breakable(name: str) -> Markup:
-    """A name that may go on in another line behind its words, and not in the middle of one.
-
-    >>> _breakable("block_1/add<int8>")
-    Markup('block_<wbr>1/<wbr>add&lt;int8&gt;')
-    """
-    text = str(escape(printable(name)))
-    for end in ("_", "/"):
-        text = text.replace(end, f"{end}<wbr>")
-    return Markup(text)
+    """A name that may go on in another line behind its words, and not in the middle of one."""
+    return Markup(re.sub("([_/])", r"\1<wbr>", str(escape(printable(name)))))
 
 
 # A spreadsheet computes what begins like this, unless an apostrophe stands in front.
@@ -238,20 +219,9 @@ _FORMULA = re.compile(r"\s*[=+\-@]\s*\S")
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    r"""A header line, and a line for each row; six digits of every float.
-
-    Names are text: their control characters are shown, and none of them is a formula.
-
-    >>> print(write_table(["name", "loss"], [["=1+1", -0.5], ["a\x1b[2J", None]]), end="")
-    name,loss
-    '=1+1,-0.5
-    a\x1b[2J,
-    """
+    """A header line, and a line for each row, with six digits of floats and no formula."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(_as_text, columns))
-    for row in rows:
-        writer.writerow(map(_as_text, row))
+    csv.writer(text, lineterminator="\n").writerows(map(_as_text, row) for row in (columns, *rows))
     return text.getvalue()
 
 
@@ -262,19 +232,14 @@ def _as_text(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = printable(value)
-    if _FORMULA.match(text):
-        try:
-            float(text)
-        except ValueError:
-            return f"'{text}"
-    return text
+    is_number = re.fullmatch(r"\s*[+-]?[\d.]+(e[+-]?\d+)?\s*", text, re.IGNORECASE)
+    return f"'{text}" if _FORMULA.match(text) and not is_number else text
 
 
 class Displayed(abc.ABC):
     """A result as the value of an expression: a line in the interpreter, tables in notebooks.
 
-    The interpreter shows `repr`, notebooks show `_repr_html_`. This is the first of the bases, and
-    dataclasses need `repr=False`: else their own representation hides this one.
+    Dataclasses need `repr=False`: else their own representation hides this one.
     """
 
     @abc.abstractmethod
@@ -294,9 +259,7 @@ class Displayed(abc.ABC):
         def __getattr__(self, name: str) -> NoReturn:
             """Says what to use in place of a name of earlier versions."""
             owner = type(self).__name__
-            article = "an" if owner[0] in "AEIOU" else "a"
-            instead = instead_of(f"{owner}.{name}")
-            raise AttributeError(f"{article} {owner} has no {name!r}{instead}")
+            raise AttributeError(f"{owner} has no {name!r}{instead_of(f'{owner}.{name}')}")
 
     def __repr__(self) -> str:
         headline = self._headline()

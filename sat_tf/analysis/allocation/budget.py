@@ -7,9 +7,7 @@ subject to  Σ y[k] = 1                         over the options k of each item
             y[k] in {0, 1}
 """
 
-import contextlib
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -55,17 +53,7 @@ NAMES = (*LIMITS, *SHORT)
 
 
 def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
-    """Returns the limits that a budget sets, by the names of `LIMITS`: numbers, or shares.
-
-    >>> read_budget({"bytes": "60%", "average_bits": 4})["average_weight_bits"]
-    4.0
-    >>> read_budget({"byte": 4, "average_bits": -1})
-    Traceback (most recent call last):
-      ...
-    sat_tf.messages.ProblemsError: budget: 2 problems
-      - 'byte' is not a limit. Did you mean bytes?
-      - average_bits=-1: expected a number above 0, or a share such as '60%'.
-    """
+    """Returns the limits that a budget sets, by the names of `LIMITS`: numbers, or shares."""
     if not isinstance(budget, Mapping) or not budget:
         raise ValueError(
             f"budget={budget!r}: expected a mapping with at least one limit of {', '.join(NAMES)}; "
@@ -78,10 +66,10 @@ def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
             problems.append(f"{name!r} is not a limit{instead_of(f'allocate.{name}', NAMES)}")
             continue
         is_share = isinstance(value, str) and value.endswith("%")
-        number = math.nan
-        if is_share or is_number(value):
-            with contextlib.suppress(ValueError):
-                number = float(value.removesuffix("%") if is_share else value)
+        try:
+            number = float(value[:-1] if is_share else value) if is_share or is_number(value) else 0
+        except ValueError:
+            number = 0.0
         if not 0.0 < number < math.inf:
             problems.append(
                 f"{name}={value!r}: expected a number above 0, or a share such as '60%'."
@@ -159,17 +147,6 @@ def solve(problem: Knapsack) -> Solution | None:
 
     Limits on integers are kept exactly. Where the choice oversteps another one by less than HiGHS
     sees, it is solved once more with limits that are lower by that; the bound is the first one's.
-
-    >>> pair = Knapsack(
-    ...     item=np.array([0, 0, 1, 1]),
-    ...     cost=np.array([5.0, 0.0, 3.0, 0.0]),
-    ...     usage={"bytes": np.array([1.0, 4.0, 1.0, 4.0])},
-    ...     limits={"bytes": 5.0},
-    ...     level=np.array([2, 8, 2, 8]),
-    ...     tie=np.array([-1, -1]),
-    ... )
-    >>> solve(pair)
-    Solution(chosen=array([1, 2]), cost=3.0, bound=3.0)
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -178,14 +155,14 @@ def solve(problem: Knapsack) -> Solution | None:
     least = np.array([problem.cost[each].min() for each in options])
     above = problem.cost - least[problem.item]
     unit = float(above.max()) / _LARGEST_COST or 1.0
-    items = np.arange(len(problem.tie))
-    one_each = LinearConstraint(np.equal.outer(items, problem.item).astype(float), 1.0, 1.0)
-    ties = []
+    of_items = np.equal.outer(np.arange(len(options)), problem.item).astype(float)
+    constraints = [LinearConstraint(of_items, 1.0, 1.0)]
     for tie in np.unique(problem.tie[problem.tie >= 0]):
-        for pair in itertools.pairwise(np.flatnonzero(problem.tie == tie)):
-            for level in np.unique(problem.level[np.isin(problem.item, pair)]):
-                sides = np.equal.outer(pair, problem.item) * (problem.level == level).astype(float)
-                ties.append(LinearConstraint(np.diff(sides, axis=0), 0.0, 0.0))
+        of_tie = of_items[problem.tie == tie]
+        for level in np.unique(problem.level):
+            differences = np.diff(of_tie * (problem.level == level), axis=0)
+            if np.any(differences):
+                constraints.append(LinearConstraint(differences, 0.0, 0.0))
     bound = -math.inf
     for lowered in (0.0, 2 * _TOLERANCE):
         limits = []
@@ -202,7 +179,7 @@ def solve(problem: Knapsack) -> Solution | None:
             above / unit,
             integrality=np.ones(len(above)),
             bounds=Bounds(0.0, 1.0),
-            constraints=[one_each, *limits, *ties],
+            constraints=[*constraints, *limits],
             options={"mip_rel_gap": 0.0},
         )
         if result.status == 2:

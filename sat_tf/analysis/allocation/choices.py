@@ -85,8 +85,8 @@ class ModelChoices:
         if all(layer.chosen == "neither" for layer in self.layers):
             raise ModelError(
                 model.name,
-                f"received {len(self.layers)} quantized linear layers, whose "
-                "bits the policy settles all, expected some that follow its weight_bits or "
+                f"received {len(self.layers)} quantized linear layers, whose bits the policy "
+                "settles all, expected some that follow its weight_bits or "
                 "activation_bits: layers beside the first and the last one, or "
                 "first_last_weight_bits=None, and no overrides of their bits.",
             )
