@@ -11,7 +11,7 @@ import sys
 import tempfile
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sat_tf.commands.parser import SHELLS, Parser, completion
@@ -20,9 +20,9 @@ from sat_tf.interruption import ending_of
 from sat_tf.messages import (
     ReadingError,
     RunError,
+    did_you_mean,
     in_one_line,
     missing_package,
-    nearest,
     say,
     shown,
 )
@@ -57,9 +57,8 @@ COMMANDS = [name for group in _COMMANDS.values() for name in group]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status.
 
-    It is 0 when all went well, 1 where a headline is red, a strict audit finds a broken rule, or a
-    model cannot be quantized as asked, 2 if the input is invalid or a run failed, 130 after Ctrl-C,
-    and 143 after SIGTERM where nothing was to be saved.
+    It is 0 when all went well, 1 where the outcome is bad, such as a red headline, 2 if the input
+    is invalid or a run failed, 130 after Ctrl-C, and 143 after SIGTERM with nothing to save.
     """
     words = sys.argv[1:] if arguments is None else arguments
     if arguments is None:
@@ -109,9 +108,7 @@ def _run(words: Sequence[str]) -> bool | None:
             return None
         top.error(f"received no COMMAND, expected one of {', '.join(COMMANDS)}")
     if name not in COMMANDS:
-        meant = nearest(name, COMMANDS)
-        fix = f"Did you mean {meant}?" if meant else f"Known: {', '.join(COMMANDS)}."
-        top.error(f"{name!r} is no command. {fix}")
+        top.error(f"{name!r} is no command. {did_you_mean(name, COMMANDS)}")
     parser = command_parser(name)
     parser.elsewhere = lambda option: [
         f"sat-tf {other}" for other in COMMANDS if option in command_parser(other).options
@@ -120,25 +117,17 @@ def _run(words: Sequence[str]) -> bool | None:
     console = make_console()
     if not console.is_terminal:  # every row of a table stays on one line, whatever COLUMNS says
         console = make_console(width=_WIDTH_WITHOUT_TERMINAL)
-    with _own_temporary_files():
-        outcome: bool | None = parsed.command(parsed, console)
-    return outcome
-
-
-@contextlib.contextmanager
-def _own_temporary_files() -> Iterator[None]:
-    """Lets temporary files be made in a folder that goes with the command.
-
-    Keras and TensorFlow leave theirs behind where they are interrupted.
-    """
     before = tempfile.tempdir
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # whoever needs such a file says that there is no room
+        # Keras and TensorFlow leave temporary files behind where they are interrupted: these go
+        # with the command. Whoever needs one says that there is no room.
+        with contextlib.suppress(OSError):
             tempfile.tempdir = stack.enter_context(temporary_folder())
         try:
-            yield
+            outcome: bool | None = parsed.command(parsed, console)
         finally:
             tempfile.tempdir = before
+    return outcome
 
 
 def command_parser(name: str) -> Parser:

@@ -100,11 +100,9 @@ class Quantization:
                 fitted.write(folder)
             certificate = self._export(quantized, is_trained=tuned is not None)
             if fitted is not None and fitted.kept and pictures.held_out.images is pictures.images:
-                say(
-                    self.console,
-                    "Note: four in five of these pictures are those that it was fitted to; how it "
-                    "answers others stands above, behind its reconstruction.",
-                    style="yellow",
+                self._note(
+                    "four in five of these pictures are those that it was fitted to; how it "
+                    "answers others stands above, behind its reconstruction."
                 )
             write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
             results = self._results(certificate, fitted, tuned, time.monotonic() - begun)
@@ -113,6 +111,9 @@ class Quantization:
             write_report(folder, **({} if tuned is None else of_training(tuned, results)))
         unfinished.unlink(missing_ok=True)
         remove_backups(backups)
+
+    def _note(self, text: str) -> None:
+        say(self.console, f"Note: {text}", style="yellow")
 
     def _expect_unfinished(self) -> None:
         """Refuses the folder of a run, and to resume what is not there."""
@@ -252,7 +253,7 @@ class Quantization:
         except RunError:
             raise  # there is nothing to resume
         except ValueError as error:
-            say(self.console, f"Note: calibrated only. {error}", style="yellow")
+            self._note(f"calibrated only. {error}")
             return None
         say(self.console, f"Reconstructed {fitted.how}: {fitted.gained}")
         return fitted
@@ -273,12 +274,9 @@ class Quantization:
                 "answers.",
             )
             if self.row == "logits":
-                say(
-                    self.console,
-                    "Note: the outputs are taken for logits of classes, which nothing in the model "
-                    "tells from coordinates and other values; leave out --epochs where they are "
-                    "such.",
-                    style="yellow",
+                self._note(
+                    "the outputs are taken for logits of classes, which nothing in the model tells "
+                    "from coordinates and other values; leave out --epochs where they are such."
                 )
         # One without an integer form is refused before it is trained.
         snap_biases(quantized)
@@ -338,7 +336,7 @@ class Quantization:
             paths = getattr(training, "paths", tuned.passed_over)
             names = first_ones([str(paths[place]) for place in tuned.passed_over])
             count = f"{len(tuned.passed_over):,} pictures to train on"
-            say(self.console, f"Note: {count} could not be read: {names}", style="yellow")
+            self._note(f"{count} could not be read: {names}")
         return tuned
 
 

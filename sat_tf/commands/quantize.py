@@ -133,11 +133,6 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             raise RunError(
                 f"{path}: received {why_not}, expected one to train: of one output, a row of the "
                 "logits or probabilities of classes; leave out --epochs."
-                + (
-                    f" {arguments.bits} bits are then reconstructed from the float model."
-                    if arguments.bits <= _MOST_RECONSTRUCTED
-                    else ""
-                )
             )
         pictures = find_pictures(
             images, model, policy, console, to_train=bool(epochs), labels=arguments.labels
@@ -200,18 +195,14 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
     certificate = read_certificate(folder.file(output_folder.CERTIFICATE))
     has_results = folder.file(output_folder.RESULTS).exists()
     results = Results.read(folder) if has_results else None
-    model, *others = (
-        folder.file(name)
-        for name in (
-            output_folder.TFLITE_MODEL,
-            output_folder.CERTIFICATE_PAGE,
-            output_folder.REPORT,
-            output_folder.QUANTIZED_MODEL,
-        )
-        if folder.file(name).exists()
+    names = (
+        output_folder.TFLITE_MODEL,
+        output_folder.CERTIFICATE_PAGE,
+        output_folder.REPORT,
+        output_folder.QUANTIZED_MODEL,
     )
+    model, *others = (folder.file(name) for name in names if folder.file(name).exists())
     headline = headline_of(folder) or certificate.verdict
-    files = f"{model} for the device; beside it {', '.join(one.name for one in others)}"
     # Without labels nothing tells which answers are right.
     is_measured = results is not None and results.gained is not None
     lines: dict[str, str | Marked] = {
@@ -219,7 +210,7 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
         "Size": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
         "Proof": headline,
         "Next": next_step(bits, headline, results, why_not, is_exact=certificate.is_exact),
-        "Files": files,
+        "Files": f"{model} for the device; beside it {', '.join(one.name for one in others)}",
     }
     for label, words in lines.items():
         say(console, Text.assemble(f"{label + ':':{_LABEL_WIDTH}}", marked_text(words)))
@@ -253,26 +244,17 @@ def next_step(
             return ready
     is_trained = results is not None and results.learning_rate is not None
     gained = None if results is None else results.gained
+    trains = f"--epochs refuses {why_not}" if why_not else "--epochs 5 trains"
     if gained is None:
         if is_trained or bits >= _FEWEST_WITHOUT_TRAINING:
             return ready
-        trains = "" if why_not else "; --epochs 5 trains, also without labels"
         return (
             f"{bits} bits without training can cost accuracy; with pictures in folders of the "
-            f"model's classes, or --labels of an .npy file, it is measured{trains}"
+            f"model's classes, or --labels of an .npy file, it is measured; {trains}"
         )
     if gained >= -_SMALL_LOSS:
         return ready
-    if is_trained:
-        how = "after training"
-        fix = (
-            "more epochs and more bits cost less, and sat-tf sensitivity names the layers to blame"
-        )
-    elif why_not:
-        how = "without training"
-        fix = f"--epochs refuses {why_not}, " + (
-            "more bits cost less" if bits < 8 else "sat-tf sensitivity names the layers to blame"
-        )
-    else:
-        how, fix = "without training", "--epochs 5 trains"
-    return f"{bits} bits {how} cost {-100 * gained:.2f} points of top-1; {fix}"
+    how = "after" if is_trained else "without"
+    fix = "sat-tf sensitivity names the layers to blame"
+    fix = fix if is_trained else f"{trains}; {fix}" if why_not else trains
+    return f"{bits} bits {how} training cost {-100 * gained:.2f} points of top-1; {fix}"

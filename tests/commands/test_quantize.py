@@ -581,14 +581,14 @@ def _results(tflite=0.875, float_top1=0.9375, *, rate=None, images=64):
             _results(),
             "a model of (8, 8, 1)",
             "4 bits without training cost 6.25 points of top-1; --epochs refuses a model of "
-            "(8, 8, 1), more bits cost less",
+            "(8, 8, 1); sat-tf sensitivity names the layers to blame",
         ),
         (
             2,
             _results(rate=1e-3),
             "",
-            "2 bits after training cost 6.25 points of top-1; more epochs and more bits cost less, "
-            "and sat-tf sensitivity names the layers to blame",
+            "2 bits after training cost 6.25 points of top-1; sat-tf sensitivity names the layers "
+            "to blame",
         ),
         (2, _results(float_top1=0.879), "", BUILD),
         (2, _results(float_top1=0.879, rate=1e-3), "", BUILD),
@@ -599,8 +599,7 @@ def _results(tflite=0.875, float_top1=0.9375, *, rate=None, images=64):
             None,
             "",
             "4 bits without training can cost accuracy; with pictures in folders of the model's "
-            "classes, or --labels of an .npy file, it is measured; --epochs 5 trains, also without "
-            "labels",
+            "classes, or --labels of an .npy file, it is measured; --epochs 5 trains",
         ),
     ],
 )
