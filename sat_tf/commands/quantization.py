@@ -6,9 +6,11 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
+import tf_keras as keras
 from rich.console import Console
 
 from sat_tf import output_folder
@@ -19,20 +21,24 @@ from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.tflite.metadata import label_text
 from sat_tf.exact.tflite.preprocessing import COVERING
 from sat_tf.exact.top_k import classes_of
+from sat_tf.export.lowering.pipeline import snap_biases
 from sat_tf.interruption import ending_of
 from sat_tf.messages import RunError, first_ones, reason_of, say
 from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.presentation.tables import Marked, marked_text
+from sat_tf.qat.calibrate import calibrate
+from sat_tf.qat.finetune import FineTuned, finetune, remove_backups
+from sat_tf.qat.images import fed_batches
+from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.reconstruction.fit import Checkpoint
 from sat_tf.qat.reconstruction.fitted import Fitted, fit
+from sat_tf.qat.scheme import quantize_model
+from sat_tf.report.layers import SAMPLE, layer_rows
+from sat_tf.report.report import write_file, write_layers, write_report
 from sat_tf.report.results import Results, of_certificate
-
-if TYPE_CHECKING:
-    import tf_keras as keras
-
-    from sat_tf.qat.finetune import FineTuned
-    from sat_tf.qat.reconstruction.fit import Checkpoint
+from sat_tf.report.training import of_training
 
 _BATCH_SIZE = 32
 
@@ -41,7 +47,7 @@ _BATCH_SIZE = 32
 class Quantization:
     """What is done to a float model, on which pictures, and where the files go."""
 
-    model: "keras.Model"
+    model: keras.Model
     policy: BitPolicy
     pictures: QuantizationImages
     folder: OutputFolder
@@ -60,17 +66,6 @@ class Quantization:
     def write(self) -> None:
         """Quantizes the model, exports it, verifies the file, and writes results and a report."""
         self._expect_unfinished()
-        from sat_tf.export.lowering.pipeline import snap_biases
-        from sat_tf.qat.calibrate import calibrate
-        from sat_tf.qat.finetune import remove_backups
-        from sat_tf.qat.images import fed_batches
-        from sat_tf.qat.layout import GuessedClippingLevelsWarning
-        from sat_tf.qat.reconstruction.fit import Checkpoint
-        from sat_tf.qat.scheme import quantize_model
-        from sat_tf.report.layers import SAMPLE, layer_rows
-        from sat_tf.report.report import write_layers, write_report
-        from sat_tf.report.training import of_training
-
         begun, pictures, folder = time.monotonic(), self.pictures, self.folder
         unfinished = folder.file(output_folder.UNFINISHED)
         backups = folder.file(output_folder.BACKUPS)
@@ -132,10 +127,8 @@ class Quantization:
                 "one; leave out --resume to begin a new one."
             )
 
-    def _export(self, quantized: "keras.Model", *, is_trained: bool) -> Certificate:
+    def _export(self, quantized: keras.Model, *, is_trained: bool) -> Certificate:
         """Writes the file, its certificate and the model; prints what is to be said of them."""
-        from sat_tf.report.report import write_file
-
         pictures, held_out, folder = self.pictures, self.pictures.held_out, self.folder
         preprocessing = COVERING if pictures.training.array is None else None
         class_names = pictures.training.class_names or None
@@ -185,7 +178,7 @@ class Quantization:
         self,
         certificate: Certificate,
         fitted: Fitted | None,
-        tuned: "FineTuned | None",
+        tuned: FineTuned | None,
         seconds: float,
     ) -> Results:
         has_labels = self.pictures.held_out.labels is not None
@@ -214,16 +207,11 @@ class Quantization:
 
     def _reconstruct(
         self,
-        quantized: "keras.Model",
+        quantized: keras.Model,
         feed: Callable[[np.ndarray], np.ndarray],
-        checkpoint: "Checkpoint",
+        checkpoint: Checkpoint,
     ) -> Fitted | None:
         """Fits a calibrated model in place, and says what that gains; None where it stays."""
-        import tf_keras as keras
-
-        from sat_tf.export.lowering.pipeline import snap_biases
-        from sat_tf.qat.images import fed_batches
-
         pictures = self.pictures
 
         def measure() -> dict[str, float]:
@@ -258,14 +246,8 @@ class Quantization:
         say(self.console, f"Reconstructed {fitted.how}: {fitted.gained}")
         return fitted
 
-    def _train(self, quantized: "keras.Model", checkpoint: "Checkpoint") -> "FineTuned":
+    def _train(self, quantized: keras.Model, checkpoint: Checkpoint) -> FineTuned:
         """Trains a calibrated model in place, and says what that gains."""
-        import tensorflow as tf
-        import tf_keras as keras
-
-        from sat_tf.export.lowering.pipeline import snap_biases
-        from sat_tf.qat.finetune import finetune
-
         pictures, training, folder = self.pictures, self.pictures.training, self.folder
         if training.labels is None:
             say(
@@ -341,7 +323,7 @@ class Quantization:
 
 
 @contextlib.contextmanager
-def _saying_what_is_saved(checkpoint: "Checkpoint", folder: OutputFolder) -> Iterator[None]:
+def _saying_what_is_saved(checkpoint: Checkpoint, folder: OutputFolder) -> Iterator[None]:
     """Lets an interruption say what the same command goes on with, and what is lost."""
     try:
         yield

@@ -13,7 +13,6 @@ from sat_tf.commands.models import quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import OWN_TYPE, add_output_type, add_resume, add_trust, nonempty, seed
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, usual_policy, with_input_range
-from sat_tf.commands.quantization import Quantization
 from sat_tf.commands.verification_table import conclude
 from sat_tf.exact.certificate.certificate import Certificate, read_certificate
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
@@ -120,6 +119,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     quiet_tensorflow()
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)
+    from sat_tf.commands.quantization import Quantization
     from sat_tf.qat.finetune import row_of
     from sat_tf.qat.reconstruction.reconstruct import STEPS
     from sat_tf.report.report import headline_of

@@ -1,6 +1,6 @@
 """The decisions of a placement for each layer, and their reasons."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -16,6 +16,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.protocol import BITS_FIELDS, ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import line_of
 
+_NOT_ANNOTATED = "it is not annotated"
 _TAKEN = {
     "int8": "real values, int8 codes of their calibrated range in the file",
     "float32": "real values, float32 in the file, which quantizes them",
@@ -25,15 +26,7 @@ _TAKEN = {
 def input_lines(
     network: Network, policy: BitPolicy, kept: Collection[str] = (), *, is_quantized: bool = False
 ) -> tuple[str, ...]:
-    """Tells how each input of a float model is fed, but for those that only float layers read.
-
-    Images of the float form of a quantized model have their border already.
-
-    >>> import tf_keras as keras
-    >>> model = keras.Sequential([keras.Input((4, 4, 3), name="image"), keras.layers.Flatten()])
-    >>> input_lines(Network(model), BitPolicy())
-    ('image: pixels 0 to 255 stand for 0 to 255, uint8 in the file',)
-    """
+    """Tells how each input is fed; the float form of a quantized model has its border already."""
     as_it_is = {
         name: f"{own_type(network[name])} as it is, which only layers left float read"
         for name in kept
@@ -66,8 +59,7 @@ def _line(network: Network, name: str, policy: BitPolicy, is_quantized: bool) ->
 def guessed_pixels(network: Network, policy: BitPolicy, name: str) -> str:
     """Says of an input that may be no picture that it is taken for one; "" of any other.
 
-    Pictures are inputs of three channels, those whose pixels the model's own layers convert, and
-    those of which the policy says what they are fed.
+    Pictures have three channels, or pixels that the model converts or of which the policy speaks.
     """
     shape = network[name].shape
     is_coloured = can_be_pictures(shape) and shape[-1] != 1
@@ -80,23 +72,15 @@ def guessed_pixels(network: Network, policy: BitPolicy, name: str) -> str:
 
 
 def _ends(found: InputRange) -> str:
-    ends = f"{_numbers(found.low)} to {_numbers(found.high)}"
-    named = found.spelling
-    if isinstance(named, str) and found.channels:
-        ends += f' ("{named}")'
+    listed = (", ".join(f"{end:.4g}" for end in ends) for ends in (found.low, found.high))
+    ends = " to ".join(f"({each})" if "," in each else each for each in listed)
+    if isinstance(found.spelling, str) and found.channels:
+        ends += f' ("{found.spelling}")'
     return f"{ends}, channels reversed (BGR)" if found.reversed_channels else ends
 
 
-def _numbers(values: Sequence[float]) -> str:
-    listed = ", ".join(f"{value:.4g}" for value in values)
-    return listed if len(values) == 1 else f"({listed})"
-
-
 class LayerDecisions:
-    """Reads what a policy has decided for a float model, layer by layer.
-
-    A model that is requantized already has latent weights, and keeps them.
-    """
+    """Reads what a policy has decided for a float model, layer by layer."""
 
     def __init__(
         self, network: Network, placement: Placement, policy: BitPolicy, *, requantized: bool
@@ -108,10 +92,14 @@ class LayerDecisions:
         """The fields of a layer's `LayerPlan` that the placement decides."""
         config = self._placement.configs.get(name)
         output = config.output if config else None
-        fate = self._fate(name)
+        fate, reason = self._fate(name), ""
+        if fate is Fate.FLOAT and self._roles.of[name] is Role.OPAQUE:
+            reason = layer_kinds.unsupported_problem(self._network[name].layer) or _NOT_ANNOTATED
+        elif fate is Fate.FLOAT:
+            reason = self._activation_reason(name, output) if config else _NOT_ANNOTATED
         return {
             "fate": fate,
-            "reason": self._float_reason(name) if fate is Fate.FLOAT else "",
+            "reason": reason,
             "weights": self._weights(name),
             "activation": activation_plan(output, stream=name in self._placement.streams),
             "activation_reason": self._activation_reason(name, output),
@@ -135,15 +123,6 @@ class LayerDecisions:
         if role in (Role.MOVEMENT, Role.SOFTMAX) and not _observes(config.output):
             return Fate.MOVES if role is Role.MOVEMENT or config.around else Fate.FLOAT
         return Fate.OBSERVED if _observes(config.output) else Fate.FLOAT
-
-    def _float_reason(self, name: str) -> str:
-        """Why a layer is left float."""
-        config = self._placement.configs.get(name)
-        is_opaque = self._roles.of[name] is Role.OPAQUE
-        if config is not None and not is_opaque:
-            return self._activation_reason(name, config.output)
-        problem = layer_kinds.unsupported_problem(self._network[name].layer) if is_opaque else None
-        return problem or "it is not annotated"
 
     def _weights(self, name: str) -> WeightPlan | None:
         """How the kernel of a layer is quantized, and why."""
@@ -216,24 +195,12 @@ class LayerDecisions:
             if self._policy.type_of(name) == INPUT_TYPES[0]:
                 return "pixels from 0 to 255 are already codes"
             return "real values, with 8-bit codes of their calibrated range"
-        if _observes(output) and output.trains_float:
-            return (
-                "stream_bits=None: it stays float in training; in inference it is rounded to the "
-                "file's 8-bit codes of its observed range"
-            )
-        if _observes(output) and output.rounds:
-            configs = placement.configs
-            readers = [reader for reader in placement.demands.of[name] if reader]
-            on_codes = readers and all(
-                reader in configs and _observes(configs[reader].output) for reader in readers
-            )
-            behind = "a function of codes reads it" if on_codes else "float32 goes on behind it"
-            return f"{behind}: rounded to the file's 8-bit codes of its observed range"
         if _observes(output):
-            end = " before the softmax" if layer_kinds.is_softmax(self._network[name].layer) else ""
             is_output = "output" in placement.demands.of[name].values()
-            made = "the model's output" if is_output else "it stays float"
-            return f"{made}: its range{end} is observed, for the 8-bit codes of the file"
+            rounds = output.trains_float or output.rounds
+            made = "the model's output" if is_output else "it stays float in training"
+            codes = "rounded to the file's 8-bit codes of its observed range"
+            return f"{made}: {codes if rounds else 'its range is observed, for the 8-bit codes'}"
         if output is not None:
             return f"read by {self._readers(name)}{self.level_source(name)}"
         if role is Role.IDENTITY:
@@ -244,10 +211,10 @@ class LayerDecisions:
             return f"absorbed by {placement.absorbed_by[name]}"
         if role is Role.MOVEMENT:
             return f"it passes on the codes of {self._moved(name)}"
-        if role is Role.SOFTMAX and placement.configs[name].around:
-            return f"it rounds to the codes of {self._network[name].inputs[0]}"
         if role is Role.SOFTMAX:
-            return "probabilities stay float"
+            around = placement.configs[name].around
+            codes = f"it rounds to the codes of {self._network[name].inputs[0]}"
+            return codes if around else "probabilities stay float"
         if not self._roles.quantize_activations:
             return "activation_bits=None: activations stay float"
         kinds = {*placement.demands.of[name].values()}
@@ -258,10 +225,7 @@ class LayerDecisions:
         return "none of its readers needs codes"
 
     def level_source(self, name: str) -> str:
-        """The origin of a clipping level in words, to be appended to a reason.
-
-        Its quantizer is known by the tensor that it stands behind, or by the name of its insertion.
-        """
+        """The origin of the clipping level of a tensor or an insertion, to append to a reason."""
         start = self._placement.starts.get(name)
         if start is None or not start.source:
             return ""

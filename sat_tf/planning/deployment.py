@@ -202,8 +202,7 @@ FLOAT_BITS = 32
 def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
     """Products of weights and inputs for one image; None if they are not known.
 
-    One multiply-add for each weight and each place where it is used. Layers without weights, and
-    those with one for each channel, such as a normalization, count as 0.
+    Layers without weights, and those with one for each channel, count as 0.
     """
     kind = layer_kinds.find_kind(node.layer)
     if kind.kernels and input_shapes:
@@ -226,11 +225,7 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
 def bit_operations(
     products: int | None, weight_bits: int | None, reading_bits: int | None
 ) -> int | None:
-    """BOPs: multiply-adds times the bits of both factors; None, for float values, counts as 32.
-
-    >>> bit_operations(100, 4, 8), bit_operations(100, None, None), bit_operations(None, 4, 4)
-    (3200, 102400, None)
-    """
+    """BOPs: multiply-adds times the bits of both factors; None, for float values, counts as 32."""
     if products is None:
         return None
     return products * (weight_bits or FLOAT_BITS) * (reading_bits or FLOAT_BITS)
@@ -245,10 +240,9 @@ _END = 200
 
 
 def bytes_of(deployed: Deployment) -> dict[str, int]:
-    """The bytes of each layer, and of each inserted quantizer, by its name, with their constants.
+    """The bytes of each layer and inserted quantizer, by its name, with their constants.
 
-    An operator into which several layers are fused counts for the linear one, if there is one. The
-    first input has what belongs to no operator.
+    Those of a fused operator count for the linear layer, those of no operator for the first input.
     """
     if deployed.graph is None:
         return {}

@@ -24,11 +24,7 @@ from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 
 
 def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:
-    """The problems of each layer, without its name; those of no layer are left out.
-
-    >>> by_layer(["conv: received 3.", "conv/kernel:0: received 1.", "no layer."], ["conv"])
-    {'conv': ['received 3.', 'kernel:0: received 1.']}
-    """
+    """The problems of each layer, without its name; those of no layer are left out."""
     # The longest name first: names may hold slashes.
     layers = sorted(names, key=len, reverse=True)
     of_layers: dict[str, list[str]] = {}
@@ -49,11 +45,7 @@ _NOTHING_LEFT = ("dimensions in the output is <= 0", "must be >= 0")
 
 
 def with_image_size(network: Network, image_size: int | Sequence[int] | None) -> Network:
-    """The network with the shapes that its tensors have for images of this size.
-
-    It is rows and columns, or one number for both, or (length,) for sequences; None leaves the
-    shapes as they are.
-    """
+    """The network with shapes for images of a size: rows and columns, or one number for both."""
     if image_size is None:
         return network
     sizes: Any = (image_size, image_size) if is_integer(image_size, lowest=1) else image_size
@@ -111,10 +103,7 @@ def _output_shape(node: Node, shapes: list[Shape]) -> Shape:
 
 
 def preview(network: Network, placement: Placement) -> Network:
-    """The graph of the quantized model, as `arranged` by the placement, with built quantizers.
-
-    It has the layers of the float model in it, which keep their weights.
-    """
+    """The graph of the quantized model, with built quantizers, on the float model's own layers."""
     view = arranged(network, placement, lambda node: node.layer)
     for index, node in enumerate(view):
         if isinstance(node.layer, QuantizedLayer) and not node.layer.built:
@@ -125,10 +114,7 @@ def preview(network: Network, placement: Placement) -> Network:
 
 
 def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
-    """Codes of the right number and shape for the linear layers of a preview, by their names.
-
-    They run from a quantizer's smallest to its largest, and take next to no memory.
-    """
+    """Codes of the right number and shape for linear layers, which take next to no memory."""
     outlines = {}
     for node in network:
         quantizer = weight_quantizer(node.layer)
@@ -151,10 +137,9 @@ def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
 
 
 def assume_ranges(layer: QuantizedLayer, index: int) -> None:
-    """Gives the activations of a layer a range, as if they had been observed.
+    """Gives the activations of a layer a range of its own, as after training.
 
-    It is another one for each index: levels start equal, but training makes them differ, and the
-    file then has operators between their grids.
+    The file has operators between unequal grids.
     """
     apart = 1.0 + index * 2.0**-12
     variables = layer.output_variables
