@@ -62,31 +62,29 @@ def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
     limits: dict[str, float | str] = {}
     problems: list[str] = []
     for name, value in budget.items():
-        if name not in NAMES:
-            problems.append(f"{name!r} is not a limit{instead_of(f'allocate.{name}', NAMES)}")
-            continue
         is_share = isinstance(value, str) and value.endswith("%")
         try:
             number = float(value[:-1] if is_share else value) if is_share or is_number(value) else 0
         except ValueError:
             number = 0.0
-        if not 0.0 < number < math.inf:
+        names = SHORT.get(name, (name,))
+        if name not in NAMES:
+            problems.append(f"{name!r} is not a limit{instead_of(f'allocate.{name}', NAMES)}")
+        elif not 0.0 < number < math.inf:
             problems.append(
                 f"{name}={value!r}: expected a number above 0, or a share such as '60%'."
             )
-            continue
-        if name == "milliseconds" and not npu:
+        elif name == "milliseconds" and not npu:
             problems.append(
                 f"{name}={value!r}: received no `npu`, expected the Ethos-U whose compiler "
                 "estimates them; name its configuration, such as 'ethos-u55-128'."
             )
-        for limit in SHORT.get(name, (name,)):
-            if limit in limits:
-                problems.append(
-                    f"{limit}: received two limits, by it and by average_bits, expected one; leave "
-                    "one out."
-                )
-            limits[limit] = value if is_share else number
+        problems += [
+            f"{limit}: received two limits, by it and by average_bits, expected one; leave one out."
+            for limit in names
+            if limit in limits
+        ]
+        limits |= dict.fromkeys(names, value if is_share else number)
     if problems:
         raise ProblemsError("budget", problems)
     return limits
@@ -145,8 +143,7 @@ class Solution:
 def solve(problem: Knapsack) -> Solution | None:
     """Returns the cheapest choice within the limits; None where no choice is within them.
 
-    Limits on integers are kept exactly. Where the choice oversteps another one by less than HiGHS
-    sees, it is solved once more with limits that are lower by that; the bound is the first one's.
+    Limits on integers are kept exactly, others to the part in a million that HiGHS sees.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -163,34 +160,30 @@ def solve(problem: Knapsack) -> Solution | None:
             differences = np.diff(of_tie * (problem.level == level), axis=0)
             if np.any(differences):
                 constraints.append(LinearConstraint(differences, 0.0, 0.0))
-    bound = -math.inf
-    for lowered in (0.0, 2 * _TOLERANCE):
-        limits = []
-        for name, limit in problem.limits.items():  # in units in which HiGHS keeps them
-            usage = problem.usage[name]
-            most = float(np.abs(usage).max())
-            scale, margin = most or 1.0, 0.0
-            if np.all(usage == np.rint(usage)):  # as far from the next integer as from this one
-                scale, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
-                limit = scale * math.floor(limit / scale * (1.0 + _ROUNDING))
-            top = limit / scale + margin - lowered * most / scale
-            limits.append(LinearConstraint(usage[np.newaxis] / scale, -np.inf, top))
-        result = milp(
-            above / unit,
-            integrality=np.ones(len(above)),
-            bounds=Bounds(0.0, 1.0),
-            constraints=[*constraints, *limits],
-            options={"mip_rel_gap": 0.0},
+    for name, limit in problem.limits.items():  # in units in which HiGHS keeps them
+        usage = problem.usage[name]
+        scale, margin = float(np.abs(usage).max()) or 1.0, 0.0
+        if np.all(usage == np.rint(usage)):  # as far from the next integer as from this one
+            scale, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
+            limit = scale * math.floor(limit / scale * (1.0 + _ROUNDING))
+        constraints.append(
+            LinearConstraint(usage[np.newaxis] / scale, -np.inf, limit / scale + margin)
         )
-        if result.status == 2:
-            return None
-        if result.status != 0:
-            raise RuntimeError(f"the solver found no proof: {result.message}")
-        if lowered == 0.0:
-            bound = math.fsum(least) + float(result.mip_dual_bound) * unit
-        chosen = np.array([each[np.argmax(result.x[each])] for each in options])
-        if problem.within(chosen):
-            cost = math.fsum(problem.cost[chosen])
-            is_optimal = cost - bound <= 2 * _TOLERANCE * unit
-            return Solution(chosen, cost, cost if is_optimal else bound)
-    raise RuntimeError("the solver oversteps a limit in its last digits; change it a little.")
+    result = milp(
+        above / unit,
+        integrality=np.ones(len(above)),
+        bounds=Bounds(0.0, 1.0),
+        constraints=constraints,
+        options={"mip_rel_gap": 0.0},
+    )
+    if result.status == 2:
+        return None
+    if result.status != 0:
+        raise RuntimeError(f"the solver found no proof: {result.message}")
+    bound = math.fsum(least) + float(result.mip_dual_bound) * unit
+    chosen = np.array([each[np.argmax(result.x[each])] for each in options])
+    if not problem.within(chosen):
+        raise RuntimeError("the solver oversteps a limit in its last digits; change it a little.")
+    cost = math.fsum(problem.cost[chosen])
+    is_optimal = cost - bound <= 2 * _TOLERANCE * unit
+    return Solution(chosen, cost, cost if is_optimal else bound)

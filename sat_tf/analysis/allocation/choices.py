@@ -147,8 +147,9 @@ def _layers(
     activation_bits: tuple[int, ...],
 ) -> tuple[LayerChoices, ...]:
     """Returns the choices of each layer, by three plans: what follows the policy's bits differs."""
-    named = ("weight_bits", "activation_bits")
-    rounded = [name for name in named if getattr(policy, name) is not None]
+    rounded = [
+        name for name in ("weight_bits", "activation_bits") if getattr(policy, name) is not None
+    ]
     probes = [_changed(policy, **dict.fromkeys(rounded, bits)) for bits in _PROBES]
     usual, low, high = plans = [plan_of(source, each) for each in (policy, *probes)]
     for plan in plans:
@@ -174,16 +175,15 @@ def _layers(
     layers: list[LayerChoices] = []
     for name, rows in calls.items():
         first, free = rows[0].name, following[name]
-        low_weights, high_weights, weights = (plan[first].weights for plan in (low, high, usual))
-        follows = bool(low_weights and high_weights and low_weights.bits != high_weights.bits)
-        usual_bits = weights.bits if weights else None
+        bits, *of_probes = (row.weights and row.weights.bits for row in (p[first] for p in plans))
+        follows = of_probes[0] != of_probes[1]
         layers.append(
             LayerChoices(
                 name=name,
                 kind=rows[0].kind,
                 num_weights=math.prod(layer_kinds.kernel_of(source.network[first].layer).shape),
-                usual_bits=usual_bits,
-                weight_bits=weight_bits if follows else (usual_bits,),
+                usual_bits=bits,
+                weight_bits=weight_bits if follows else (bits,),
                 activation_bits=activation_bits if free else (usual[first].reading_bits,),
                 chooses_weights=follows,
                 chooses_activations=bool(free),
@@ -247,8 +247,7 @@ def milliseconds_of(
     """
     if choices.sizes is None:
         raise ValueError(f"npu: there is no file to compile: {choices.file_problem}")
-    of_layers = choices.sizes.tensors()
-    tensors = {layer.name: of_layers[layer.name] for layer in choices.layers}
+    tensors = choices.sizes.tensors()
     of_bits: dict[int | None, dict[str, float]] = {}
     rest = 0.0
     for bits in weight_bits:
