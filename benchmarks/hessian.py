@@ -23,7 +23,7 @@ import tf_keras as keras
 
 from sat_tf.analysis.allocation.choices import Choice, ModelChoices
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
-from sat_tf.analysis.one_at_a_time import one_at_a_time
+from sat_tf.analysis.sensitivity import one_at_a_time
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, call_in_inference, layer_of_call
 from sat_tf.graph.rewrite import network_of_layers

@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 def _guesses(model: "keras.Model", policy: BitPolicy) -> Iterator[str]:
     """What is taken for granted of the inputs, because neither the policy nor the model says it."""
     from sat_tf.graph.rewrite import network_of_layers
-    from sat_tf.planning.decisions import guessed_pixels
+    from sat_tf.planning.explain import guessed_pixels
     from sat_tf.qat.inputs import converts_pixels
 
     network = network_of_layers(model)

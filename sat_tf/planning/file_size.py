@@ -16,8 +16,8 @@ from sat_tf.export.lowering.packing import FileSettings, NothingPackedError, pac
 from sat_tf.export.lowering.trace import trace
 from sat_tf.graph.network import Network, layer_of_call
 from sat_tf.messages import ModelError
+from sat_tf.planning.deployment import kernel_outlines, names_in_file, planned_content, preview
 from sat_tf.planning.explain import Source, read_source
-from sat_tf.planning.preview import kernel_outlines, names_in_file, planned_content, preview
 from sat_tf.qat.layout import in_inference, user_name
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy

@@ -21,10 +21,10 @@ from sat_tf.export.export import export_tflite
 from sat_tf.export.lowering.packing import PACKINGS, NothingPackedError
 from sat_tf.graph import layer_kinds
 from sat_tf.messages import ModelError, first_ones
+from sat_tf.planning.deployment import assume_ranges
 from sat_tf.planning.explain import Source, plan_of, read_source
 from sat_tf.planning.file_size import FileSizes
 from sat_tf.planning.plan import Fate, LayerPlan, Plan
-from sat_tf.planning.preview import assume_ranges
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.scheme import quantize_model
