@@ -8,10 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from sat_tf.arguments import is_number
-from sat_tf.messages import say
 from sat_tf.planning.plan import Plan
 from sat_tf.presentation import charts
 from sat_tf.presentation.overlay import Mark, write_overlay
@@ -324,12 +321,6 @@ class Sensitivity(RowTable):
                     row[f"{prefix}{metric.field}"] = metric.of(getattr(layer, part))
             rows.append(row)
         return rows
-
-    def print_to(self, console: Console) -> None:
-        """Prints what the whole model loses, and each layer, the one that loses most first."""
-        for line in self._summary():
-            say(console, line)
-        self.print_tables(console)
 
     def _headline(self) -> str:
         return self._summary()[0]

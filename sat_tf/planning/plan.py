@@ -5,16 +5,14 @@ import dataclasses
 import enum
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.text import Text
+from markupsafe import Markup
 
 from sat_tf.exact.targets.table import TARGETS, Elsewhere, Target, elsewhere_table
 from sat_tf.files import write_text
-from sat_tf.messages import did_you_mean, first_ones, say
+from sat_tf.messages import did_you_mean, first_ones
 from sat_tf.presentation.overlay import BIT_COLORS, Mark, write_overlay
 from sat_tf.presentation.tables import (
     Cell,
@@ -22,7 +20,6 @@ from sat_tf.presentation.tables import (
     Marked,
     RowTable,
     Table,
-    marked_text,
     render_page,
 )
 from sat_tf.qat.policy import BitPolicy
@@ -244,71 +241,48 @@ class Plan(RowTable):
         """The rows as plain values, all with the same keys; None where something is unknown."""
         return [{name: _plain(row, name) for name in _COLUMNS} for row in self.rows]
 
-    def print_to(self, console: Console) -> None:
-        """Prints the layers, the sums, and the problems."""
-        numbers = _NUMBERS if console.width >= _WIDE else _NUMBERS[2:]
-        title = f"{self.model}: quantization plan"
-        table = _layers(self, numbers).to_rich(title=title, title_justify="left", box=SIMPLE_HEAD)
-        console.print(table)
-        console.print(Text.assemble(f"{self.model}: ", marked_text(_verdict(self))), soft_wrap=True)
-        for line in _summary(self):
-            say(console, line)
-        for title, problems in self._listed_problems().items():
-            console.print(Text(f"{title}:", style="red"))
-            for problem in problems:
-                say(console, f"  {problem}")
-        if self.problems:
-            console.print(
-                "The rows above are with unsupported='float' (--unsupported=float), which leaves "
-                "such layers float, and without such overrides."
-            )
-        for line in (*_reasons(self), *(f"note: {note}" for note in self.notes)):
-            say(console, line)
-        if (verdict := _on_target(self)) is not None:
-            console.print(Text.assemble(marked_text(verdict)), soft_wrap=True)
-            if self.elsewhere:
-                console.print(elsewhere_table(self.elsewhere).to_rich())
-
-    def _listed_problems(self) -> dict[str, tuple[str, ...]]:
-        titled = {
-            "cannot be quantized as asked": self.problems,
-            "cannot be exported": self.export_problems,
-        }
-        return {title: problems for title, problems in titled.items() if problems}
-
     def _headline(self) -> Marked:
-        verdict = _verdict(self)
-        return verdict._replace(words=f"{self.model} {verdict.words}")
+        if self.problems:
+            number = len(self.problems)
+            return Marked(f"{self.model} cannot be quantized as asked; problems: {number}", "bad")
+        if self.export_problems:
+            words = f"can be quantized, but not exported; problems: {len(self.export_problems)}"
+            return Marked(f"{self.model} {words}", "bad")
+        left = f"; layers left float: {len(self.float_layers)}" if self.float_layers else ""
+        return Marked(f"{self.model} can be quantized and exported{left}", "good")
 
     def _tables(self) -> dict[str, Table[Any]]:
-        tables: dict[str, Table[Any]] = {"Quantization plan": _layers(self)}
-        if self.elsewhere:
-            tables["Operators elsewhere"] = elsewhere_table(self.elsewhere)
-        return tables
+        layers = Table(
+            columns=[*_WORDS, *_NUMBERS],
+            rows=self.rows,
+            kind=lambda row: _STYLES.get(row.fate, ""),
+            totals=["in all", *[""] * (len(_WORDS) - 1), *(each.cell(self) for each in _NUMBERS)],
+        )
+        return {"Quantization plan": layers, "Operators elsewhere": elsewhere_table(self.elsewhere)}
 
     def _notes(self) -> list[Cell]:
-        return [
+        notes: list[Cell] = [
             *(Marked(problem, "bad") for problem in (*self.problems, *self.export_problems)),
             *_summary(self),
-            *filter(None, [_on_target(self)]),
             *_reasons(self),
             *(f"note: {note}" for note in self.notes),
         ]
+        if self.problems:
+            notes.append(
+                "The rows above are with unsupported='float' (--unsupported=float), which leaves "
+                "such layers float, and without such overrides."
+            )
+        if self.file_operators is not None:
+            # How much runs on an NPU, or what a CPU refuses.
+            notes += self.target.statements(self.elsewhere, self.file_operators)[:1]
+        return notes
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes a page with the table: one file of HTML, with nothing to load."""
-        page = render_page(
-            "planning/plan_page.html",
-            plan=self,
-            verdict=_verdict(self),
-            summary=_summary(self),
-            reasons=_reasons(self),
-            layers=_layers(self).to_html("layers"),
-            on_target=_on_target(self),
-            elsewhere=elsewhere_table(self.elsewhere).to_html("operators elsewhere"),
-            policy={name: str(value) for name, value in self.policy.to_dict().items()},
-        )
-        write_text(path, page)
+        policy = {name: str(value) for name, value in self.policy.to_dict().items()}
+        shown = Markup(self._repr_html_())
+        template = "planning/plan_page.html"
+        write_text(path, render_page(template, model=self.model, shown=shown, policy=policy))
 
     def write_overlay(self, path: str | os.PathLike[str]) -> None:
         """Writes what the plan says of each tensor of the file, for Model Explorer to show on it.
@@ -371,35 +345,16 @@ def _number_text(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}" if value else _NONE
 
 
-# A layer and a whole plan have the same numbers.
+# A layer and a whole plan have the same numbers; the CSV has those for which there is no room.
 _NUMBERS: tuple[Column[Any], ...] = tuple(
-    Column(title, operator.attrgetter(field), _number_text, number=True, wrap="never")
-    for title, field in (
-        ("parameters", "parameters"),
-        ("multiply-adds", "multiply_adds"),
-        ("BOPs", "bit_operations"),
-        ("bytes", "bytes"),
+    Column(title, operator.attrgetter(field), _number_text, number=True, least_width=width)
+    for title, field, width in (
+        ("parameters", "parameters", _WIDE),
+        ("multiply-adds", "multiply_adds", _WIDE),
+        ("BOPs", "bit_operations", 0),
+        ("bytes", "bytes", 0),
     )
 )
-
-
-def _verdict(plan: Plan) -> Marked:
-    """Whether the model can be quantized and exported, in a few words."""
-    if plan.problems:
-        return Marked(f"cannot be quantized as asked; problems: {len(plan.problems)}", "bad")
-    if plan.export_problems:
-        number = len(plan.export_problems)
-        return Marked(f"can be quantized, but not exported; problems: {number}", "bad")
-    left = f"; layers left float: {len(plan.float_layers)}" if plan.float_layers else ""
-    return Marked(f"can be quantized and exported{left}", "good")
-
-
-def _on_target(plan: Plan) -> Marked | None:
-    """How much of the file runs on its NPU, or what a CPU refuses; None where that is nothing."""
-    if plan.file_operators is None:
-        return None
-    said = plan.target.statements(plan.elsewhere, plan.file_operators)
-    return said[0] if said else None
 
 
 def _summary(plan: Plan) -> list[str]:
@@ -418,7 +373,6 @@ def _summary(plan: Plan) -> list[str]:
     elif any(None in row.shape for row in plan.rows):
         line = "multiply-adds: unknown, because image sizes are open; give image_size"
     else:
-        known = sum(row.multiply_adds or 0 for row in plan.rows)
         unknown = [row.name for row in plan.rows if row.multiply_adds is None]
         known = sum(row.multiply_adds or 0 for row in plan.rows)
         line = f"multiply-adds: at least {known:,}; unknown for {', '.join(unknown)}"
@@ -431,17 +385,6 @@ def _summary(plan: Plan) -> list[str]:
             f"float one ({plan.float_bytes:,})"
         )
     return lines
-
-
-def _layers(plan: Plan, numbers: Sequence[Column[Any]] | None = None) -> Table[LayerPlan]:
-    """The layers, and the sums below them."""
-    numbers = _NUMBERS if numbers is None else numbers
-    return Table(
-        columns=[*_WORDS, *numbers],
-        rows=plan.rows,
-        kind=lambda row: _STYLES.get(row.fate, ""),
-        totals=["in all", *[""] * (len(_WORDS) - 1), *(number.cell(plan) for number in numbers)],
-    )
 
 
 def _kind(row: LayerPlan) -> str:
@@ -490,11 +433,11 @@ def _file(row: LayerPlan) -> str:
 
 
 _WORDS: tuple[Column[LayerPlan], ...] = (
-    Column("layer", lambda row: row.name, wrap="fold"),
-    Column("kind", _kind, wrap="fold"),
-    Column("weights", _weights, wrap="fold"),
-    Column("output", _output, wrap="fold"),
-    Column("in the file", _file, wrap="fold"),
+    Column("layer", lambda row: row.name),
+    Column("kind", _kind),
+    Column("weights", _weights),
+    Column("output", _output),
+    Column("in the file", _file),
 )
 
 

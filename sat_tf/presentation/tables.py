@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, 
 import jinja2
 import rich.table
 from markupsafe import Markup, escape
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 
 from sat_tf.files import write_text
-from sat_tf.messages import in_one_line, instead_of, printable
+from sat_tf.messages import in_one_line, instead_of, printable, say
 from sat_tf.presentation.terminal import FittingTable, make_console
 
 if TYPE_CHECKING:
@@ -154,8 +155,11 @@ class Table(Generic[_Row]):
 
     def for_width(self, width: int) -> "Table[_Row]":
         """The same without the columns that a terminal of this width leaves out."""
-        columns = [column for column in self.columns if column.least_width <= width]
-        return dataclasses.replace(self, columns=columns)
+        kept = [place for place, each in enumerate(self.columns) if each.least_width <= width]
+        columns, totals = (
+            [cells[p] for p in kept if cells] for cells in (self.columns, self.totals)
+        )
+        return dataclasses.replace(self, columns=columns, totals=totals)
 
     def to_rich(self, **options: Any) -> rich.table.Table:
         """The table for a terminal."""
@@ -290,16 +294,19 @@ class RowTable(Displayed):
     def to_rows(self) -> list[dict[str, Any]]:
         """The rows, all with the same keys."""
 
-    @abc.abstractmethod
     def print_to(self, console: Console) -> None:
-        """Prints the result."""
+        """Prints the tables, and below them the most important finding and the sentences."""
+        self.print_tables(console)
+        for line in (self._headline(), *self._notes()):
+            say(console, marked_text(line))
 
     def print_tables(self, console: Console) -> None:
         """Prints the tables that have rows, without the columns for which there is no room."""
+        style: dict[str, Any] = {"box": SIMPLE_HEAD, "collapse_padding": True, "pad_edge": False}
         for title, table in self._tables().items():
             if table.rows:
                 fitting = table.for_width(console.width)
-                console.print(fitting.to_rich(title=title, title_justify="left"))
+                console.print(fitting.to_rich(title=title, title_justify="left", **style))
 
     def table(self, width: int | None = None) -> str:
         """The result as text for a terminal of a width, by default as wide as needed."""

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import yaml
-from rich.console import Console
 
 from sat_tf.analysis.allocation.budget import LIMITS, Solution
 from sat_tf.files import write_text
-from sat_tf.messages import did_you_mean, say
+from sat_tf.messages import did_you_mean
 from sat_tf.presentation.tables import Column, RowTable, Table, digits
 from sat_tf.qat.policy import BitPolicy
 
@@ -114,12 +113,6 @@ class Allocation(RowTable):
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns a row for each layer, all with the same keys, in graph order."""
         return [dataclasses.asdict(layer) for layer in self.layers]
-
-    def print_to(self, console: Console) -> None:
-        """Prints the layers, the totals against their limits, and the proof."""
-        self.print_tables(console)
-        for line in self._notes():
-            say(console, line)
 
     def _headline(self) -> str:
         limits = ", ".join(

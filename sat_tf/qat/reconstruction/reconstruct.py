@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import tf_keras as keras
-from rich.console import Console
 
 from sat_tf.either_keras import for_keras3
 from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.graph.network import Network
-from sat_tf.messages import ProblemsError, say
+from sat_tf.messages import ProblemsError
 from sat_tf.presentation.progress_bar import Progress, image_bar
 from sat_tf.presentation.tables import Column, RowTable, Table, digits, percent
 from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
@@ -125,11 +124,6 @@ class Reconstruction(RowTable):
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each block."""
         return [{name: getattr(block, name) for name in self.COLUMNS} for block in self.blocks]
-
-    def print_to(self, console: Console) -> None:
-        """Prints what the model has gained, and the errors of every block."""
-        say(console, self._headline())
-        self.print_tables(console)
 
     def _headline(self) -> str:
         line = f"{self.model}: error of the outputs {self.error_before:.3g}"
