@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import errno
+import functools
 import gc
 import importlib
 import logging
@@ -149,19 +150,16 @@ def _show_warning(message: Warning | str, *where: Any, **further: Any) -> None:
 
 
 class _Once(logging.Handler):
-    """Shows what sat-tf logs of a thing, such as a corrupt picture, the first time in a command."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._known: set[tuple[Any, ...]] = set()
+    """Shows what sat-tf logs the first time in a command."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints a record; the first two of its arguments say what it is about."""
-        arguments = record.args if isinstance(record.args, tuple) else ()
-        about = (record.msg, *arguments[:2])
-        if about not in self._known:
-            self._known.add(about)
-            _show_warning(record.getMessage())
+        """Prints a record."""
+        _show_once(record.getMessage())
+
+
+@functools.cache
+def _show_once(message: str) -> None:
+    _show_warning(message)
 
 
 def report_errors(command: Callable[[], bool | None]) -> int:

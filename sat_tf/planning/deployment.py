@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.arguments import is_integer
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.exact.operations.operation import Operation
@@ -48,75 +47,14 @@ def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[st
 
 Shape = tuple[int | None, ...]
 
-# Error texts of Keras and TensorFlow for layers larger than their images.
-_NOTHING_LEFT = ("dimensions in the output is <= 0", "must be >= 0")
-
-
-def with_image_size(network: Network, image_size: int | Sequence[int] | None) -> Network:
-    """The network with shapes for images of a size: rows and columns, or one number for both."""
-    if image_size is None:
-        return network
-    sizes: Any = (image_size, image_size) if is_integer(image_size, lowest=1) else image_size
-    is_known = isinstance(sizes, tuple | list) and len(sizes) in (1, 2)
-    if not (is_known and all(is_integer(side, lowest=1) for side in sizes)):
-        raise ValueError(
-            f"image_size={image_size!r}: expected a positive integer, or rows and columns; write "
-            "224 or (224, 224), or (length,) for sequences."
-        )
-    size = tuple(map(int, sizes))
-    shapes: dict[str, Shape] = {name: network[name].shape for name in network.inputs}
-    sized = {
-        name: (*size, shape[-1])
-        for name, shape in shapes.items()
-        if len(shape) == len(size) + 1
-        and all(own in (None, asked) for own, asked in zip(shape, size, strict=False))
-    }
-    if not sized or any(None in shapes[name] for name in shapes.keys() - sized.keys()):
-        listed = ", ".join(str(shape) for shape in shapes.values())
-        raise ValueError(
-            f"image_size={image_size!r}: received a size for a model of inputs {listed}, expected "
-            "one of images or sequences with open sizes; leave it out."
-        )
-    shapes |= sized
-    nodes = []
-    for node in network:
-        if node.name not in shapes:
-            shapes[node.name] = _output_shape(node, [shapes[name] for name in node.inputs])
-            if any(side is not None and side < 1 for side in shapes[node.name]):
-                raise ValueError(
-                    f"image_size={image_size!r}: received images that are too small for "
-                    f"{node.name}, whose output would be empty; give a larger size."
-                )
-        nodes.append(dataclasses.replace(node, shape=shapes[node.name]))
-    return network.rearranged(nodes, {})
-
-
-def input_shape(node: Node, shapes: Sequence[Shape]) -> Any:
-    """A layer's input shape as Keras takes it: with the batch, in a list for several inputs."""
-    whole = [tf.TensorShape((None, *shape)) for shape in shapes]
-    return whole if node.takes_list or len(whole) != 1 else whole[0]
-
-
-def _output_shape(node: Node, shapes: list[Shape]) -> Shape:
-    """The shape of a layer's output; unknown sizes are None."""
-    if any(None in shape for shape in shapes):
-        return node.shape
-    try:
-        found = node.layer.compute_output_shape(input_shape(node, shapes))
-        return tuple(tf.TensorShape(found).as_list()[1:])
-    except Exception as error:  # A layer of the user's own raises whatever it does.
-        if isinstance(error, ValueError) and any(text in str(error) for text in _NOTHING_LEFT):
-            return (0,) * len(node.shape)
-        return node.shape
-
 
 def preview(network: Network, placement: Placement) -> Network:
     """The graph of the quantized model, with built quantizers, on the float model's own layers."""
     view = arranged(network, placement, lambda node: node.layer)
     for index, node in enumerate(view):
         if isinstance(node.layer, QuantizedLayer) and not node.layer.built:
-            shapes = [view[name].shape for name in node.inputs]
-            node.layer.build(input_shape(node, shapes))
+            shapes = [tf.TensorShape((None, *view[name].shape)) for name in node.inputs]
+            node.layer.build(shapes if node.takes_list or len(shapes) != 1 else shapes[0])
             assume_ranges(node.layer, index)
     return view
 

@@ -7,11 +7,13 @@ from typing import Any, TypeGuard
 import numpy as np
 import tf_keras as keras
 
+from sat_tf.arguments import is_integer
 from sat_tf.either_keras import for_keras3
 from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
 from sat_tf.exact.targets.table import TARGETS, Elsewhere
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, InputRange, can_be_pictures
 from sat_tf.export.lowering.packing import FileSettings
+from sat_tf.export.lowering.pipeline import with_image_size
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, loss_problems, refuse_losses
@@ -27,7 +29,6 @@ from sat_tf.planning.deployment import (
     multiply_adds,
     planned_elsewhere,
     preview,
-    with_image_size,
 )
 from sat_tf.planning.plan import ActivationPlan, Export, Fate, LayerPlan, Plan, WeightPlan
 from sat_tf.qat.configs import PlacementError
@@ -383,6 +384,9 @@ def explain(
     >>> plan["conv"].weights.bits, plan["conv"].multiply_adds, plan.problems
     (8, 3888, ())
     """
+    if image_size is not None:
+        sides = (image_size, image_size) if is_integer(image_size) else image_size
+        model = with_image_size(model, sides)
     before = policy_of(model)
     asked = before if policy is None else expect_policy(policy)
     wanted = asked or BitPolicy.mobile()
@@ -398,21 +402,17 @@ def explain(
             "one to quantize it by, which files do not have; call sat_tf.explain(model, "
             "policy).",
         )
-    return plan_of(source, wanted, image_size)
+    return plan_of(source, wanted)
 
 
-def plan_of(
-    source: Source, policy: BitPolicy, image_size: int | Sequence[int] | None = None
-) -> Plan:
+def plan_of(source: Source, policy: BitPolicy) -> Plan:
     """The plan of a model that has been read; see `explain`."""
-    sized = with_image_size(source.network, image_size)  # reports a bad size first
-    refused = list(source.losses)
+    refused, is_quantized = list(source.losses), source.quantized is not None
     if source.quantized is not None:
         policy, _, of_inputs = completed(source.quantized, policy)
         refused += of_inputs
     problems, placement, decided_by = _placed(source, policy)
     kept = placement.roles.kept if placement is not None else ()
-    is_quantized = source.quantized is not None
     inputs = input_lines(source.network, policy, kept, is_quantized=is_quantized)
     problems = refused + problems
     name = source.network.name
@@ -433,13 +433,11 @@ def plan_of(
             for node in source.network
         ]
         return dataclasses.replace(plan, rows=tuple(undecided))
-    view = preview(sized, placement)
+    view = preview(source.network, placement)
     settings = FileSettings(output_type=None, target=policy.processor.name)
     deployed = deployment(view, settings, tolerant=bool(problems))
-    decisions = LayerDecisions(
-        sized, placement, decided_by, requantized=source.quantized is not None
-    )
-    rows = tuple(_rows(decisions, sized, placement, view, deployed, problems))
+    decisions = LayerDecisions(source.network, placement, decided_by, requantized=is_quantized)
+    rows = tuple(_rows(decisions, source.network, placement, view, deployed, problems))
     notes = tuple(deployed.graph.warnings) if deployed.graph is not None else ()
     elsewhere: list[Elsewhere] = []
     operators = None

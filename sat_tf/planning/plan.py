@@ -20,7 +20,7 @@ from sat_tf.presentation.tables import (
     Marked,
     RowTable,
     Table,
-    render_page,
+    render,
 )
 from sat_tf.qat.policy import BitPolicy
 
@@ -282,7 +282,7 @@ class Plan(RowTable):
         policy = {name: str(value) for name, value in self.policy.to_dict().items()}
         shown = Markup(self._repr_html_())
         template = "planning/plan_page.html"
-        write_text(path, render_page(template, model=self.model, shown=shown, policy=policy))
+        write_text(path, render(template, model=self.model, shown=shown, policy=policy))
 
     def write_overlay(self, path: str | os.PathLike[str]) -> None:
         """Writes what the plan says of each tensor of the file, for Model Explorer to show on it.

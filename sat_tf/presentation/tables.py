@@ -74,11 +74,6 @@ def plain(value: Any) -> Cell:
     return "" if value is None else str(value)
 
 
-def render_page(template: str, **values: Any) -> str:
-    """A whole page: `render` as ordinary text."""
-    return str(render(template, **values))
-
-
 def render(template: str, **values: Any) -> Markup:
     """A template with its values filled in, as a value for another one."""
     return Markup(_environment().get_template(template).render(values))
@@ -111,17 +106,9 @@ class Column(Generic[_Row]):
     value: Callable[[_Row], Any]  # Of a row.
     show: Callable[[Any], Cell] = plain  # Formats that value for readers.
     _: dataclasses.KW_ONLY
-    unit: str = ""  # Of the shown value, behind the title.
     number: bool = False  # It is aligned to the right.
-    # How cells wrap on a terminal: "never" keeps names on one line where there is room for 24
-    # letters of them, "fold" also breaks words.
-    wrap: str = ""
+    wrap: str = ""  # On a terminal "never" keeps up to 24 letters of a name together.
     least_width: int = 0  # Terminals with fewer columns of letters leave it out.
-
-    @property
-    def head(self) -> str:
-        """The title with the unit."""
-        return f"{self.title} {self.unit}" if self.unit else self.title
 
     def cell(self, row: _Row) -> Cell:
         """The shown value of a row."""
@@ -166,7 +153,7 @@ class Table(Generic[_Row]):
         table = FittingTable(**options)
         for column in self.columns:
             table.add_column(
-                column.head,
+                column.title,
                 justify="right" if column.number else "left",
                 no_wrap=column.wrap == "never",
             )
@@ -184,7 +171,7 @@ class Table(Generic[_Row]):
             rows.append(("", list(self.totals)))
         return render(
             "presentation/table.html",
-            heads=[(column.head, column.number) for column in self.columns],
+            heads=[(column.title, column.number) for column in self.columns],
             rows=rows,
             label=label,
             zip=zip,
@@ -199,7 +186,7 @@ class Table(Generic[_Row]):
             return f"`{cell.words}`" if cell.kind == "code" else cell.words
 
         lines = [
-            [column.head for column in self.columns],
+            [column.title for column in self.columns],
             ["---:" if column.number else "---" for column in self.columns],
             *(map(shown, cells) for cells in self.cells()),
         ]

@@ -30,7 +30,7 @@ from sat_tf.presentation.terminal import make_console
 COLUMNS = [
     Column("layer", lambda row: row["name"], wrap="never"),
     Column("codes", lambda row: row["codes"], digits(","), number=True),
-    Column("clipped", lambda row: row["clipped"], percent(1, unit=""), unit="%", number=True),
+    Column("clipped %", lambda row: row["clipped"], percent(1, unit=""), number=True),
     Column("verdict", lambda row: Marked(row["verdict"], "bad" if row["verdict"] else "good")),
 ]
 ROWS = [

@@ -16,7 +16,7 @@ from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.operations.operation import Basis
 from sat_tf.exact.targets.processors import saved_processor
 from sat_tf.presentation.charts import histogram
-from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent, render_page
+from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent, render
 
 # The models that are compared, by their names in a certificate.
 MODEL_TITLES = {
@@ -34,7 +34,7 @@ _SHARE = percent(missing="–")
 
 def certificate_page(certificate: CertificateRecord) -> str:
     """Returns HTML that shows all of a certificate."""
-    return render_page(
+    return render(
         "exact/certificate/page.html",
         certificate=certificate,
         rules=rules,

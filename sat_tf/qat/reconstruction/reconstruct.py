@@ -144,7 +144,7 @@ class Reconstruction(RowTable):
             Column("error", lambda one: one.error_before, number, number=True),
             Column("fitted", lambda one: one.error_after, number, number=True),
             Column("kept", lambda one: "yes" if one.kept else "no"),
-            Column("time", lambda one: one.seconds, digits(".1f"), unit="(s)", number=True),
+            Column("time (s)", lambda one: one.seconds, digits(".1f"), number=True),
         ]
         title = "errors of what blocks put out, on the held-out images"
         return {title: Table(columns=columns, rows=self.blocks)}

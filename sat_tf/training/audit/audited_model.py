@@ -21,7 +21,7 @@ from sat_tf.presentation.tables import (
     digits,
     marked_text,
     percent,
-    render_page,
+    render,
 )
 
 
@@ -457,7 +457,7 @@ class Audit(RowTable):
         """Writes a page with tables and pictures: one self-contained HTML file."""
         wrong = {rule: (RULES[rule], lines) for rule, lines in self._by_rule().items()}
         activations = [_ACTIVATION_NAME, _VERDICT, *_ACTIVATION_NUMBERS]
-        page = render_page(
+        page = render(
             "training/audit/page.html",
             audit=self,
             kind=_MARKS[self.verdict],
@@ -532,13 +532,13 @@ _LAYER_OF_PAGE: list[Column[Any]] = [
 ]
 _ACTIVATION_NAME: Column[ActivationAudit] = Column("made by", lambda row: row.name, wrap="never")
 _ACTIVATION_NUMBERS: tuple[Column[ActivationAudit], ...] = tuple(
-    Column(title, value, show, unit=unit, number=True)
-    for title, unit, value, show in (
-        ("bits", "", lambda row: row.bits, str),
-        ("clipping level", "", lambda row: row.clipping_level, _number),
-        ("clipped", "%", lambda row: row.clipped, percent(unit="", missing=_NONE)),
-        ("codes", "", lambda row: _share(row.codes_used, row.codes), str),
-        ("∂L/∂level", "", lambda row: row.level_gradient, _number),
+    Column(title, value, show, number=True)
+    for title, value, show in (
+        ("bits", lambda row: row.bits, str),
+        ("clipping level", lambda row: row.clipping_level, _number),
+        ("clipped %", lambda row: row.clipped, percent(unit="", missing=_NONE)),
+        ("codes", lambda row: _share(row.codes_used, row.codes), str),
+        ("∂L/∂level", lambda row: row.level_gradient, _number),
     )
 )
 _LIMIT: list[Column[tuple[str, Limit]]] = [
