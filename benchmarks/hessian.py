@@ -23,7 +23,7 @@ import tf_keras as keras
 
 from sat_tf.analysis.allocation.choices import Choice, ModelChoices
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
-from sat_tf.analysis.sensitivity import one_at_a_time
+from sat_tf.analysis.sensitivity import OneAtATime
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, call_in_inference, layer_of_call
 from sat_tf.graph.rewrite import network_of_layers
@@ -261,7 +261,7 @@ def hessian_costs(
     network = network_of_layers(model)
     flat = network.model
     sample = labelled_images(dataset, most=num_images)
-    runner, _ = one_at_a_time(network, fewest, sample.images, progress=progress)
+    runner = OneAtATime(network, fewest, sample.images, progress=progress)
     layers = runner.layers
     names = {one.fields["name"]: layer_of_call(one.fields["name"]) for one in layers}
     kernels = {

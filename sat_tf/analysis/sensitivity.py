@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,10 +69,21 @@ class OneAtATime:
     quantized on their way into this layer only, and stay float for other readers.
     """
 
-    def __init__(self, network: Network, quantized: keras.Model, streams: Collection[str]) -> None:
-        self._streams, self._network, self._nodes = streams, network, list(network)
+    def __init__(
+        self, network: Network, policy: BitPolicy, images: np.ndarray, *, progress: bool
+    ) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
+            keeping = dataclasses.replace(policy, latent_start="keep_function")
+            self.quantized = quantize_model(network.model, keeping)
+        # Clipping levels are set for the tensors of the float model; nothing else is changed.
+        options: dict[str, Any] = {"batch_normalization": False, "progress": progress}
+        with float_weights(self.quantized.layers):
+            calibrate(self.quantized, images, num_images=len(images), **options)
+        self._streams = place(network, {node.name: None for node in network}, policy).streams
+        self._network, self._nodes = network, list(network)
         self._place = {node.name: index for index, node in enumerate(self._nodes)}
-        self._quantized = Network(quantized)
+        self._quantized = Network(self.quantized)
         self.last_layer = network[network.output].layer
         self.layers: list[LayerQuantizations] = []
         for node in self._quantized:
@@ -150,13 +161,17 @@ class OneAtATime:
                 weight_bits = quantizer.num_bits
                 kernel = layer.effective_kernel()
                 weight_errors = _weight_errors(layer, latent_kernel, quantizer, weight_bits)
-        quantizations = {"damage": Quantization(name, kernel, reads, makes)}
-        if kernel is not None:
-            quantizations["weights"] = Quantization(name, kernel=kernel)
-        if reads is not None:
-            quantizations["activations"] = Quantization(name, reads=reads)
-        if makes is not None:
-            quantizations["stream"] = Quantization(name, makes=makes)
+        quantizations = {
+            "damage": Quantization(name, kernel, reads, makes),
+            "weights": Quantization(name, kernel=kernel),
+            "activations": Quantization(name, reads=reads),
+            "stream": Quantization(name, makes=makes),
+        }
+        quantizations = {
+            part: tensors
+            for part, tensors in quantizations.items()
+            if any(tensor is not None for tensor in tensors[1:])
+        }
         fields = {
             "name": name,
             "kind": type(own.layer).__name__,
@@ -169,23 +184,6 @@ class OneAtATime:
             "weight_errors": weight_errors,
         }
         return LayerQuantizations(fields, quantizations)
-
-
-def one_at_a_time(
-    network: Network, policy: BitPolicy, images: np.ndarray, *, progress: bool
-) -> tuple[OneAtATime, keras.Model]:
-    """Makes what runs a float model with one layer quantized, and the model with all quantized."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
-        keeping = dataclasses.replace(policy, latent_start="keep_function")
-        quantized = quantize_model(network.model, keeping)
-    # Clipping levels are set for the tensors of the float model; nothing else is changed.
-    with float_weights(quantized.layers):
-        calibrate(
-            quantized, images, num_images=len(images), batch_normalization=False, progress=progress
-        )
-    placement = place(network, {node.name: None for node in network}, policy)
-    return OneAtATime(network, quantized, placement.streams), quantized
 
 
 def _weight_errors(
@@ -356,7 +354,7 @@ def sensitivity(
     if not (policy.states_input_range and policy.range_of(model.input_names[0]) == PIXELS):
         _refuse_other_range(model, sample.images, classes)
     metric = _metric(metric, model, classes)
-    runner, quantized = one_at_a_time(network, policy, sample.images, progress=progress)
+    runner = OneAtATime(network, policy, sample.images, progress=progress)
     quantizations = [
         quantization for each in runner.layers for quantization in each.quantizations.values()
     ]
@@ -378,7 +376,7 @@ def sensitivity(
                 output = _finite(output, f"the model with {quantization.layer} quantized")
                 meter.add(output, reference, labels)
                 advance(len(batch))
-            whole = _finite(quantized(batch, training=False).numpy(), "the quantized model")
+            whole = _finite(runner.quantized(batch, training=False).numpy(), "the quantized model")
             together.add(whole, reference, labels)
             num_right += 0 if labels is None else top_hits(reference, labels, 1)
     errors = runner.activation_errors(sample.images[:every])

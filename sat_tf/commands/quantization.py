@@ -1,11 +1,11 @@
 """The road of `sat-tf quantize`: calibrate, reconstruct, fine-tune, export, verify, report."""
 
-import contextlib
+import argparse
 import dataclasses
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,16 +52,9 @@ class Quantization:
     pictures: QuantizationImages
     folder: OutputFolder
     console: Console
-    steps: int  # Of reconstruction for each block; 0 for none.
-    epochs: int  # Of training; 0 for none.
     row: str  # What the float model's outputs are: see `finetune.row_of`.
-    learning_rate: float | None  # The highest of the training; None has a trial choose it.
-    seed: int  # Of all that is drawn.
-    output_type: str | None  # See `sat_tf.export_tflite`.
-    # Go on with what the folder holds unfinished (True), begin anew (False), or go on if there is
-    # something (None).
-    resume: bool | None
-    is_verbose: bool  # Print all that is to be known of the file.
+    steps: int  # Of reconstruction for each block; 0 for none.
+    arguments: argparse.Namespace  # Of the command.
 
     def write(self) -> None:
         """Quantizes the model, exports it, verifies the file, and writes results and a report."""
@@ -69,7 +62,7 @@ class Quantization:
         begun, pictures, folder = time.monotonic(), self.pictures, self.folder
         unfinished = folder.file(output_folder.UNFINISHED)
         backups = folder.file(output_folder.BACKUPS)
-        if self.resume is False:
+        if self.arguments.resume is False:
             unfinished.unlink(missing_ok=True)
             remove_backups(backups)
         say(self.console, f"Calibrating on {len(pictures.images):,} images")
@@ -80,30 +73,42 @@ class Quantization:
         batches = fed_batches(pictures.images, feed)
         calibrate(quantized, batches, num_images=len(pictures.images), keep_function=True)
         checkpoint = Checkpoint(
-            unfinished, say=functools.partial(say, self.console), is_expected=bool(self.resume)
+            unfinished,
+            say=functools.partial(say, self.console),
+            is_expected=bool(self.arguments.resume),
         )
         fitted, tuned = None, None
-        with _saying_what_is_saved(checkpoint, folder), folder.opened():
-            # Before all is done, only what an interrupted command goes on with is there.
-            if self.steps:
-                fitted = self._reconstruct(quantized, feed, checkpoint)
-            if self.epochs:
-                tuned = self._train(quantized, checkpoint)
-            snap_biases(quantized)
-            folder.start()  # what is there belongs to other pictures
-            if fitted is not None:
-                fitted.write(folder)
-            certificate = self._export(quantized, is_trained=tuned is not None)
-            if fitted is not None and fitted.kept and pictures.held_out.images is pictures.images:
-                self._note(
-                    "four in five of these pictures are those that it was fitted to; how it "
-                    "answers others stands above, behind its reconstruction."
-                )
-            write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
-            results = self._results(certificate, fitted, tuned, time.monotonic() - begun)
-            if pictures.held_out.labels is not None or tuned is not None:
-                folder.write_json(output_folder.RESULTS, results.to_dict())
-            write_report(folder, **({} if tuned is None else of_training(tuned, results)))
+        try:
+            with folder.opened():
+                # Before all is done, only what an interrupted command goes on with is there.
+                if self.steps:
+                    fitted = self._reconstruct(quantized, feed, checkpoint)
+                if self.arguments.epochs:
+                    tuned = self._train(quantized, checkpoint)
+                snap_biases(quantized)
+                folder.start()  # what is there belongs to other pictures
+                if fitted is not None:
+                    fitted.write(folder)
+                certificate = self._export(quantized, is_trained=tuned is not None)
+                if (
+                    fitted is not None
+                    and fitted.kept
+                    and pictures.held_out.images is pictures.images
+                ):
+                    self._note(
+                        "four in five of these pictures are those that it was fitted to; how it "
+                        "answers others stands above, behind its reconstruction."
+                    )
+                write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
+                results = self._results(certificate, fitted, tuned, time.monotonic() - begun)
+                if pictures.held_out.labels is not None or tuned is not None:
+                    folder.write_json(output_folder.RESULTS, results.to_dict())
+                write_report(folder, **({} if tuned is None else of_training(tuned, results)))
+        except KeyboardInterrupt as interrupt:
+            said = "nothing is saved yet: the same command begins again"
+            if checkpoint.saved:
+                said = f"saved in {folder.path}: {checkpoint.saved}; the same command goes on"
+            raise type(interrupt)(f"{ending_of(interrupt)[0]}; {said}") from None
         unfinished.unlink(missing_ok=True)
         remove_backups(backups)
 
@@ -119,9 +124,9 @@ class Quantization:
                 "one with --out."
             )
         is_reconstructing = self.steps and folder.file(output_folder.UNFINISHED).is_file()
-        is_training = self.epochs and folder.file(output_folder.BACKUPS).is_dir()
-        if self.resume and not (is_reconstructing or is_training):
-            what = " or training" if self.epochs else ""
+        is_training = self.arguments.epochs and folder.file(output_folder.BACKUPS).is_dir()
+        if self.arguments.resume and not (is_reconstructing or is_training):
+            what = " or training" if self.arguments.epochs else ""
             raise RunError(
                 f"--resume: {folder.path}: received no unfinished reconstruction{what}, expected "
                 "one; leave out --resume to begin a new one."
@@ -132,7 +137,7 @@ class Quantization:
         pictures, held_out, folder = self.pictures, self.pictures.held_out, self.folder
         preprocessing = COVERING if pictures.training.array is None else None
         class_names = pictures.training.class_names or None
-        options: dict[str, Any] = {"output_type": self.output_type}
+        options: dict[str, Any] = {"output_type": self.arguments.output_type}
         labels: Any = held_out.labels
         if len(self.model.outputs) == 1:  # as TFLite Metadata are
             options |= {"labels": class_names, "preprocessing": preprocessing}
@@ -164,7 +169,7 @@ class Quantization:
             say(self.console, f"Note: {warning}")
         for statement in report.on_target:
             say(self.console, marked_text(statement))
-        if self.is_verbose:
+        if self.arguments.verbose:
             path = str(folder.file(output_folder.TFLITE_MODEL))
             print_certificate(certificate, path, self.console)
             return certificate
@@ -181,8 +186,7 @@ class Quantization:
         tuned: FineTuned | None,
         seconds: float,
     ) -> Results:
-        has_labels = self.pictures.held_out.labels is not None
-        measured: dict[str, Any] = {}
+        has_labels, measured = self.pictures.held_out.labels is not None, dict[str, Any]()
         if tuned is not None:
             score = "top1" if has_labels else "agreement"
             measured = {
@@ -233,7 +237,7 @@ class Quantization:
                 fed_batches(pictures.images, feed),
                 num_images=len(pictures.images),
                 steps=self.steps,
-                seed=self.seed,
+                seed=self.arguments.seed,
                 measure=measure,
                 keep_better=True,
                 checkpoint=checkpoint,
@@ -263,18 +267,18 @@ class Quantization:
         # One without an integer form is refused before it is trained.
         snap_biases(quantized)
         batch_size = min(_BATCH_SIZE, len(training))
-        total = self.epochs * (len(training) // batch_size) * batch_size
+        total = self.arguments.epochs * (len(training) // batch_size) * batch_size
         saved = [0]  # epochs
 
         def note(epochs: int) -> None:
             saved.append(epochs)
-            checkpoint.saved = f"{epochs} of {self.epochs} epochs of the training"
+            checkpoint.saved = f"{epochs} of {self.arguments.epochs} epochs of the training"
 
         with image_bar("training", total) as advance:
 
             def begin(epoch: int, logs: Any) -> None:
                 if epoch > saved[-1]:  # of an earlier process
-                    advance.skip(epoch * total // self.epochs)
+                    advance.skip(epoch * total // self.arguments.epochs)
                     note(epoch)
 
             told = keras.callbacks.LambdaCallback(
@@ -290,13 +294,13 @@ class Quantization:
                     training.labels,
                     held_out=(pictures.held_out.images, pictures.held_out.labels),
                     sample=pictures.images,
-                    epochs=self.epochs,
-                    learning_rate=self.learning_rate,
+                    epochs=self.arguments.epochs,
+                    learning_rate=self.arguments.learning_rate,
                     batch_size=batch_size,
-                    seed=self.seed,
+                    seed=self.arguments.seed,
                     row=self.row,
                     folder=folder.file(output_folder.BACKUPS),
-                    is_expected=bool(self.resume) and not self.steps,
+                    is_expected=bool(self.arguments.resume) and not self.steps,
                     finish=snap_biases,
                     say=functools.partial(say, self.console),
                     callbacks=[told],
@@ -309,29 +313,14 @@ class Quantization:
                     "writable folder until the end; free some space, or fix its permissions.\nThen "
                     "the same command goes on from the last epoch."
                 ) from error
-        epoch = tuned.kept_epoch
-        which = (
-            f"that of epoch {epoch}" if epoch else "the one before training: no epoch was better"
+        say(
+            self.console,
+            "Kept is the best model on the held-out pictures, that of epoch "
+            f"{tuned.kept_epoch}; 0 is the one before training.",
         )
-        say(self.console, f"Kept is the best model on the held-out pictures, {which}.")
         if tuned.passed_over:
             paths = getattr(training, "paths", tuned.passed_over)
             names = first_ones([str(paths[place]) for place in tuned.passed_over])
             count = f"{len(tuned.passed_over):,} pictures to train on"
             self._note(f"{count} could not be read: {names}")
         return tuned
-
-
-@contextlib.contextmanager
-def _saying_what_is_saved(checkpoint: Checkpoint, folder: OutputFolder) -> Iterator[None]:
-    """Lets an interruption say what the same command goes on with, and what is lost."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        word, _ = ending_of(interrupt)
-        said = (
-            f"saved in {folder.path}: {checkpoint.saved}; the same command goes on from there"
-            if checkpoint.saved
-            else "nothing is saved yet: the same command begins again"
-        )
-        raise type(interrupt)(f"{word}; {said}") from None

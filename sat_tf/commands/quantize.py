@@ -148,13 +148,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             folder=folder,
             console=console,
             steps=STEPS if is_reconstructed else 0,
-            epochs=epochs,
             row=row,
-            learning_rate=arguments.learning_rate,
-            seed=arguments.seed,
-            output_type=arguments.output_type,
-            resume=arguments.resume,
-            is_verbose=arguments.verbose,
+            arguments=arguments,
         ).write()
     print_ending(arguments.bits, folder, why_not, console)
     for doubt in doubts:  # what stands far above is easily passed over

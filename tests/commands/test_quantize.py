@@ -342,7 +342,7 @@ def test_training_that_destroys_the_model_gives_it_back_as_it_was(told, tmp_path
     status, said = told(*given, *words)
     assert status in DONE, said
     assert "trying" not in said
-    assert "the one before training: no epoch was better" in said
+    assert "that of epoch 0; 0 is the one before training" in said
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert (results["learning_rate"], results["kept_epoch"]) == (pytest.approx(1.0), 0)
     assert results["start_top1"] == pytest.approx(results["quantized_top1"])
