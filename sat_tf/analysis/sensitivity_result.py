@@ -96,19 +96,6 @@ class LayerSensitivity:
     # Mean square error of what it reads, as `weight_errors`.
     activation_errors: tuple[float, ...] = ()
 
-    def widths(self) -> list["BitWidth"]:
-        """The numbers of bits of its tensors."""
-        tensors = (
-            ("weight_bits", self.num_weights, self.weights, self.weight_errors),
-            ("activation_bits", self.values_read, self.activations, self.activation_errors),
-            ("stream_bits", self.values_made, self.stream, ()),
-        )
-        return [
-            BitWidth(self.name, field, bits, size, damage, errors)
-            for field, size, damage, errors in tensors
-            if (bits := getattr(self, field)) is not None and damage is not None
-        ]
-
 
 @dataclasses.dataclass(frozen=True)
 class BitWidth:
@@ -309,7 +296,17 @@ class Sensitivity(RowTable):
 
     def widths(self) -> list[BitWidth]:
         """The numbers of bits of all tensors."""
-        return [width for layer in self.layers for width in layer.widths()]
+        widths = []
+        for layer in self.layers:
+            for field, size, damage, errors in (
+                ("weight_bits", layer.num_weights, layer.weights, layer.weight_errors),
+                ("activation_bits", layer.values_read, layer.activations, layer.activation_errors),
+                ("stream_bits", layer.values_made, layer.stream, ()),
+            ):
+                bits = getattr(layer, field)
+                if bits is not None and damage is not None:
+                    widths.append(BitWidth(layer.name, field, bits, size, damage, errors))
+        return widths
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each layer, all with the same keys, in graph order."""
@@ -321,9 +318,6 @@ class Sensitivity(RowTable):
                     row[f"{prefix}{metric.field}"] = metric.of(getattr(layer, part))
             rows.append(row)
         return rows
-
-    def _headline(self) -> str:
-        return self._summary()[0]
 
     def _tables(self) -> dict[str, Table[LayerSensitivity]]:
         ranking = METRICS[self.metric]
@@ -347,21 +341,20 @@ class Sensitivity(RowTable):
         ]
         return {"one layer quantized, the others float": Table(columns=columns, rows=self.ranked())}
 
-    def _notes(self) -> list[str]:
-        return self._summary()[1:]
+    def _headline(self) -> str:
+        measured = "" if self.top1 is None else f", top-1 {100 * self.top1:.1f} % as float"
+        return (
+            f"{self.model}: {self.num_images} images{measured}; {len(self.layers)} layers, ranked "
+            f"by {METRICS[self.metric].short}"
+        )
 
-    def _summary(self) -> list[str]:
-        """The measurement, the loss of the whole model, and how to read the table."""
+    def _notes(self) -> list[str]:
         lost = [
             f"{metric.short} {metric.show(self.together)} {metric.unit[1]}".rstrip()
             for metric in METRICS.values()
             if metric.of(self.together) is not None
         ]
-        start = f"{self.model}: {self.num_images} images"
-        if self.top1 is not None:
-            start += f", top-1 {100 * self.top1:.1f} % as float"
         return [
-            f"{start}; {len(self.layers)} layers, ranked by {METRICS[self.metric].short}",
             f"all of them quantized, without training: {', '.join(lost)}",
             "bits: w of the kernel, a of what the layer reads, s of the stream it makes; the last "
             "two columns are the layer's kernel and what it reads, alone",

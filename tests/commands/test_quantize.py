@@ -426,7 +426,7 @@ def test_training_that_is_stopped_goes_on_behind_its_last_epoch(told, tmp_path, 
         stopping.setattr(sat_tf.qat.finetune._Measuring, "on_test_begin", stopped)
         status, said = told(*words, "--no-resume")
         assert status == 130
-        assert "1 of 3 epochs of the training; the same command goes on from there" in said
+        assert "1 of 3 epochs of the training; the same command goes on" in said
     status, said = told(*words, "--resume")
     assert status in DONE, said
     assert "Going on with all of the reconstruction" in said
