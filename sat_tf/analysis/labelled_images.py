@@ -108,11 +108,7 @@ def expect_fitting(sample: LabelledImages, model: keras.Model) -> None:
 
 
 def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """The labels as float32 shares (n, num_classes) for the cross entropy.
-
-    >>> class_shares(np.array([1, 0]), 3).tolist()
-    [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
-    """
+    """The labels as float32 shares (n, num_classes) for the cross entropy."""
     if labels.ndim == 1:
         if not np.array_equal(labels, np.round(labels)):
             raise ValueError(
@@ -141,8 +137,8 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
     """Batches or single images, concatenated until there are enough."""
-    parts: list[tuple[np.ndarray, np.ndarray | None]] = []
-    count = 0
+    all_images: list[np.ndarray] = []
+    all_labels: list[Any] = []
     # A `tf.data.Dataset` tells whether it is batched, if it knows its shapes.
     spec = getattr(dataset, "element_spec", None)
     shape = getattr(spec[0] if isinstance(spec, tuple | list) else spec, "shape", None)
@@ -158,18 +154,16 @@ def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
         single = images.ndim == 3 if single is None else single
         if single:
             images, labels = images[None], None if labels is None else np.asarray(labels)[None]
-        if images.ndim < 2 or (parts and images.shape[1:] != parts[0][0].shape[1:]):
+        if images.ndim < 2 or (all_images and images.shape[1:] != all_images[0].shape[1:]):
             raise ValueError(
                 f"dataset: received an element of shape {images.shape}, expected images of one "
                 "size; pass (images, labels), or batches of them."
             )
-        parts.append((images, None if labels is None else np.asarray(labels)))
-        count += len(images)
-        if count >= most:
+        all_images.append(images)
+        all_labels.append(labels)
+        if sum(map(len, all_images)) >= most:
             break
-    if not parts:
+    if not all_images:
         raise ValueError("dataset: received no images, expected at least one; it is empty.")
-    if any(labels is None for _, labels in parts):
-        return np.concatenate([images for images, _ in parts]), None
-    images, labels = zip(*parts, strict=True)
-    return np.concatenate(images), np.concatenate(labels)
+    images = np.concatenate(all_images)
+    return images, None if any(each is None for each in all_labels) else np.concatenate(all_labels)

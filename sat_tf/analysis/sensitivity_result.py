@@ -389,11 +389,12 @@ def _bits(layer: LayerSensitivity) -> str:
     return "".join(f"{letter}{bits}" for letter, bits in named if bits is not None)
 
 
-_STYLES: dict[str, dict[str, Any]] = {
-    "kernel": {"color": charts.BLUE, "marker": "o", "s": 42},
-    "what it reads": {"color": charts.ORANGE, "marker": "s", "s": 42},
-    "all": {"facecolors": "none", "edgecolors": charts.BLACK, "marker": "D", "s": 72},
-    "stream": {"color": charts.GREEN, "marker": "^", "s": 52},
+# By what is quantized: the field of `LayerSensitivity`, and the style of its marks.
+_STYLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "kernel": ("weights", {"color": charts.BLUE, "marker": "o", "s": 42}),
+    "what it reads": ("activations", {"color": charts.ORANGE, "marker": "s", "s": 42}),
+    "stream": ("stream", {"color": charts.GREEN, "marker": "^", "s": 52}),
+    "all": ("damage", {"facecolors": "none", "edgecolors": charts.BLACK, "marker": "D", "s": 72}),
 }
 
 
@@ -403,35 +404,23 @@ def _draw(measured: Sensitivity) -> "Picture":
     layers = [layer for layer in measured.layers if layer in chosen]
     metric = METRICS[measured.metric]
     factor, unit = metric.unit
-    marks = []  # The values of each layer, by what is quantized.
-    for layer in layers:
-        damages = {
-            "stream": layer.stream,
-            "kernel": layer.weights,
-            "what it reads": layer.activations,
-            "all": layer.damage if layer.weights and layer.activations else None,
-        }
-        values = {label: metric.of(damage) for label, damage in damages.items()}
-        marks.append({label: factor * each for label, each in values.items() if each is not None})
     # Letters of 13 points, and rows as high: still readable at half the size.
     width = 7.2 + 0.05 * max((len(layer.name) for layer in layers), default=0)
     picture, axes = charts.canvas(size=(width, 1.9 + 0.27 * max(len(layers), 4)))
-    for row, of_layer in enumerate(marks):
-        line = [0.0, max(of_layer.values())]
-        axes.plot(line, [row, row], color="#D0D0D0", linewidth=1.2, zorder=1)
-    for label, style in _STYLES.items():
-        points = [(of_layer[label], row) for row, of_layer in enumerate(marks) if label in of_layer]
-        if points:
-            across, down = zip(*points, strict=True)
-            axes.scatter(across, down, label=label, zorder=2, **style)
+    drawn: list[float] = []
+    for label, (part, style) in _STYLES.items():
+        values = [metric.of(getattr(layer, part)) for layer in layers]
+        rows = [row for row, value in enumerate(values) if value is not None]
+        across = [factor * value for value in values if value is not None]
+        axes.scatter(across, rows, label=label, zorder=2, **style)
+        drawn += across
+    axes.grid(axis="y", color="#D0D0D0", linewidth=1.2)
     axes.set_yticks(range(len(layers)), [layer.name for layer in layers])
     axes.set_ylim(len(layers) - 0.4, -0.6)
     axes.set_xlabel(f"{metric.title} ({unit})" if unit else metric.title)
-    drawn = [value for of_layer in marks for value in of_layer.values()]
     # A linear axis would hide the smaller half of values that differ much.
     if drawn and min(drawn) > 0.0 and max(drawn) > _WIDE_RANGE * min(drawn):
         axes.set_xscale("log")
-        axes.set_xlim(0.6 * min(drawn), 1.7 * max(drawn))
     title = f"{measured.model}: one layer quantized, the others float"
     if more := len(measured.layers) - len(layers):
         title += f"\nthe {len(layers)} layers that lose most; {more} lose less"

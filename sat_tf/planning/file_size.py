@@ -1,8 +1,4 @@
-"""The bytes of a file before there is a model to write: the file itself, with other numbers in it.
-
-A file is as long as its graph makes it, whatever its weights are: the graph is lowered and packed
-as by the export, with kernels that differ from layer to layer, and the file written to memory.
-"""
+"""The bytes of a file before there is a model to write: the file, with other numbers in it."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -107,8 +103,7 @@ _FIRST_MARK = 1000
 def _linear_places(network: Network, graph: Graph) -> dict[str, list[int]]:
     """The places of each layer's linear operations in a graph, by the names of layers.
 
-    Folding may change the signs of codes, but not their magnitudes: the graph is lowered once more,
-    with kernels that have nothing but the number of their layer in them.
+    Folding may change the signs of codes, but not their magnitudes, which mark the layers here.
     """
     outlines = kernel_outlines(network)
     marks = {

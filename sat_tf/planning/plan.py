@@ -285,11 +285,7 @@ class Plan(RowTable):
         write_text(path, render(template, model=self.model, shown=shown, policy=policy))
 
     def write_overlay(self, path: str | os.PathLike[str]) -> None:
-        """Writes what the plan says of each tensor of the file, for Model Explorer to show on it.
-
-        Nodes have the bits of their weights and of their output, its range and their bytes, and the
-        colour of the bits. The tensors are those of the file that `export_tflite` writes.
-        """
+        """Writes bits, ranges and bytes of each tensor of the file, for Model Explorer to show."""
         rows_of: dict[str, list[LayerPlan]] = {}
         for row in self.rows:
             for tensor in self.tensors(row.name):
