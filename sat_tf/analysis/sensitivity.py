@@ -64,9 +64,8 @@ class LayerQuantizations(NamedTuple):
 class OneAtATime:
     """Runs a float model, and again with one layer quantized, from that layer on.
 
-    The layer has the codes of the quantized model, which keeps the function: its kernel is
-    multiplied by the factor that the normalization behind it was divided by. Activations are
-    quantized on their way into this layer only, and stay float for other readers.
+    The layer has the codes of the quantized model, which keeps the function. Activations are
+    quantized on their way into this layer only.
     """
 
     def __init__(

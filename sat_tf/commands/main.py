@@ -2,7 +2,6 @@
 
 import atexit
 import contextlib
-import errno
 import functools
 import gc
 import importlib
@@ -184,7 +183,11 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, RunError | ReadingError):
         return shown(error)
     if isinstance(error, OSError):  # a full disk, or a folder that vanished
-        return shown(_refused(error))
+        return shown(
+            f"{error.filename or 'a file, perhaps a temporary one'}: cannot be read or written "
+            f"({error.strerror or error}), expected a disk with room and permission; free some "
+            "space, or name another folder; TMPDIR names that of temporary files."
+        )
     if isinstance(error, ModuleNotFoundError):
         return missing_package(error)
     tensorflow = sys.modules.get("tensorflow")  # not imported only for this check
@@ -192,20 +195,3 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or exhausted:
         return "out of memory; use a smaller model, smaller or fewer images, or a smaller batch."
     return None
-
-
-def _refused(error: OSError) -> str:
-    """Says what the system has refused, with the fix, where nobody has said it better."""
-    what = error.filename
-    if not what:
-        try:
-            what = f"a file, perhaps one of the temporary ones in {tempfile.gettempdir()}"
-        except OSError:
-            what = "all folders for temporary files"
-    if error.errno == errno.ENAMETOOLONG:
-        return f"{what}: received a name that is too long, expected a shorter one; choose one."
-    return (
-        f"{what}: cannot be read or written ({error.strerror or error}), expected a disk with room "
-        "and permission; free some space, or name another folder; TMPDIR names that of temporary "
-        "files."
-    )

@@ -83,8 +83,7 @@ def asked_policy(
 ) -> BitPolicy | None:
     """The policy that the options say; None if none speaks of it.
 
-    A file of --policy has all fields, and so has a run; --bits changes those of it, KEY=VALUE
-    these, and the other options come last.
+    --bits changes a file or a run, KEY=VALUE these, and the other options come last.
     """
     words, asked_bits = arguments.policy, getattr(arguments, "bits", None)
     files = [word for word in words if "=" not in word]

@@ -100,8 +100,30 @@ class Quantization:
                         "answers others stands above, behind its reconstruction."
                     )
                 write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
-                results = self._results(certificate, fitted, tuned, time.monotonic() - begun)
-                if pictures.held_out.labels is not None or tuned is not None:
+                measured: dict[str, Any] = {}
+                has_labels = pictures.held_out.labels is not None
+                if tuned is not None:
+                    score = "top1" if has_labels else "agreement"
+                    measured = {
+                        f"quantized_{score}": tuned.epochs[tuned.kept_epoch].score,
+                        f"start_{score}": tuned.epochs[0].score,
+                        "learning_rate": tuned.learning_rate,
+                        "tried_learning_rates": tuned.tried or None,
+                        "kept_epoch": tuned.kept_epoch,
+                    }
+                if has_labels:
+                    measured["float_top1"] = certificate.top1["float"]
+                    measured["quantized_top1"] = certificate.top1["quantized"]
+                results = Results(
+                    held_out_images=len(pictures.held_out.images),
+                    parameters=self.model.count_params(),
+                    seconds=time.monotonic() - begun,
+                    given_float_model=True,
+                    reconstruction=fitted,
+                    **measured,
+                    **of_certificate(certificate),
+                )
+                if measured:
                     folder.write_json(output_folder.RESULTS, results.to_dict())
                 write_report(folder, **({} if tuned is None else of_training(tuned, results)))
         except KeyboardInterrupt as interrupt:
@@ -178,36 +200,6 @@ class Quantization:
         for note in [*(note for note in notes if note.kind == "bad"), *must_be_seen]:
             say(self.console, marked_text(note))
         return certificate
-
-    def _results(
-        self,
-        certificate: Certificate,
-        fitted: Fitted | None,
-        tuned: FineTuned | None,
-        seconds: float,
-    ) -> Results:
-        has_labels, measured = self.pictures.held_out.labels is not None, dict[str, Any]()
-        if tuned is not None:
-            score = "top1" if has_labels else "agreement"
-            measured = {
-                f"quantized_{score}": tuned.epochs[tuned.kept_epoch].score,
-                f"start_{score}": tuned.epochs[0].score,
-                "learning_rate": tuned.learning_rate,
-                "tried_learning_rates": tuned.tried or None,
-                "kept_epoch": tuned.kept_epoch,
-            }
-        if has_labels:
-            measured["float_top1"] = certificate.top1["float"]
-            measured["quantized_top1"] = certificate.top1["quantized"]
-        return Results(
-            held_out_images=len(self.pictures.held_out.images),
-            parameters=self.model.count_params(),
-            seconds=seconds,
-            given_float_model=True,
-            reconstruction=fitted,
-            **measured,
-            **of_certificate(certificate),
-        )
 
     def _reconstruct(
         self,

@@ -69,10 +69,17 @@ def _line(network: Network, name: str, policy: BitPolicy, is_quantized: bool) ->
         return _TAKEN[kind]
     found = policy.range_of(name)
     line = f"pixels 0 to 255 stand for {_ends(found)}, uint8 in the file"
-    if guess := guessed_pixels(network, policy, name):
-        fix = "what is no picture takes input_type='int8' or 'float32'"
-        return f"{guess}, uint8 in the file; {fix}"
     shape = network[name].shape
+    is_stated = policy.states_range_of(name) or policy.states_type_of(name)
+    # Pictures have three channels, or pixels that the model converts or of which the policy speaks.
+    if not (
+        (shape[-1] != 1 and can_be_pictures(shape)) or converts_pixels(network, name) or is_stated
+    ):
+        guess = f"integers 0 to 255, though a shape of {tuple(shape)} is no picture's"
+        if can_be_pictures(shape):
+            guess = "grey pictures, pixels 0 to 255, though it may be other maps of numbers"
+        fix = "what is no picture takes input_type='int8' or 'float32'"
+        return f"taken for {guess}, uint8 in the file; {fix}"
     if found.channels is not None and (not shape or shape[-1] != found.channels):
         return line  # a problem of the plan
     # Two inputs of one layer fold one change, so each is looked up separately.
@@ -80,21 +87,6 @@ def _line(network: Network, name: str, policy: BitPolicy, is_quantized: bool) ->
     line = f"{line}, folded into {', '.join(layers)}" if layers else line
     around = [] if is_quantized else borders(network, {name: found})
     return "; ".join([line, *map(str, around)])
-
-
-def guessed_pixels(network: Network, policy: BitPolicy, name: str) -> str:
-    """Says of an input that may be no picture that it is taken for one; "" of any other.
-
-    Pictures have three channels, or pixels that the model converts or of which the policy speaks.
-    """
-    shape = network[name].shape
-    is_coloured = can_be_pictures(shape) and shape[-1] != 1
-    is_stated = policy.states_range_of(name) or policy.states_type_of(name)
-    if is_coloured or converts_pixels(network, name) or is_stated:
-        return ""
-    if can_be_pictures(shape):
-        return "taken for grey pictures, pixels 0 to 255, though it may be other maps of numbers"
-    return f"taken for integers 0 to 255, though a shape of {tuple(shape)} is no picture's"
 
 
 def _ends(found: InputRange) -> str:
@@ -420,35 +412,33 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
     if placement is None:  # nothing could be decided
         named = by_layer(problems, [node.name for node in source.network])
         reason = "nothing is quantized, because of the problems of the model"
-        fields = {"export": Export.REFUSED, "multiply_adds": None, "bit_operations": None}
-        undecided = [
-            _row(
-                node,
-                node.inputs,
-                named.get(node.name, ()),
-                fate=Fate.FLOAT,
-                reason="" if node.name in named else reason,
-                **fields,
-            )
+        undecided: dict[str, Any] = {
+            "fate": Fate.FLOAT,
+            "export": Export.REFUSED,
+            "multiply_adds": None,
+            "bit_operations": None,
+        }
+        rows = [
+            _row(node, node.inputs, named[node.name], **undecided)
+            if node.name in named
+            else _row(node, node.inputs, (), reason=reason, **undecided)
             for node in source.network
         ]
-        return dataclasses.replace(plan, rows=tuple(undecided))
+        return dataclasses.replace(plan, rows=tuple(rows))
     view = preview(source.network, placement)
     settings = FileSettings(output_type=None, target=policy.processor.name)
     deployed = deployment(view, settings, tolerant=bool(problems))
     decisions = LayerDecisions(source.network, placement, decided_by, requantized=is_quantized)
-    rows = tuple(_rows(decisions, source.network, placement, view, deployed, problems))
-    notes = tuple(deployed.graph.warnings) if deployed.graph is not None else ()
+    graph, target = deployed.graph, TARGETS[settings.target]
     elsewhere: list[Elsewhere] = []
     operators = None
-    limited = TARGETS[settings.target].operators is not None
-    if limited and deployed.graph and not (problems or deployed.problems):
-        elsewhere, operators = planned_elsewhere(deployed.graph, settings)
+    if target.operators is not None and graph and not (problems or deployed.problems):
+        elsewhere, operators = planned_elsewhere(graph, settings)
     return dataclasses.replace(
         plan,
-        rows=rows,
+        rows=tuple(_rows(decisions, source.network, placement, view, deployed, problems)),
         export_problems=deployed.problems,
-        notes=notes,
+        notes=tuple(graph.warnings) if graph is not None else (),
         elsewhere=tuple(elsewhere),
         file_operators=operators,
     )

@@ -22,8 +22,7 @@ from sat_tf.qat.policy import BitPolicy
 def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> int:
     """Returns the length of the file that `export_tflite` will write of a model, in bytes.
 
-    It is exact for integer files of default settings whose clipping levels are all different, as
-    after training: between two tensors with equal levels the file needs no operator.
+    It is exact for integer files of default settings whose clipping levels are all different.
     """
     network = _previewed(read_source(model, processor=policy.processor), policy)
     settings = FileSettings(pack=pack, output_type=None, target=policy.processor.name)
@@ -34,8 +33,7 @@ def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> 
 class FileSizes:
     """The bytes of a model's file for every choice of bits: its kernels, and all else.
 
-    The graph is lowered once for each number of weight bits, in all layers. The sum is the file's
-    length but for alignment, and for what a file has once for all layers of one storage.
+    The sum is exact but for alignment, and for what a file has once for layers of one storage.
     """
 
     def __init__(

@@ -51,9 +51,7 @@ class Progress:
 def image_bar(title: str, total: int | None, *, shown: bool = True) -> Iterator[Progress]:
     """What to call with the number of images that have been done, by any thread.
 
-    On terminals, where it is drawn on standard error, and in notebooks a bar appears after two
-    seconds; it disappears at the end. Elsewhere, as in a pipe or a log, standard error gets a line
-    a minute.
+    Terminals and notebooks get a bar after two seconds, pipes and logs a line a minute.
     """
     if not shown:
         yield Progress()

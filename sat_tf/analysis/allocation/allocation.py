@@ -142,11 +142,8 @@ def make_problem(
 def costs_of_sensitivity(measured: Sensitivity, layers: Sequence[LayerChoices]) -> list[float]:
     """Returns the estimated losses of all choices from a measured model, in units that add up.
 
-    What a tensor loses at the measured bits is taken to fall with the power of its rounding error,
-    which is known for all bits from the measured ones to 8. Of a classifier it is the divergence of
-    the classes, else the squared distance of the outputs. Costs of layers are added up, and so are
-    those of a layer's kernel and of what it reads: whoever takes them for the whole model assumes
-    that rounding errors do not meet.
+    What a tensor loses is taken to fall with the power of its rounding error: of a classifier the
+    divergence of the classes, else the squared distance of the outputs.
     """
     # By layer, field of the policy, and bits.
     of_bits: dict[tuple[str, str, int | None], float] = collections.defaultdict(float)
@@ -177,8 +174,7 @@ def costs_of_sensitivity(measured: Sensitivity, layers: Sequence[LayerChoices]) 
 def costs_of_table(table: Mapping[Any, Any], layers: Sequence[LayerChoices]) -> list[float]:
     """Returns the costs of all choices in a table {layer: {(weight bits, activation bits): cost}}.
 
-    Keys may be weight bits alone, where the cost is the same for all activation bits; None, or a
-    number in place of a mapping, is for every choice. Layers without a choice may be left out.
+    Keys may be weight bits alone, or None for every choice, as a number in place of a mapping is.
     """
     names = [layer.name for layer in layers]
     problems = [
@@ -196,15 +192,12 @@ def costs_of_table(table: Mapping[Any, Any], layers: Sequence[LayerChoices]) -> 
             cost_of = dict.fromkeys(layer.choices, cost_of)
         for key, cost in cost_of.items():
             pair = key if isinstance(key, tuple) and len(key) == 2 else (key,)
-            if not all(bits is None or is_integer(bits, lowest=1, limit=9) for bits in pair):
-                problems.append(
-                    f"{layer.name}[{key!r}]: expected (weight bits, activation bits), or weight "
-                    "bits; write {(4, 8): ...} or {4: ...}."
-                )
-            elif not is_number(cost) or not 0.0 <= float(cost) <= _LARGEST_COST:
+            is_key = all(bits is None or is_integer(bits, lowest=1, limit=9) for bits in pair)
+            if not (is_key and is_number(cost) and 0.0 <= float(cost) <= _LARGEST_COST):
                 problems.append(
                     f"{layer.name}[{key!r}]: received {cost!r}, expected a finite number of 0 or "
-                    "more."
+                    "more for (weight bits, activation bits), or for weight bits; write {(4, 8): "
+                    "1.0} or {4: 1.0}."
                 )
         of_choices = {
             choice: cost_of.get(choice, cost_of.get(choice[0], cost_of.get(None)))

@@ -1,8 +1,4 @@
-"""The bits that each layer of a model can have, which layers share a grid, and how long they take.
-
-Layers that read one quantized tensor share its grid: their activation bits are equal, so that the
-file needs no operator between two grids.
-"""
+"""The bits that each layer of a model can have; those that read one tensor share its grid."""
 
 import dataclasses
 import glob
@@ -242,8 +238,7 @@ def milliseconds_of(
 ) -> list[float]:
     """Returns the milliseconds of each choice, layer by layer; the rest counts with the first one.
 
-    A file is compiled for each number of weight bits, of all layers that are chosen for. Bits of
-    activations change nothing, since all are int8 there, and their ranges are made up.
+    A file is compiled for each number of weight bits; all activations are int8 there.
     """
     if choices.sizes is None:
         raise ValueError(f"npu: there is no file to compile: {choices.file_problem}")
