@@ -117,7 +117,7 @@ def _run(words: Sequence[str]) -> bool | None:
     console = make_console()
     if not console.is_terminal:  # every row of a table stays on one line, whatever COLUMNS says
         console = make_console(width=_WIDTH_WITHOUT_TERMINAL)
-    before = tempfile.tempdir
+    former = tempfile.tempdir
     with contextlib.ExitStack() as stack:
         # Keras and TensorFlow leave temporary files behind where they are interrupted: these go
         # with the command. Whoever needs one says that there is no room.
@@ -126,7 +126,7 @@ def _run(words: Sequence[str]) -> bool | None:
         try:
             outcome: bool | None = parsed.command(parsed, console)
         finally:
-            tempfile.tempdir = before
+            tempfile.tempdir = former
     return outcome
 
 

@@ -160,7 +160,7 @@ class _Word(NamedTuple):
 def _words(parser: argparse.ArgumentParser) -> Iterator[_Word]:
     """The words of a command, and of its actions where it has some."""
     for action in parser._actions:  # argparse has no public list of them
-        values = [*map(str, action.choices or getattr(action, "values", ()))]
+        values = list(map(str, action.choices or getattr(action, "values", None) or ()))
         if not values and _VALUES.fullmatch(str(action.metavar)):
             values = str(action.metavar).split("|")
         about = (action.help or "").replace("%%", "%").partition(";")[0]
