@@ -166,12 +166,10 @@ def with_input_range(
     console: Console,
     *,
     is_trained: bool = True,
-    doubts: list[str] | None = None,
 ) -> BitPolicy:
     """The policy with the range of a float model's input: the given one, or the one that is found.
 
-    Prints which it is, and a note where a given one may be wrong, which `doubts` gets as well. A
-    model that may not be trained yet is fed pixels where no range is more accurate than others.
+    Prints which it is, and a note where a given one may be wrong. A model that may not be trained yet is fed pixels where no range is more accurate than others.
     """
     from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range, range_accuracies
     from sat_tf.graph.rewrite import network_of_layers
@@ -204,8 +202,6 @@ def with_input_range(
             note = f"{subject}: {accuracies.problem}."
         if note is not None:
             say(console, f"Note: {note}", style="yellow")
-            if doubts is not None:
-                doubts.append(note)
         return policy
     say(console, f"Looking for the input range on {len(pixels):,} images")
     try:

@@ -132,10 +132,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         pictures = find_pictures(
             images, model, policy, console, to_train=bool(epochs), labels=arguments.labels
         )
-        doubts: list[str] = []
-        policy = with_input_range(
-            policy, model, str(path), pictures.held_out.sample, console, doubts=doubts
-        )
+        policy = with_input_range(policy, model, str(path), pictures.held_out.sample, console)
         Quantization(
             model=model,
             policy=policy,
@@ -147,8 +144,6 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             arguments=arguments,
         ).write()
     print_ending(arguments.bits, folder, why_not, console)
-    for doubt in doubts:  # what stands far above is easily passed over
-        say(console, f"Note: {doubt}", style="yellow")
     return conclude(folder.file(TFLITE_MODEL), headline_of(folder), console)
 
 

@@ -323,9 +323,8 @@ def _mark(rows: Iterable[LayerPlan]) -> Mark:
 
 
 def _total(numbers: Iterable[int | None]) -> int | None:
-    listed = list(numbers)
-    known = [number for number in listed if number is not None]
-    return sum(known) if len(known) == len(listed) else None
+    known = list(numbers)
+    return None if None in known else sum(number or 0 for number in known)
 
 
 # -- on a terminal --------------------------------------------------------------------------------
@@ -366,21 +365,12 @@ def _summary(plan: Plan) -> list[str]:
     if products is not None and bops is not None and whole is not None:
         share = f", {bops / whole:.4f} of float32" if whole else ""
         line = f"{products:,} multiply-adds an image, {bops:,} bit operations (BOPs){share}"
-    elif any(None in row.shape for row in plan.rows):
-        line = "multiply-adds: unknown, because image sizes are open; give image_size"
     else:
         unknown = [row.name for row in plan.rows if row.multiply_adds is None]
-        known = sum(row.multiply_adds or 0 for row in plan.rows)
-        line = f"multiply-adds: at least {known:,}; unknown for {', '.join(unknown)}"
-    lines.append(line)
-    if plan.bytes is None:
-        lines.append(f"TFLite file: unknown; float: about {plan.float_bytes:,} bytes")
-    else:
-        lines.append(
-            f"TFLite file: about {plan.bytes:,} bytes, {plan.bytes / plan.float_bytes:.2f} of a "
-            f"float one ({plan.float_bytes:,})"
-        )
-    return lines
+        line = f"multiply-adds: unknown for {first_ones(unknown)}; give image_size where it is open"
+    size = "unknown" if plan.bytes is None else f"about {plan.bytes:,} bytes"
+    file = f"TFLite file: {size}; a float one: about {plan.float_bytes:,} bytes"
+    return [*lines, line, file]
 
 
 def _kind(row: LayerPlan) -> str:
