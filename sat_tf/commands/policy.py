@@ -169,7 +169,8 @@ def with_input_range(
 ) -> BitPolicy:
     """The policy with the range of a float model's input: the given one, or the one that is found.
 
-    Prints which it is, and a note where a given one may be wrong. A model that may not be trained yet is fed pixels where no range is more accurate than others.
+    Prints which it is, and a note where a given one may be wrong. A model that may not be trained
+    yet is fed pixels where no range is more accurate than others.
     """
     from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range, range_accuracies
     from sat_tf.graph.rewrite import network_of_layers
