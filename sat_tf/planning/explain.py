@@ -377,7 +377,7 @@ def explain(
     (8, 3888, ())
     """
     if image_size is not None:
-        sides = (image_size, image_size) if is_integer(image_size) else image_size
+        sides: Any = (image_size, image_size) if is_integer(image_size) else image_size
         model = with_image_size(model, sides)
     before = policy_of(model)
     asked = before if policy is None else expect_policy(policy)

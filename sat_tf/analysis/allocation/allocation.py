@@ -133,9 +133,10 @@ def make_problem(
         tie=np.array([layer.tie if layer.chooses_activations else -1 for layer in layers]),
     )
     for name, limit in limits.items():
-        is_share = isinstance(limit, str)
-        whole = knapsack.ends(name)[1] / 100.0 if is_share else units[name]
-        absolute[name] = float(limit[:-1] if is_share else limit) * whole
+        if isinstance(limit, str):
+            absolute[name] = float(limit[:-1]) / 100.0 * knapsack.ends(name)[1]
+        else:
+            absolute[name] = limit * units[name]
     return BitProblem(choices, options, knapsack, units)
 
 
@@ -317,12 +318,12 @@ def allocate(
     used = knapsack.used(solution.chosen) | ({} if length is None else {"bytes": length})
     totals = {}
     for name, unit in problem.units.items():
-        fewest, most = knapsack.ends(name)
+        least, most = knapsack.ends(name)
         totals[name] = Total(
             name=name,
             value=float(used[name] / unit),
             limit=knapsack.limits[name] / unit if name in knapsack.limits else None,
-            fewest=min(fewest, used[name]) / unit,
+            fewest=min(least, used[name]) / unit,
             most=max(most, used[name]) / unit,
         )
     return Allocation(

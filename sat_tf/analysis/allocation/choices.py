@@ -171,7 +171,8 @@ def _layers(
     layers: list[LayerChoices] = []
     for name, rows in calls.items():
         first, free = rows[0].name, following[name]
-        bits, *of_probes = (row.weights and row.weights.bits for row in (p[first] for p in plans))
+        planned = [plan[first].weights for plan in plans]
+        bits, *of_probes = [weights.bits if weights else None for weights in planned]
         follows = of_probes[0] != of_probes[1]
         layers.append(
             LayerChoices(
