@@ -244,12 +244,10 @@ class Sensitivity(RowTable):
         """Overrides that give the sensitive layers more bits, up to 8.
 
         Give one of the two. With `average_bits`, bits go one by one to where they save most, as
-        long as the mean stays within it: over all weights of linear layers, first and last
-        included, and over all values that linear layers read, except the image.
-        With `max_drop`, layers are raised to 8 bits until the model is estimated to lose no more.
-        Estimates add up what layers lose alone, with the power of rounding noise at their bits;
-        measure the suggested policy to be sure. Layers differ most when measured at the fewest bits
-        of interest.
+        long as the means stay within it: over all weights of linear layers, and over all values
+        that they read, except the image. With `max_drop`, layers are raised to 8 bits until the
+        model is estimated to lose no more. Estimates add up what layers lose alone; measure the
+        suggested policy to be sure.
 
         Args:
             max_drop: the most that may be lost, in the unit of `Damage`: for top1 a share of the

@@ -110,9 +110,6 @@ def _run(words: Sequence[str]) -> bool | None:
     if name not in COMMANDS:
         top.error(f"{name!r} is no command. {did_you_mean(name, COMMANDS)}")
     parser = command_parser(name)
-    parser.elsewhere = lambda option: [
-        f"sat-tf {other}" for other in COMMANDS if option in command_parser(other).options
-    ]
     parsed = parser.parse_args(words[1:])
     console = make_console()
     if not console.is_terminal:  # every row of a table stays on one line, whatever COLUMNS says

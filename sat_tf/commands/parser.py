@@ -6,10 +6,10 @@ import re
 import shlex
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from sat_tf.messages import first_ones, nearest, shown
+from sat_tf.messages import nearest, shown
 
 RANGE = "--input_range"
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -46,8 +46,6 @@ class Parser(argparse.ArgumentParser):
     fields: Iterable[str] = ()  # Names that --policy takes as KEY=VALUE.
     # Why the command does not have an option that one would look for.
     refused: Mapping[str, str] = types.MappingProxyType({})
-    # Names the commands that have an option.
-    elsewhere: Callable[[str], Sequence[str]] = staticmethod(lambda option: ())
 
     def __init__(self, **settings: Any) -> None:
         # A word that is cut short today may be another option tomorrow.
@@ -96,10 +94,8 @@ class Parser(argparse.ArgumentParser):
         """Ends the sentence on an option that is not there by what to write in its place."""
         if option in self.refused:
             return f": {self.refused[option]}."
-        if meant := self._meant(option):
-            return f". Did you mean {meant}?"
-        having = self.elsewhere(option)
-        return f", but of {first_ones(having)}." if having else "."
+        meant = self._meant(option)
+        return f". Did you mean {meant}?" if meant else "."
 
     def _meant(self, option: str) -> str | None:
         word = option.lstrip("-").replace("-", "_").lower()

@@ -342,13 +342,10 @@ def explain(
 ) -> Plan:
     """Says how every layer of a model will be quantized and exported, before anything is built.
 
-    The quantizers are those of the placement that `quantize_model` follows, and the operators are
-    those that `export_tflite` writes with its defaults. The model is not changed. Clipping levels
-    are assumed to be all different, as after training: between two tensors with equal levels the
-    file needs no operator.
-
-    A model that cannot be quantized has a plan too: its `problems` are those that `quantize_model`
-    raises, and its other layers are planned as if these were left float.
+    The model is not changed. Clipping levels are assumed to be all different, as after training:
+    between two tensors with equal levels the file needs no operator. A model that cannot be
+    quantized has a plan too: its `problems` are those that `quantize_model` raises, and its other
+    layers are planned as if these were left float.
 
     Args:
         model: a built Functional or Sequential tf_keras model; or one annotated by TFMOT's

@@ -269,9 +269,8 @@ def allocate(
     Raises:
         ImportError: there is an `npu`, and its compiler is not installed.
         ValueError: an invalid argument; a budget that no choice keeps, with the smallest possible
-            value of each limit; a `pack` that `export_tflite` would refuse, because it packs no
-            kernel of the choice, or of any; a table with problems, all of which are listed; a model
-            that cannot be quantized or has nothing to choose; data that do not fit, or give NaN.
+            value of each limit; a `pack` that packs no kernel of the choice; a table with problems;
+            a model that cannot be quantized or has nothing to choose; data that do not fit.
 
     Example:
         found = sat_tf.allocate(model, (images, labels), budget={"bytes": 500_000})
