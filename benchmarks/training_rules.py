@@ -88,11 +88,16 @@ class _Timed(TrainingRules):
         self._started = 0.0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """As the callback, with a clock around the flips."""
+        """As the callback, with a clock around the codes."""
         super().on_train_begin(logs)
-        self._flips.remember()  # makes its graph
-        remember = self._flips.remember
-        self._flips.remember = lambda: self.remembering.append(_seconds(remember))
+        remember = self._codes
+
+        def timed() -> Any:
+            codes: list[Any] = []
+            self.remembering.append(_seconds(lambda: codes.append(remember())))
+            return codes[0]
+
+        self._codes = timed
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Starts the clock of the step."""

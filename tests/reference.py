@@ -114,16 +114,6 @@ def _squash(
 # -- rescaling ---------------------------------------------------------------------------------
 
 
-def fan_out(kernel_shape: Sequence[int], kind: str, groups: int = 1) -> int:
-    """n̂: how many outputs one input value reaches through the kernel."""
-    *spatial, inputs, outputs = kernel_shape
-    assert inputs > 0
-    if kind in ("Conv1DTranspose", "Conv2DTranspose"):  # (..., outputs, inputs)
-        outputs = inputs
-    # Every input is in one group, and reaches that group's share of the outputs.
-    return math.prod(spatial) * (outputs // groups)
-
-
 def rescale_factor(
     weights: np.ndarray, n: int, method: str = "constant", latent: np.ndarray | None = None
 ) -> float:

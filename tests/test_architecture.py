@@ -102,12 +102,7 @@ MAY_IMPORT_WITHIN = {
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {
     *(
-        "arguments",
-        "either_keras",
-        "files",
-        "interruption",
-        "messages",
-        "output_folder",
+        *("arguments", "either_keras", "files", "interruption", "messages", "output_folder"),
         "pictures",
     ),
     *("validation", "version", "yaml_text"),
@@ -147,9 +142,9 @@ PYTHON = {
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
     "analysis": 2500,
-    "commands": 4100,
+    "commands": 4000,
     "core": 2600,
-    "exact": 13300,
+    "exact": 12600,
     "export": 4700,
     "graph": 5500,
     "keras3": 2900,
@@ -159,7 +154,7 @@ MOST_LINES = {
     "qat": 8500,
     "quantizers": 4500,
     "report": 900,
-    "training": 9500,
+    "training": 8400,
     ".": 2400,  # the modules beside the rooms, together
 }
 

@@ -15,7 +15,8 @@ from sat_tf.analysis.labelled_images import LabelledImages
 from sat_tf.core import dorefa
 from sat_tf.presentation import charts
 from sat_tf.training import data, models
-from sat_tf.training.audit.kappa import GradientProbe, kappa_0
+from sat_tf.training.audit.audit import Auditor
+from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.data.source import ImageSet
 
 # The layer whose ratio of variances gives the printed clamped values; see `Printed`.
@@ -226,16 +227,14 @@ def record(
     chosen = np.random.RandomState([seed, 1]).permutation(len(images.train_labels))
     chosen = chosen[:_MEASURED_IMAGES]
     sample = LabelledImages(images.train_images[chosen], images.train_labels[chosen])
-    probe = GradientProbe(model, sample, compiled=True)
+    audit = Auditor(model, sample, compiled=True)
     rows: list[tuple[int, int, str, str, float | None]] = []
     for step in range(steps + 1):
         if step % every == 0 or step == steps:
-            flow = probe()
+            flow = audit()
             rows.append((step, seed, "loss", "", flow.loss))
-            rows.append((step, seed, "kappa_0", flow.layers[-1].call.name, kappa_0(model)))
-            rows += [
-                (step, seed, "kappa_1", layer.call.name, layer.kappa_1) for layer in flow.layers
-            ]
+            rows.append((step, seed, "kappa_0", flow.layers[-1].name, kappa_0(model)))
+            rows += [(step, seed, "kappa_1", layer.name, layer.kappa_1) for layer in flow.layers]
         if step < steps:
             model.train_on_batch(*next(batches))
     return pd.DataFrame(rows, columns=COLUMNS).dropna(ignore_index=True)

@@ -2,13 +2,11 @@
 
 import argparse
 import pathlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 
 from sat_tf.commands.images import (
-    ImageOptions,
     Pixels,
     add_image_arguments,
     fixed_input_shape,
@@ -26,12 +24,9 @@ from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import Sample, add_input_range, with_input_range
 from sat_tf.exact.certificate.inputs import ImagesFrom
-from sat_tf.exact.tflite.input_range import PIXELS, InputRange
+from sat_tf.exact.tflite.input_range import PIXELS
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy
-
-if TYPE_CHECKING:
-    import tf_keras as keras
 
 DESCRIPTION = """\
 Checks an image model, quantized or not, against the rules of efficient training, and says for each
@@ -77,74 +72,52 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False where --strict finds a broken rule."""
     wanted = image_options(arguments, usual=_USUAL_IMAGES)
+    count, subject = wanted.most or _USUAL_IMAGES, arguments.model
     with analysed_model(arguments, "audit") as model:
-        from sat_tf.graph.network import check_model
+        from sat_tf.graph.network import Network, check_model, check_one_of_each
+        from sat_tf.qat.inputs import input_nodes, input_ranges
         from sat_tf.training.audit.audit import audit
         from sat_tf.training.audit.audited_model import Verdict
+        from sat_tf.training.config import read_config
 
         check_model(model)
-        images = _images(arguments, wanted, model)
-        fed = None
-        if images is not None:
+        input_range, images, data = arguments.input_range, None, None
+        policy = BitPolicy() if input_range is None else BitPolicy(input_range=input_range)
+        config = pathlib.Path(subject) / CONFIG
+        if wanted.images is not None:
+            check_one_of_each(model)
+            images = wanted.load(fixed_input_shape(model), model.output_shape[-1])
             say_notes(images.notes, console)
+        elif config.is_file():
+            from sat_tf.training.loop.start import load_source
+
+            source = load_source(read_config(config))
+            images = Pixels(*source.held_out_sample(count), ImagesFrom(source.name))
+        if images is not None:
             fed = images.images
             if fed.dtype == np.uint8:
-                fed = _fed_range(arguments, wanted, model, images, console).fed(fed)
-        data = None if images is None else (fed, images.labels)
-        found = audit(model, data, num_images=wanted.most or _USUAL_IMAGES)
-        found.print_to(console)
-        write_outputs(arguments, html=found.write_page, csv=found.write_csv)
-    return not (arguments.strict and found.verdict is Verdict.BROKEN)
-
-
-def _fed_range(
-    arguments: argparse.Namespace,
-    wanted: ImageOptions,
-    model: "keras.Model",
-    images: Pixels,
-    console: Console,
-) -> InputRange:
-    """The input range of a model: a quantized one has its own, one built by its name any."""
-    from sat_tf.graph.network import Network
-    from sat_tf.qat.inputs import input_nodes, input_ranges
-
-    given = arguments.input_range
-    policy = BitPolicy() if given is None else BitPolicy(input_range=given)
-    network = Network(model)
-    name = network.inputs[0]
-    if name in input_nodes(network):
-        own, asked = input_ranges(network).get(name, PIXELS), policy.range_of(name)
-        if policy.states_input_range and asked != own:
-            raise ValueError(
-                f"--input_range: received {asked} for a quantized model that is fed {own}, "
-                "expected it for a float one; leave it out."
-            )
-        return own
-    if not is_built_by_name(arguments.model):
-        sample: Sample = images.sample
-        if wanted.images is not None:
-            sample = range_sample(model, wanted.images, policy, wanted.labels)
-        subject = arguments.model
-        policy = with_input_range(policy, model, subject, sample, console, is_trained=False)
-    return policy.range_of(name)
-
-
-def _images(
-    arguments: argparse.Namespace, wanted: ImageOptions, model: "keras.Model"
-) -> Pixels | None:
-    """The images to measure on, with their labels; None if none are asked for."""
-    from sat_tf.graph.network import check_one_of_each
-    from sat_tf.training.config import read_config
-
-    if wanted.images is not None:
-        check_one_of_each(model)
-        return wanted.load(fixed_input_shape(model), model.output_shape[-1])
-    path = pathlib.Path(arguments.model)
-    if not (path / CONFIG).is_file():
-        return None
-    from sat_tf.training.loop.start import load_source
-
-    source = load_source(read_config(path / CONFIG))
-    count = arguments.num_images or _USUAL_IMAGES
-    images_from = ImagesFrom.held_out(source.name, count, source.decoder)
-    return Pixels(*source.held_out_sample(count), images_from)
+                network = Network(model)
+                name = network.inputs[0]
+                if name in input_nodes(network):  # of a quantized model, which has its own range
+                    fed_range = input_ranges(network).get(name, PIXELS)
+                    if policy.states_input_range and policy.range_of(name) != fed_range:
+                        raise ValueError(
+                            f"--input_range: received {policy.range_of(name)} for a quantized "
+                            f"model that is fed {fed_range}, expected it for a float one; leave it "
+                            "out."
+                        )
+                else:
+                    if not is_built_by_name(subject):
+                        sample: Sample = images.sample
+                        if wanted.images is not None:
+                            sample = range_sample(model, wanted.images, policy, wanted.labels)
+                        policy = with_input_range(
+                            policy, model, subject, sample, console, is_trained=False
+                        )
+                    fed_range = policy.range_of(name)
+                fed = fed_range.fed(fed)
+            data = fed, images.labels
+        result = audit(model, data, num_images=count)
+        result.print_to(console)
+        write_outputs(arguments, html=result.write_page, csv=result.write_csv)
+    return not (arguments.strict and result.verdict is Verdict.BROKEN)

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     say(
         console,
         f"{path}: {shares} (LiteRT, {found.num_images:,} images, {found.seconds:.1f} s, "
-        f"{found.processes} processes)",
+        f"{found.processes} threads)",
     )
     if found.not_finite:
         console.print(

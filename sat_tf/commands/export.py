@@ -129,14 +129,45 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             ) from error
         if problems := checked_metadata(None, labels)[1]:
             raise RunError(ProblemsError(arguments.labels, problems, most=MOST_OF_A_FILE))
-    export(
-        arguments.source,
-        console,
-        out=arguments.out,
-        compare_storage=arguments.compare_storage,
-        trust=arguments.trust_model,
-        **settings,
-    )
+    model_path, settings = _find_model(arguments.source, settings)
+    in_folder = model_path != pathlib.Path(arguments.source)
+    usual = model_path.with_suffix(".tflite")
+    if in_folder:
+        usual = model_path.with_name(output_folder.TFLITE_MODEL)
+    path = pathlib.Path(arguments.out) if arguments.out else usual
+    with value_errors_as_run_errors():
+        check_writable(path)
+    if path.suffix in _OTHER_FILES or (path.exists() and path.samefile(model_path)):
+        raise RunError(
+            f"--out: received {path}, expected the name of a TFLite file, by which no model is "
+            f"replaced; call it {path.with_suffix('.tflite').name}."
+        )
+    quiet_tensorflow()
+    from sat_tf.export.export import export_tflite
+    from sat_tf.graph.network import Network
+    from sat_tf.qat.inputs import takes_pixels
+
+    model = load_model(model_path, trust=arguments.trust_model)
+    if in_folder and settings.get("route", "direct") == "direct":
+        # A file has what its run has written down of classes and of preprocessing.
+        folder = OutputFolder(pathlib.Path(arguments.source))
+        if text := folder.read_text(output_folder.LABELS):
+            settings.setdefault("labels", lines_of(text))
+        if (preprocessing := folder.preprocessing) and takes_pixels(Network(model)):
+            settings.setdefault("preprocessing", preprocessing)
+    with value_errors_as_run_errors(model_path):
+        report = export_tflite(model, path, compare_storage=arguments.compare_storage, **settings)
+    say(console, report.summary)
+    kernels = report.kernel_table()
+    if kernels.rows:
+        console.print(kernels.to_rich())
+    for statement in report.statements:
+        say(console, marked_text(statement))
+    certificate = path.with_name(output_folder.CERTIFICATE)
+    if certificate.is_file() and report.sha256.encode() not in read_bytes(certificate):
+        say(console, f"Note: {certificate} is about another file; renew it with sat-tf verify")
+    for cost in report.storage if arguments.compare_storage else []:
+        say(console, f"  {cost}")
 
 
 def _show(source: str, console: Console, *, trust: bool, **settings: Any) -> None:
@@ -180,53 +211,3 @@ def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path,
         **{name: value for name, value in of_run.items() if value is not None},
         **settled,
     }
-
-
-def export(
-    source: str,
-    console: Console,
-    *,
-    out: str | None = None,
-    compare_storage: bool = False,
-    trust: bool = False,
-    **settings: Any,
-) -> None:
-    """Writes a quantized model as a TFLite file."""
-    model_path, settings = _find_model(source, settings)
-    in_folder = model_path != pathlib.Path(source)
-    path = pathlib.Path(out) if out else model_path.with_suffix(".tflite")
-    if in_folder and not out:
-        path = model_path.with_name(output_folder.TFLITE_MODEL)
-    with value_errors_as_run_errors():
-        check_writable(path)
-    if path.suffix in _OTHER_FILES or (path.exists() and path.samefile(model_path)):
-        raise RunError(
-            f"--out: received {path}, expected the name of a TFLite file, by which no model is "
-            f"replaced; call it {path.with_suffix('.tflite').name}."
-        )
-    quiet_tensorflow()
-    from sat_tf.export.export import export_tflite
-    from sat_tf.graph.network import Network
-    from sat_tf.qat.inputs import takes_pixels
-
-    model = load_model(model_path, trust=trust)
-    if in_folder and settings.get("route", "direct") == "direct":
-        # A file has what its run has written down of classes and of preprocessing.
-        folder = OutputFolder(pathlib.Path(source))
-        if labels := folder.read_text(output_folder.LABELS):
-            settings.setdefault("labels", lines_of(labels))
-        if (preprocessing := folder.preprocessing) and takes_pixels(Network(model)):
-            settings.setdefault("preprocessing", preprocessing)
-    with value_errors_as_run_errors(model_path):
-        report = export_tflite(model, path, compare_storage=compare_storage, **settings)
-    say(console, report.summary)
-    kernels = report.kernel_table()
-    if kernels.rows:
-        console.print(kernels.to_rich())
-    for statement in report.statements:
-        say(console, marked_text(statement))
-    certificate = path.with_name(output_folder.CERTIFICATE)
-    if certificate.is_file() and report.sha256.encode() not in read_bytes(certificate):
-        say(console, f"Note: {certificate} is about another file; renew it with sat-tf verify")
-    for cost in report.storage if compare_storage else []:
-        say(console, f"  {cost}")

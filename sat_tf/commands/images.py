@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     import tf_keras as keras
 
 _RANDOM_IMAGES, _RANDOM_SEED = 64, 0
-# The default number from a folder.
-USUAL_IMAGES = 256
+USUAL_IMAGES = 256  # Of a folder.
 _NOTHING = Metadata()
 
 
@@ -51,11 +51,12 @@ class Pixels:
 
     def of_input(self, image: Image) -> "Pixels":
         """The same for an input of a file: random ones over its range, pictures as its values."""
+        images = self.images
         if self.source.seed is not None and (image.is_kept or image.type != "uint8"):
-            return dataclasses.replace(self, images=image.drawn(self.images))
-        if image.is_kept or image.type == "uint8" or self.images.dtype != np.uint8:
-            return self
-        return dataclasses.replace(self, images=self.images.astype(np.float32))
+            images = image.drawn(images)
+        elif not image.is_kept and image.type != "uint8" and images.dtype == np.uint8:
+            images = images.astype(np.float32)
+        return dataclasses.replace(self, images=images)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +101,8 @@ class ImageOptions:
             source = ImagesFrom(f"from {pathlib.Path(self.images).name}")
             return Pixels(pictures.images()[0], pictures.labels, source)
         images, pictures = (pictures.held_out or pictures).sample(self.most).images()
-        numbers, note = _numbered_as_in_file(pictures, said.labels)
+        numbers, notes = _numbered_as_in_file(pictures, said.labels)
         name = pathlib.Path(self.images).resolve().name
-        notes = (*pictures.notes, *filter(None, [note]))
         if pictures.part:
             name += f"/{pictures.part}"
             notes += (f"{self.images} is divided: the pictures are those of {pictures.part}",)
@@ -116,21 +116,21 @@ class ImageOptions:
 
 def _numbered_as_in_file(
     pictures: Pictures, of_file: tuple[str, ...] | None
-) -> tuple[np.ndarray | None, str]:
-    """The labels of pictures as a file numbers its classes, and a note on how they were found."""
-    labels, names = pictures.labels, pictures.class_names
+) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """The labels of pictures as a file numbers its classes, and notes on the pictures and these."""
+    labels, names, notes = pictures.labels, pictures.class_names, pictures.notes
     if labels is None:
-        return None, ""
+        return None, notes
     if of_file is None or not set(names) & set(of_file):
-        other = "" if of_file is None else f", none of which is one of the file's ({of_file[0]}...)"
-        return labels, f"{len(names)} classes, in the order of their folders' names{other}"
+        known = "" if of_file is None else f"; those of the file are others, such as {of_file[0]}"
+        return labels, (*notes, f"{len(names)} classes, in the order of their folders{known}")
     if strange := [name for name in names if name not in of_file]:
         raise RunError(
             f"{pictures.folder}: received the classes {first_ones(strange)}, expected those of the "
             f"file ({first_ones(of_file)}); rename or remove them."
         )
     numbers = np.array([of_file.index(name) for name in names], labels.dtype)
-    return numbers[labels], f"{len(names)} classes, numbered by the names in the file"
+    return numbers[labels], (*notes, f"{len(names)} classes, numbered by the names in the file")
 
 
 # -- arguments ----------------------------------------------------------------------------------
@@ -158,10 +158,17 @@ def add_pictures(parser: Parser, what: str, *, required: bool = False) -> None:
 
 
 def expect_pictures(path: str | None, labels: str | None) -> None:
-    """Refuses what is no folder or .npy file, and labels that are not for it."""
-    if labels is not None:
-        expect_labels(labels, path)
-    if path is not None and not os.path.isdir(path):
+    """Refuses what is no folder or .npy file, and labels but in a file beside the latter."""
+    is_array = path is not None and not os.path.isdir(path)
+    if labels is not None and not (
+        is_array and pathlib.Path(labels).suffix.lower() in _ENDINGS and os.path.isfile(labels)
+    ):
+        raise RunError(
+            f"--labels: {labels}: expected a file of class numbers whose name ends in "
+            f"{', '.join(_ENDINGS)}, with --images in an .npy file; pictures in folders of classes "
+            "have their labels by these."
+        )
+    if path is not None and is_array:
         try:
             open_pictures(path)
         except ValueError as error:
@@ -202,29 +209,12 @@ def say_notes(notes: Iterable[str], console: Console) -> None:
 _MOST_BYTES = 2**28
 _ENDINGS = (".npy", ".txt", ".csv")
 _HEADS = ("label", "labels", "class")
-
-
-def expect_labels(path: str, images: str | None) -> None:
-    """Refuses labels in a file unless it is there, and images in an .npy file beside it."""
-    if images is None or os.path.isdir(images):
-        received = "no --images" if images is None else f"--images {images}, a folder"
-        raise RunError(
-            f"--labels: {path}: received {received}, expected them for images in an .npy file; "
-            "pictures in folders of classes have their labels by these; leave it out."
-        )
-    ending = pathlib.Path(path).suffix.lower()
-    if ending not in _ENDINGS:
-        raise RunError(
-            f"--labels: {path}: received {ending or 'no ending'}, expected one of "
-            f"{', '.join(_ENDINGS)}; give it such a name."
-        )
-    if not os.path.isfile(path):
-        raise RunError(f"--labels: {path}: not found; expected a file of class numbers.")
+_NUMBER = re.compile(r"-?\d{1,18}")
 
 
 def read_labels(path: str, count: int, num_classes: int) -> np.ndarray:
     """The labels of images, int32 (n,)."""
-    labels = _of_array(path) if path.lower().endswith(".npy") else _of_text(path)
+    labels = _integers_of(path)
     problems = []
     if len(labels) != count:
         problems.append(
@@ -233,73 +223,63 @@ def read_labels(path: str, count: int, num_classes: int) -> np.ndarray:
     labels = np.asarray(labels[:count])
     outside = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if len(outside):
-        named = [f"{labels[place]} of image {place}" for place in outside[:3]]
-        more = f" and {len(outside) - 3:,} more" if len(outside) > 3 else ""
-        counted = " they are counted from 0;" if labels.min() == 1 else ""
+        named = [f"{labels[place]} of image {place}" for place in outside]
         problems.append(
-            f"received {', '.join(named)}{more}, expected class numbers from 0 to "
-            f"{num_classes - 1}, as the model has {num_classes:,} outputs;{counted} check whose "
-            "labels these are"
+            f"received {first_ones(named, 3)}, expected class numbers from 0 to {num_classes - 1}, "
+            f"as the model has {num_classes:,} outputs; check whose labels these are, and that "
+            "they are counted from 0"
         )
     if problems:
         raise RunError(f"--labels: {path}: {'; '.join(problems)}.")
     return labels.astype(np.int32)
 
 
-def _of_array(path: str) -> np.ndarray:
+def _integers_of(path: str) -> np.ndarray:
+    """The integers of an array, or in the lines of a file, or in a column of a table."""
+    if path.lower().endswith(".npy"):
+        try:
+            labels = np.load(path, mmap_mode="r", allow_pickle=False)  # a small file may hold many
+            labels = labels[:, 0] if labels.shape[1:] == (1,) else labels
+        except (
+            Exception
+        ) as error:  # NumPy parses the header as Python, and raises what that raises.
+            raise RunError(
+                f"--labels: {path}: received a file that np.save has not written, expected "
+                "integers (n,); write them with np.save."
+            ) from error
+        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+            raise RunError(
+                f"--labels: {path}: received {labels.dtype} {labels.shape}, expected integers "
+                "(n,); save np.argmax(scores, axis=-1), or labels.astype(int)."
+            )
+        return labels
     try:
-        labels = np.load(path, mmap_mode="r", allow_pickle=False)  # a small file may hold many
-    except Exception as error:  # NumPy parses the header as Python, and raises what that raises.
-        raise RunError(
-            f"--labels: {path}: received a file that np.save has not written, expected integers "
-            "(n,); write them with np.save."
-        ) from error
-    if not isinstance(labels, np.ndarray):
-        raise RunError(f"--labels: {path}: received an archive, expected an array; use np.save.")
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        fix = "np.argmax(labels, axis=-1)" if labels.ndim == 2 else "labels.astype(int)"
-        raise RunError(
-            f"--labels: {path}: received {labels.dtype} {labels.shape}, expected integers (n,); "
-            f"save {fix}."
-        )
-    return labels
-
-
-def _of_text(path: str) -> np.ndarray:
-    """The numbers in the lines of a file, or in a column of a table."""
-    try:
-        text = read_text(pathlib.Path(path), _MOST_BYTES)
-        lines = text.strip().splitlines()
-        is_table = path.lower().endswith(".csv")
-        rows = list(csv.reader(lines)) if is_table else [[line] for line in lines]
+        rows = list(csv.reader(read_text(pathlib.Path(path), _MOST_BYTES).strip().splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RunError(
             f"--labels: {path}: cannot be read ({error}), expected text with class numbers."
         ) from error
     column, first = -1, 1
-    if rows and is_table and not _is_number(rows[0][-1:]):
+    if rows and path.lower().endswith(".csv") and not _NUMBER.fullmatch(_cell(rows[0], -1)):
         heads = [head.strip().lower() for head in rows.pop(0)]
         column = next((place for place, head in enumerate(heads) if head in _HEADS), -1)
         first = 2
-    cells = [row[column:][:1] if column < 0 else row[column : column + 1] for row in rows]
+    cells = [_cell(row, column) for row in rows]
     wrong = [
-        f"{(cell or [''])[0].strip()!r} in line {line}"
+        f"{cell!r} in line {line}"
         for line, cell in enumerate(cells, first)
-        if not _is_number(cell)
+        if not _NUMBER.fullmatch(cell)
     ]
     if wrong:
         raise RunError(
             f"--labels: {path}: received {first_ones(wrong)}, expected a class number, an integer "
             "from 0 on; names of classes are told by their folders."
         )
-    return np.array([int(cell[0]) for cell in cells], np.int64)
+    return np.array([int(cell) for cell in cells], np.int64)
 
 
-def _is_number(cell: list[str]) -> bool:
-    text = cell[0].strip() if cell else ""
-    return text.removeprefix("-").isdecimal() and len(text) < 19
+def _cell(row: list[str], column: int) -> str:
+    return row[column].strip() if -len(row) <= column < len(row) else ""
 
 
 # -- images for a float model -------------------------------------------------------------------
@@ -337,10 +317,10 @@ def expect_fitting(
     subject: str, images: np.ndarray, shape: tuple[int, ...], input_type: str
 ) -> None:
     """Raises ValueError unless images, or real values in their place, fit a float model."""
+    is_pixels = input_type == INPUT_TYPES[0]
     # The codes of real values are known to a file alone.
-    kind = input_type if input_type == INPUT_TYPES[0] else "float32"
-    if problems := image_problems(images, shape, kind):
-        if input_type == INPUT_TYPES[0] and images.dtype != np.uint8:
+    if problems := image_problems(images, shape, input_type if is_pixels else "float32"):
+        if is_pixels and images.dtype != np.uint8:
             problems.append(
                 "If they are no pixels, give --policy input_type=int8, which keeps the file of "
                 "integers, or input_type=float32."
@@ -378,10 +358,9 @@ def range_sample(
     """The held-out images of `sat-tf quantize`, by which the input range of a model is found."""
     quiet = Console(quiet=True)
     _, apart, _ = _divided(pathlib.Path(path), model, policy, quiet, to_train=False, labels=labels)
-    few = apart.sample(HELD_OUT_IMAGES)
 
     def sample(most: int) -> tuple[np.ndarray, np.ndarray | None]:
-        images, kept = few.sample(most).images()
+        images, kept = apart.sample(HELD_OUT_IMAGES).sample(most).images()
         return images, kept.labels
 
     return sample
@@ -445,7 +424,7 @@ def _divided(
     output.
     """
     shape, outputs = fixed_input_shape(model), [tuple(one.shape[1:]) for one in model.outputs]
-    shapes = f"shape{'s' if len(outputs) > 1 else ''} {', '.join(map(str, outputs))}"
+    shapes = f"shapes {', '.join(map(str, outputs))}"
     every = open_pictures(path, shape)
     if every.array is not None:
         input_type = policy.type_of(model.input_names[0])
@@ -466,10 +445,11 @@ def _divided(
         fits = outputs.count((num_classes,)) == 1
         is_divided = to_train or every.labels is not None
         if every.labels is not None and not (fits and len(outputs) == 1):
-            not_measured = "the accuracy of the others" if fits else "accuracy"
-            learned = "; the folders are passed over" if to_train and not fits else ""
-            why = f"received {num_classes:,} classes for a model with outputs of {shapes}"
-            say_notes([f"{why}: {not_measured} is not measured{learned}."], console)
+            note = (
+                f"received {num_classes:,} classes for a model with outputs of {shapes}: accuracy "
+                "is not measured of outputs of other sizes, nor do they learn these classes."
+            )
+            say_notes([note], console)
         num_classes = num_classes * fits
     unlabelled: dict[str, Any] = {} if num_classes else {"labels": None, "class_names": ()}
     if to_train:

@@ -8,7 +8,7 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -53,20 +53,11 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
     return found.model
 
 
-_BACKENDS = ("tensorflow", "jax", "torch", "numpy", "openvino")
-
-
 def quiet_tensorflow() -> None:
     """Silences notes of TensorFlow, LiteRT and libjpeg; to be called before they are loaded.
 
     They would break the progress bar. Whoever sets TF_CPP_MIN_LOG_LEVEL to 0 or 1 hears them.
     """
-    backend = os.environ.get("KERAS_BACKEND", "tensorflow")
-    if backend not in _BACKENDS:
-        raise RunError(
-            f"KERAS_BACKEND: received {backend!r}, expected a backend of Keras 3. "
-            f"{did_you_mean(backend, _BACKENDS)} Or leave the variable out."
-        )
     if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1"):
         return
     hide_noise()
@@ -77,8 +68,7 @@ def quiet_tensorflow() -> None:
 def load_tensorflow() -> None:
     """Loads TensorFlow as what lives as long as the process.
 
-    The garbage collector would look at its objects, nearly a million, again and again: for a second
-    while they are made, and from then on whenever a model is built.
+    The garbage collector would look at its nearly a million objects whenever a model is built.
     """
     if "tensorflow" in sys.modules:
         return
@@ -91,13 +81,10 @@ def load_tensorflow() -> None:
 
 
 _APPLICATIONS = "keras.applications:"
-_FILES = (".keras", ".h5", ".hdf5")
-# Models that are built by their names have so many.
-_NUM_CLASSES = 1000
 
 
 def add_model_argument(parser: Parser) -> None:
-    """Adds MODEL and --trust_model, for `model_maker`."""
+    """Adds MODEL and --trust_model, for `analysed_model`."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -122,13 +109,15 @@ def is_built_by_name(name: str) -> bool:
     return name.startswith(_APPLICATIONS)
 
 
-def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras.Model"]:
-    """A function that loads or builds the model that MODEL names, which is looked for at once."""
-    name, path, trust = arguments.model, pathlib.Path(arguments.model), arguments.trust_model
-    size = getattr(arguments, "image_size", None)
-    if name.startswith(_APPLICATIONS):
-        return lambda: _application(name.removeprefix(_APPLICATIONS), size)
-    if size is not None:
+@contextlib.contextmanager
+def analysed_model(arguments: argparse.Namespace, verb: str) -> Iterator["keras.Model"]:
+    """The model that MODEL names, for a command that writes files; errors have its name in front.
+
+    Where it is not there, or a file cannot be written, nothing is loaded.
+    """
+    name, path = arguments.model, pathlib.Path(arguments.model)
+    size, is_file = getattr(arguments, "image_size", None), not is_built_by_name(name)
+    if is_file and size is not None:
         raise RunError(
             f"{name}: received --image_size for a saved model, expected it for the name of one; "
             "leave it out."
@@ -137,34 +126,24 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
         folder = OutputFolder(path)
         folder.require(QUANTIZED_MODEL)
         path = folder.file(QUANTIZED_MODEL)
-    if path.exists():
-        advice = (
-            "expected a model that Keras 2 or 3 has saved. One with layers of your own is for "
-            f"Python: sat_tf.{verb}(model, ...)."
-        )
-        return lambda: read_keras_model(path, advice, trust=trust)
-    if path.suffix in _FILES or path.parent != pathlib.Path():
+    if is_file and not path.exists():
         raise RunError(
-            f"{name}: not found; expected a Keras model, or a folder of sat-tf quantize."
+            f"{name}: not found; expected a Keras model, a folder of sat-tf quantize, or "
+            f"{_APPLICATIONS}NAME, such as {_APPLICATIONS}MobileNetV2."
         )
-    raise RunError(
-        f"{name}: received no file, expected a Keras model, a folder of sat-tf quantize, or "
-        f"{_APPLICATIONS}NAME, such as {_APPLICATIONS}MobileNetV2."
-    )
-
-
-@contextlib.contextmanager
-def analysed_model(arguments: argparse.Namespace, verb: str) -> Iterator["keras.Model"]:
-    """The model that MODEL names, for a command that writes files; errors have its name in front.
-
-    Where a file cannot be written, nothing is loaded.
-    """
-    make = model_maker(arguments, verb)
     with value_errors_as_run_errors():
         check_outputs(arguments)
     quiet_tensorflow()
-    with value_errors_as_run_errors(arguments.model):
-        yield make()
+    advice = (
+        "expected a model that Keras 2 or 3 has saved. One with layers of your own is for "
+        f"Python: sat_tf.{verb}(model, ...)."
+    )
+    with value_errors_as_run_errors(name):
+        yield (
+            read_keras_model(path, advice, trust=arguments.trust_model)
+            if is_file
+            else _application(name.removeprefix(_APPLICATIONS), size)
+        )
 
 
 def _application(name: str, size: int | None) -> "keras.Model":
@@ -179,4 +158,4 @@ def _application(name: str, size: int | None) -> "keras.Model":
         hint = did_you_mean(name, builders)
         raise RunError(f"{_APPLICATIONS}{name}: not an image model. {hint}")
     shape = None if size is None else (size, size, 3)
-    return builders[name](weights=None, classes=_NUM_CLASSES, input_shape=shape)
+    return builders[name](weights=None, classes=1000, input_shape=shape)

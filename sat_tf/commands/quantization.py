@@ -290,7 +290,6 @@ class Quantization:
                     learning_rate=self.arguments.learning_rate,
                     batch_size=batch_size,
                     seed=self.arguments.seed,
-                    row=self.row,
                     folder=folder.file(output_folder.BACKUPS),
                     is_expected=bool(self.arguments.resume) and not self.steps,
                     finish=snap_biases,

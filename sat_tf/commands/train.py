@@ -142,12 +142,12 @@ def unless_stopped(
     try:
         return work()
     except KeyboardInterrupt as interrupt:
-        blocks = ", but for the finished blocks of the reconstruction"
         if not any(folder.rglob(CONFIG)):
             saved = "no run had begun."
         elif words := str(interrupt):  # of a stage
             saved = f"{folder}: {words}."
         else:
+            blocks = ", but for the finished blocks of the reconstruction"
             saved = (
                 f"what was finished is saved in {folder}, and the same command resumes: what was "
                 f"under way begins again{blocks if any(folder.rglob(UNFINISHED)) else ''}."

@@ -5,7 +5,7 @@ from rich.text import Text
 
 from sat_tf.exact.certificate import rules
 from sat_tf.exact.certificate.certificate import Certificate
-from sat_tf.exact.certificate.page import codes_differing, output_table, runtime_table
+from sat_tf.exact.certificate.page import codes_differing, runtime_table
 from sat_tf.messages import in_one_line, say
 from sat_tf.presentation.tables import Column, Marked, Table, digits, marked_text
 
@@ -38,9 +38,9 @@ def print_certificate(certificate: Certificate, path: str, console: Console) -> 
     say(console, verdict)
     for statement in certificate.statements:
         say(console, marked_text(statement))
+    if certificate.top1:
+        say(console, f"top-1: {rules.sentence('top1', certificate)}")
     console.print(runtime_table(certificate).to_rich())
-    if len(certificate.xnnpack.outputs) > 1:
-        console.print(output_table(certificate).to_rich())
     counts = codes_differing(certificate)
     names = [
         tensor.name
@@ -50,11 +50,8 @@ def print_certificate(certificate: Certificate, path: str, console: Console) -> 
     if not names:
         return
     columns: list[Column[str]] = [
-        Column("tensor", lambda name: name, wrap="fold"),
-        *(
-            Column(runtime, by_tensor.__getitem__, digits(","), number=True)
-            for runtime, by_tensor in counts.items()
-        ),
+        Column("tensor", str, wrap="fold"),
+        *(Column(name, counts[name].__getitem__, digits(","), number=True) for name in counts),
     ]
     table = Table(columns=columns, rows=names[:_MOST_TENSORS_LISTED])
     console.print(table.to_rich(title="Codes that differ", title_justify="left"))

@@ -62,32 +62,26 @@ def choose_target(source: str | None, tflite: str | None = None) -> Target:
             "received no file to verify, expected a folder of sat-tf quantize, a TFLite file, or "
             "a quantized model and its file: sat-tf verify quantized.keras model.tflite"
         )
-    path = pathlib.Path(source)
+    path, file = pathlib.Path(source), None if tflite is None else pathlib.Path(tflite)
+    if file is not None and not file.is_file():
+        raise RunError(f"{file}: not found; expected a file to verify.")
     if path.is_dir():
         folder = OutputFolder(path)
-        folder.require(QUANTIZED_MODEL, *([] if tflite else [TFLITE_MODEL]))
-        file = pathlib.Path(tflite) if tflite else folder.file(TFLITE_MODEL)
-        return _found(Target(file, folder.file(QUANTIZED_MODEL), folder))
+        folder.require(QUANTIZED_MODEL, *([] if file else [TFLITE_MODEL]))
+        return Target(file or folder.file(TFLITE_MODEL), folder.file(QUANTIZED_MODEL), folder)
     if not path.is_file():
         raise RunError(
             f"{path}: not found; expected a folder of sat-tf quantize, a TFLite file, or a "
             "quantized model (.keras)."
         )
-    if tflite is not None:
-        return _found(Target(pathlib.Path(tflite), path))
+    if file is not None:
+        return Target(file, path)
     if path.suffix in (".keras", ".h5"):
         raise RunError(
             f"{path}: received a model without a TFLite file; expected "
             "`sat-tf verify model.keras model.tflite`, or the folder of both."
         )
-    return _found(Target(path))
-
-
-def _found(target: Target) -> Target:
-    for file in (target.tflite, target.model):
-        if file is not None and not file.is_file():
-            raise RunError(f"{file}: not found; expected a file to verify.")
-    return target
+    return Target(path)
 
 
 OVERLAY = "overlay.json"
@@ -180,30 +174,31 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     check_kit_options(arguments)
     if arguments.certificate is not None and not pathlib.Path(arguments.certificate).exists():
         read_certificate(arguments.certificate)  # which says so, before the file is read
-    elsewhere = {}
+    cpu_fallback = {}
     if arguments.target is not None:
-        elsewhere = {arguments.target: _say_elsewhere(target.tflite, arguments.target, console)}
+        left = _say_cpu_fallback(target.tflite, arguments.target, console)
+        cpu_fallback = {arguments.target: left}
     comparison = _Comparison(target, wanted, arguments, console)
     if target.model is None and is_foreign(target.tflite):
         return comparison.of_operators()
     if arguments.certificate is None:
-        return comparison.of_codes(elsewhere)
+        return comparison.of_codes(cpu_fallback)
     exact = check_device_certificate(
         arguments, target.tflite, wanted, comparison.quiet_pixels, console
     )
     return comparison.with_certificate() if exact is None else exact
 
 
-def _say_elsewhere(tflite: pathlib.Path, name: str, console: Console) -> list[str]:
-    """The operators of a file, whoever wrote it, that a target does not compute; printed too."""
+def _say_cpu_fallback(tflite: pathlib.Path, name: str, console: Console) -> list[str]:
+    """Prints the operators of any file that a target does not compute, and returns them."""
     content = existing_file(tflite).read_bytes()
     target, contents = TARGETS[name], read_contents(content, str(tflite))
-    count, found = len(contents.operators), target.elsewhere(contents)
-    for statement in target.statements(found, count):
+    count, left = len(contents.operators), target.cpu_fallback(contents)
+    for statement in target.statements(left, count):
         say(console, marked_text(statement))
-    if not (target.native or found):
+    if not (target.native or left):
         say(console, f"{target.title}: no reason is known to refuse one of the {count} operators.")
-    return [str(one) for one in found]
+    return [str(one) for one in left]
 
 
 # An operator is simulated for each kernel set.
@@ -264,8 +259,8 @@ class _Comparison:
                 say(self.console, f"Operators: {page}")
         return found.is_explained
 
-    def of_codes(self, elsewhere: dict[str, list[str]]) -> bool:
-        """Compares every code, and writes the certificate; `elsewhere` has been printed."""
+    def of_codes(self, cpu_fallback: dict[str, list[str]]) -> bool:
+        """Compares every code, and writes the certificate; `cpu_fallback` has been printed."""
         target, out, console = self.target, self.arguments.out, self.console
         with (
             contextlib.nullcontext(target.tflite.parent)
@@ -274,8 +269,8 @@ class _Comparison:
         ) as folder:
             path = folder / CERTIFICATE
             found = self._prove(path)
-            if elsewhere:
-                write_both(dataclasses.replace(found, cpu_fallback=elsewhere), path)
+            if cpu_fallback:
+                write_both(dataclasses.replace(found, cpu_fallback=cpu_fallback), path)
             print_certificate(found, str(target.tflite), console)
             say(console, f"Certificate: {path.with_suffix('.html')}")
             if out is not None:

@@ -28,9 +28,6 @@ def clamp_weights(
     weights become -1 or 1. A NaN weight stays NaN and is left out of the maximum, so it does not
     reach its neighbours. `range_axes` keep a maximum of their own; () is one for the whole layer
     (the paper), the output-channel axes give one per channel.
-
-    >>> print(clamp_weights([0.0, 0.5, -1.0]).numpy())
-    [ 0.         0.6067761 -1.       ]
     """
     return _made_of_tanh(kernel, range_axes, _clamped, _of_clamp, detach_max=detach_max)
 
@@ -55,9 +52,6 @@ def quantize_weights(
     Computed in float32, returned in the type of `kernel`. Zero, infinite and NaN weights: as in
     `clamp_weights`; an all-zero kernel lands on zero, or next above it on the DoReFa grid, which
     has no zero.
-
-    >>> print(quantize_weights([-2.0, -0.1, 0.1, 2.0], 2).numpy())
-    [-1.         -0.33333334  0.33333334  1.        ]
     """
     grids.levels(num_bits, grid)
     return _made_of_tanh(
@@ -75,16 +69,7 @@ def quantize_weights(
 def weight_codes(
     kernel: Tensor, num_bits: int, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
 ) -> Tensor:
-    """Integer codes of the quantized weights: Q = code * scale.
-
-    Codes are 2n - a (odd numbers) on the DoReFa grid, n - a/2 on the narrow one; the scale is
-    `grid.GRIDS[name].scale(num_bits)`.
-
-    A NaN weight, for which there is no code, is an error.
-
-    >>> weight_codes([-2.0, -0.1, 0.1, 2.0], 2).numpy().tolist()
-    [-3, -1, 1, 3]
-    """
+    """Integer codes of the quantized weights: Q = code * scale; NaN is an error."""
     n = namespace(kernel)
     row = find_grid(grid, num_bits)
     units = weight_units(kernel, num_bits, grid, range_axes=range_axes)
@@ -96,13 +81,7 @@ def weight_codes(
 def weight_units(
     kernel: Tensor, num_bits: int, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
 ) -> Tensor:
-    """The integers n = 0..top of the quantized weights: Q = 2 n / d - 1.
-
-    They are float32, and NaN where a weight is.
-
-    >>> weight_units([-2.0, -0.1, 0.1, 2.0], 2).numpy().tolist()
-    [0.0, 1.0, 2.0, 3.0]
-    """
+    """The integers n = 0..top of the quantized weights, float32: Q = 2 n / d - 1; NaN stays NaN."""
     n = namespace(kernel)
     values, maximum = _squashed(n, in_float32(n, kernel), range_axes)
     return grid_units(values, maximum, num_bits, grid)
@@ -125,12 +104,6 @@ def held_weights(
     so it is quantized to n, far from any tie. The other weights stay what they are.
 
     Where a range has no weight above zero that is not held, its held weights stay as they are too.
-
-    >>> import numpy as np
-    >>> kernel, is_held = np.float32([1.0, 0.1, -0.5]), np.array([False, True, False])
-    >>> held = held_weights(kernel, np.array([3, 3, 0]), is_held, 2)
-    >>> weight_units(held, 2).numpy().tolist()
-    [3.0, 3.0, 1.0]
     """
     n = namespace(kernel)
     kernel, held = n.tensor(kernel), n.tensor(held)
@@ -148,12 +121,7 @@ def held_weights(
 
 
 def largest_weights(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """A boolean for each latent weight: whether its magnitude is the largest of its range.
-
-    >>> import numpy as np
-    >>> largest_weights(np.float32([0.5, -2.0, 1.0])).numpy().tolist()
-    [False, True, False]
-    """
+    """A boolean for each latent weight: whether its magnitude is the largest of its range."""
     n = namespace(kernel)
     values, maximum = _squashed(n, n.tensor(kernel), range_axes)
     return n.abs(values) >= maximum
@@ -286,10 +254,6 @@ def rescale_factor(
     Where channels have maxima of their own (see `clamp_weights`), "stddev" has means of
     their own as well: the clamp takes the size of each channel away, and this is what gives it
     back. Then c keeps the axes, with length 1 along the others; else it is a scalar.
-
-    >>> weights = [[-1.0, 1.0], [1.0, -1.0]]
-    >>> float(rescale_factor(weights, fan_out=4))
-    0.5
     """
     if method not in RESCALINGS:
         raise ValueError(

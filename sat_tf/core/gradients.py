@@ -82,11 +82,7 @@ SURROGATES: dict[str, SurrogateRow] = {
 
 @dataclasses.dataclass(frozen=True)
 class Surrogate:
-    """What rounding passes back: a row of `SURROGATES`, and its strength; None is the usual one.
-
-    >>> Surrogate("ewgs").strength, Surrogate("dsq", 0.1).strength, Surrogate("ste").strength
-    (0.001, 0.1, None)
-    """
+    """What rounding passes back: a row of `SURROGATES`, and its strength; None is the usual one."""
 
     name: str = "ste"
     strength: float | None = None
@@ -112,11 +108,7 @@ class Surrogate:
         object.__setattr__(self, "strength", None if strength is None else float(strength))
 
     def describe(self) -> str:
-        """In words, to be appended to a line; "" for straight-through.
-
-        >>> Surrogate("ewgs").describe()
-        ', ewgs gradient of 0.001'
-        """
+        """In words, to be appended to a line; "" for straight-through."""
         return "" if self.strength is None else f", {self.name} gradient of {self.strength:g}"
 
 
@@ -130,11 +122,6 @@ def passed_back(
 
     The error e = u - round(u) is in codes. Beyond 1/2 it counts as 1/2, and NaN as 0, so that it
     does not spread through sums over a layer.
-
-    >>> import numpy as np
-    >>> errors, surrogate = np.float32([0.3, 0.3]), Surrogate("ewgs", 0.1)
-    >>> passed_back(np.float32([2.0, -2.0]), errors, 3, surrogate).numpy()
-    array([ 2.02, -1.98], dtype=float32)
     """
     factor, strength = SURROGATES[surrogate.name].factor, surrogate.strength
     if factor is None or strength is None:

@@ -24,8 +24,9 @@ A new grid is a row here: policies, figures and the exporter read the table; use
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 import numpy as np
@@ -45,21 +46,13 @@ _TIE = 2.0**-10
 
 
 def axes_within(rank: int, range_axes: Iterable[int]) -> list[int]:
-    """The axes along which a range extends, in a tensor with a range for each of `range_axes`.
-
-    >>> axes_within(4, (-1,)), axes_within(2, ())
-    ([0, 1, 2], [0, 1])
-    """
+    """The axes along which a range extends, in a tensor with a range for each of `range_axes`."""
     kept = {axis % rank for axis in range_axes}
     return [axis for axis in range(rank) if axis not in kept]
 
 
 def range_shape(shape: Sequence[int], range_axes: Iterable[int]) -> list[int]:
-    """The shape of one number for each range, of the tensor's rank.
-
-    >>> range_shape((3, 3, 16, 32), (-1,)), range_shape((3, 3, 16, 32), ())
-    ([1, 1, 1, 32], [1, 1, 1, 1])
-    """
+    """The shape of one number for each range, of the tensor's rank."""
     within = axes_within(len(shape), range_axes)
     return [1 if axis in within else size for axis, size in enumerate(shape)]
 
@@ -67,13 +60,7 @@ def range_shape(shape: Sequence[int], range_axes: Iterable[int]) -> list[int]:
 def scale_and_zero(
     clipping_level: Any, levels: Any, lowest: Any, share: float, floor: Callable[[Any], Any]
 ) -> tuple[Any, Any]:
-    """The scale s and the number z of codes below zero of `asymmetric.quantize_offset`.
-
-    `floor` is that of TensorFlow, Keras or NumPy, whichever the numbers are of.
-
-    >>> scale_and_zero(6.0, 7, -1.0, 0.0, int)
-    (1.0, 1)
-    """
+    """The scale s and the number z of codes below zero of `asymmetric.quantize_offset`."""
     scale = ((1.0 + share) * clipping_level - lowest) / levels
     return scale, count_below_zero(share * clipping_level - lowest, scale, floor)
 
@@ -81,12 +68,7 @@ def scale_and_zero(
 def ends_of_skew(clipping_level: Any, skew: Any, where: Callable[..., Any]) -> tuple[Any, Any]:
     """The ends of a range whose larger one, of either sign, is a clipping level α.
 
-        [-(1 - κ) α, α] where κ > 0,  [-α, (1 + κ) α] where κ < 0,  [-α, α] where κ = 0
-
-    `where` is the choice by a condition, of whichever the numbers are of.
-
-    >>> [float(end) for end in ends_of_skew(4.0, 0.75, np.where)]
-    [-1.0, 4.0]
+    [-(1 - κ) α, α] where κ > 0,  [-α, (1 + κ) α] where κ < 0,  [-α, α] where κ = 0
     """
     low = -clipping_level * where(skew > 0.0, 1.0 - skew, 1.0)
     high = clipping_level * where(skew < 0.0, 1.0 + skew, 1.0)
@@ -112,9 +94,6 @@ def scale_and_zero_point(lowest: Any, highest: Any, rint: Callable[[Any], Any]) 
         s = (highest - lowest) / 255,  z = clip(round(-128 - lowest / s), -128, 127)
 
     Both ends are float64, and `SMALLEST_RANGE` apart; `rint` rounds ties to even.
-
-    >>> scale_and_zero_point(-1.0, 254.0, round)
-    (1.0, -127)
     """
     scale = (highest - lowest) / 255.0
     zero_point = rint(-128.0 - lowest / scale)
@@ -131,18 +110,18 @@ def observed_ends(scale: Any, zero_point: int) -> tuple[np.float32, np.float32] 
     """
     scale = np.float32(scale)
     ends = [np.float32((end - zero_point) * np.float64(scale)) for end in (-128, 127)]
-    for low in _neighbours(ends[0]):
-        for high in _neighbours(ends[1]):
-            found = scale_and_zero_point(np.float64(low), np.float64(high), np.rint)
-            if (np.float32(found[0]), int(found[1])) == (scale, zero_point):
-                return low, high
+    # Each end and the nearest float32 numbers on both sides; 0 alone.
+    near = [
+        [np.float32(end + np.float32(units) * np.spacing(end)) for units in (0, 1, -1, 2, -2)]
+        if end
+        else [end]
+        for end in ends
+    ]
+    for low, high in itertools.product(*near):
+        found = scale_and_zero_point(np.float64(low), np.float64(high), np.rint)
+        if (np.float32(found[0]), int(found[1])) == (scale, zero_point):
+            return low, high
     return None
-
-
-def _neighbours(value: np.float32) -> Iterator[np.float32]:
-    """A number and the nearest float32 numbers on both sides; 0 alone."""
-    for units in (0, 1, -1, 2, -2) if value else (0,):
-        yield np.float32(value + np.float32(units) * np.spacing(value))
 
 
 # At fewer bits the highest code of two's complement is 0.
@@ -256,13 +235,7 @@ AUTOMATIC: dict[str, Callable[[int], str]] = {
 
 
 def find_grid(grid: str, num_bits: int) -> Grid:
-    """Returns the row for `grid`, the name of one or of `AUTOMATIC`.
-
-    >>> [find_grid("auto", bits).name for bits in (3, 4, 8)]
-    ['dorefa', 'dorefa', 'narrow']
-    >>> [find_grid("packed", bits).name for bits in (3, 4, 8)]
-    ['dorefa', 'narrow', 'narrow']
-    """
+    """Returns the row for `grid`, the name of one or of `AUTOMATIC`."""
     check_bits(num_bits)
     name = AUTOMATIC[grid](num_bits) if grid in AUTOMATIC else grid
     if name not in GRIDS:
@@ -303,10 +276,6 @@ def round_half_up(x: Tensor) -> Tensor:
     The sum and, in front of it, the quotient of a value by its scale are floating-point numbers: a
     tie is what is one after that rounding. Half a step of a scale of 0.1 need not be one, and
     0.49999997, the largest float32 below a half, is taken for it.
-
-    >>> import numpy as np
-    >>> round_half_up(np.float32([-1.5, -0.5, 0.49999997, 0.5, 1.5])).numpy().tolist()
-    [-1.0, 0.0, 1.0, 1.0, 2.0]
     """
     return namespace(x).floor(x + 0.5)
 
@@ -317,10 +286,6 @@ def int8_codes(x: Tensor) -> tuple[Tensor, Tensor]:
         s = max|x| / 127,  code = round(x / s)
 
     Both are float32 without gradients. Where all of it is about 0, the scale is 1.
-
-    >>> codes, scale = int8_codes([0.5, -0.25, 0.001])
-    >>> codes.numpy().tolist(), round(float(scale), 6)
-    ([127.0, -63.0, 0.0], 0.003937)
     """
     n = namespace(x)
     values = n.stop_gradient(in_float32(n, x))
@@ -337,14 +302,7 @@ def on_int8_codes(x: Tensor) -> Tensor:
 
 
 def levels(num_bits: Bits, grid: str = "dorefa") -> Any:
-    """Number of intervals a of a grid, by its name: 2^b - 1 (DoReFa), 2^b - 2 (narrow).
-
-    >>> levels(4), levels(4, "narrow"), levels(8, "auto")
-    (15, 14, 254)
-    >>> import tensorflow as tf
-    >>> float(levels(tf.constant(4)))
-    15.0
-    """
+    """Number of intervals a of a grid, by its name: 2^b - 1 (DoReFa), 2^b - 2 (narrow)."""
     return _look_up(num_bits, grid, lambda row, bits: row.top(bits))
 
 
@@ -411,8 +369,7 @@ def off_halves(
     rounds half up; for the usual factors its sums are multiples of 1/16 or 1/64, and 1/512 makes up
     for the last bits of float32. No other value is rounded otherwise.
 
-    A mean has a window of count values; images that are resized have none. What is returned is
-    float32, with the gradient of the values.
+    A mean has a window of count values; images that are resized have none.
 
     >>> [float(x) for x in off_halves(np.float32([2.5, 200.5]), 1.0, 0.0, 255, (1, 2))]
     [2.375, 200.625]
@@ -434,10 +391,6 @@ def round_to_largest(x: Tensor, num_bits: Bits, *, range_axes: tuple[int, ...] =
 
     Forward: q = M · round_half_up(a x / (2 M)) · 2 / a, with a = 2^b - 2 and M the largest |x| that
     is finite. Backward: dq/dx = 1. NaN stays NaN, and infinite values become M or -M.
-
-    >>> import numpy as np
-    >>> round_to_largest(np.float32([-3.0, -0.4, 1.6]), 3).numpy().tolist()
-    [-3.0, 0.0, 2.0]
     """
     n = namespace(x)
     axes = tuple(axes_within(len(x.shape), range_axes))

@@ -39,13 +39,7 @@ from sat_tf.core.tensors import (
 
 
 def lsq_code_ends(num_bits: int) -> tuple[int, int]:
-    """The lowest and the highest code of LSQ's weights: those of two's complement.
-
-    At 8 bits without -128, whose negative int8 does not hold.
-
-    >>> lsq_code_ends(2), lsq_code_ends(4), lsq_code_ends(8)
-    ((-2, 1), (-8, 7), (-127, 127))
-    """
+    """The ends of LSQ's codes: of two's complement, without -128, whose negative is no int8."""
     check_bits(num_bits)
     if num_bits < FEWEST_SIGNED_BITS:
         raise ValueError(
@@ -61,31 +55,14 @@ def lsq_code_ends(num_bits: int) -> tuple[int, int]:
 
 
 def weight_magnitude(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """The first magnitude, 2 mean|v|: the scale is the paper's 2 mean|v| / sqrt(highest).
-
-    What is returned is float32, of the rank of the kernel with length 1 along the other axes, or a
-    scalar.
-
-    >>> import numpy as np
-    >>> weight_magnitude(np.float32([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
-    array([[4., 2.]], dtype=float32)
-    """
+    """The first magnitude, 2 mean|v|, of each range: the paper's scale times sqrt(highest)."""
     n = namespace(kernel)
     axes = tuple(axes_within(len(kernel.shape), range_axes))
     return 2.0 * n.mean(n.abs(kernel), axis=axes, keepdims=bool(range_axes))
 
 
 def best_magnitude(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """The magnitude with the smallest mean square error, of 100 up to what clips no weight.
-
-    Its shape is that of `weight_magnitude`.
-
-    >>> import numpy as np
-    >>> kernel = np.float32([3.0, 1.0, -2.0, 0.0])
-    >>> scale = weight_scale(best_magnitude(kernel, 3), 3)
-    >>> round(float(scale), 6)
-    1.0
-    """
+    """The magnitude with the smallest mean square error, of 100 up to what clips no weight."""
     n = namespace(kernel)
     kernel = n.tensor(kernel)
     _, highest = lsq_code_ends(num_bits)
@@ -125,9 +102,6 @@ def quantize_weights(
     the type of `kernel`. A NaN weight stays NaN and adds nothing to dm; infinite ones are clipped.
     The magnitude m > 0 is a scalar, or of the rank of the kernel with length 1 along the axes that
     share a scale; N is how many weights do.
-
-    >>> quantize_weights([-9.0, -0.4, 0.6, 9.0], 1.0, 2).numpy().tolist()
-    [-2.0, 0.0, 1.0, 1.0]
     """
     lowest, highest = _weight_ends(num_bits)
     return computed_in_float32(
@@ -222,10 +196,6 @@ def level_factor(x: Tensor, highest: Any, *, counts_batch: bool = False) -> Tens
 
     N in g is the number of features of one sample. With `counts_batch` it is that of the batch of
     all replicas, as in many implementations, whose rate then depends on the batch size.
-
-    >>> import numpy as np
-    >>> round(float(level_factor(np.zeros([9, 2, 2]), 1.0)), 3)
-    0.5
     """
     n = namespace(x)
     highest = in_float32(n, highest)
@@ -263,9 +233,6 @@ def quantize_with_offset(
     so that padding has a code and integer kernels are exact; its gradient is straight-through.
     Types and NaN as in `quantize_weights`; the gradients are not scaled by g. An offset above 0
     counts as 0.
-
-    >>> quantize_with_offset([-9.0, -0.4, 0.6, 9.0], 1.0, -1.2, 3).numpy().tolist()
-    [-1.0, 0.0, 1.0, 6.0]
     """
     return computed_in_float32(
         _with_offset,

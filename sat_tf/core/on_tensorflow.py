@@ -88,10 +88,7 @@ def _described(value: Any) -> str:
 
 
 def _refused(tensor: tf.Tensor) -> tf.Tensor | None:
-    """A gradient in the place of one whose tensors are not there.
-
-    TensorFlow writes a gradient into a SavedModel as a function of the upstream gradients alone.
-    """
+    """A gradient in a SavedModel, which holds it as a function of upstream gradients alone."""
     if not tensor.dtype.is_floating:
         return None
     with tf.control_dependencies([tf.debugging.Assert(False, [_UNSAVED])]):
@@ -102,11 +99,7 @@ def _refused(tensor: tf.Tensor) -> tf.Tensor | None:
 def through_tanh(
     forward: Callable[..., Any], backward: Callable[..., Any], x: tf.Tensor, **settings: Any
 ) -> tf.Tensor:
-    """`with_gradient` of what is computed from tanh(x), with respect to x.
-
-    tanh(x) is computed again for the gradient: kept since the forward pass, it would take as much
-    memory as x.
-    """
+    """`with_gradient` of a function of tanh(x), which is computed again and not kept: memory."""
 
     def of_tanh(n: Any, x: tf.Tensor, *, back: Any, **settings: Any) -> Any:
         return forward(n, tf.tanh(x), **settings)
@@ -152,10 +145,9 @@ def has_accelerator() -> bool:
 def fake_quant(
     x: tf.Tensor, lowest: Any, highest: Any, num_bits: Any, narrow_range: bool = False
 ) -> tf.Tensor | None:
-    """FakeQuant's kernel, which rounds and clips in one pass over memory; None without it.
+    """FakeQuant's kernel, one pass over memory; None for bits in a tensor, 1 bit and XLA.
 
-    It takes no bits in a tensor and not 1 bit. XLA's own turns NaN into a number and 0 into nearly
-    0.
+    XLA's own turns NaN into a number and 0 into nearly 0.
     """
     if tf.is_tensor(num_bits) or num_bits == 1 or compiles_with_xla():
         return None
@@ -176,9 +168,6 @@ def sums_by_id(values: tf.Tensor, ids: tf.Tensor, size: int) -> tf.Tensor:
     """The sum of the values with each of the ids 0..size - 1, in float64.
 
     In float64 it makes no difference to float32 in which order they are added.
-
-    >>> sums_by_id(tf.constant([1.0, 2.0, 4.0]), tf.constant([2, 0, 2]), 3).numpy().tolist()
-    [2.0, 0.0, 5.0]
     """
     values = tf.cast(values, tf.float64)
     if compiles_with_xla() or has_accelerator():
@@ -328,11 +317,7 @@ def clipped_gradients(
 def keep_inside(
     values: tf.Tensor, x: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor
 ) -> tf.Tensor:
-    """`values` where lowest <= x <= highest, else 0; also where x is NaN.
-
-    >>> keep_inside(tf.constant([1.0, 2.0]), tf.constant([0.5, 7.0]), 0.0, 1.0).numpy().tolist()
-    [1.0, 0.0]
-    """
+    """`values` where lowest <= x <= highest, else 0; also where x is NaN."""
     if compiles_with_xla():
         return tf.where((x >= lowest) & (x <= highest), values, 0.0)
     # No mask is written, but there is no XLA kernel. FakeQuant's gradient kernel computes more than
@@ -357,12 +342,10 @@ def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 def computed_again(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     """The values of a tensor of the forward pass, for the backward pass.
 
-    Keeping them costs as much memory as the tensor has. What BatchNormalization puts out is cheap
-    to compute again from what it reads, which its own gradient keeps anyway, and its statistics: in
-    one pass over memory, and bit for bit the same. Then only the quantized tensor stays, as in a
-    float network only the rectified one does. Any other tensor is kept; so are all where XLA or an
-    accelerator runs the graph, whose kernels round in their own way. Nothing is computed before the
-    upstream gradient is there.
+    What BatchNormalization puts out is cheap to compute again from what it reads, which its own
+    gradient keeps anyway: in one pass over memory, and bit for bit the same. Any other tensor is
+    kept; so are all where XLA or an accelerator runs the graph, whose kernels round in their own
+    way. Nothing is computed before the upstream gradient is there.
     """
     norm = normalization_of(x)
     if norm is None:
@@ -392,10 +375,7 @@ def normalization_of(x: tf.Tensor) -> tf.Operation | None:
 
 
 def statistics_of(norm: tf.Operation) -> list[tf.Tensor]:
-    """Mean and variance that a BatchNormalization kernel works on, as its gradient takes them.
-
-    In training they are those of the batch, which the kernel keeps for its gradient.
-    """
+    """Mean and variance that a BatchNormalization kernel works on: in training of the batch."""
     return list(norm.outputs if norm.get_attr("is_training") else norm.inputs)[3:5]
 
 

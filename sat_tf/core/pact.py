@@ -30,9 +30,6 @@ def quantize_activation(
     The clipping level α > 0 is a scalar tensor or variable, the codes are n = 0..2^b - 1, and the
     gradient is a row of `gradients.CLIPPING_GRADIENTS`. With another surrogate than
     straight-through, dq/dx is its factor between the ends, times x/α in dq/dα there.
-
-    >>> quantize_activation([-1.0, 0.4, 0.6, 9.0], 3.0, 2).numpy().tolist()
-    [0.0, 0.0, 1.0, 3.0]
     """
     return _quantize(x, clipping_level, num_bits, "dorefa", gradient, surrogate)
 
@@ -54,9 +51,6 @@ def quantize_stream(
 
     Types, infinities and NaN: as in `quantize_activation`. The codes are n = -(2^(b-1) -
     1)..2^(b-1) - 1, of 2 bits or more.
-
-    >>> quantize_stream([-9.0, -0.4, 0.6, 9.0], 3.0, 3).numpy().tolist()
-    [-3.0, 0.0, 1.0, 3.0]
     """
     return _quantize(x, clipping_level, num_bits, "narrow", gradient, surrogate)
 

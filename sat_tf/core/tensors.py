@@ -35,9 +35,6 @@ def namespace(x: Any) -> Namespace:
     """The functions of whatever library a tensor belongs to.
 
     Arrays and numbers belong to TensorFlow where it is loaded, else to Keras 3.
-
-    >>> float(namespace(2.0).sqrt(namespace(2.0).tensor(2.25)))
-    1.5
     """
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and (isinstance(x, _PLAIN) or tensorflow.is_tensor(x)):

@@ -1,29 +1,31 @@
-"""Top-1 and top-5 of a file over a data set, and its outputs, on all cores."""
+"""Top-1 and top-5 of a file over a data set, on all cores."""
 
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
+import functools
 import os
-import queue
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import Field
 
 from sat_tf.exact.certificate.outputs import label_problems
 from sat_tf.exact.certificate.proof import existing_file
-from sat_tf.exact.litert.processes import Task, TfliteTask, Worker
-from sat_tf.exact.litert.runtime import Interface
+from sat_tf.exact.litert.processes import refusals
+from sat_tf.exact.litert.runtime import Interface, Runtime
 from sat_tf.exact.operations.graph import Graph, batches, outputs_of, simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.top_k import top_hits
+from sat_tf.files import read_bytes
 from sat_tf.messages import ProblemsError
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.validation import Positive, check
 
+_Result = TypeVar("_Result")
 _MOST_AT_ONCE = 16
 
 _Processes = Annotated[
@@ -35,6 +37,8 @@ _Top = Annotated[
 ]
 
 Batch = tuple[np.ndarray, np.ndarray]
+# What a model takes and gives, and the outputs that it gives for a batch of images.
+Loaded = tuple[Interface, Callable[[np.ndarray], np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Accuracy:
     top: dict[int, float]  # Share of images whose label is among the k largest outputs, by k.
     not_finite: int  # Images with an output that is NaN or infinite; they count as wrong.
     seconds: float  # How long it took.
-    processes: int  # How many took part.
+    processes: int  # How many threads took part.
 
 
 def evaluate_tflite(
@@ -57,7 +61,7 @@ def evaluate_tflite(
     processes: int | None = None,
     progress: bool = True,
 ) -> Accuracy:
-    """Top-k of a TFLite file in LiteRT with XNNPACK, in processes of one thread each.
+    """Top-k of a TFLite file in LiteRT with XNNPACK, in threads with an interpreter each.
 
     Args:
         path: a TFLite file with one input of images and one output of classes.
@@ -65,7 +69,7 @@ def evaluate_tflite(
             batches of images and labels, such as a `tf.data.Dataset` of them.
         labels: class numbers (n,).
         top: which k; equal outputs are in the order of their classes.
-        processes: how many; by default one for each core.
+        processes: how many threads; by default one for each core.
         progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
 
     Returns:
@@ -76,8 +80,8 @@ def evaluate_tflite(
             fix.
     """
     path = existing_file(path)
-    task = TfliteTask(path.read_bytes(), "xnnpack")
-    return _evaluate(str(path), task, images, labels, top, processes, progress)
+    load = _in_litert(path.read_bytes(), str(path))
+    return _evaluate(str(path), load, images, labels, top, processes, progress)
 
 
 def evaluate_simulator(
@@ -106,40 +110,39 @@ def evaluate_simulator(
         ValueError: no file that sat-tf wrote, or bad images or labels; lists every problem with its
             fix.
     """
-    if isinstance(graph, Graph):
-        name = graph.name
-    else:
-        path = existing_file(graph)
-        name = str(path)
-        graph = read_graph(path.read_bytes(), name)
-    return _evaluate(name, SimulatorTask(graph), images, labels, top, processes, progress)
+    name = graph.name if isinstance(graph, Graph) else str(existing_file(graph))
+    known = graph if isinstance(graph, Graph) else read_graph(read_bytes(name), name)
+    load = functools.partial(_simulated, known)
+    return _evaluate(name, load, images, labels, top, processes, progress)
 
 
 def file_interface(path: str | os.PathLike[str]) -> Interface:
     """The input and the output of a file."""
     path = existing_file(path)
-    with _worker(str(path), TfliteTask(path.read_bytes(), "xnnpack")) as worker:
-        return worker.interface
+    return _explained(str(path), _in_litert(path.read_bytes(), str(path)))[0]
 
 
-class SimulatorTask(Task):
-    """A graph in the integer simulation."""
+def _in_litert(content: bytes, name: str) -> Callable[[], Loaded]:
+    """Loads a file, once a process of its own has run it."""
+    if reason := refusals(content, ["xnnpack"])["xnnpack"]:
+        raise _refusal(name, reason)
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+    def load() -> Loaded:
+        runtime = Runtime(content, keep_tensors=False)
+        return runtime.interface, runtime.run
 
-    def start(self) -> Interface:
-        """Nothing to load."""
-        self._graph.expect_one_of_each("evaluate")
-        outputs = int(np.prod(self._graph.tensors[self._graph.output].shape))
-        image = self._graph.images[0]
-        return Interface(image.shape, np.dtype(image.type), outputs)
+    return load
 
-    def run(self, images: np.ndarray) -> np.ndarray:
-        """Simulates it."""
-        graph = self._graph
+
+def _simulated(graph: Graph) -> Loaded:
+    graph.expect_one_of_each("evaluate")
+    outputs, image = int(np.prod(graph.tensors[graph.output].shape)), graph.images[0]
+
+    def run(images: np.ndarray) -> np.ndarray:
         pieces = [outputs_of(simulate(graph, batch), graph) for batch in batches(images, graph)]
         return np.concatenate(pieces)
+
+    return Interface(image.shape, np.dtype(image.type), outputs), run
 
 
 def _labelled_batches(
@@ -178,7 +181,7 @@ def _labelled_batches(
 
 def _evaluate(
     name: str,
-    task: Task,
+    load: Callable[[], Loaded],
     images: Any,
     labels: Any,
     top: Iterable[int],
@@ -187,7 +190,10 @@ def _evaluate(
 ) -> Accuracy:
     start, top = time.perf_counter(), tuple(top)
     check("evaluation", top=(top, _Top), processes=(processes, _Processes))
-    count = processes or _cores()
+    # Not every system tells which cores this process may use.
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    count = processes or cores
     source, total = _labelled_batches(images, labels, workers=count)
     if total is not None:
         count = max(1, min(count, total))
@@ -212,7 +218,7 @@ def _evaluate(
             yield images, labels
 
     num_images, not_finite, hits = 0, 0, dict.fromkeys(top, 0)
-    for outputs, numbers in _outputs(name, task, pieces, count, total, progress):
+    for outputs, numbers in _outputs(name, load, pieces, count, total, progress):
         rows = outputs.reshape(len(outputs), -1)
         num_images += len(numbers)
         not_finite += int(np.count_nonzero(~np.all(np.isfinite(rows), axis=1)))
@@ -229,38 +235,25 @@ def _evaluate(
     )
 
 
-def _cores() -> int:
-    """How many cores this process may use."""
-    # Not available on every system.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _outputs(
     name: str,
-    task: Task,
+    load: Callable[[], Loaded],
     pieces: Callable[[Interface], Iterator[Batch]],
     count: int,
     total: int | None,
     progress: bool,
 ) -> Iterator[Batch]:
-    """Runs batches through a task in processes; gives their outputs and numbers, in order."""
-    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    """Runs batches through a model that each thread loads; gives outputs and numbers in order."""
+    interface, _ = _explained(name, load)
+    own = threading.local()
 
     def run(images: np.ndarray) -> np.ndarray:
-        try:
-            worker = idle.get_nowait()
-        except queue.Empty:  # there are no more workers than threads
-            worker = workers.enter_context(_worker(name, task))
-        with _refused_as(name):
-            outputs = worker.run(images)
-        idle.put(worker)
-        return outputs
+        if not hasattr(own, "run"):
+            _, own.run = _explained(name, load)
+        return np.asarray(_explained(name, lambda: own.run(images)))
 
     waiting = collections.deque[tuple[concurrent.futures.Future[np.ndarray], np.ndarray]]()
     with (
-        contextlib.ExitStack() as workers,
         image_bar(os.path.basename(name), total, shown=progress) as advance,
         concurrent.futures.ThreadPoolExecutor(count) as pool,
     ):
@@ -271,12 +264,10 @@ def _outputs(
             advance(len(numbers))
             return outputs, numbers
 
-        worker = workers.enter_context(_worker(name, task))
-        idle.put(worker)
         try:
-            for images, numbers in pieces(worker.interface):
+            for images, numbers in pieces(interface):
                 waiting.append((pool.submit(run, images), numbers))
-                # A batch waits for each process that runs one, and no more are read ahead.
+                # A batch waits for each thread that runs one, and no more are read ahead.
                 if len(waiting) == 2 * count:
                     yield first()
             while waiting:
@@ -285,20 +276,16 @@ def _outputs(
             pool.shutdown(cancel_futures=True)
 
 
-@contextlib.contextmanager
-def _worker(name: str, task: Task) -> Iterator[Worker]:
-    with _refused_as(name):
-        worker = Worker(task)
-    with worker:
-        yield worker
-
-
-@contextlib.contextmanager
-def _refused_as(name: str) -> Iterator[None]:
+def _explained(name: str, action: Callable[[], _Result]) -> _Result:
     try:
-        yield
-    except ValueError as error:
-        raise ValueError(
-            f"{name}: received a file that does not run ({error}), expected one that "
-            "sat_tf.export_tflite wrote; export the model again."
-        ) from error
+        return action()
+    except (ValueError, MemoryError) as error:
+        reason = error.__cause__ or error
+        raise _refusal(name, str(reason) or type(reason).__name__) from error
+
+
+def _refusal(name: str, reason: str) -> ValueError:
+    return ValueError(
+        f"{name}: received a file that does not run ({reason}), expected one that "
+        "sat_tf.export_tflite wrote; export the model again."
+    )

@@ -5,7 +5,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from rich.console import Console
@@ -20,7 +20,7 @@ from sat_tf.exact.litert.processes import refusals
 from sat_tf.exact.litert.runtime import OneImageRuntime, Runtime, loaded
 from sat_tf.exact.operations.graph_file import ForeignFile, read_foreign
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.tflite.contents import MoreGraph, StoredOperator, read_contents
+from sat_tf.exact.tflite.contents import StoredOperator, read_contents
 from sat_tf.exact.tflite.tensors import Pixels, arrays_of, number_of, some_of
 from sat_tf.files import write_text
 from sat_tf.messages import ProblemsError, first_ones, say
@@ -31,8 +31,8 @@ from sat_tf.presentation.tables import (
     Marked,
     RowTable,
     Table,
+    digits,
     marked_text,
-    percent,
     render,
 )
 
@@ -62,8 +62,7 @@ class Differences:
 class KernelCount:
     """The codes that a runtime makes of one operator."""
 
-    # Of what it made on its own inputs, from the simulation with its own rules: nothing is counted
-    # where it is only simulated.
+    # Of what it made on its own inputs, from its own rules; nothing where it is only simulated.
     own: Differences = dataclasses.field(default_factory=Differences)
     # Of what its rules make of the inputs that the operator has under XNNPACK here, from what
     # XNNPACK made.
@@ -113,7 +112,7 @@ class OperatorComparison(RowTable):
     refused: Mapping[str, str]  # Why others do not run the file, by their names.
     # Those of the whole file, from XNNPACK's, by the names of the runtimes that run it.
     outputs: Mapping[str, Differences]
-    more_graphs: tuple[MoreGraph, ...] = ()  # Behind the first, which alone is compared.
+    more_graphs: tuple[str, ...] = ()  # Those behind the first, which alone is compared.
     warnings: tuple[str, ...] = ()  # What to know about the file.
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
@@ -177,24 +176,19 @@ class OperatorComparison(RowTable):
         return sentence("operators_headline", self)
 
     def _notes(self) -> list[Cell]:
-        return [sentence("extent", self), *self._answers(), *self._remarks()]
-
-    def _answers(self) -> list[Cell]:
-        """Sentences on what each runtime does otherwise, or why it does not run the file."""
-        lines: list[Cell] = []
+        """What each runtime does otherwise, or why it does not run the file; what is left out."""
+        lines: list[Cell] = [sentence("extent", self)]
         for name in self.runtimes:
             differs = "bad" if self.total(name).own.differing else "watch"
             kind = "good" if self.first_differing(name) is None else differs
             lines.append(Marked(sentence("runtime", self, name), kind))
-        return lines + [sentence("does_not_run", self, name) for name in self.refused]
-
-    def _remarks(self) -> list[Cell]:
-        """Sentences on what was not compared."""
         missing = collections.defaultdict[tuple[str, str], list[ComparedOperator]](list)
         for each in self.operators:
             if not each.counts:
                 missing[each.kind, each.reason].append(each)
         return [
+            *lines,
+            *(sentence("does_not_run", self, name) for name in self.refused),
             *(sentence("not_simulated", self, operators) for operators in missing.values()),
             *(sentence("not_compared", self, graph) for graph in self.more_graphs),
             *(Marked(sentence("warning", self, warning), "watch") for warning in self.warnings),
@@ -220,36 +214,27 @@ class OperatorComparison(RowTable):
 
             return Column(name, differing, number=True)
 
-        all_adds = sum(one.multiply_adds for one in self.operators)
+        def codes(operator: ComparedOperator) -> int | None:
+            return max((each.own.compared for each in operator.counts.values()), default=None)
+
         columns: list[Column[ComparedOperator]] = [
             Column("", lambda one: one.number, str, number=True),
             Column("operator", lambda one: one.kind),
             Column("tensor", lambda one: one.short_tensor, wrap="fold"),
             Column(
-                "multiply-adds",
-                lambda one: one.multiply_adds / all_adds if one.multiply_adds else None,
-                percent(1),
-                number=True,
-                least_width=100,
+                "multiply-adds", lambda one: one.multiply_adds or None, digits(","), number=True
             ),
             Column("simulated", lambda one: one.reason or "yes", wrap="fold"),
-            Column(
-                "codes",
-                lambda one: max((count.own.compared for count in one.counts.values()), default=0),
-                lambda count: f"{count:,}" if count else "",
-                number=True,
-            ),
+            Column("codes", codes, digits(","), number=True),
             *map(counted, self.runtimes),
         ]
         return {"Operators": Table(columns=columns, rows=self.operators)}
 
     def print_to(self, console: Console) -> None:
-        """Prints where runtimes differ, and below it the operators and what was not compared."""
-        for note in (self._headline(), sentence("extent", self), *self._answers()):
-            say(console, marked_text(note))
-        for table in self._tables().values():
-            console.print(table.for_width(console.width).to_rich())
-        for note in self._remarks():
+        """Prints where runtimes differ: the operators, and what was not compared."""
+        say(console, marked_text(self._headline()))
+        self.print_tables(console)
+        for note in self._notes():
             say(console, marked_text(note))
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
@@ -258,10 +243,8 @@ class OperatorComparison(RowTable):
             "exact/operators.html",
             file=self.file,
             headline=self._headline(),
-            extent=sentence("extent", self),
-            answers=self._answers(),
-            tables={title: table.to_html(title) for title, table in self._tables().items()},
-            remarks=self._remarks(),
+            notes=self._notes(),
+            table=self._tables()["Operators"].to_html("Operators"),
         )
         write_text(path, page)
 
@@ -317,20 +300,16 @@ def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
     content, problems = path.read_bytes(), []
     foreign = read_foreign(content, str(path))
     for tensor in foreign.contents.inputs:
-        if tensor.shape[:1] != (1,):
+        about = f"received the input {tensor.name}"
+        if tensor.shape[:1] != (1,) or min(tensor.shape) < 1:
             problems.append(
-                f"received the input {tensor.name} of shape {tensor.shape}, expected one image at "
-                "a time, (1, ...); convert the model for that."
+                f"{about} of shape {tensor.shape}, expected one image, (1, ...), with sizes of at "
+                "least 1; convert the model for that."
             )
         elif not np.all(np.isfinite(tensor.scales) & (tensor.scales > 0)):
             problems.append(
-                f"received the input {tensor.name} with the scale {first_ones(tensor.scales)}, "
-                "expected one above 0; convert the model again."
-            )
-        elif min(tensor.shape) < 1:
-            problems.append(
-                f"received the input {tensor.name} of shape {tensor.shape}, which holds no values, "
-                "expected sizes of at least 1; convert the model again."
+                f"{about} with the scale {first_ones(tensor.scales)}, expected one above 0; "
+                "convert the model again."
             )
     tensors = [tensor for op in foreign.contents.operators for tensor in op.outputs]
     types = {tensor.type for tensor in tensors if tensor.scales.size}
@@ -437,8 +416,7 @@ class _Counter:
         running: Mapping[str, Runtime | OneImageRuntime],
     ) -> None:
         self._file, self._kinds, self._running = file, kinds, running
-        xnnpack = running["xnnpack"]
-        self._delegated = xnnpack.delegated if isinstance(xnnpack, Runtime) else set[int]()
+        self._delegated = cast(Runtime, running["xnnpack"]).delegated
         self._graph = file.graph
         tensors = file.contents.tensors
         self._places = {tensor.name: index for index, tensor in enumerate(tensors)}

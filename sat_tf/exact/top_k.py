@@ -24,11 +24,7 @@ AGREEMENT = Score("agreement", "agreement")
 
 
 def classes_of(values: np.ndarray) -> np.ndarray:
-    """The class of every place, int64 (...): where the last axis is largest, the first of equals.
-
-    >>> classes_of(np.array([[0.1, 0.7, 0.7], [np.nan, 0.0, 1.0]])).tolist()
-    [1, -1]
-    """
+    """The class of every place, int64 (...): the first of the largest numbers of the last axis."""
     return np.where(np.all(np.isfinite(values), axis=-1), np.argmax(values, axis=-1), NO_CLASS)
 
 
@@ -43,13 +39,7 @@ def comes_before(outputs: Any, of_label: Any, classes: Any, labels: Any) -> Any:
 
 
 def top_hits(outputs: np.ndarray, labels: np.ndarray, k: int) -> int:
-    """How many labels are among the k largest of finite outputs; equal ones in order of class.
-
-    >>> top_hits(np.array([[0.0, 2.0, 2.0], [np.nan, 1.0, 0.0]]), np.array([2, 1]), 1)
-    0
-    >>> top_hits(np.array([[0.0, 2.0, 2.0], [np.nan, 1.0, 0.0]]), np.array([2, 1]), 2)
-    1
-    """
+    """How many labels are among the k largest of finite outputs; equal ones in order of class."""
     classes, labels = np.arange(outputs.shape[1])[np.newaxis], labels[:, np.newaxis]
     own = classes == labels
     of_label = np.sum(np.where(own, outputs, 0), axis=1, keepdims=True)

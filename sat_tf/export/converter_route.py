@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from sat_tf.messages import ModelError, did_you_mean
 
-_ROUTES = ("direct", "converter")
 # The report of an export says this of the file of the second route.
 CONVERTED = (
     "route='converter': the file is not certified; TensorFlow's converter has written it from the "
@@ -75,22 +74,24 @@ def keras_of_graph(graph: Graph) -> keras.Model:
     if problems:
         raise ModelError(graph.name, problems)
     keys = graph.keys[0] or tuple(image.name for image in graph.images)
-    images = [
-        keras.Input(image.shape, name=key, dtype=image.type if image.is_kept else "float32")
+    images = {
+        image.name: keras.Input(
+            image.shape, name=key, dtype=image.type if image.is_kept else "float32"
+        )
         for image, key in zip(graph.images, keys, strict=True)
-    ]
-    tensors: dict[str, Any] = dict(zip((image.name for image in graph.images), images, strict=True))
-    for operation in _without_twins(graph.operations):
+    }
+    tensors: dict[str, Any] = dict(images)
+    for operation in map_linear(graph.operations, _without_twins()):
         layer = _FakeQuantized(operation, graph)
         tensors[operation.output] = layer([tensors[name] for name in operation.inputs])
-    outputs = [tensors[name] for name in graph.outputs]
-    if len(images) == len(outputs) == 1:
-        return keras.Model(images[0], outputs[0], name=graph.name)
-    return keras.Model(images, outputs, name=graph.name)
+    outputs, inputs = [tensors[name] for name in graph.outputs], [*images.values()]
+    if len(inputs) == len(outputs) == 1:
+        return keras.Model(inputs[0], outputs[0], name=graph.name)
+    return keras.Model(inputs, outputs, name=graph.name)
 
 
-def _without_twins(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """The operations, with no two equal requantizations of one tensor.
+def _without_twins() -> Callable[[Linear], Linear]:
+    """Makes two equal requantizations of one tensor differ, one after the other.
 
     The converter would merge these into one, which then has no codes and stays float. The same
     slope is written as 127 / 127, 126 / 126, and so on; it is exact in each, as they have no bias.
@@ -108,7 +109,7 @@ def _without_twins(operations: Iterable[Operation]) -> tuple[Operation, ...]:
         scales = (linear.scales * (codes[0] / code)).astype(np.float32)
         return dataclasses.replace(linear, kernel=np.full_like(linear.kernel, code), scales=scales)
 
-    return map_linear(operations, apart)
+    return apart
 
 
 class _FakeQuantized(keras.layers.Layer):
@@ -226,8 +227,8 @@ _FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
     "HARD_SWISH": lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
     "LEAKY_RELU": tf.nn.leaky_relu,
     "PRELU": lambda x, slopes: tf.where(x < 0.0, slopes * x, x),
-    "STRIDED_SLICE": lambda x, begin, end, steps, beginMask, endMask: tf.strided_slice(
-        x, begin, end, steps, beginMask, endMask
+    "STRIDED_SLICE": lambda x, *at, beginMask, endMask: tf.strided_slice(
+        x, *at, beginMask, endMask
     ),
     "TRANSPOSE": tf.transpose,
     "RESIZE_NEAREST_NEIGHBOR": lambda x, size, **_: tf.image.resize(x, size, "nearest"),
@@ -273,46 +274,38 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
 
 def route_problems(route: object, settings: FileSettings, *, has_metadata: bool) -> list[str]:
     """Why a file cannot be written in this way, with the fix."""
-    if not isinstance(route, str) or route not in _ROUTES:
-        names = " or ".join(map(repr, _ROUTES))
-        return [f"route: received {route!r}, expected {names}. {did_you_mean(str(route), _ROUTES)}"]
+    if not isinstance(route, str) or route not in ("direct", "converter"):
+        hint = did_you_mean(str(route), ("direct", "converter"))
+        return [f"route: received {route!r}, expected 'direct' or 'converter'. {hint}"]
     if route == "direct":
         return []
-    problems = []
-    plain = dataclasses.asdict(FileSettings(pack="none"))
+    plain, problems = FileSettings(), []
     for name in ("pack", "float_head", "resizable", "output_type"):
-        value, default = getattr(settings, name), plain[name]
-        if value not in (default, "auto"):
-            problems.append(
-                f"route='converter' with {name}={value!r}: received a setting of the direct "
-                f"writer, expected {name}={default!r}; leave one of them out."
-            )
+        value, default = getattr(settings, name), getattr(plain, name)
+        if value != default and (name, value) != ("pack", "none"):
+            problems.append(f"{name}={value!r}")
     if has_metadata:
-        problems.append(
-            "route='converter' with labels, a description or preprocessing: received settings of "
-            "the direct writer, expected none; leave them out, or use route='direct'."
-        )
-    return problems
+        problems.append("labels, a description or preprocessing")
+    return [
+        f"route='converter' with {setting}: received a setting of route='direct'; leave one out."
+        for setting in problems
+    ]
 
 
 def converted(graph: Graph) -> bytes:
     """The file that TensorFlow's converter writes from a deployed graph, of uint8 images."""
     converter = tf.lite.TFLiteConverter.from_keras_model(keras_of_graph(graph))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    kinds = list(dict.fromkeys(image.type for image in graph.images if not image.is_kept))
-    if len(kinds) > 1:
-        raise ModelError(
-            graph.name,
-            f"received inputs of the types {' and '.join(kinds)}, "
-            "expected one for all, as TensorFlow's converter has it; use route='direct'.",
-        )
-    if kinds:
-        converter.inference_input_type = tf.as_dtype(kinds[0])
+    types = sorted({image.type for image in graph.images if not image.is_kept})
     try:
+        if len(types) > 1:
+            raise ValueError(f"it has one type for all inputs, and these are {' and '.join(types)}")
+        if types:
+            converter.inference_input_type = tf.as_dtype(types[0])
         return run_converter(converter)
     except ValueError as error:
         raise ModelError(
             graph.name,
-            f"received a model that TensorFlow's converter does not convert "
-            f"({error}), expected one that it does; use route='direct'.",
+            f"received a model that TensorFlow's converter does not convert ({error}), expected "
+            "one that it does; use route='direct'.",
         ) from error

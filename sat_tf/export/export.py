@@ -20,7 +20,7 @@ from sat_tf.exact.litert.runtime import Runtime, check_loading
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.linear import linear_operations
-from sat_tf.exact.targets.table import TARGETS, Elsewhere
+from sat_tf.exact.targets.table import TARGETS, CpuFallback
 from sat_tf.exact.tflite.contents import SETTINGS_NAME, Contents, gzip_size, read_contents
 from sat_tf.exact.tflite.metadata import (
     METADATA_NAME,
@@ -40,8 +40,8 @@ from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.files import check_writable, written_whole
 from sat_tf.graph.flatten import copied_weights
 from sat_tf.graph.network import Network
-from sat_tf.messages import ProblemsError
-from sat_tf.presentation.tables import Displayed, Marked, Table
+from sat_tf.messages import ProblemsError, first_ones
+from sat_tf.presentation.tables import Column, Displayed, Marked, Table, digits
 from sat_tf.qat.model_class import processor_of
 
 _WARM_UP = 2
@@ -124,7 +124,7 @@ class ExportReport(Displayed):
     target: str  # The processor that the file is for.
     # The operators that its compiler leaves to the CPU, with the reason and the fix; where it is a
     # CPU, those that it refuses.
-    cpu_fallback: list[Elsewhere]
+    cpu_fallback: list[CpuFallback]
     warnings: list[str]  # What to know about the file.
     seconds: float  # How long it took.
 
@@ -140,8 +140,21 @@ class ExportReport(Displayed):
         return f"{self.path}: {sizes}, {sum(self.operators.values())} operators"
 
     def kernel_table(self) -> Table[list[packing.StoredKernel]]:
-        """The bits of weights, as the command prints them; no rows where all have 8."""
-        return packing.kernel_table(self.kernels)
+        """The bits of weights, kernels stored alike on one line; no rows where all have 8."""
+        alike: dict[tuple[int, str, str], list[packing.StoredKernel]] = {}
+        for kernel in sorted(self.kernels, key=lambda kernel: kernel.bits):
+            alike.setdefault((kernel.bits, kernel.operator, kernel.note), []).append(kernel)
+        columns: list[Column[list[packing.StoredKernel]]] = [
+            Column("bits", lambda row: row[0].bits, number=True),
+            Column("operator", lambda row: row[0].operator),
+            Column("layers", lambda row: first_ones([each.layer for each in row], 2), wrap="fold"),
+            Column(
+                "weights", lambda row: sum(each.weights for each in row), digits(","), number=True
+            ),
+            Column("why not fewer", lambda row: row[0].note, wrap="fold"),
+        ]
+        packs = any(bits != 8 for bits, _, _ in alike)
+        return Table(columns=columns, rows=[*alike.values()] if packs else [])
 
     def _headline(self) -> str:
         return self.summary
@@ -395,7 +408,7 @@ def _report(
         moved_scales=dict(graph.moved_scales) if is_direct else {},
         moved_biases=moved_biases,
         target=settings.target,
-        cpu_fallback=TARGETS[settings.target].elsewhere(file.contents),
+        cpu_fallback=TARGETS[settings.target].cpu_fallback(file.contents),
         warnings=warnings,
         seconds=time.perf_counter() - start,
     )

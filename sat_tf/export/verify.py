@@ -93,11 +93,7 @@ _FAR = 2**30
 
 
 def rounded_codes(real: np.ndarray, codes: Codes) -> np.ndarray:
-    """Real values as integers, rounded half up; those that a file would saturate stay beyond.
-
-    >>> rounded_codes(np.array([-1.0, 0.5, 99.0]), Codes(np.float32(0.5), zero_point=0)).tolist()
-    [-2, 1, 198]
-    """
+    """Real values as integers, rounded half up; those that a file would saturate stay beyond."""
     with np.errstate(invalid="ignore"):
         rounded = np.floor(real / np.float32(codes.real_scale) + np.float32(0.5)) + codes.zero_point
         return np.clip(np.nan_to_num(rounded, nan=_FAR), -_FAR, _FAR).astype(np.int32)
@@ -170,7 +166,11 @@ def verify_tflite(
     ]
     images, wrong = checked_images(images, inputs)
     problems += wrong
-    names = _names_of_outputs(model, network)
+    # The names of each output for the user: Keras' before and after, and its key.
+    layers = [inner_layer(network[name].layer).name for name in network.outputs]
+    called = distinct(network.output_names)
+    keys = network.keys[1] or called
+    names = [set(each) for each in zip(model.output_names, layers, called, keys, strict=True)]
     if problems and np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
         # There is no file, so that the model's own outputs serve; they may be sigmoids or not.
         outputs = [
@@ -232,14 +232,6 @@ def _checked_ranges(
                 checked_by = f"{STATISTICS} in the float model"
         found.append(CheckedRange(name, str(own), checked_by, problem))
     return found
-
-
-def _names_of_outputs(quantized: keras.Model, network: Network) -> list[set[str]]:
-    """The names of each output for the user: Keras' before and after, and its key."""
-    layers = [inner_layer(network[name].layer).name for name in network.outputs]
-    called = distinct(network.output_names)
-    keys = network.keys[1] or called
-    return [set(names) for names in zip(quantized.output_names, layers, called, keys, strict=True)]
 
 
 def _subject(network: Network, path: pathlib.Path) -> tuple[Subject, FileSettings]:

@@ -6,8 +6,8 @@ import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tf_keras as keras
@@ -20,8 +20,6 @@ from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import check_model, keras_calls, own_call_problem, subclassed_problem
 from sat_tf.messages import ModelError, kind_of
 
-_INVALID = re.compile(r"[^A-Za-z0-9_.\\/>-]")
-
 
 def unique_name(wanted: str, taken: set[str]) -> str:
     """A valid name that is not taken yet, and is from now on.
@@ -33,7 +31,7 @@ def unique_name(wanted: str, taken: set[str]) -> str:
     >>> unique_name("conv", taken), unique_name("conv", taken), unique_name("é 1", taken)
     ('conv_2', 'conv_3', 'x_1')
     """
-    valid = _INVALID.sub("_", wanted)
+    valid = re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", wanted)
     if not valid[:1].isalnum() and not valid.startswith("."):
         valid = f"x{valid[1:]}"
     name, count = valid, 1
@@ -45,11 +43,7 @@ def unique_name(wanted: str, taken: set[str]) -> str:
 
 
 def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
-    """A layer with the same configuration, without weights.
-
-    Raises:
-        ValueError: Keras cannot create it from its configuration; names the layer and the fix.
-    """
+    """A layer with the same configuration, without weights; ValueError where Keras makes none."""
     try:
         settings = _settings(layer, changes)
         left_out = left_out_of_config(layer, settings)
@@ -70,7 +64,8 @@ def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Lay
         raise ValueError(
             f"{layer.name}: received {kind_of(layer)} that cannot be created again from its "
             f"configuration ({reason}), expected from_config(get_config()) to give the same layer; "
-            f"{_fix(layer)}."
+            "let get_config return all arguments, and give it functions written with def and "
+            "registered by @tf_keras.saving.register_keras_serializable(), no functools.partial."
         ) from error
 
 
@@ -94,34 +89,23 @@ def _settings(layer: keras.layers.Layer, changes: Mapping[str, Any]) -> dict[str
 _ON_OUTPUTS = "activity_regularizer"
 # All layers have these there, but layers of users that have not written it.
 _OF_EVERY = ("name", "trainable", "dtype")
+_PLAIN = (bool, int, float, str)
 
 
 def left_out_of_config(
     layer: keras.layers.Layer, config: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Arguments of a layer's constructor that its `get_config` leaves out, unless they are default.
-
-    Keras leaves out some of its own, such as synchronized=True of BatchNormalization, so that a
-    layer created from its configuration is another one. The layer keeps its arguments as attributes
-    of the same names.
-
-    >>> left_out_of_config(keras.layers.BatchNormalization(synchronized=True))
-    {'synchronized': True}
-    """
+    """Arguments of a constructor that `get_config` leaves out, such as `synchronized=True`."""
     if isinstance(layer, keras.layers.InputLayer):
         return {}
     config = layer.get_config() if config is None else config
     arguments = inspect.signature(type(layer).__init__).parameters.values()
-    values = {
-        argument.name: getattr(layer, argument.name, argument.default)
+    found = {
+        argument.name: value
         for argument in arguments
         if argument.name not in config
-    }
-    found = {
-        argument.name: values[argument.name]
-        for argument in arguments
-        if isinstance(values.get(argument.name), bool | int | float | str)
-        and values[argument.name] != argument.default
+        and isinstance(value := getattr(layer, argument.name, argument.default), _PLAIN)
+        and value != argument.default
     }
     if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
         own = zip(_OF_EVERY, (layer.name, layer.trainable, layer.dtype_policy.name), strict=True)
@@ -135,22 +119,10 @@ def left_out_of_config(
     return found
 
 
-def _fix(layer: keras.layers.Layer) -> str:
-    if isinstance(layer, keras.layers.Lambda):
-        return "give it a function written in Python, or use a layer for it"
-    if type(layer).__module__.split(".")[0] == "tf_keras":
-        return (
-            "give it functions with def in place of functools.partial, each registered by "
-            "@tf_keras.saving.register_keras_serializable()"
-        )
-    return f"write {type(layer).__name__}.get_config so that it returns all arguments"
-
-
-@dataclasses.dataclass(frozen=True)
-class Flattened:
+class Flattened(NamedTuple):
     """A flat model, and where its layers come from."""
 
-    model: keras.Model  # The flat model.
+    model: keras.Model
     origins: dict[str, str]  # For each of its layers, the path of the layer in the given model.
 
     def carried(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,11 +159,8 @@ def flattened(model: keras.Model) -> Flattened:
 
 
 def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None:
-    """Gives a built layer the weights of another, unless it has them as settings.
-
-    Layers inside are frozen as those of the other are, which configurations may not say: Keras
-    lists weights that are not trained behind all others.
-    """
+    """Gives a built layer the weights of another, unless it has them as settings."""
+    # Keras lists weights that are not trained behind all others; configurations may not say it.
     inside = (
         [part for part in layer.submodules if isinstance(part, keras.layers.Layer)]
         for layer in (source, copy)
@@ -241,10 +210,13 @@ def _unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
         return layer
     inner, role = layer.layer, layer_kinds.role_of(layer.layer)
     if layer_kinds.reshapes(inner):
-        steps, *sizes = layer.get_output_shape_at(0)[1:]
-        open_sizes = [steps, *sizes].count(None)
-        shape = [-1 if size is None else size for size in (steps, *sizes)]
-        return layer if open_sizes > 1 else keras.layers.Reshape(shape, dtype=inner.dtype_policy)
+        sizes = layer.get_output_shape_at(0)[1:]
+        shape = [-1 if size is None else size for size in sizes]
+        return (
+            layer
+            if sizes.count(None) > 1
+            else keras.layers.Reshape(shape, dtype=inner.dtype_policy)
+        )
     kernel = layer_kinds.quantized_kernel(inner)
     if kernel is not None:
         is_same = kernel.form is KernelForm.DENSE
@@ -258,11 +230,7 @@ def _unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 
 def _parts_with_activation(layer: keras.layers.Layer, calls: int) -> bool:
-    """Whether the activation of a layer becomes layers of its own.
-
-    That of a layer with several calls does, for each call to have its quantizer; and so does code
-    of the user's: a layer, a lambda function, `functools.partial`.
-    """
+    """Whether the activation becomes layers: code of the user's, or of a layer of several calls."""
     kind = layer_kinds.find_kind(layer)
     has_one = kind.kernels or layer_kinds.is_activation(layer)
     if not has_one or layer_kinds.activation_name(layer) == "linear":
@@ -299,8 +267,6 @@ class _Flattener:
     def __init__(self, model: keras.Model, counts: dict[int, int]) -> None:
         self.model = model
         self.counts = counts
-        # In their order; a model is checked for each of its calls.
-        self.problems: dict[str, None] = {}
         self.origins: dict[str, str] = {}
         # The outermost model's layers come first: they keep their names.
         self.taken = {layer.name for layer in model.layers if not isinstance(layer, keras.Model)}
@@ -308,9 +274,8 @@ class _Flattener:
         self.sources: list[tuple[keras.layers.Layer, keras.layers.Layer]] = []
 
     def flattened(self) -> Flattened:
-        self._check(self.model, "")
-        if self.problems:
-            raise ModelError(self.model.name, self.problems)
+        if problems := dict.fromkeys(_nesting_problems(self.model)):
+            raise ModelError(self.model.name, problems)
         inputs = []
         for tensor in self.model.inputs:
             layer = tensor.node.layer
@@ -327,34 +292,16 @@ class _Flattener:
                 copied_weights(layer, made)
         return Flattened(flat, self.origins)
 
-    # -- what cannot be flattened --------------------------------------------------------------
-
-    def _check(self, model: keras.Model, path: str) -> None:
-        for call in keras_calls(model):
-            if not isinstance(call.layer, keras.Model):
-                continue
-            inner = f"{path}{call.layer.name}"
-            if problem := _nesting_problem(call):
-                self.problems[f"{inner}: {problem}."] = None
-            if _has_graph(call.layer):
-                self._check(call.layer, f"{inner}/")
-
-    # -- the flat graph ------------------------------------------------------------------------
-
     def _run(self, model: keras.Model, tensors: list[Any], place: _Place) -> list[Any]:
         """The outputs of a model on flat tensors."""
         made = {id(old): new for old, new in zip(model.inputs, tensors, strict=True)}
-
-        def flat(value: Any) -> Any:
-            return made.get(id(value), value)
-
         for call in keras_calls(model):
             if call.is_input:
                 continue
-            arguments = tf.nest.map_structure(flat, list(call.call_args))
-            options = {
-                name: tf.nest.map_structure(flat, value) for name, value in call.call_kwargs.items()
-            }
+            arguments, options = tf.nest.map_structure(
+                lambda value: made.get(id(value), value),
+                (list(call.call_args), dict(call.call_kwargs)),
+            )
             if isinstance(call.layer, keras.Model):
                 inner = place.inside(call.layer, options.get("training"))
                 # The order of a model's inputs, which may be given as a dictionary.
@@ -447,11 +394,7 @@ class _Flattener:
 
 
 def regularization_of(layer: keras.layers.Layer) -> Callable[..., keras.layers.Layer]:
-    """Creates what regularizes behind a layer what it regularizes itself, given a layer's options.
-
-    Raises:
-        ValueError: Keras has no layer for its regularizer.
-    """
+    """Creates what regularizes behind a layer what it regularizes itself, given its options."""
     config = layer.activity_regularizer.get_config()
     if not set(config) <= {"l1", "l2"}:
         raise ValueError(
@@ -464,16 +407,23 @@ def regularization_of(layer: keras.layers.Layer) -> Callable[..., keras.layers.L
 
 
 def _operations_of(function: Any, tensor: Any) -> Any:
-    """Computes what the operations that a function calls make of a symbolic tensor.
-
-    None where it must be run: it looks at values, or has a gradient of its own.
-    """
+    """What operations a function calls on a symbolic tensor; None where it looks at values."""
     try:
         outputs = function(tensor)
     except Exception:  # code of users may raise anything
         return None
     is_one = hasattr(outputs, "_keras_history") and outputs is not tensor
     return outputs if is_one and tuple(outputs.shape) == tuple(tensor.shape) else None
+
+
+def _nesting_problems(model: keras.Model, path: str = "") -> Iterator[str]:
+    for call in keras_calls(model):
+        if isinstance(call.layer, keras.Model):
+            inner = f"{path}{call.layer.name}"
+            if problem := _nesting_problem(call):
+                yield f"{inner}: {problem}."
+            if _has_graph(call.layer):
+                yield from _nesting_problems(call.layer, f"{inner}/")
 
 
 def _nesting_problem(call: Any) -> str | None:

@@ -1,8 +1,4 @@
-"""The registry of layer kinds: what sat-tf knows of each class of Keras layers, and how to ask.
-
-Adding a layer kind is one row in one file of `graph/layers`. Beyond `graph` and the
-float networks of `models`, nothing names its class.
-"""
+"""The registry of layer kinds: what sat-tf knows of each class of Keras layers, and how to ask."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import Reach
-from sat_tf.graph.layers import (
-    activations,
-    aggregation,
-    linear,
-    movements,
-    normalization,
-    unquantized,
-)
+from sat_tf.graph.layers import activations, linear, movements, normalization, unquantized
 from sat_tf.graph.layers.activations import REACHES, RECTIFIERS
 from sat_tf.graph.layers.kind import (
     Combination,
@@ -30,18 +19,18 @@ from sat_tf.graph.layers.kind import (
     Moments,
     Move,
     NativeFunction,
-    Pooling,
     Role,
 )
 from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation
 from sat_tf.graph.operations import fix_of
+
+activation_name = activations.activation_name
 
 KINDS: Kinds = {
     keras.layers.InputLayer: LayerKind(Role.INPUT, short_name="Input"),
     **linear.KINDS,
     **normalization.KINDS,
     **activations.KINDS,
-    **aggregation.KINDS,
     **movements.KINDS,
     **unquantized.KINDS,
 }
@@ -58,11 +47,7 @@ def find_support(layer: keras.layers.Layer) -> LayerKind:
 
 
 def find_kind(layer: keras.layers.Layer) -> LayerKind:
-    """The row of a layer, or of the nearest class that its own derives from; else an empty one.
-
-    For facts that hold for subclasses too, which are counted and described by them, and never
-    quantized.
-    """
+    """The row of a layer, or of the nearest class that its own derives from, for facts of both."""
     return next((KINDS[base] for base in type(layer).__mro__ if base in KINDS), _UNKNOWN)
 
 
@@ -91,13 +76,7 @@ def identity_layer(**options: Any) -> keras.layers.Layer:
 
 
 def kernels_of(layer: keras.layers.Layer) -> tuple[Kernel, ...]:
-    """The kernels that a layer multiplies by, in order; none where it is not known to be linear.
-
-    Subclasses do not count: they may use their kernel in any way.
-
-    >>> [kernel.attribute for kernel in kernels_of(keras.layers.SeparableConv2D(4, 3))]
-    ['depthwise_kernel', 'pointwise_kernel']
-    """
+    """The kernels that a layer multiplies by; of a subclass none, which may use them in any way."""
     return KINDS.get(type(layer), _UNKNOWN).kernels
 
 
@@ -109,8 +88,7 @@ def quantized_kernel(layer: keras.layers.Layer) -> Kernel | None:
 
 def kernel_name(layer: keras.layers.Layer) -> str:
     """Name of the attribute that holds the layer's kernel; "" where it has none."""
-    kernel = quantized_kernel(layer)
-    return kernel.attribute if kernel else ""
+    return kernel.attribute if (kernel := quantized_kernel(layer)) else ""
 
 
 def kernel_of(layer: keras.layers.Layer) -> tf.Variable:
@@ -134,10 +112,7 @@ def fan_out(layer: keras.layers.Layer) -> int:
 def along_channels(
     layer: keras.layers.Layer, values: np.ndarray, kernel_shape: Sequence[int]
 ) -> np.ndarray:
-    """One value for each output channel of a linear layer, in their order.
-
-    The values broadcast to its kernel, and are equal along all axes but those of its channels.
-    """
+    """One value for each output channel of a linear layer, of values that fit its kernel."""
     axes = find_support(layer).channel_axes
     channels = [kernel_shape[axis] for axis in axes]
     values = np.reshape(values, [values.shape[axis] for axis in axes])
@@ -167,11 +142,6 @@ def is_softmax(layer: keras.layers.Layer) -> bool:
     return role_of(layer) is Role.SOFTMAX or activation_name(layer) == "softmax"
 
 
-def activation_name(layer: keras.layers.Layer) -> str:
-    """Name of the layer's activation function; "linear" where it has none."""
-    return activations.activation_name(layer)
-
-
 def is_activation(layer: keras.layers.Layer) -> bool:
     """Whether the layer does nothing but apply its activation function."""
     return find_support(layer).function is not None and hasattr(layer, "activation")
@@ -194,7 +164,8 @@ def own_moments(layer: keras.layers.Layer) -> Moments | None:
 # -- functions between quantizers -----------------------------------------------------------------
 
 
-def _function_of(layer: keras.layers.Layer) -> Function:
+def function_of(layer: keras.layers.Layer) -> Function:
+    """The function that a layer computes between quantizers; one of no facts for others."""
     return find_kind(layer).function or Function()
 
 
@@ -204,38 +175,33 @@ SWISH = REACHES["swish"]
 
 def reach_of(layer: keras.layers.Layer) -> Reach:
     """The range of the values of a layer that computes a function."""
-    return _function_of(layer).reach(layer)
+    return function_of(layer).reach(layer)
 
 
 def works_on_each_value(layer: keras.layers.Layer) -> bool:
     """Whether the layer is elementwise: the same function of each value by itself."""
-    return _function_of(layer).on_each_value(layer)
+    return function_of(layer).on_each_value(layer)
 
 
 def is_a_broken_line(layer: keras.layers.Layer) -> bool:
     """Whether the layer is piecewise linear: not a smooth function that rounding would coarsen."""
     activation = activations.ACTIVATIONS.get(activation_name(layer))
-    return _function_of(layer).is_broken_line or bool(activation and activation.is_broken_line)
+    return function_of(layer).is_broken_line or bool(activation and activation.is_broken_line)
 
 
 def keeps_sign(layer: keras.layers.Layer) -> bool:
     """Whether its output is nonnegative where its input is."""
-    return _function_of(layer).keeps_sign(layer)
+    return function_of(layer).keeps_sign(layer)
 
 
 def keeps_range(layer: keras.layers.Layer) -> bool:
     """Whether its outputs lie within the range of its inputs, as in a resized image."""
-    return _function_of(layer).keeps_range(layer)
-
-
-def interpolates(layer: keras.layers.Layer) -> bool:
-    """Whether it resizes images by bilinear interpolation, pixels placed by their centers."""
-    return _function_of(layer).interpolates(layer)
+    return function_of(layer).keeps_range(layer)
 
 
 def native_of(layer: keras.layers.Layer) -> NativeFunction | None:
     """The operator of NPUs for a layer's function; None where there is none."""
-    return _function_of(layer).native(layer)
+    return function_of(layer).native(layer)
 
 
 # -- several tensors, several places ---------------------------------------------------------------
@@ -246,14 +212,9 @@ def combination_of(layer: keras.layers.Layer) -> Combination | None:
     return find_support(layer).combination
 
 
-def pooling_of(layer: keras.layers.Layer) -> Pooling | None:
-    """How a layer pools; None where it does not, or is not quantized."""
-    return find_support(layer).pooling
-
-
 def averages_windows(layer: keras.layers.Layer) -> bool:
     """Whether a layer takes means of windows: not of all places, nor of channels."""
-    pooling = pooling_of(layer)
+    pooling = find_support(layer).pooling
     return pooling is not None and pooling.mean and not pooling.whole
 
 
@@ -262,16 +223,10 @@ def reshapes(layer: keras.layers.Layer) -> bool:
     return find_support(layer).reshapes
 
 
-# -- data movement ---------------------------------------------------------------------------------
-
-
 def moves_of(
     layer: keras.layers.Layer, read: tuple[int, ...], made: tuple[int, ...]
 ) -> tuple[Move, ...]:
-    """The operators, in order, by which a layer of data movement moves codes.
-
-    Shapes of what it reads and makes are without the batch. One without moves of its own reshapes.
-    """
+    """The operators, in order, by which a layer moves codes; shapes are without the batch."""
     moves = find_support(layer).moves
     return (Move("RESHAPE"),) if moves is None else moves(layer, read, made)
 
@@ -285,23 +240,13 @@ def class_name(layer: keras.layers.Layer) -> str:
 
 
 def short_name(name: str) -> str:
-    """The name of a class of layers, shorter where it is long and well known.
-
-    >>> short_name("DepthwiseConv2D"), short_name("Dense")
-    ('Depthwise', 'Dense')
-    """
+    """The name of a class of layers, shorter where it is long and well known."""
     short = {kind.__name__: row.short_name for kind, row in KINDS.items() if row.short_name}
     return short.get(name, name)
 
 
 def detail_of(layer: keras.layers.Layer) -> str:
-    """Size of the kernel, the window or the output, strides and dilation, where they say something.
-
-    >>> detail_of(keras.layers.Conv2D(8, 3, strides=2)), detail_of(keras.layers.Dense(10))
-    ('3x3 /2', '10')
-    >>> detail_of(keras.layers.Conv2D(8, (1, 7), dilation_rate=2)), detail_of(keras.layers.Add())
-    ('1x7 dilated 2', '')
-    """
+    """Size of the kernel, the window or the output, strides and dilation, unless they are 1."""
     return find_kind(layer).detail(layer)
 
 

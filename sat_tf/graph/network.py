@@ -1,9 +1,8 @@
 """A read-only view of a Keras model as a graph: which layer reads which layer's output.
 
-A layer that is called several times has a node for every call, and one set of weights. The first
-node has the layer's name; the others have the number of the call appended, as in `conv@2`, which no
-layer can be named. Calls are counted along the arguments, from the model's outputs back to its
-inputs: quantizers that stand between the layers do not change the count.
+A layer that is called several times has a node for every call: the first has the layer's name, the
+others have the number of the call appended, as in `conv@2`, which no layer can be named. Calls are
+counted along the arguments, from the outputs back, so that quantizers do not change the count.
 """
 
 import copy
@@ -11,7 +10,6 @@ import dataclasses
 import itertools
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -22,9 +20,6 @@ import tf_keras as keras
 from sat_tf.arguments import training_argument
 from sat_tf.graph.operations import fix_of
 from sat_tf.messages import ModelError, first_ones, kind_of, name_problem
-
-# How calls of a layer from the second on are named.
-_ANOTHER_CALL = re.compile(r"@\d+$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,17 +59,13 @@ def call_in_inference(node: Node, layer: keras.layers.Layer, tensors: list[Any])
 
 
 class Network:
-    """The graph of a built Sequential or Functional model.
-
-    Iterating yields the nodes, producers before consumers.
-    """
+    """The graph of a built Sequential or Functional model, producers before consumers."""
 
     def __init__(self, model: keras.Model, *, through: bool = False) -> None:
         """Reads the graph of a built model; ValueError, with the fix, where it has none at all.
 
-        What cannot be expressed as a graph of calls is collected in `problems`, by layer, so that
-        callers can report it with everything else that is wrong. It reads `through` models inside,
-        whose layers then have paths as names, and the wrappers of TFMOT's own scheme.
+        What cannot be expressed as a graph of calls is collected in `problems`, by layer. It reads
+        `through` models inside, whose layers then have paths as names, and TFMOT's own wrappers.
         """
         check_model(model)
         refuse_wrapped(model, but=("QuantizeWrapper",) if through else ())
@@ -141,7 +132,12 @@ class Network:
         ):
             symbol = getattr(layer, "symbol", None)  # of a TensorFlow function
             what = f"tf.{symbol}" if symbol else kind_of(layer)
-            fix = fix_of(symbol or "") or _fix_of_call(call)
+            fix = fix_of(symbol or "") or (
+                "; use a Keras layer for the operation"
+                if symbol
+                else "; let it return one tensor, as without return_state, and call it in the same "
+                "way each time, with tensors alone: the rest is for its constructor"
+            )
             self.problems[layer.name] = (
                 f"received {what} called with values beside its input tensors, "
                 f"or with several outputs, expected layer(tensor) or layer([tensors]){fix}"
@@ -157,18 +153,19 @@ class Network:
         shape = tuple(outputs[0].shape[1:])
         takes_list = isinstance(first, list | tuple)
         types = () if call.is_input else tuple(tensor.dtype for tensor in call.keras_inputs)
-        makes_mask = any(map(_has_mask, outputs)) and not any(map(_has_mask, call.keras_inputs))
+        # Keras has no public name for the mask that comes with a tensor.
+        masked = [
+            any(getattr(tensor, "_keras_mask", None) is not None for tensor in tensors)
+            for tensors in (call.keras_inputs, outputs)
+        ]
+        makes_mask = masked == [False, True]
         self._nodes[name] = Node(
             name, layer, inputs, takes_list, arguments, shape, types, makes_mask, outputs[0].dtype
         )
 
     @property
     def keys(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The keys of the inputs, and of the outputs, where the model has a dictionary of them.
-
-        They are in the order of `inputs` and of `outputs`, and empty for other structures. What is
-        nested has its whole path as a key, such as "boxes/0".
-        """
+        """The keys of inputs and outputs in dictionaries, as paths such as "boxes/0"; else none."""
         inputs, outputs = (
             tuple(_paths(structure)) if isinstance(structure, Mapping) else ()
             for structure in self._structures
@@ -184,21 +181,14 @@ class Network:
     @property
     def input(self) -> str:
         """The only input."""
-        return self._only("input", self.inputs)
+        check_one_of_each(self.model, ("input",))
+        return self.inputs[0]
 
     @property
     def output(self) -> str:
         """The only output."""
-        return self._only("output", self.outputs)
-
-    def _only(self, role: str, names: tuple[str, ...]) -> str:
-        if len(names) != 1:
-            raise ModelError(
-                self.name,
-                f"received {len(names)} {role}s ({', '.join(names)}), "
-                f"expected one; keep only one {role} in keras.Model(inputs, outputs).",
-            )
-        return names[0]
+        check_one_of_each(self.model, ("output",))
+        return self.outputs[0]
 
     def pack(self, made: Mapping[str, Any]) -> tuple[Any, Any]:
         """Other tensors in the structure of the model's inputs, and of its outputs."""
@@ -209,11 +199,7 @@ class Network:
         return inputs, outputs
 
     def in_order(self, given: Any) -> list[Any]:
-        """The inputs that a model with several is called with, in their order.
-
-        They come as a list or tuple in that order, or as a dictionary by the keys of the model's
-        inputs or by their names; ValueError where there is not one value for each input.
-        """
+        """One value for each input, of a list, or of a dictionary by their keys or names."""
         names = list(self.inputs)
         if isinstance(given, Mapping):
             keys = list(self.keys[0]) or names
@@ -231,10 +217,7 @@ class Network:
         )
 
     def given(self, images: Any) -> Any:
-        """Sorts what users pass for the inputs: a list of several, in their order, or the only one.
-
-        That of a model with one input may be in a list or a dictionary of one.
-        """
+        """Sorts what users pass for the inputs: a list of several, or the only one by itself."""
         if isinstance(images, Mapping):
             images = self.in_order(images)
         one = len(self.inputs) == 1 and isinstance(images, list | tuple) and len(images) == 1
@@ -306,10 +289,7 @@ class Network:
         return found
 
     def only_readers(self, name: str) -> list[Node]:
-        """The nodes that read a layer, at all of its calls, and whose layers read nothing else.
-
-        Empty where one of the calls is an output or is not read, or a reader reads another layer.
-        """
+        """The nodes that read all calls of a layer and nothing else; none where it is an output."""
         calls = [call.name for call in self.calls(name)]
         if set(calls) & set(self.outputs) or not all(self._consumers[call] for call in calls):
             return []
@@ -371,24 +351,6 @@ def _paths(structure: Any) -> Iterator[str]:
             yield str(key)
 
 
-def _has_mask(tensor: Any) -> bool:
-    # Keras has no public name for the mask that comes with a tensor.
-    return getattr(tensor, "_keras_mask", None) is not None
-
-
-def _fix_of_call(call: Any) -> str:
-    layer = call.layer
-    if hasattr(layer, "symbol"):
-        return "; use a Keras layer for the operation"
-    if len(tf.nest.flatten(call.outputs)) != 1:
-        return (
-            "; let the layer return one tensor, as without return_state or return_attention_scores"
-        )
-    if len(layer.inbound_nodes) > 1:
-        return "; call it in the same way each time, or create a layer for each call"
-    return "; call it with tensors alone, and pass the rest to its constructor"
-
-
 def keras_calls(model: keras.Model) -> list[Any]:
     """Keras' own records of the calls that a model consists of, producers before consumers."""
     # Keras has no public view of which of a layer's calls belong to which model.
@@ -397,10 +359,7 @@ def keras_calls(model: keras.Model) -> list[Any]:
 
 
 def output_names(model: keras.Model) -> tuple[str, ...]:
-    """The user's names of the layers that make a model's outputs; a quantized layer knows its own.
-
-    One that makes several outputs is named as often: Keras calls them as `distinct` does.
-    """
+    """The user's names of the layers that make outputs, which quantized layers know."""
     makers = [tensor.node.layer for tensor in model.outputs]
     return tuple(str(getattr(layer, "output_name", layer.name)) for layer in makers)
 
@@ -411,11 +370,7 @@ def are_numbers(kind: tf.DType) -> bool:
 
 
 def distinct(names: Iterable[str]) -> tuple[str, ...]:
-    """Names that differ from each other, with numbers behind those that have come before.
-
-    >>> distinct(["probs", "box", "probs"])
-    ('probs', 'box', 'probs_1')
-    """
+    """Names that differ from each other, with numbers behind those that have come before."""
     found: list[str] = []
     for name in names:
         numbered = (f"{name}_{number}" for number in itertools.count(1))
@@ -424,45 +379,31 @@ def distinct(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def layer_of_call(name: str) -> str:
-    """The name of the layer that a node is a call of.
-
-    >>> layer_of_call("conv@2"), layer_of_call("conv")
-    ('conv', 'conv')
-    """
-    return _ANOTHER_CALL.sub("", name)
+    """The name of the layer that a node is a call of."""
+    return re.sub(r"@\d+$", "", name)
 
 
 def as_layer_name(name: str) -> str:
-    """The name of a node in the names of layers, which Keras allows no "@" in.
-
-    >>> as_layer_name("conv@2"), as_layer_name("conv")
-    ('conv_call_2', 'conv')
-    """
+    """The name of a node in the names of layers, which Keras allows no "@" in."""
     return name.replace("@", "_call_")
 
 
 def _names_of_calls(model: keras.Model) -> dict[int, str]:
-    """Names for Keras' records of calls, by their identity."""
+    """Names for Keras' records of calls, by their identity: each after those that it reads."""
     counts: dict[str, int] = {}
     names: dict[int, str] = {}
-    for call in _along_arguments(model.outputs):
-        count = counts[call.layer.name] = counts.get(call.layer.name, 0) + 1
-        names[id(call)] = call.layer.name if count == 1 else f"{call.layer.name}@{count}"
-    return names
-
-
-def _along_arguments(tensors: Iterable[Any]) -> Iterator[Any]:
-    """The calls that lead to tensors: each after those that it reads, in the arguments' order."""
     seen: set[int] = set()
-    waiting = [(tensor.node, False) for tensor in reversed(list(tensors))]
+    waiting = [(tensor.node, False) for tensor in reversed(model.outputs)]
     while waiting:
         call, is_ready = waiting.pop()
         if is_ready:
-            yield call
+            count = counts[call.layer.name] = counts.get(call.layer.name, 0) + 1
+            names[id(call)] = call.layer.name if count == 1 else f"{call.layer.name}@{count}"
         elif id(call) not in seen:
             seen.add(id(call))
             waiting.append((call, True))
             waiting += [(read.node, False) for read in reversed(call.keras_inputs)]
+    return names
 
 
 # Models of either Keras have no graph until they are built.
@@ -511,28 +452,20 @@ def own_call_problem(model: keras.Model) -> str | None:
     )
 
 
-def check_one_of_each(model: keras.Model) -> None:
+def check_one_of_each(model: keras.Model, roles: Iterable[str] = ("input", "output")) -> None:
     """Raises ValueError, with the fix, where a model has several inputs or outputs."""
-    for role, tensors in (("input", model.inputs), ("output", model.outputs)):
-        if len(tensors) != 1:
+    for role in roles:
+        if (count := len(getattr(model, f"{role}s"))) != 1:
             raise ModelError(
                 model.name,
-                f"received {len(tensors)} {role}s, expected one; split the "
+                f"received {count} {role}s, expected one; split the "
                 f"model, or keep only one {role} in keras.Model(inputs, outputs).",
             )
 
 
 def _not_a_model(received: Any) -> str:
     kind = f"{type(received).__module__}.{type(received).__qualname__}"
-    bases = type(received).__mro__
-    if any(base.__module__.split(".")[0] == "keras" for base in bases):
-        now = getattr(sys.modules.get("keras"), "Model", None)
-        if now not in bases and any(base.__name__ == "Model" for base in bases):
-            return (
-                f"received a model of Keras 3 ({kind}) from before its backend was changed, "
-                "expected one of the backend that it has now; set KERAS_BACKEND before the first "
-                "import of keras, and build or load the model anew."
-            )
+    if any(base.__module__.split(".")[0] == "keras" for base in type(received).__mro__):
         return (
             f"received a Keras 3 model ({kind}), expected a Keras 2 one: TFMOT works on tf_keras; "
             "convert it with sat_tf.from_keras3(model)."
@@ -544,8 +477,6 @@ def _not_a_model(received: Any) -> str:
         )
     return f"received {kind}, expected a tf_keras model."
 
-
-_TFMOT = "tensorflow_model_optimization"
 
 # TFMOT's own tools wrap layers in these classes; beside each stands what its layers are, and how to
 # get rid of it. Annotations are not here: `quantize_apply` takes them off itself.
@@ -568,17 +499,18 @@ _WRAPPERS = {
 
 def refuse_wrapped(model: keras.Model, *, but: Collection[str] = ()) -> None:
     """Raises ValueError, with the fix, where TFMOT has pruned, clustered or quantized layers."""
-    found: dict[str, list[str]] = {}
-    for layer in _layers(model):
-        for name in _tfmot_classes(layer) & set(_WRAPPERS) - set(but):
-            found.setdefault(name, []).append(layer.name)
-    problems = []
-    for name, named in found.items():
-        what, fix = _WRAPPERS[name]
-        problems.append(
-            f"received layers {what} ({name}: {first_ones(named)}), expected "
-            f"the layers themselves; {fix}."
-        )
+    layers = list(_layers(model))
+    wrapped = {
+        name: [layer.name for layer in layers if name in _tfmot_classes(layer)]
+        for name in _WRAPPERS
+        if name not in but
+    }
+    problems = [
+        f"received layers {_WRAPPERS[name][0]} ({name}: {first_ones(named)}), expected the layers "
+        f"themselves; {_WRAPPERS[name][1]}."
+        for name, named in wrapped.items()
+        if named
+    ]
     if problems:
         raise ModelError(model.name, problems)
 
@@ -591,7 +523,8 @@ def is_annotated(model: keras.Model) -> bool:
 def _tfmot_classes(layer: keras.layers.Layer) -> set[str]:
     """Names of the classes of TFMOT that a layer is of; most of these have no public name."""
     bases = type(layer).__mro__
-    return {base.__name__ for base in bases if base.__module__.split(".")[0] == _TFMOT}
+    package = "tensorflow_model_optimization"
+    return {base.__name__ for base in bases if base.__module__.split(".")[0] == package}
 
 
 def _layers(model: Any) -> Iterator[keras.layers.Layer]:
@@ -601,29 +534,23 @@ def _layers(model: Any) -> Iterator[keras.layers.Layer]:
             yield from _layers(layer)
 
 
-_ADDED = {"AddLoss": "loss", "AddMetric": "metric"}
-
-
 def loss_problems(model: keras.Model, path: str = "") -> list[str]:
-    """The losses and metrics that are parts of a model itself, each with the fix.
-
-    A model that is made of its graph has none of them.
-    """
+    """The losses and metrics that are parts of a model itself, not of its graph, with the fix."""
     # Keras has no public names for the layers that `add_loss` and `add_metric` put into a model,
     # and none for functions that they are given.
+    added = {"AddLoss": "loss", "AddMetric": "metric"}
     found = [
         (kind, str(tensor.node.layer.name))
         for call in keras_calls(model)
-        if (kind := _ADDED.get(type(getattr(call.layer, "layer", call.layer)).__name__))
+        if (kind := added.get(type(getattr(call.layer, "layer", call.layer)).__name__))
         for tensor in call.keras_inputs
     ]
     layers = {id(call.layer): call.layer for call in keras_calls(model)}.values()
     # A layer of a user may add its losses again: Keras makes all that its own ones have.
-    of_keras = [one for one in layers if type(one).__module__.split(".")[0] == "tf_keras"]
-    holders = [model, *of_keras]
+    of_keras = [layer for layer in layers if type(layer).__module__.split(".")[0] == "tf_keras"]
     found += [
         ("loss", f"a function of {holder.name}")
-        for holder in holders
+        for holder in [model, *of_keras]
         for loss in holder._callable_losses
         if not _is_of_a_weight(loss)
     ]

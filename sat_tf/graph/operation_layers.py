@@ -53,9 +53,8 @@ class OfSeveralTensors(shared_layers.OfSeveralTensors, keras.layers.Wrapper):
 class OfTensorFlow(keras.layers.Layer):
     """A TensorFlow operation as a layer, by its name without "tf.", such as "math.sin"; abstract.
 
-    Its positional and its keyword arguments are those of `template_of`, with {"tensor": i} for the
-    i-th tensor that the layer is called with. A function that only a file names does no more than
-    compute on tensors; see `expect_allowed`.
+    Its arguments are those of `template_of`, with {"tensor": i} for the i-th tensor of a call. A
+    function that only a file names does no more than compute on tensors; see `expect_allowed`.
     """
 
     _settings: tuple[str, ...] = ()  # The arguments of a constructor, which attributes hold.
@@ -87,12 +86,7 @@ class OfTensorFlow(keras.layers.Layer):
 
 @functools.partial(_layer, name="Operation")
 class TensorFlowOperation(OfTensorFlow):
-    """A TensorFlow operation that no other layer computes; it is never quantized.
-
-    >>> layer = TensorFlowOperation("math.square", [[{"tensor": 0}], {}])
-    >>> layer(tf.constant([3.0])).numpy().tolist()
-    [9.0]
-    """
+    """A TensorFlow operation that no other layer computes; it is never quantized."""
 
     _settings = ("function", "arguments")
 
@@ -110,11 +104,7 @@ _TENSOR = {"tensor": 0}
 
 @_layer
 class Clip(OfTensorFlow):
-    """Clips values: min(max(x, low), high), of which one end may be None.
-
-    >>> Clip(-1.0, 2.0)(tf.constant([-3.0, 0.5, 3.0])).numpy().tolist()
-    [-1.0, 0.5, 2.0]
-    """
+    """Clips values: min(max(x, low), high), of which one end may be None."""
 
     _settings = ("low", "high")
 
@@ -142,11 +132,7 @@ class _MovedBlocks(OfTensorFlow):
 
 @_layer
 class DepthToSpace(_MovedBlocks):
-    """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
-
-    >>> DepthToSpace(2)(tf.constant([[[[1.0, 2.0, 3.0, 4.0]]]])).numpy()[0, ..., 0].tolist()
-    [[1.0, 2.0], [3.0, 4.0]]
-    """
+    """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c)."""
 
     def __init__(self, block_size: int, **options: Any) -> None:
         super().__init__("nn.depth_to_space", block_size, **options)
@@ -154,11 +140,7 @@ class DepthToSpace(_MovedBlocks):
 
 @_layer
 class SpaceToDepth(_MovedBlocks):
-    """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
-
-    >>> SpaceToDepth(2)(tf.constant([[[[1.0], [2.0]], [[3.0], [4.0]]]])).numpy().tolist()
-    [[[[1.0, 2.0, 3.0, 4.0]]]]
-    """
+    """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c)."""
 
     def __init__(self, block_size: int, **options: Any) -> None:
         super().__init__("nn.space_to_depth", block_size, **options)
@@ -166,11 +148,7 @@ class SpaceToDepth(_MovedBlocks):
 
 @_layer
 class ChannelMean(OfTensorFlow):
-    """The mean over the channels, kept as an axis of size 1.
-
-    >>> ChannelMean()(tf.constant([[1.0, 2.0, 6.0]])).numpy().tolist()
-    [[3.0]]
-    """
+    """The mean over the channels, kept as an axis of size 1."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__("math.reduce_mean", [[_TENSOR, -1, True], {}], **options)
@@ -178,11 +156,7 @@ class ChannelMean(OfTensorFlow):
 
 @_layer
 class ChannelMax(OfTensorFlow):
-    """The largest of the channels, kept as an axis of size 1.
-
-    >>> ChannelMax()(tf.constant([[1.0, 2.0, 6.0]])).numpy().tolist()
-    [[6.0]]
-    """
+    """The largest of the channels, kept as an axis of size 1."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__("math.reduce_max", [[_TENSOR, -1, True], {}], **options)
@@ -190,11 +164,7 @@ class ChannelMax(OfTensorFlow):
 
 @_layer
 class Padding(OfTensorFlow):
-    """Zeros around each image: for each axis but the batch, how many in front and behind.
-
-    >>> Padding([(1, 2)])(tf.constant([[3.0]])).numpy().tolist()
-    [[0.0, 3.0, 0.0, 0.0]]
-    """
+    """Zeros around each image: for each axis but the batch, how many in front and behind."""
 
     _settings = ("margins",)
 
@@ -206,13 +176,7 @@ class Padding(OfTensorFlow):
 
 @_layer
 class Gather(OfTensorFlow):
-    """Parts of each image along an axis, which is counted without the batch, by their indices.
-
-    These are 0 or above, in any order, and may repeat.
-
-    >>> Gather([2, 0], 0)(tf.constant([[1.0, 2.0, 3.0]])).numpy().tolist()
-    [[3.0, 1.0]]
-    """
+    """Parts of each image along an axis, counted without the batch, by their indices from 0."""
 
     _settings = ("indices", "axis")
 
@@ -225,13 +189,7 @@ class Gather(OfTensorFlow):
 
 @_layer
 class ConstantSum(OfTensorFlow):
-    """A tensor plus a map of numbers that is the same for all images, such as position embeddings.
-
-    The map has the axes of the tensor without the batch, each of its size or of size 1.
-
-    >>> ConstantSum([[1.0], [2.0]])(tf.constant([[[5.0, 6.0], [7.0, 8.0]]])).numpy().tolist()
-    [[[6.0, 7.0], [9.0, 10.0]]]
-    """
+    """A tensor plus a map of numbers, broadcast to an image and the same for all of them."""
 
     def __init__(self, values: Any, **options: Any) -> None:
         array = np.asarray(values, np.float32)
@@ -251,10 +209,7 @@ class ConstantSum(OfTensorFlow):
         return type(self).from_config({**self.get_config(), "values": values})
 
     def codes(self) -> tuple[np.ndarray, np.float32]:
-        """Integers from -127 to 127 for the values, to the nearest, and their scale.
-
-        Those of a `rounded` map are the same again.
-        """
+        """Integers from -127 to 127 for the values, to the nearest, and their scale."""
         scale = np.float32(max(float(np.max(np.abs(self.values), initial=0.0)), 1e-24) / 127.0)
         return np.rint(self.values / scale).astype(np.int32), scale
 

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
@@ -77,11 +77,10 @@ def _replacement_of_operation(call: OldCall) -> Replacement | None:
 
 def _of_several(call: OldCall) -> Replacement | None:
     """The same layer, called with a list, where it takes its tensors one by one."""
-    layer = call.layer
-    found = [_one_by_one(node) for node in call.nodes if node.layer is layer]
-    tensors, arguments = _one_by_one(call.node)
+    layer, (tensors, arguments) = call.layer, _one_by_one(call.node)
+    alike = [_one_by_one(node)[1] == arguments for node in call.nodes if node.layer is layer]
     # One layer stands for all calls, and holds their other arguments.
-    if arguments is None or any(of_node[1] != arguments for of_node in found):
+    if arguments is None or not all(alike):
         return None
     one = NewLayer(
         lambda **settings: OfSeveralTensors(layer_copy(layer), arguments, **settings),
@@ -115,19 +114,21 @@ def _weighted_sum(call: OldCall) -> Replacement | None:
     )
 
 
+def _of_config(kind: Any, settings: dict[str, Any], weights: Any, suffix: str = "") -> NewLayer:
+    return NewLayer(lambda **other: kind.from_config({**settings, **other}), suffix, weights)
+
+
 def _linear(call: OldCall) -> list[NewLayer] | None:
     """A linear layer, and its activation where that must be a layer of its own."""
-    layer, layers, activation = call.layer, _padding(call), _separate_activation(call)
-    if not layers and not activation:
+    layer, padding, activation = call.layer, _padding(call), _separate_activation(call)
+    if not padding and not activation:
         return None
     beside = ("name", "dtype", "trainable", "batch_input_shape")
     settings = {name: v for name, v in layer.get_config().items() if name not in beside}
-    if layers:
-        settings["padding"] = "valid"
-    if activation:
-        settings |= {"activation": "linear", "activity_regularizer": None}
-    layers.append(NewLayer(_maker(type(layer), settings), weights=layer.get_weights()))
-    return [*layers, *activation]
+    settings |= {"padding": "valid"} if padding else {}
+    settings |= {"activation": "linear", "activity_regularizer": None} if activation else {}
+    linear = _of_config(type(layer), settings, layer.get_weights())
+    return [*padding, linear, *activation]
 
 
 def _separate_activation(call: OldCall) -> list[NewLayer]:
@@ -164,40 +165,35 @@ def _separable(call: OldCall) -> list[NewLayer] | None:
     layer = call.layer
     if layer.data_format != "channels_last":
         return None
-    settings = layer.get_config()
-    padding = _padding(call)
-    if padding:
-        settings["padding"] = "valid"
+    settings, padding, activation = layer.get_config(), _padding(call), _separate_activation(call)
+    settings |= {"padding": "valid"} if padding else {}
     depthwise = {key: settings[key] for key in _OF_DEPTHWISE} | {"use_bias": False}
     pointwise = {key: settings[key] for key in _OF_POINTWISE} | {
         "kernel_size": 1,
         "kernel_initializer": settings["pointwise_initializer"],
         "kernel_regularizer": settings["pointwise_regularizer"],
         "kernel_constraint": settings["pointwise_constraint"],
+        "activation": "linear" if activation else layer.activation,
+        "activity_regularizer": None if activation else settings["activity_regularizer"],
     }
-    activation = _separate_activation(call)
-    pointwise["activation"] = "linear" if activation else layer.activation
-    pointwise["activity_regularizer"] = None if activation else settings["activity_regularizer"]
     first, *others = layer.get_weights()
     depthwise_class, pointwise_class = layer_kinds.KINDS[type(layer)].pieces
     return [
         *padding,
-        NewLayer(_maker(depthwise_class, depthwise), "depthwise", [first]),
-        NewLayer(_maker(pointwise_class, pointwise), weights=others),
+        _of_config(depthwise_class, depthwise, [first], "depthwise"),
+        _of_config(pointwise_class, pointwise, others),
         *activation,
     ]
 
 
 def _is_read_inside(call: OldCall) -> bool:
     """Whether anything but the output reads the layer, directly or behind data movement."""
-    for reader in call.readers():
-        role = layer_kinds.role_of(reader.layer)
-        if role.keeps_codes:
-            if _is_read_inside(reader):
-                return True
-        elif role is not Role.SOFTMAX:
-            return True
-    return False
+    return any(
+        _is_read_inside(reader)
+        if (role := layer_kinds.role_of(reader.layer)).keeps_codes
+        else role is not Role.SOFTMAX
+        for reader in call.readers()
+    )
 
 
 def _pool(call: OldCall, pooling: Pooling) -> list[NewLayer] | None:
@@ -213,10 +209,6 @@ def _pool(call: OldCall, pooling: Pooling) -> list[NewLayer] | None:
     return pooled_whole_row(call.node.call_args[0], made, keepdims=layer.keepdims)
 
 
-def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.layers.Layer]:
-    return lambda **options: layer_class.from_config({**settings, **options})
-
-
 # `x + scale * y`, which Keras has only in its InceptionResNetV2.
 _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].CustomScaleLayer
 
@@ -224,10 +216,7 @@ _LAYERS = {layer_class(name): find for name, find in operations.LAYERS.items()}
 
 
 def network_of_layers(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR) -> Network:
-    """The graph of the same model, flat and of layers that can be quantized; see `rewritten`.
-
-    Its model has copies of the weights, and is `model` itself where there is nothing to rewrite.
-    """
+    """The graph of the same model, flat and of layers that can be quantized; see `rewritten`."""
     network = Network(rewritten(model, processor=processor).model)
     network.output_names = output_names(model)
     return network
@@ -257,36 +246,29 @@ def rewritten(
     - For NPUs, functions get the form that they have operators for; see `native_replacement_of`.
 
     Every output stays the same, bit for bit, but for the last bits of functions for NPUs. Rewriting
-    goes on until nothing changes, so that a rewritten model stays as it is.
-
-    Where layers are annotated, the others stay, but for operations, and for layers that are called
-    in another way. ValueError lists every reason why a model cannot be flattened.
+    goes on until nothing changes. Where layers are annotated, the others stay, but for operations,
+    and for layers that are called in another way.
     """
     flat = flattened(model)
     model, names = flat.model, None if annotated is None else flat.carried(dict.fromkeys(annotated))
     nodes = keras_calls(model)
     calls = [OldCall(node, tuple(nodes)) for node in nodes]
 
-    def found(call: OldCall) -> Replacement | None:
-        stays = names is not None and call.layer.name not in names
-        if stays and not call.symbol:
+    def replacement(call: OldCall) -> Replacement | None:
+        if names is not None and call.layer.name not in names and not call.symbol:
             return _of_several(call)
         return native_replacement_of(call, processor) or replacement_of(call)
 
-    replacements = {id(call.node): found(call) for call in calls if not call.node.is_input}
+    replacements = {id(call.node): replacement(call) for call in calls if not call.node.is_input}
     if not any(replacements.values()):
         return flat
     rewriter = _Rewriter(model, calls, replacements)
-    made = Flattened(rewriter.model(), _behind_one_another(rewriter.origins, flat.origins))
+    new = Flattened(rewriter.model(), rewriter.origins)
+    made = new._replace(origins=new.carried(flat.origins))
     # A layer with several calls has become several layers; those without weights share nothing.
     names = None if annotated is None else made.carried(dict.fromkeys(annotated))
     again = rewritten(made.model, names, processor=processor)
-    return Flattened(again.model, _behind_one_another(again.origins, made.origins))
-
-
-def _behind_one_another(last: dict[str, str], first: dict[str, str]) -> dict[str, str]:
-    """The origins of layers that were rewritten twice."""
-    return {name: first[own] for name, own in last.items() if own in first}
+    return again._replace(origins=again.carried(made.origins))
 
 
 class _Rewriter:
@@ -320,7 +302,9 @@ class _Rewriter:
         waiting = [self.makers[id(old)]]
         while waiting:  # no recursion, which deep models would exhaust
             call = waiting[-1]
-            missing = [tensor for tensor in self._sources(call) if id(tensor) not in self.made]
+            replacement = self.replacements.get(id(call.node))
+            sources = replacement.sources if replacement else call.node.keras_inputs
+            missing = [tensor for tensor in sources if id(tensor) not in self.made]
             if missing:
                 waiting += [self.makers[id(tensor)] for tensor in missing]
                 continue
@@ -330,12 +314,6 @@ class _Rewriter:
                 new = tf.nest.flatten(self._call(call))
                 self.made.update({id(one): other for one, other in zip(outputs, new, strict=True)})
         return self.made[id(old)]
-
-    def _sources(self, call: OldCall) -> list[Any]:
-        if call.node.is_input:
-            return []
-        replacement = self.replacements[id(call.node)]
-        return replacement.sources if replacement else call.node.keras_inputs
 
     def _call(self, call: OldCall) -> Any:
         replacement = self.replacements.get(id(call.node))

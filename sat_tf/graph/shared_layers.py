@@ -140,10 +140,9 @@ class StopGradient(_Layer):
 
 
 class OfSeveralTensors(_Layer):
-    """A layer that takes its tensors one by one, called with a list of them; never quantized.
+    """A layer of several tensors, as MultiHeadAttention, called with a list; never quantized.
 
-    Such is MultiHeadAttention, whose call has a query, a value and a key. Its positional and its
-    keyword arguments are those of `template_of`, with {"tensor": i} for the i-th of the list.
+    Arguments are those of `template_of`, with {"tensor": i} for the i-th of the list.
     """
 
     # Makes a type of its name.
@@ -175,9 +174,6 @@ def template_of(value: Any, places: Mapping[int, int]) -> Any:
     Slices become {"slice": [start, stop, step]}, an ellipsis "...", types {"type": name}, arrays
     {"array": [values], "of": type}, and each tensor, whose number i `places` has by its identity,
     {"tensor": i}.
-
-    >>> template_of([slice(1, None), 2.5], {})
-    [{'slice': [1, None, None]}, 2.5]
     """
     if id(value) in places:
         return {"tensor": places[id(value)]}
@@ -206,11 +202,7 @@ def template_of(value: Any, places: Mapping[int, int]) -> Any:
 
 
 def filled_in(template: Any, tensors: Sequence[Any], type_of: Callable[[str], Any] = str) -> Any:
-    """The arguments of a template; tuples have become lists.
-
-    >>> filled_in([{"tensor": 0}, {"slice": [1, None, None]}], ["x"])
-    ['x', slice(1, None, None)]
-    """
+    """The arguments of a template; tuples have become lists."""
     if isinstance(template, Mapping):
         if set(template) == {"tensor"}:
             return tensors[template["tensor"]]

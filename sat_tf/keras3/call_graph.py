@@ -1,9 +1,8 @@
 """A view of a Keras 3 model as a list of calls, in an order in which they can be made."""
 
-import contextlib
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras as keras3
@@ -62,13 +61,16 @@ class Call:
         return keras3.backend.result_type(*(getattr(one, "dtype", type(one)) for one in given))
 
     def twin(self) -> Callable[..., Any]:
-        """The counterpart of the operation in tf_keras, which takes its tensors and constants.
-
-        Where tf_keras has a layer for it, that layer, with the operation's name.
-        """
-        with _computing_in(self.outputs[0].dtype):
+        """The layer of tf_keras for the operation, of its name, or a function of its arguments."""
+        dtype, policy = self.outputs[0].dtype, keras.mixed_precision.global_policy()
+        if dtype in LOWER_PRECISIONS:  # layers compute in it, as operations do
+            keras.mixed_precision.set_global_policy(f"mixed_{dtype}")
+        try:
             made, name = self.row.twin(self), self.operation.name
             return made.layer(name=name) if isinstance(made, NewLayer) else made
+        finally:
+            if dtype in LOWER_PRECISIONS:
+                keras.mixed_precision.set_global_policy(policy)
 
     def symbolic_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with the symbolic tensors themselves."""
@@ -135,17 +137,3 @@ def functional_of(model: Any) -> Any:
     if isinstance(model, keras3.Sequential):
         return model._functional
     return model if hasattr(model, "_nodes_by_depth") else None
-
-
-@contextlib.contextmanager
-def _computing_in(dtype: str) -> Iterator[None]:
-    """Has layers that are made within compute in a lower precision, as operations do."""
-    if dtype not in LOWER_PRECISIONS:
-        yield
-        return
-    before = keras.mixed_precision.global_policy()
-    keras.mixed_precision.set_global_policy(f"mixed_{dtype}")
-    try:
-        yield
-    finally:
-        keras.mixed_precision.set_global_policy(before)

@@ -13,7 +13,7 @@ from sat_tf.files import expect_path
 from sat_tf.loading.load import bounded_weights, load_model, named_by_content
 from sat_tf.loading.model_file import ModelFile, Part, open_model_file, parts, read_model_file
 from sat_tf.loading.trust import UntrustedModelError, untrusted, vocabulary_problem
-from sat_tf.messages import ModelError, ProblemsError, reason_of, warn
+from sat_tf.messages import ProblemsError, reason_of, warn
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -113,22 +113,15 @@ class ReadModel(NamedTuple):
 
 
 def read_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> ReadModel:
-    """The model of a `.keras` or HDF5 file of Keras 2 or Keras 3, or of a SavedModel of Keras 2.
-
-    A model of Keras 3 is converted, with the proof of `from_keras3`.
-    """
+    """The model of a file of Keras 2, SavedModels too, or of one of Keras 3, which is converted."""
     found = read_model_file(path)
     if found is None or not found.is_keras3:
         return ReadModel(load_model(path, safe_mode=safe_mode), None)
-    converted = convert(path, safe_mode=safe_mode)
+    model, proof = convert(path, safe_mode=safe_mode)
     return ReadModel(
-        converted.model,
+        model,
         f"{path}: saved by Keras {found.version}; converted to tf_keras with sat_tf.from_keras3, "
-        + (
-            f"outputs differ by at most {converted.proof.difference:.1g} of their largest value."
-            if converted.proof.difference
-            else "outputs are equal."
-        ),
+        f"outputs differ by at most {proof.difference:.1g} of their largest value.",
     )
 
 
@@ -149,18 +142,17 @@ def translated(
 
 
 def _expect_layers(given: Mapping[str, type] | None) -> Mapping[str, type]:
-    if given is None:
-        return {}
     import tf_keras as keras
 
-    is_mapping = isinstance(given, Mapping)
-    problems = [] if is_mapping else [f"received {type(given).__name__}, expected a dictionary."]
-    for name, made in given.items() if is_mapping else ():
-        if not (isinstance(made, type) and issubclass(made, keras.layers.Layer)):
-            problems.append(
-                f"{name}: received {made!r}, expected a class derived from tf_keras.layers.Layer; "
-                "write the layer with `import tf_keras as keras`."
-            )
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise ValueError(f"custom_layers: received {type(given).__name__}, expected a dictionary.")
+    problems = [
+        f"{name}: received {made!r}, expected a class derived from tf_keras.layers.Layer; "
+        "write the layer with `import tf_keras as keras`."
+        for name, made in given.items()
+        if not (isinstance(made, type) and issubclass(made, keras.layers.Layer))
+    ]
     if problems:
         raise ProblemsError("custom_layers", problems)
     return given
@@ -173,15 +165,10 @@ def _expect_keras3(model: Any) -> None:
     if isinstance(model, keras3.Model):
         return
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    if isinstance(model, keras.Model):
-        raise ModelError(
-            model.name,
-            f"received a tf_keras model ({kind}), expected a Keras 3 one; it "
-            "needs no conversion: use it as it is.",
-        )
+    no_need = "; a tf_keras model needs no conversion" if isinstance(model, keras.Model) else ""
     raise ValueError(
         f"received {kind}, expected a Keras 3 model, or the path of a .keras file that Keras 3 "
-        "saved."
+        f"saved{no_need}."
     )
 
 
@@ -274,10 +261,7 @@ def _part_problem(part: Part) -> str | None:
 
 
 def _is_class_of_keras(part: Part) -> bool:
-    """Whether the module that a part names has a class of its name; imports nothing.
-
-    Keras calls functions that stand in place of layers, and before 3.9 any of its own.
-    """
+    """Whether the module that a part names has a class of its name; imports nothing."""
     import keras as keras3
 
     place: Any = sys.modules.get(part.module)

@@ -44,16 +44,19 @@ _SERIALIZED = {
 
 
 def translate_value(key: str, value: Any) -> Any:
-    """One value of a layer's configuration, for tf_keras; OMITTED for an initializer it lacks.
-
-    Weights are copied, so that an initializer has no effect.
-    """
+    """One value of a layer's configuration, for tf_keras; OMITTED for an initializer it lacks."""
     if key.endswith("activation"):
         return _activation(key, value)
     if not isinstance(value, dict) or "class_name" not in value:
         return value
     if key == "dtype":
-        return _policy(value)
+        if value["class_name"] != "DTypePolicy":
+            raise ValueError(
+                "received a layer that Keras 3 has quantized or given a "
+                f"{value['class_name']}, expected a float one; convert the model before "
+                "model.quantize"
+            )
+        return value["config"]["name"]
     module = _SERIALIZED.get(key.rsplit("_", 1)[-1])
     if module is None:
         raise ValueError(f"received {key}={_named(value)}, which tf_keras does not have")
@@ -63,7 +66,7 @@ def translate_value(key: str, value: Any) -> Any:
     counterpart = None
     if str(value.get("module", "")).split(".")[0] == "keras" and not value.get("registered_name"):
         counterpart = getattr(module, value["class_name"].removesuffix("Initializer"), None)
-    accepted = _arguments(counterpart)
+    accepted = set() if counterpart is None else accepted_names(counterpart)
     others = [setting for name, setting in settings.items() if name not in accepted]
     if counterpart is not None and all(setting is None for setting in others):
         return counterpart(**{name: settings[name] for name in settings if name in accepted})
@@ -88,20 +91,6 @@ def _activation(key: str, value: Any) -> Any:
         f"received {key}={name!r}, which tf_keras does not have; use a function that both have, "
         "or a layer behind. " + did_you_mean(name, OF_KERAS3)
     )
-
-
-def _policy(value: dict[str, Any]) -> str:
-    if value["class_name"] != "DTypePolicy":
-        raise ValueError(
-            f"received a layer that Keras 3 has quantized or given a {value['class_name']}, "
-            "expected a float one; convert the model before model.quantize"
-        )
-    return value["config"]["name"]
-
-
-@functools.cache
-def _arguments(counterpart: Any) -> list[str]:
-    return [] if counterpart is None else list(inspect.signature(counterpart.__init__).parameters)
 
 
 def _named(value: Any) -> str:
@@ -133,9 +122,10 @@ _NEUTRAL = {
 }
 # Settings that tf_keras does not have, and that do not matter in inference: of randomness, of what
 # the settings above turn off, and of speed.
-_WITHOUT_EFFECT = frozenset(
-    ("fill_mode", "fill_value", "renorm_clipping", "renorm_momentum", "seed", "use_cudnn")
-) | {"value_range"}
+_WITHOUT_EFFECT = (
+    *("fill_mode", "fill_value", "renorm_clipping", "renorm_momentum", "seed", "use_cudnn"),
+    "value_range",
+)
 
 
 # Layers of Keras 3 that hold programs: of PyTorch, JAX and TensorFlow.
@@ -150,10 +140,7 @@ def is_built_in(layer: Any) -> bool:
 
 
 def acts_in_training_only(layer: Any) -> bool:
-    """Whether a layer of Keras itself passes on what it reads in inference.
-
-    It is called on random pixels, of the shape that it was called with: what comes back is equal.
-    """
+    """Whether a layer of Keras itself passes on, in inference, random pixels that it is given."""
     nodes = layer._inbound_nodes  # Keras has no public name for the calls of a layer
     if not (nodes and is_built_in(layer) and training_argument(layer.call, False)):
         return False
@@ -183,18 +170,13 @@ def make_layer(
     name = type(layer).__name__
     made = own.get(name) or _unlisted_class(layer) or getattr(keras.layers, name)
     activation = _activation_of_users(layer)
-    if activation is None:
+    # Of functools.partial there is no configuration.
+    plain = {} if activation is None else {"activation": keras3.activations.linear}
+    with standing_in(layer, plain):
         config = dict(layer.get_config())
-    else:
-        with standing_in(
-            layer, {"activation": keras3.activations.linear}
-        ):  # functools.partial has no configuration
-            config = dict(layer.get_config())
     for key, attribute in _counterpart(name).wrapped.items():
         config[key] = inner(getattr(layer, attribute))
-    settings, problems = _settings(name, config, accepted_names(made), name in own)
-    if problems:
-        raise ValueError("; ".join(problems))
+    settings = _settings(name, config, accepted_names(made), name in own)
     if activation is not None:
         settings["activation"] = _translated_activation(layer, activation, inner)
     try:
@@ -207,10 +189,7 @@ def make_layer(
 
 
 def _activation_of_users(layer: Any) -> Any:
-    """The activation of a Keras 3 layer that tf_keras has by no name; else None.
-
-    It is a layer, code of the user's, or a function of Keras 3 alone.
-    """
+    """The activation, where it is a layer, code of the user's, or of Keras 3 alone; else None."""
     found = vars(layer).get("activation")
     is_function = inspect.isfunction(found) or inspect.isbuiltin(found)
     package = str(getattr(found, "__module__", "")).split(".")[0]
@@ -247,7 +226,7 @@ def _translated_activation(layer: Any, activation: Any, inner: Callable[[Any], A
 
 def _settings(
     name: str, config: Mapping[str, Any], accepted: set[str], is_own: bool
-) -> tuple[dict[str, Any], list[str]]:
+) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     problems: list[str] = []
     counterpart = _counterpart(name)
@@ -277,7 +256,9 @@ def _settings(
     if not settings.get("renorm", True):
         for key in ("renorm", "renorm_clipping", "renorm_momentum"):
             settings.pop(key, None)
-    return settings, problems
+    if problems:
+        raise ValueError("; ".join(problems))
+    return settings
 
 
 def _counterpart(name: str) -> Keras3:
@@ -290,8 +271,7 @@ def _counterpart(name: str) -> Keras3:
 def accepted_names(made: type) -> set[str]:
     """Names of the arguments that a class takes itself, and passes on to its bases.
 
-    Two are taken from keywords without a name; only configurations of recurrent layers have the
-    second, which `Bidirectional` sets where it returns sequences.
+    Two are taken from keywords without a name, the second by recurrent layers alone.
     """
     names: set[str] = set()
     for base in made.__mro__:

@@ -37,8 +37,7 @@ gelu_by_tanh = _register(shared_layers.gelu_by_tanh)
 class Operation(keras3.layers.Layer):
     """One of TensorFlow's operations, a key of `COMPUTED_BY`, by its counterpart in Keras 3.
 
-    Its positional and its keyword arguments are as `template_of` makes them; its twin is the layer
-    of tf_keras that it stands for, as `tf_keras` serializes it.
+    Arguments are as in `template_of`; its twin is the layer of tf_keras, as that serializes it.
     """
 
     def __init__(
@@ -92,9 +91,8 @@ class OfSeveralTensors(shared_layers.OfSeveralTensors, keras3.layers.Wrapper):
 class KerasOperation(keras3.layers.Layer):
     """An operation of Keras 3 that has no counterpart in tf_keras, as a layer; never quantized.
 
-    Files have it as `keras.saving.serialize_keras_object` makes it. Its positional and its keyword
-    arguments are as `template_of` makes them, with {"tensor": i} for the i-th tensor that the layer
-    is called with. Of several outputs, the layer makes the one of a number.
+    Arguments are as in `template_of`, with {"tensor": i} for the i-th tensor that the layer is
+    called with. Of several outputs, the layer makes the one of a number.
     """
 
     def __init__(

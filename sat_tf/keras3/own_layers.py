@@ -5,6 +5,7 @@ backend the layer itself is called, with the twin's variables in place of its ow
 operations of `keras.ops` that it calls are those of the twin, or of Keras' backend for TensorFlow.
 """
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Mapping
@@ -24,10 +25,7 @@ from sat_tf.quantizers.quantizing_layer import standing_in
 
 
 def layer_of_keras3(layer: Any, fix: str = "") -> "OfKeras3":
-    """The tf_keras layer that does in inference what a built Keras 3 layer does.
-
-    Its class has the name of the layer's. It is for the twin alone: no file can hold it.
-    """
+    """The layer of a twin that does in inference what a built Keras 3 layer does."""
     of = layer.operation if isinstance(layer, KerasOperation) else layer
     kind = type(type(of).__name__, (OfKeras3,), {"fix": fix})
     # Operations take tensors of any type, and give what they give for these.
@@ -85,11 +83,7 @@ class OfKeras3(LeftFloat):
 
 
 class CarriedOperation:
-    """An operation of Keras 3 that tf_keras does not have, called on tensors of TensorFlow.
-
-    Of one that makes several tensors, each is computed by a layer of its own: layers that are left
-    float make one.
-    """
+    """An operation of Keras 3 on tensors of TensorFlow: a layer for each tensor that it makes."""
 
     def __init__(self, call: Call, fix: str = "") -> None:
         operation = call.operation
@@ -97,11 +91,11 @@ class CarriedOperation:
         self._given = keras3.tree.flatten((args, kwargs))
         tensors = self._tensors(args, kwargs)
         places = {id(tensor): place for place, tensor in enumerate(tensors)}
-        count = len(call.outputs)
         self.layers = []
-        for number in range(count):
-            name = f"{operation.name}_{number}" if count > 1 else operation.name
-            output = number if count > 1 else None
+        for number in range(len(call.outputs)):
+            several = len(call.outputs) > 1
+            name = f"{operation.name}_{number}" if several else operation.name
+            output = number if several else None
             try:
                 template = template_of([list(args), kwargs], places)
                 layer = KerasOperation(operation, template, output, name=name)
@@ -127,16 +121,11 @@ class CarriedOperation:
         return [value for value, given in pairs if isinstance(given, keras3.KerasTensor)]
 
 
-def _on_tensorflow(operation: Any) -> Callable[..., Any]:
-    """An operation of Keras' own on tensors of TensorFlow, whatever the backend of the process."""
+def _on_tensorflow(operation: Any, *args: Any, **kwargs: Any) -> Any:
+    """The outputs of an operation of Keras' own, whatever the backend of the process."""
     module = sys.modules[type(operation).__module__]
-    backend = _BackendForTensorFlow()
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        with standing_in(module, {"backend": backend}):
-            return operation.call(*args, **kwargs)
-
-    return function
+    with standing_in(module, {"backend": _BackendForTensorFlow()}):
+        return operation.call(*args, **kwargs)
 
 
 class _BackendForTensorFlow:
@@ -182,7 +171,8 @@ class _Operations:
                 inside = _Operations(operation, call.symbolic_arguments(), variables)
                 self._functions.append(inside)
             else:
-                self._functions.append(call.twin() if call.row else _on_tensorflow(operation))
+                own = functools.partial(_on_tensorflow, operation)
+                self._functions.append(call.twin() if call.row else own)
 
     def __call__(self, *given: Any, **options: Any) -> Any:
         """The outputs of the operations in inference."""

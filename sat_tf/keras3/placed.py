@@ -21,7 +21,7 @@ from sat_tf.keras3 import layer_table, operations
 from sat_tf.keras3.own_layers import OfKeras3
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.keras3.values import copy_to_keras3, without_initial_values
-from sat_tf.messages import ModelError, did_you_mean, reason_of
+from sat_tf.messages import ModelError, reason_of
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -51,20 +51,15 @@ class Original(NamedTuple):
     translation: Any
 
 
-class Placed(NamedTuple):
-    """A Keras 3 model with quantizers."""
-
-    model: keras3.Model  # The model.
-    pairs: list[tuple[Any, Any]]  # Its layers, each with the layer of the plan that it was made of.
+# Layers of Keras 3, each with the layer of the plan that it was made of.
+Pairs = list[tuple[Any, Any]]
 
 
-def placed(plan: keras.Model, originals: Mapping[str, Original]) -> Placed:
+def placed(plan: keras.Model, originals: Mapping[str, Original]) -> tuple[keras3.Model, Pairs]:
     """The Keras 3 model in which the user's layers have the quantizers of a plan, and its values.
 
-    Layers have the names of the plan, but for slashes, which Keras 3 refuses and which become `_`.
-    Those of `originals`, by their names in the plan, are copied with their own settings, which
-    tf_keras may not have, unless the plan has made another layer of them; what the user's model
-    does not have is made with the plan's settings.
+    Slashes in names, which Keras 3 refuses, become `_`. The layers of `originals`, by their names
+    in the plan, are copied with settings that tf_keras may not have, unless it changed them.
     """
     network = Network(plan)
     layers = {node.layer.name: node.layer for node in network}
@@ -91,15 +86,14 @@ def placed(plan: keras.Model, originals: Mapping[str, Original]) -> Placed:
     if problems:
         raise ModelError(plan.name, problems)
     for node in network:
-        if node.name in tensors:
-            continue
         name = node.layer.name
-        tensors[node.name] = _called(plan, node, made[name], tensors)
-        if node.name == name:  # the first call, which has built it
-            copy_to_keras3(node.layer, made[name])
+        if node.name not in tensors:
+            tensors[node.name] = _called(plan, node, made[name], tensors)
+            if node.name == name:  # the first call, which has built it
+                copy_to_keras3(node.layer, made[name])
     inputs, outputs = network.pack(tensors)
     model = keras3.Model(inputs, outputs, name=plan.name.replace("/", "_"))
-    return Placed(model, [(layer, layers[name]) for name, layer in made.items()])
+    return model, [(layer, layers[name]) for name, layer in made.items()]
 
 
 def _called(plan: keras.Model, node: Node, layer: Any, tensors: Mapping[str, Any]) -> Any:
@@ -153,10 +147,9 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
             ) from error
     elif isinstance(layer, operation_layers.OfTensorFlow):
         if layer.function not in operations.COMPUTED_BY:
-            hint = did_you_mean(layer.function, sorted(operations.COMPUTED_BY))
             raise ValueError(
                 f"received the operation tf.{layer.function}, which sat-tf does not know in Keras "
-                f"3; build the model with a layer for it. {hint}"
+                "3; build the model with a layer for it"
             )
         made = operations.Operation(
             layer.function,

@@ -1,19 +1,16 @@
 """The proof that a tf_keras model computes what the Keras 3 one computes: on random input.
 
-Every layer is compared on its own: given the inputs of the Keras 3 layer, does it give the same
-outputs? A classifier of random weights ends in nearly equal probabilities, and would hide a wrong
-layer. Differences are absolute, as fractions of the largest absolute value in Keras 3. Tensors of a
-lower precision (`mixed_bfloat16`) are compared to two units in their last place.
+Every layer is compared on its own, given the inputs of the Keras 3 layer: a classifier of random
+weights ends in nearly equal probabilities, and would hide a wrong one. Differences are fractions of
+the largest absolute value in Keras 3. Tensors of a lower precision (`mixed_bfloat16`) are compared
+to two units in their last place.
 
 Two ways to compute the same in float32 part where a layer, or a graph, magnifies rounding. What is
-lost to it is measured: it is how far Keras 3 itself moves where the tensors on the way move by a
-unit in the last place of their largest value. The whole model is compared in two steps: with the
-layers of tf_keras, called along the graph of Keras 3, from which nothing parts it; and with Keras
-3, from which rounding does.
+lost to it is how far Keras 3 itself moves where the tensors on the way move by a unit in the last
+place of their largest value.
 
-Of a quantized layer, what is quantized is compared as closely as any tensor. Backends round sums
-and tanh in different last bits, and a value that is nearly halfway between two codes then becomes
-the other one: such codes are counted.
+Backends round sums and tanh in different last bits, and a value that is nearly halfway between two
+codes then becomes the other one: such ties are no differences of a quantized layer.
 """
 
 import contextlib
@@ -52,40 +49,21 @@ _RANGES = ((-1.0, 1.0), (0.0, 255.0))
 
 @dataclasses.dataclass
 class Proof:
-    """The comparison of two models while their graph is run."""
+    """The comparison of two models: differences as fractions of the largest value."""
 
-    # The largest of each layer and operation, by name, as a fraction of its largest value.
-    differences: dict[str, float] = dataclasses.field(default_factory=dict)
-    # Those that differ by more than they may: a line on each.
-    wrong: dict[str, str] = dataclasses.field(default_factory=dict)
+    difference: float | None  # The largest of the model's outputs, where the whole was compared.
+    layer_difference: float = 0.0  # The largest of all layers and operations.
     is_lower: bool = False  # Some tensors have a lower precision than float32.
-    codes_differing: int = 0  # How many codes differ, all of them ties.
-    # The largest of the model's outputs, where the whole was compared.
-    difference: float | None = None
-
-    @property
-    def layer_difference(self) -> float:
-        """The largest of all layers."""
-        return max(self.differences.values(), default=0.0)
 
 
 def prove(made: Translated, *, whole: bool = False) -> Proof:
-    """Compares both models, once the twin has the codes of the weights in Keras 3.
-
-    With `whole`, also their outputs, in which the differences of layers add up.
-    """
+    """Compares all layers, and the `whole` model too, in which their differences add up."""
     found = Proof(difference=0.0 if whole else None)
     calls = [type(each.graph.model).call for each in made.models()]
     has_own_call = any(not call.__module__.startswith("keras.") for call in calls)
     is_quantized = any(isinstance(twin, QuantizedLayer) for _, _, twin in made.layers())
     for inputs in _random_inputs(made):
         expected = _run(made, inputs, found)
-        for name, wrong in found.wrong.items():
-            raise ModelError(
-                made.graph.name,
-                f"{name}: {wrong}; it is the first of {len(found.wrong)} such. Build this layer "
-                "from others, or build the model with tf_keras and load the weights by layer name.",
-            )
         packed = made.graph.pack_inputs(inputs)
         if has_own_call:
             outputs = keras3.tree.flatten(made.graph.model(packed, training=False))
@@ -137,11 +115,7 @@ def _judge_whole(
 
 
 def _changed_answers(expected: Any, received: Any) -> float:
-    """The fraction of the largest values along the last axis that are in another place.
-
-    >>> _changed_answers(np.eye(2), np.array([[1.0, 0.0], [1.0, 0.9]]))
-    0.5
-    """
+    """The fraction of the largest values along the last axis that are in another place."""
     one, other = (np.argmax(_as_array(values), axis=-1) for values in (expected, received))
     return float(np.mean(one != other))
 
@@ -151,9 +125,7 @@ def _lost(made: Translated, inputs: list[Any], expected: list[Any]) -> float:
     draws = np.random.default_rng(_SEED)
 
     def moved(call: Call, function: Any, values: dict[int, Any], name: str) -> list[Any]:
-        args, kwargs = call.filled_in(values, lambda value: value)
-        outputs = _call_keras3(name, call.operation, args, kwargs)
-        return [_moved(output, draws) for output in keras3.tree.flatten(outputs)]
+        return [_moved(output, draws) for output in _in_keras3(name, call, values)]
 
     start = [_moved(values, draws) for values in inputs]
     return max(map(_difference, expected, _walked(made, start, moved)))
@@ -214,13 +186,11 @@ def _run(made: Translated, inputs: list[Any], found: Proof) -> list[Any]:
     """Runs the graph of Keras 3 call by call, and compares each; returns the outputs."""
 
     def compared(call: Call, function: Any, values: dict[int, Any], name: str) -> list[Any]:
-        args, kwargs = call.filled_in(values, lambda value: value)
         with _watched(call.operation) as seen:
-            outputs = keras3.tree.flatten(_call_keras3(name, call.operation, args, kwargs))
+            outputs = _in_keras3(name, call, values)
         if isinstance(function, QuantizedLayer):
             given = _as_tf(call.filled_in(values, to_tf_keras)[0])
-            off, codes = _compare_quantized(name, function, given[0], seen, outputs)
-            found.codes_differing += codes
+            off = _compare_quantized(name, function, given[0], seen, outputs)
         else:
             received = _in_tf_keras(call, function, values, name)
             off = max(map(_difference, outputs, received), default=0.0)
@@ -229,16 +199,18 @@ def _run(made: Translated, inputs: list[Any], found: Proof) -> list[Any]:
         if limit < off <= _LARGEST_OF_ROUNDING:
             draws = np.random.default_rng(_SEED)
             read = {id(tensor): _moved(values[id(tensor)], draws) for tensor in call.tensors}
-            args, kwargs = call.filled_in(read, lambda value: value)
-            others = keras3.tree.flatten(_call_keras3(name, call.operation, args, kwargs))
+            others = _in_keras3(name, call, read)
             limit = max(limit, _TIMES_LOST * max(map(_difference, outputs, others)))
-        found.differences[name] = max(off, found.differences.get(name, 0.0))
+        found.layer_difference = max(off, found.layer_difference)
         if not off <= limit:
             operation = call.operation
             inner = operation.layer if isinstance(operation, QuantizedLayer3) else operation
-            found.wrong[name] = (
-                f"received {kind_of(inner)} whose output differs in tf_keras by {off:.2g} of its "
-                f"largest value, on what the Keras 3 layer reads, expected at most {limit:.2g}"
+            raise ModelError(
+                made.graph.name,
+                f"{name}: received {kind_of(inner)} whose output differs in tf_keras by {off:.2g} "
+                "of its largest value, on what the Keras 3 layer reads, expected at most "
+                f"{limit:.2g}. Build this layer from others, or build the model with tf_keras and "
+                "load the weights by layer name.",
             )
         return outputs
 
@@ -256,11 +228,7 @@ class _Seen:
 
 @contextlib.contextmanager
 def _watched(layer: Any) -> Iterator[_Seen]:
-    """A scope in which the quantizers of a layer of Keras 3 tell what they compute, or are given.
-
-    The kernel is that which the call itself computes: a large part of the time of a proof is that
-    of effective kernels.
-    """
+    """A scope in which the quantizers of a layer tell what they compute, or are given."""
     seen = _Seen()
     weights: Any = getattr(layer, "weight_quantizer", None)
     output: Any = getattr(layer, "output_quantizer", None)
@@ -293,13 +261,7 @@ def _difference(expected: Any, received: Any) -> float:
 def difference(expected: Any, received: Any) -> float:
     """The largest absolute difference, as a fraction of the largest absolute value expected.
 
-    Equal infinities and two NaNs do not differ; other shapes, or a NaN in only one, differ
-    infinitely.
-
-    >>> difference(np.array([1.0, -2.0]), np.array([1.0, -2.5]))
-    0.25
-    >>> difference(np.array([1.0, np.nan]), np.array([1.0, 0.0]))
-    inf
+    Equal infinities and two NaNs do not differ; other shapes, or a NaN in only one, do infinitely.
     """
     one, other = _as_array(expected), _as_array(received)
     if one.shape != other.shape:
@@ -314,15 +276,17 @@ def difference(expected: Any, received: Any) -> float:
     return found / float(largest) if largest > 0.0 else float("inf" if found else 0.0)
 
 
-def _call_keras3(name: str, operation: Any, args: Any, kwargs: Any) -> Any:
+def _in_keras3(name: str, call: Call, values: dict[int, Any]) -> list[Any]:
+    operation, (args, kwargs) = call.operation, call.filled_in(values, lambda value: value)
     try:
-        return operation(*args, **{**kwargs, **training_argument(operation.call, False)})
+        outputs = operation(*args, **{**kwargs, **training_argument(operation.call, False)})
     except Exception as error:  # of any class, by backend
         raise ValueError(
             f"{name}: received {kind_of(operation)} that Keras 3 itself does not run on "
             f"random input ({reason_of(error)}), expected one that it does; call the Keras 3 model "
             "on data to see why."
         ) from error
+    return list(keras3.tree.flatten(outputs))
 
 
 def _call_tf_keras(function: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -333,12 +297,8 @@ def _call_tf_keras(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 def _compare_quantized(
     name: str, layer: QuantizedLayer, inputs: Any, seen: _Seen, expected: list[Any]
-) -> tuple[float, int]:
-    """The difference of a quantized layer in both Kerases, ties aside, and how many ties there are.
-
-    It computes with the effective kernel of the layer in Keras 3, so that a code of a weight which
-    flips is counted once, and not in every sum.
-    """
+) -> float:
+    """The difference of a quantized layer, ties aside, with the effective kernel of Keras 3."""
     output = layer.quantize_config.output
     quantizer = output if isinstance(output, ActivationQuantizer) and len(expected) == 1 else None
     with _kernel_of(name, seen.kernel, layer):
@@ -347,16 +307,15 @@ def _compare_quantized(
         before = inputs if around or quantizer is None else layer.before_quantization(inputs)
         ours = [] if quantizer is None else [before]
     if quantizer is None:
-        return max(map(_difference, expected, received), default=0.0), 0
+        return max(map(_difference, expected, received), default=0.0)
     off = max(map(_difference, seen.quantized, ours))
     one, other = (_as_array(*values) for values in (expected, received))
     if one.shape != other.shape or np.array_equal(one, other):
-        return max(off, _difference(one, other)), 0
+        return max(off, _difference(one, other))
     one, other = one.astype(np.float64), other.astype(np.float64)
     scale = float(quantizer.code_range(layer.output_variables).scale)
     distances = np.abs(one - other) / scale
     flipped = distances > 0.5
-    flips = int(np.count_nonzero(flipped))
     # Sums in a lower precision than the codes themselves have: any may be a neighbour.
     is_lower = any(_tolerance(output) > TOLERANCE for output in (*expected, *received))
     is_near = np.max(distances, initial=0.0) < _NEIGHBOURS
@@ -364,15 +323,12 @@ def _compare_quantized(
     # What a layer with its quantizer around it reads may have another shape.
     are_ties = unrounded.shape == one.shape and np.all(_are_ties(unrounded, scale) | ~flipped)
     if is_near and (is_lower or are_ties):
-        other = np.where(flipped, one, other) if flips else other
-    return max(off, _difference(one, other)), flips
+        other = np.where(flipped, one, other)
+    return max(off, _difference(one, other))
 
 
 def _are_ties(values: np.ndarray, scale: float) -> np.ndarray:
-    """Marks values that are as near to halfway between two codes as `TOLERANCE` of the largest.
-
-    They may be many: sums of the same two codes are equal, and all of them ties, or none.
-    """
+    """Marks values that are as near to halfway between two codes as `TOLERANCE` of the largest."""
     steps = values.astype(np.float64) / scale
     largest = np.max(np.abs(steps), where=np.isfinite(steps), initial=1.0)
     return np.abs(steps - np.floor(steps) - 0.5) <= TOLERANCE * largest
@@ -380,10 +336,7 @@ def _are_ties(values: np.ndarray, scale: float) -> np.ndarray:
 
 @contextlib.contextmanager
 def _kernel_of(name: str, effective: Any, layer: QuantizedLayer) -> Iterator[None]:
-    """A scope in which a layer has the effective kernel of its counterpart in Keras 3.
-
-    Before, its latent weights are moved to the codes of that kernel; see `keep_codes`.
-    """
+    """A scope in which a layer, moved to the codes of its counterpart, has its effective kernel."""
     kernel = keep_codes(layer, effective)
     if kernel is None:
         yield

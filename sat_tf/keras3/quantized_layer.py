@@ -126,8 +126,7 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
     def compute_output_spec(self, inputs: Any, **options: Any) -> Any:
         """Shape and type of the output: those of the layer inside, which quantizers keep.
 
-        Without it, Keras runs the quantizers to find out, which takes most of the time of building
-        a model. It still does where the layer inside may make parts of itself when it is called.
+        Without it, Keras runs the quantizers to find out, most of the time of building a model.
         """
         if self.place == INSTEAD:
             made = inputs

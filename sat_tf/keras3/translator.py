@@ -1,8 +1,7 @@
 """Builds the tf_keras model of a Keras 3 one, layer by layer; its results are proved afterwards."""
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras as keras3
 import numpy as np
@@ -34,8 +33,7 @@ _LEFT_FLOAT = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Translated:
+class Translated(NamedTuple):
     """A model in Keras 3 and in tf_keras."""
 
     graph: Keras3Graph  # Of the Keras 3 model.
@@ -65,15 +63,12 @@ class Translator:
     """Translates one model; layers that are called more than once stay one layer.
 
     With `calls_others`, other layers and operations are called as they are, which no file can hold.
-
-    Attributes:
-        without: names of layers that act in training only, and that tf_keras does not have.
     """
 
     def __init__(self, own: Mapping[str, type], *, calls_others: bool = False) -> None:
         self._own = own
         self._calls_others = calls_others
-        self.without: list[str] = []
+        self.without: list[str] = []  # Layers that act in training only, which tf_keras has not.
         self._translations: dict[int, Any] = {}
         self._problems: list[str] = []
 
@@ -86,8 +81,7 @@ class Translator:
             try:
                 copy_to_twin(layer, twin)
             except ValueError as error:
-                problem = f"{path}: {error}."
-                self._problems += [] if problem in self._problems else [problem]
+                self._problems.append(f"{path}: {error}.")
         self._raise_problems(model)
         for each in translated.models():
             each.model.trainable = each.graph.model.trainable
@@ -97,9 +91,7 @@ class Translator:
 
     def _raise_problems(self, model: Any) -> None:
         if self._problems:
-            raise ModelError(model.name, self._problems)
-
-    # -- problems ------------------------------------------------------------------------------
+            raise ModelError(model.name, dict.fromkeys(self._problems))
 
     def _check_model(self, model: Any, prefix: str) -> None:
         where = f"{prefix.rstrip('/')}: " if prefix else ""
@@ -109,15 +101,16 @@ class Translator:
         graph = Keras3Graph(model)
         layers = [graph.input_layer(tensor) for tensor in graph.inputs]
         named = [model, *layers, *(call.operation for call in graph.calls)]
-        if unfit := list(filter(None, (name_problem(one.name) for one in named))):
-            self._problems += [f"{where}{problem}." for problem in dict.fromkeys(unfit)]
+        unfit = [f"{where}{problem}." for one in named if (problem := name_problem(one.name))]
+        if unfit:
+            self._problems += unfit
             return
-        for layer in layers:
-            if getattr(layer, "optional", False):
-                self._problems.append(
-                    f"{prefix}{layer.name}: received an optional input, expected one that is "
-                    "required; build the model without it."
-                )
+        self._problems += [
+            f"{prefix}{layer.name}: received an optional input, expected one that is required; "
+            "build the model without it."
+            for layer in layers
+            if getattr(layer, "optional", False)
+        ]
         seen: set[int] = set()
         for call in graph.calls:
             operation = call.operation
@@ -140,8 +133,6 @@ class Translator:
                     self._function(call)
             except ValueError as error:
                 self._problems.append(f"{prefix}{operation.name}: {str(error).rstrip('.')}.")
-
-    # -- building ------------------------------------------------------------------------------
 
     def _layer(self, layer: Any) -> Any:
         if id(layer) not in self._translations and isinstance(layer, keras3.Model):
@@ -210,8 +201,7 @@ class Translator:
     def _quantized(self, layer: QuantizedLayer3) -> QuantizedLayer:
         """The quantized layer of tf_keras, with the same quantizers."""
         config = layer.get_config()
-        names = ("weights", "output", "annotation", "inserted")
-        own = {name: config[name] for name in names}
+        own = {name: config[name] for name in ("weights", "output", "annotation", "inserted")}
         marks = {"target": layer.target, "output_name": layer.output_name}
         placed = PlacedConfig.from_config({**own, **marks, "around": layer.place == AROUND})
         if layer.place == INSTEAD and not layer_table.is_known(layer.layer):
@@ -260,10 +250,8 @@ class Translator:
 
     def _model(self, model: Any) -> Translated:
         graph = Keras3Graph(model)
-        tensors: dict[int, Any] = {}
-        for tensor in graph.inputs:
-            tensors[id(tensor)] = _input_layer(graph.input_layer(tensor)).output
-        inputs = [tensors[id(tensor)] for tensor in graph.inputs]
+        inputs = [_input_layer(graph.input_layer(tensor)).output for tensor in graph.inputs]
+        tensors = {id(old): new for old, new in zip(graph.inputs, inputs, strict=True)}
         calls = []
         for call in graph.calls:
             is_layer = isinstance(call.operation, keras3.layers.Layer)
@@ -322,14 +310,12 @@ def _check_weights(layer: Any) -> None:
     """Raises ValueError where the weights of a layer are not there, or not finite."""
     if not layer.built and layer.weights:
         raise ValueError("received a layer that is not built; call the model once on data")
-    problems = []
-    for name, array in zip(*weights_of_keras3(layer), strict=True):
-        bad = int(np.count_nonzero(~np.isfinite(array.astype(np.float64))))
-        if bad:
-            problems.append(
-                f"received {bad} of {array.size} values of {name.split('/')[-1]} that are NaN "
-                "or infinite, expected finite ones; load or train the model again"
-            )
+    problems = [
+        f"received {bad} of {array.size} values of {name.split('/')[-1]} that are NaN or infinite, "
+        "expected finite ones; load or train the model again"
+        for name, array in zip(*weights_of_keras3(layer), strict=True)
+        if (bad := int(np.count_nonzero(~np.isfinite(array.astype(np.float64)))))
+    ]
     if problems:
         raise ValueError("; ".join(problems))
 

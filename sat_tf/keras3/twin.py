@@ -4,21 +4,17 @@
             ↓                           ↓ what is placed where
     quantized Keras 3 model ← values → quantized twin → TFLite file
 
-The plan is a quantized model of tf_keras, and stays the twin of the Keras 3 model that it was
-applied to. It is in the layers of that model too, so that a file that was trained on another
-machine gets a twin again. A twin is made and proved once, and takes the values of the Keras 3 model
-again whenever it is asked for.
+The plan stays the twin of the Keras 3 model that it was applied to. It is in the layers of that
+model too, so that a file that was trained on another machine gets a twin again. A twin is made and
+proved once, and takes the values of the Keras 3 model whenever it is asked for.
 """
 
-import contextlib
-import dataclasses
-import gc
 import math
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras as keras3
 import numpy as np
@@ -55,8 +51,7 @@ _VALUES_AT_ONCE = 2**24
 _ANOTHER_NUMBER = 0.05
 
 
-@dataclasses.dataclass(frozen=True)
-class _Twin:
+class _Twin(NamedTuple):
     """The twin of a Keras 3 model, whose layers are held weakly: models go when users let them."""
 
     model: keras.Model
@@ -91,10 +86,10 @@ def twin_of(model: keras3.Model) -> keras.Model:
 
 def _enter(model: keras3.Model, translation: Translated) -> keras.Model:
     """The twin of a model, which is proved, and found by `twin_of` from now on."""
-    layers = [(layer, twin) for _, layer, twin in translation.layers()]
     prove(translation)
-    references = [(weakref.ref(layer), twin) for layer, twin in layers]
-    _twins[model] = _Twin(translation.model, references, _settings(layer for layer, _ in layers))
+    references = [(weakref.ref(layer), twin) for _, layer, twin in translation.layers()]
+    settings = _settings(layer for _, layer, _ in translation.layers())
+    _twins[model] = _Twin(translation.model, references, settings)
     return translation.model
 
 
@@ -204,31 +199,13 @@ def quantized(
             "before the first import of keras."
         )
     policy = BitPolicy.mobile() if policy is None else expect_policy(policy)
-    with _without_collections():
-        translation = translated(model, is_twin=True)
-        # The Keras 3 layers by the names that their twins have in the flat model.
-        by_path = {path: Original(layer, twin) for path, layer, twin in translation.layers()}
-        origins = flattened(translation.model).origins
-        originals = {name: by_path[path] for name, path in origins.items() if path in by_path}
-        plan = quantized_model(translation.model, None, policy, is_private=True)
-        warn_of_lost_zeros(plan)
-        return _of_plan(remember(plan, policy), originals, model)
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """A scope in which Python collects no garbage.
-
-    Three models are made, of objects that stay in use: looking through them again and again takes
-    a tenth of the time, and what is left lying is a fortieth of the memory (of MobileNet-V2).
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    translation = translated(model, is_twin=True)
+    # The Keras 3 layers by the names that their twins have in the flat model.
+    by_path = {path: Original(layer, twin) for path, layer, twin in translation.layers()}
+    originals = flattened(translation.model).carried(by_path)
+    plan = quantized_model(translation.model, None, policy, is_private=True)
+    warn_of_lost_zeros(plan)
+    return _of_plan(remember(plan, policy), originals, model)
 
 
 def requantized(requantize: _Function, model: keras3.Model, policy: BitPolicy) -> keras3.Model:
@@ -274,10 +251,7 @@ def _built(kind: type, model: keras3.Model, further: dict[str, Any]) -> keras3.M
 
 
 def for_tf_keras(value: Any) -> Any:
-    """Models as their twins, and tensors of any backend as NumPy's, also in batches.
-
-    They may be in tuples, lists and dictionaries.
-    """
+    """Models as their twins, and tensors of any backend as NumPy's, in any structure or batches."""
     if isinstance(value, dict):
         return {key: for_tf_keras(inner) for key, inner in value.items()}
     if type(value) in (tuple, list):
@@ -292,10 +266,10 @@ def for_tf_keras(value: Any) -> Any:
     if isinstance(value, keras3.utils.PyDataset):
         return _Batches(lambda: (value[index] for index in range(len(value))))
     torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.utils.data.Dataset):
+        value = torch.utils.data.DataLoader(value, batch_size=_BATCH_SIZE)
     if torch is not None and isinstance(value, torch.utils.data.DataLoader):
         return _Batches(lambda: iter(value))
-    if torch is not None and isinstance(value, torch.utils.data.Dataset):
-        return _Batches(lambda: iter(torch.utils.data.DataLoader(value, batch_size=_BATCH_SIZE)))
     return value
 
 

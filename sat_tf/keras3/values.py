@@ -14,21 +14,10 @@ from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.quantizing_layer import standing_in
 
-_DEEPEST = 4  # names inside names, such as those of attention layers in wrappers
-
 
 def matched(sources: Sequence[str], targets: Sequence[str]) -> list[int]:
-    """For every target, the index of the source with the same name.
-
-    Names are paths such as "dense/kernel". Only their last parts are compared, as many as tell
-    them apart; where they do not pair up, order decides.
-
-    >>> matched(["dense/kernel", "dense/bias"], ["a/dense/bias:0", "a/dense/kernel:0"])
-    [1, 0]
-    >>> matched(["layer_scale/variable"], ["layer_scale/gamma:0"])
-    [0]
-    """
-    for depth in range(1, _DEEPEST + 1):
+    """For every target, the index of the source whose path ends alike; else order decides."""
+    for depth in range(1, 5):  # names inside names, such as those of attention layers in wrappers
         ours, theirs = (
             [name.split(":")[0].split("/")[-depth:] for name in names]
             for names in (sources, targets)
@@ -57,16 +46,13 @@ def arrange(
 
 def weights_of_keras3(layer: Any) -> tuple[list[str], list[np.ndarray]]:
     """The paths and values of the weights that a layer of Keras 3 computes with."""
-    found = list(layer.weights)
-    arrays = [np.asarray(keras3.ops.convert_to_numpy(variable)) for variable in found]
-    if isinstance(layer, keras3.layers.Normalization) and found:
-        # It computes with copies that it makes when it adapts, or is loaded.
-        for name in ("mean", "variance"):
-            used = np.asarray(keras3.ops.convert_to_numpy(getattr(layer, name)))
-            for index, variable in enumerate(found):
-                if variable.name == name:
-                    arrays[index] = used.reshape(variable.shape)
-    return [variable.path for variable in found], arrays
+    # A Normalization computes with copies that it makes when it adapts, or is loaded.
+    copied = ("mean", "variance") if isinstance(layer, keras3.layers.Normalization) else ()
+    arrays = []
+    for variable in layer.weights:
+        used = getattr(layer, variable.name) if variable.name in copied else variable
+        arrays.append(np.reshape(keras3.ops.convert_to_numpy(used), variable.shape))
+    return [variable.path for variable in layer.weights], arrays
 
 
 def fill(
@@ -81,11 +67,7 @@ def fill(
 
 @contextlib.contextmanager
 def without_initial_values(layer: Any) -> Iterator[None]:
-    """A scope in which the weights that a layer of either Keras makes are zeros.
-
-    They are for layers that are given the weights of others: random numbers would take a part of
-    the time, and of the numbers that follow a seed.
-    """
+    """A scope in which a layer makes weights of zeros, which take no numbers that follow a seed."""
     of = {"keras": keras3, "tf_keras": keras}.get(type(layer).__module__.split(".")[0])
     if of is None:  # code of users may ask what it was given
         yield
@@ -116,18 +98,12 @@ def copy_to_twin(layer: Any, twin: Any) -> None:
         variable.assign(np.asarray(keras3.ops.convert_to_numpy(variable3)))
 
 
-# The last place of a value near 1 in float32, and how often it is doubled.
-_LAST_PLACE = 2.0**-24
-_DOUBLINGS = 7
-
-
 def keep_codes(twin: Any, effective: Any) -> Any:
     """Moves latent weights of a twin whose codes are not those of the layer in Keras 3.
 
-    Backends round tanh in different last bits: a weight that is nearly halfway between two codes
-    has one code on one backend, and the next on another. Such a weight is moved towards the code
-    that it has in Keras 3, where it was trained, by 2⁻²⁴ of the largest weight, doubled until the
-    codes are equal; one that would need more than 2⁻¹⁷ stays for the proof to find.
+    Backends round tanh in different last bits, which decide where a weight is nearly halfway
+    between two codes. Such a weight is moved towards the code that it has in Keras 3 by 2⁻²⁴ of the
+    largest weight, doubled until the codes are equal; one that needs more than 2⁻¹⁷ stays.
     """
     own, quantizer = twin.effective_kernel(), twin.quantize_config.weights
     if own is None or quantizer is None or quantizer.num_bits is None:
@@ -137,14 +113,14 @@ def keep_codes(twin: Any, effective: Any) -> Any:
         return own
     kernel = layer_kinds.kernel_of(twin.layer)
     start = kernel.numpy()
-    step = _LAST_PLACE * np.max(np.abs(start), initial=0.0)
-    for doubling in range(_DOUBLINGS + 1):
+    step = 2.0**-24 * np.max(np.abs(start), initial=0.0)
+    for doubling in range(8):
         found = quantizer.integer_weights(tf.convert_to_tensor(kernel), twin.kernel_variables)
         codes = np.rint(wanted / found.scales.numpy().astype(np.float64))
         towards = np.sign(codes - found.codes.numpy())
         if not np.any(towards):
             break
-        if doubling < _DOUBLINGS:
+        if doubling < 7:
             moved = start + towards.astype(np.float32) * np.float32(step * 2.0**doubling)
             kernel.assign(np.where(towards != 0.0, moved, kernel.numpy()))
     return twin.effective_kernel()
@@ -164,8 +140,6 @@ def _inner(twin: Any, layer: Any) -> tuple[Any, Any]:
 
 def _variables_of_quantizers(twin: Any, layer: Any) -> Iterator[tuple[Any, Any]]:
     """The variables of the quantizers, which have one name in both."""
-    if isinstance(twin, QuantizedLayer):
-        for name, variable in twin.kernel_variables.items():
-            yield variable, layer.kernel_variables[name]
-        for name, variable in twin.output_variables.items():
-            yield variable, layer.output_variables[name]
+    for own in ("kernel_variables", "output_variables") if isinstance(twin, QuantizedLayer) else ():
+        for name, variable in getattr(twin, own).items():
+            yield variable, getattr(layer, own)[name]

@@ -12,7 +12,7 @@ import tensorflow as tf
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.targets.table import TARGETS, Elsewhere
+from sat_tf.exact.targets.table import TARGETS, CpuFallback
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import file_content
 from sat_tf.export.lowering.float_layer import float_layers, float_operators, spliced_bytes
@@ -114,13 +114,13 @@ def names_in_file(graph: Graph, settings: FileSettings) -> dict[str, str]:
     return {former: name for name, former in settings.ended(graph).former_names.items()}
 
 
-def planned_elsewhere(graph: Graph, settings: FileSettings) -> tuple[list[Elsewhere], int]:
+def planned_cpu_fallback(graph: Graph, settings: FileSettings) -> tuple[list[CpuFallback], int]:
     """The operators of the planned file that its target leaves to the CPU, and how many it has."""
     trained = [one.output for one in linear_operations(graph.operations) if is_trained(one)]
     outputs = [operation.output for operation in graph.operations]
     places = {output: [outputs.index(output)] for output in trained}
     contents = read_contents(planned_content(graph, places, settings), graph.name)
-    return TARGETS[settings.target].elsewhere(contents), len(contents.operators)
+    return TARGETS[settings.target].cpu_fallback(contents), len(contents.operators)
 
 
 def _filled(operation: Linear, number: int | None) -> Linear:

@@ -10,7 +10,7 @@ import tf_keras as keras
 from sat_tf.arguments import is_integer
 from sat_tf.either_keras import for_keras3
 from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
-from sat_tf.exact.targets.table import TARGETS, Elsewhere
+from sat_tf.exact.targets.table import TARGETS, CpuFallback
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, InputRange, can_be_pictures
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import with_image_size
@@ -27,7 +27,7 @@ from sat_tf.planning.deployment import (
     deployment,
     float_bytes,
     multiply_adds,
-    planned_elsewhere,
+    planned_cpu_fallback,
     preview,
 )
 from sat_tf.planning.plan import ActivationPlan, Export, Fate, LayerPlan, Plan, WeightPlan
@@ -427,16 +427,16 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
     deployed = deployment(view, settings, tolerant=bool(problems))
     decisions = LayerDecisions(source.network, placement, decided_by, requantized=is_quantized)
     graph, target = deployed.graph, TARGETS[settings.target]
-    elsewhere: list[Elsewhere] = []
+    cpu_fallback: list[CpuFallback] = []
     operators = None
     if target.operators is not None and graph and not (problems or deployed.problems):
-        elsewhere, operators = planned_elsewhere(graph, settings)
+        cpu_fallback, operators = planned_cpu_fallback(graph, settings)
     return dataclasses.replace(
         plan,
         rows=tuple(_rows(decisions, source.network, placement, view, deployed, problems)),
         export_problems=deployed.problems,
         notes=tuple(graph.warnings) if graph is not None else (),
-        elsewhere=tuple(elsewhere),
+        cpu_fallback=tuple(cpu_fallback),
         file_operators=operators,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sat_tf.exact.targets.table import TARGETS, Elsewhere, Target, elsewhere_table
+from sat_tf.exact.targets.table import TARGETS, CpuFallback, Target
 from sat_tf.files import write_text
 from sat_tf.messages import did_you_mean, first_ones
 from sat_tf.presentation.overlay import BIT_COLORS, Mark, write_overlay
@@ -175,7 +175,7 @@ class Plan(RowTable):
     inputs: tuple[str, ...] = ()
     # The operators of the file that the NPU it is for leaves to the CPU, or that TFLite Micro
     # refuses.
-    elsewhere: tuple[Elsewhere, ...] = ()
+    cpu_fallback: tuple[CpuFallback, ...] = ()
     # How many operators the file has; None where it is for LiteRT, which computes all, or unknown.
     file_operators: int | None = None
 
@@ -258,7 +258,7 @@ class Plan(RowTable):
             kind=lambda row: _STYLES.get(row.fate, ""),
             totals=["in all", *[""] * (len(_WORDS) - 1), *(each.cell(self) for each in _NUMBERS)],
         )
-        return {"Quantization plan": layers, "Operators elsewhere": elsewhere_table(self.elsewhere)}
+        return {"Quantization plan": layers}
 
     def _notes(self) -> list[Cell]:
         notes: list[Cell] = [
@@ -273,8 +273,8 @@ class Plan(RowTable):
                 "such layers float, and without such overrides."
             )
         if self.file_operators is not None:
-            # How much runs on an NPU, or what a CPU refuses.
-            notes += self.target.statements(self.elsewhere, self.file_operators)[:1]
+            # How much runs on an NPU, or what a CPU refuses, and why.
+            notes += self.target.statements(self.cpu_fallback, self.file_operators)
         return notes
 
     def write_page(self, path: str | os.PathLike[str]) -> None:

@@ -12,7 +12,7 @@ from sat_tf.arguments import is_integer
 from sat_tf.either_keras import for_keras3
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.messages import ModelError, ProblemsError
+from sat_tf.messages import ModelError
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.scheme import quantize_model
@@ -38,10 +38,10 @@ def quantize_for_bits(
         sat_tf.export_tflite(adaptive.at_bits(4), "w4a4.tflite")
 
     With `weight_grid="nested"`, at 7 bits and fewer, the integers of fewer bits are the upper bits
-    of those of more, so that a device that stores the 7-bit ones, in a byte each, has all others
-    by a shift. These are the weights in training: a file turns the sign of channels whose γ is
-    negative, and where the normalizations of two widths disagree in a sign, so do their files.
-    Other grids train as well, but each width has codes of its own.
+    of those of more, so that a device that stores the 7-bit ones has all others by a shift. These
+    are the weights in training: a file turns the sign of channels whose γ is negative, and where
+    the normalizations of two widths disagree in a sign, so do their files. Other grids train as
+    well, but each width has codes of its own.
 
     Args:
         model: see `quantize_model`; it is not changed.
@@ -52,35 +52,16 @@ def quantize_for_bits(
 
     Raises:
         ValueError: bits as described are not given, or the model cannot be quantized.
-
-    >>> image = keras.Input((8, 8, 3), name="image")
-    >>> tensor = keras.layers.Conv2D(4, 3, use_bias=False, name="conv")(image)
-    >>> tensor = keras.layers.BatchNormalization(name="norm")(tensor)
-    >>> tensor = keras.layers.Flatten(name="flat")(keras.layers.ReLU(name="relu")(tensor))
-    >>> model = keras.Model(image, keras.layers.Dense(2, name="head")(tensor))
-    >>> policy = BitPolicy.mobile(4, weight_grid="nested")
-    >>> adaptive = quantize_for_bits(model, policy, bits=(4, 7))
-    >>> adaptive.bits
-    (7, 4)
-    >>> first, second = (adaptive.at_bits(bits).get_layer("quant_conv") for bits in (7, 4))
-    >>> first.layer.kernel is second.layer.kernel
-    True
     """
     policy = expect_policy(BitPolicy.mobile() if policy is None else policy).of_one_kind()
-    is_one = not isinstance(bits, Iterable) or isinstance(bits, Mapping)
-    received: list[Any] = [bits] if is_one else list(bits)
-    problems = [
-        f"received {width!r}, expected an integer from 1 to {_HIGHEST}"
-        for width in received
-        if not is_integer(width, lowest=1, limit=_HIGHEST + 1)
-    ]
-    if not problems and len(set(received)) < max(2, len(received)):
-        problems.append(
-            f"received {received}, expected two different numbers or more; pass (7, 5, 4), or "
-            "quantize_model for one alone"
+    are_several = isinstance(bits, Iterable) and not isinstance(bits, Mapping)
+    received: list[Any] = list(bits) if are_several else [bits]
+    are_bits = all(is_integer(width, lowest=1, limit=_HIGHEST + 1) for width in received)
+    if not are_bits or len(set(received)) < max(2, len(received)):
+        raise ValueError(
+            f"quantize_for_bits: received bits={received}, expected two different integers or more "
+            "from 1 to 8; pass (7, 5, 4), or call quantize_model for one alone."
         )
-    if problems:
-        raise ProblemsError("quantize_for_bits, bits", problems)
     members = {}
     bits_fields = ("weight_bits", "activation_bits")
     fields = [name for name in bits_fields if getattr(policy, name) is not None]
@@ -107,22 +88,19 @@ class AdaptiveBits(keras.Model):
     """Quantized models of one network at several bit widths, which share kernels and biases.
 
     Called, and in `predict`, it is the model with the most bits; `at_bits` has each width as a
-    model of its own, which is what is calibrated, exported and verified. A training step runs all
-    of them on the same batch, one after the other, adds up their gradients, and takes one step of
-    the optimizer:
+    model of its own. A training step runs all of them on the same batch and takes one step of the
+    optimizer with the sum of their gradients:
 
         g = Σ_b ∂L(f_b(x; W, θ_b), y) / ∂(W, θ_b),
 
     W shared, θ_b the normalizations, clipping levels and gains of width b. Regularizers of shared
-    variables count once, in the loss of the most bits. A step of K widths takes K times the time of
-    one.
+    variables count once, in the loss of the most bits.
 
     Logs are those of `compile`'s loss and metrics for each width, with its bits behind them, such
     as `accuracy_at_4`, and `loss`, the sum over the widths.
 
     Args:
-        members: models quantized by sat-tf, by their bits: the same network, built from the same
-            float model.
+        members: models quantized by sat-tf, by their bits, built from the same float model.
         name: of the model.
     """
 
@@ -248,10 +226,8 @@ class AdaptiveBits(keras.Model):
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """The metrics of all widths, which `fit` resets every epoch."""
-        found = [self._total]
-        for _, loss_of, metrics_of in self._parts():
-            found += [*loss_of.metrics, *metrics_of.metrics]
-        return found
+        containers = (each for _, *own in self._parts() for each in own)
+        return [self._total, *(metric for each in containers for metric in each.metrics)]
 
     @property
     def metrics_names(self) -> list[str]:
@@ -296,23 +272,17 @@ def _again(parts: Any) -> Any:
     if not isinstance(parts, keras.metrics.Metric):
         return parts
     kind, plain = type(parts).__name__, (bool, int, float, str)
-    fix = f"implement get_config in {kind}, with all arguments of its constructor"
     try:
         made = type(parts).from_config(parts.get_config())
+        settings = {name: value for name, value in vars(parts).items() if isinstance(value, plain)}
+        lost = [name for name, value in settings.items() if getattr(made, name, None) != value]
     except Exception as error:  # the user's constructor raises anything
-        raise ValueError(
-            f"compile: received the metric {kind}, which its get_config does not create again "
-            f"({error}), expected one that each width can have; {fix}."
-        ) from error
-    lost = [
-        name
-        for name, value in vars(parts).items()
-        if isinstance(value, plain) and getattr(made, name, None) != value
-    ]
+        lost = [str(error)]
     if lost:
         raise ValueError(
-            f"compile: received the metric {kind}, whose get_config lacks {', '.join(lost)}, "
-            f"expected one that each width can have; {fix}."
+            f"compile: received the metric {kind}, which its get_config does not create again "
+            f"({', '.join(lost)}), expected one that each width can have; implement get_config in "
+            f"{kind}, with all arguments of its constructor."
         )
     return made
 

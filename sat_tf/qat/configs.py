@@ -1,7 +1,7 @@
 """What layers are quantized by: the settings of one, its quantizers, and those of a whole model."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +10,7 @@ import tf_keras as keras
 
 from sat_tf.exact.targets.processors import PROCESSORS, saved_target, target_problem
 from sat_tf.graph import layer_kinds, shared_layers
-from sat_tf.graph.layers.kind import NativeFunction, Role
+from sat_tf.graph.layers.kind import NativeFunction
 from sat_tf.graph.network import Network
 from sat_tf.graph.shared_layers import class_of
 from sat_tf.messages import ModelError, ProblemsError
@@ -43,29 +43,24 @@ def make_variables(
     return make_weights(layer, specs, keras, AtLeast, _OF_REPLICAS)
 
 
-class TfmotQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
-    """One of our quantizers behind the interface of TFMOT's, for its wrappers."""
+class _ConfigOfScheme(tfmot.quantization.keras.QuantizeConfig):
+    """Settings that `SatQuantizeScheme` alone turns into quantizers."""
 
-    def __init__(self, quantizer: Quantizer) -> None:
-        self.quantizer = quantizer
+    def _refuse(self, layer: keras.layers.Layer, *values: Any) -> Any:
+        """Refuses other schemes: such a layer would train with weights alone quantized."""
+        raise ValueError(
+            f"layer {layer.name!r}: received {type(self).__name__} with another scheme, expected "
+            "that of sat-tf, which places the quantizers; call quantize_apply(annotated, "
+            "scheme=sat_tf.SatQuantizeScheme(policy))."
+        )
 
-    def build(
-        self, tensor_shape: Any, name: str, layer: keras.layers.Layer
-    ) -> dict[str, tf.Variable]:
-        """Makes the variables, as weights of the layer that wraps the user's."""
-        return make_variables(layer, self.quantizer.variables(tensor_shape))
-
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: dict[str, tf.Variable], **kwargs: Any
-    ) -> tf.Tensor:
-        return self.quantizer(inputs, training, weights)
-
-    def get_config(self) -> dict[str, Any]:
-        return self.quantizer.get_config()
+    get_weights_and_quantizers = set_quantize_weights = _refuse
+    get_activations_and_quantizers = set_quantize_activations = _refuse
+    get_output_quantizers = _refuse
 
 
 @_register
-class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
+class LayerConfig(_ConfigOfScheme):
     """A user's settings for one layer; fields left out follow the scheme's policy.
 
     For `tfmot.quantization.keras.quantize_annotate_layer(layer, LayerConfig(weight_bits=8))`. The
@@ -80,9 +75,6 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
 
     Raises:
         ValueError: a field is unknown or a value invalid; lists every problem.
-
-    >>> LayerConfig(weight_bits=8).get_config()
-    {'weight_bits': 8}
     """
 
     def __init__(self, **fields: Any) -> None:
@@ -98,21 +90,6 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
         fields = policy.to_dict()
         return cls(**{name: fields[name] for name in PER_LAYER_FIELDS})
 
-    def _refuse(self, layer: keras.layers.Layer, *values: Any) -> Any:
-        """Raises ValueError: TFMOT asks for quantizers where another scheme is applied.
-
-        Such a layer would train with weights alone quantized, and by rules of two packages.
-        """
-        raise ValueError(
-            f"layer {layer.name!r}: received {type(self).__name__} with another scheme, expected "
-            "that of sat-tf, which places the quantizers; call quantize_apply(annotated, "
-            "scheme=sat_tf.SatQuantizeScheme(policy))."
-        )
-
-    get_weights_and_quantizers = set_quantize_weights = _refuse
-    get_activations_and_quantizers = set_quantize_activations = _refuse
-    get_output_quantizers = _refuse
-
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return dict(self.fields)
@@ -126,7 +103,7 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
 
 @_register
 @dataclasses.dataclass(kw_only=True)
-class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
+class PlacedConfig(_ConfigOfScheme):
     """The quantizers that the placement gave to one layer."""
 
     weights: WeightQuantizer | None = None  # Of the kernel.
@@ -153,39 +130,6 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         """The operator by which the processor of the file computes the layer's function, if any."""
         is_npu = self.target is not None and PROCESSORS[self.target].native
         return layer_kinds.native_of(layer) if is_npu else None
-
-    def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
-        """The kernel and its quantizer."""
-        if self.weights is None:
-            return []
-        return [(layer_kinds.kernel_of(layer), TfmotQuantizer(self.weights))]
-
-    def set_quantize_weights(
-        self, layer: keras.layers.Layer, quantize_weights: Sequence[tf.Tensor]
-    ) -> None:
-        """Puts the effective kernel in the place of the latent one."""
-        for kernel in quantize_weights:
-            # Past Keras' own __setattr__, which would stop tracking the variable.
-            vars(layer)[layer_kinds.kernel_name(layer)] = kernel
-
-    def get_activations_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
-        """The activation function that `output` replaces or precedes, with `output`."""
-        if self.output is None or not self.stands_at_activation(layer):
-            return []
-        return [(layer.activation, TfmotQuantizer(self.output))]
-
-    def set_quantize_activations(
-        self, layer: keras.layers.Layer, quantize_activations: Sequence[Any]
-    ) -> None:
-        """Puts another function in the place of the layer's activation."""
-        for activation in quantize_activations:
-            vars(layer)["activation"] = activation
-
-    def get_output_quantizers(self, layer: keras.layers.Layer) -> list[Any]:
-        """`output`, where it follows the layer."""
-        if self.output is None or self.stands_at_activation(layer):
-            return []
-        return [TfmotQuantizer(self.output)]
 
     def replaces(self, layer: keras.layers.Layer) -> bool:
         """Whether `output` takes the place of the whole layer: a quantizer for a rectifier."""
@@ -233,15 +177,9 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
     def __hash__(self) -> int:
         return hash((self.weights, self.output, self.inserted, self.target, repr(self.annotation)))
 
-    def __repr__(self) -> str:
-        return f"PlacedConfig(weights={self.weights!r}, output={self.output!r})"
-
 
 class PlacementError(ModelError):
-    """A model cannot be quantized as asked.
-
-    It names the layers that can be, too, if one of the problems is that another cannot.
-    """
+    """A model cannot be quantized as asked; it may name the layers that can be."""
 
     def __init__(self, network: Network, problems: Iterable[str]) -> None:
         fix = (
@@ -255,19 +193,3 @@ class PlacementError(ModelError):
             if not layer_kinds.find_support(node.layer).quantized
         }
         super().__init__(network.name, each, "" if unsupported.isdisjoint(each) else fix)
-
-
-def without_linear_layers(network: Network, annotated: Collection[str]) -> str:
-    """Says that a model has nothing to quantize, or that nobody has asked for what it has."""
-    kinds = "expected at least one Conv2D, DepthwiseConv2D or Dense"
-    linear = [node for node in network if layer_kinds.role_of(node.layer) is Role.LINEAR]
-    if any(node.name not in annotated for node in linear):
-        return (
-            f"received no annotated linear layer, {kinds}; annotate them with "
-            "quantize_annotate_model."
-        )
-    return (
-        f"received no layer whose weights can be quantized, {kinds}: there is nothing to quantize; "
-        "convert the model as it is, by tf.lite.TFLiteConverter.from_keras_model(model), or "
-        "quantize the one that it is a part of."
-    )

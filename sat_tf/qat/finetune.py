@@ -101,7 +101,6 @@ def finetune(
     learning_rate: float | None = None,
     batch_size: int = 32,
     seed: int = 0,
-    row: str = "",
     folder: pathlib.Path | None = None,
     is_expected: bool = False,
     finish: Callable[[keras.Model], object] = lambda model: None,
@@ -111,19 +110,13 @@ def finetune(
     """Trains a quantized model on labels and the answers of its float model, in place.
 
     The loss is half the cross-entropy of the labels and half T² KL(p_float || p) of probabilities
-    at a temperature of T = 4; without labels it is the latter alone, and the class that is right is
-    that of the float model. The optimizer is SGD with Nesterov momentum. Pictures are cut at
-    random; other inputs are taken as they are. Frozen layers stay frozen. The `row` is the
-    first of `row_of`, where it is known.
-
-    The best epoch is chosen by the held-out images, of the size that the model takes, and their
-    labels. The trial is judged by the `sample` of the training, prepared likewise, on which
-    statistics are measured, too. `finish` is what else the end does to the model, such as moving
-    biases to those of its file. The backup of the last epoch stays in the folder until it is
-    removed; where there is none, the training begins anew, unless it `is_expected`.
+    at a temperature of T = 4; without labels it is the latter alone, and the float model's class is
+    the right one. Frozen layers stay frozen. The trial is judged by the `sample` of the training,
+    on which statistics are measured, too; the best epoch is chosen by the held-out images. `finish`
+    is what else the end does to the model. The backup of the last epoch stays in the folder until
+    it is removed; where there is none, the training begins anew, unless it `is_expected`.
     """
-    if not row:
-        row, reason = row_of(float_model)
+    row, reason = row_of(float_model)
     problems = []
     if not row:
         problems.append(f"received {reason}, expected one row of logits or probabilities.")
@@ -156,53 +149,49 @@ def finetune(
         backup.folder.mkdir(parents=True, exist_ok=True)
         if backup.epochs:
             say(f"going on behind epoch {backup.epochs} of {epochs}, which {backup.folder} holds")
+
     keras.utils.set_random_seed(seed)
     batches = TrainingBatches(images, classes, held_out[0].shape[1:], feed, batch_size, seed)
-    trainer = _Trainer(quantized, float_model, row, 1.0 if labels is None else _TEACHERS_SHARE)
-    optimizer = keras.optimizers.SGD(0.0, momentum=_MOMENTUM, nesterov=True)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    trainer.compile(optimizer, loss, [keras.metrics.SparseCategoricalAccuracy("score")])
-    trainer.state = state = _State(quantized, epochs)
+    share = 1.0 if labels is None else _TEACHERS_SHARE
+    trainer = _Trainer(quantized, float_model, row, share, epochs)
+    trainer.compile(
+        keras.optimizers.SGD(0.0, momentum=_MOMENTUM, nesterov=True),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        [keras.metrics.SparseCategoricalAccuracy("score")],
+    )
     validation = held_out_batches(*held_out, feed=feed, teacher=trainer.teacher)
-    measuring = _Measuring(quantized, state, sample, finish)
-    start = trainer.evaluate(validation, verbose=0, callbacks=[measuring], return_dict=True)
-    state.add(0, 0.0, math.nan, start["score"], start["loss"])
-    say(f"before training: held-out {title} {100 * start['score']:.2f} %")
+    measure = functools.partial(trainer.measure, validation, sample, finish)
+    start = measure(0, math.nan)
+    say(f"before training: held-out {title} {100 * start.score:.2f} %")
     if learning_rate is not None:
-        state.rate.assign(learning_rate)
+        trainer.peak.assign(learning_rate)
     elif backup is None or not backup.epochs:
         low, high = TRIED_RATES[0], TRIED_RATES[-1]
         say(f"trying learning rates from {low:g} to {high:g}, for {_TRIED_STEPS} steps each")
-        state.distances.assign(_tried(trainer, batches, sample[:_TRIED_IMAGES]))
+        trainer.distances.assign(_tried(trainer, batches, sample[:_TRIED_IMAGES]))
         # The lowest rate is taken where all have diverged.
-        state.rate.assign(TRIED_RATES[int(np.argmin(state.distances))])
-        say(f"learning rate {float(state.rate):g}: {distances_in_words(state.tried)}")
-    total = epochs * batches.steps
-    warmup = min(round(_WARMUP_SHARE * total), total - 1)
-    schedule = _Schedule(batches, lambda: float(state.rate), total, warmup)
+        trainer.peak.assign(TRIED_RATES[int(np.argmin(trainer.distances))])
+        say(f"learning rate {float(trainer.peak):g}: {distances_in_words(trainer.tried)}")
 
     def end_epoch(epoch: int, logs: Mapping[str, float]) -> None:
-        measured = (logs[name] for name in ("loss", "val_score", "val_loss"))
-        done = state.add(epoch + 1, schedule.rate, *measured)
+        done = measure(epoch + 1, logs["loss"])
         score = f"held-out {title} {100 * done.score:.2f} %"
         say(f"epoch {done.epoch}/{epochs}: loss {done.loss:.4g}, {score}")
 
-    recording = keras.callbacks.LambdaCallback(on_epoch_end=end_epoch)
-    course = [schedule, measuring, keras.callbacks.TerminateOnNaN(), recording]
-    course += [] if backup is None else [backup]
-    trainer.fit(
-        batches.dataset,
-        epochs=epochs,
-        validation_data=validation,
-        callbacks=[*course, *callbacks],
-        verbose=0,
-    )
-    quantized.set_weights([weight.numpy() for weight in state.weights])
+    total = epochs * batches.steps
+    warmup = min(round(_WARMUP_SHARE * total), total - 1)
+    schedule = _schedule(trainer, batches, trainer.peak, total_steps=total, warmup_steps=warmup)
+    measuring = keras.callbacks.LambdaCallback(on_epoch_end=end_epoch)
+    course = [schedule, keras.callbacks.TerminateOnNaN(), measuring]
+    course += [*([] if backup is None else [backup]), *callbacks]
+    trainer.fit(batches.dataset, epochs=epochs, callbacks=course, verbose=0)
+    quantized.set_weights([weight.numpy() for weight in trainer.best])
+    rows = enumerate(trainer.rows.numpy().tolist())
     return FineTuned(
-        epochs=state.epochs,
-        kept_epoch=int(state.epoch),
-        learning_rate=float(str(state.rate.numpy())),  # of float32, the shortest that is the same
-        tried=state.tried,
+        epochs=tuple(Epoch(epoch, *row) for epoch, row in rows if not math.isnan(row[0])),
+        kept_epoch=int(trainer.best_epoch),
+        learning_rate=float(str(trainer.peak.numpy())),  # of float32, the shortest that is the same
+        tried=trainer.tried,
         passed_over=tuple(sorted(batches.passed_over)),
     )
 
@@ -272,9 +261,14 @@ def distances_in_words(tried: Mapping[float, float | None]) -> str:
 
 
 class _Trainer(keras.Model):
-    """Trains a student by labels and, for a share of the loss, the answers of a teacher."""
+    """Trains a student by labels and, for a share of the loss, the answers of a teacher.
 
-    def __init__(self, student: keras.Model, teacher: keras.Model, row: str, share: float) -> None:
+    Its variables are all that a training knows beside weights and momentum; backups hold them.
+    """
+
+    def __init__(
+        self, student: keras.Model, teacher: keras.Model, row: str, share: float, epochs: int
+    ) -> None:
         super().__init__(name=f"trainer_of_{student.name}")
         self.student, self._row, self._share = student, row, share
         # A function hides it from Keras, so that it is in no backup.
@@ -286,6 +280,18 @@ class _Trainer(keras.Model):
             and not any(kernel.depthwise for kernel in layer_kinds.find_kind(layer.layer).kernels)
         ]
         self._loss = keras.metrics.Mean("loss_of_step")
+        kept = functools.partial(tf.Variable, trainable=False)
+        self.best = [kept(weight) for weight in student.get_weights()]
+        self.best_epoch = kept(0, dtype=tf.int64)  # that has these weights
+        self.peak = kept(0.0)
+        self.distances = kept(tf.fill(len(TRIED_RATES), math.nan))
+        self.rows = kept(tf.fill((epochs + 1, len(Epoch._fields) - 1), math.nan))
+
+    @property
+    def tried(self) -> dict[float, float | None]:
+        """The distance of each rate that was tried; None where the model diverged."""
+        pairs = zip(TRIED_RATES, self.distances.numpy().tolist(), strict=True)
+        return {r: None if math.isinf(far) else far for r, far in pairs if not math.isnan(far)}
 
     def call(self, images: tf.Tensor, training: Any = None) -> tf.Tensor:
         return logits_of(self.student(images, training=training), self._row)
@@ -302,6 +308,42 @@ class _Trainer(keras.Model):
         self.optimizer.minimize(objective, self.student.trainable_variables, tape)
         self._loss.update_state(losses)
         return {"loss": self._loss.result()}
+
+    def measure(
+        self,
+        validation: tf.data.Dataset,
+        sample: np.ndarray,
+        finish: Callable[[keras.Model], object],
+        epoch: int,
+        loss: float,
+    ) -> Epoch:
+        """Measures the student as it would be shipped, and keeps the best: by score, then by loss.
+
+        Statistics and ranges are measured again, and `finish` is called; training goes on from the
+        model as it was.
+        """
+        before, effective = self.student.get_weights(), ConstantWeights(self.student)
+        # One that cannot be finished is measured as it is.
+        with contextlib.suppress(ValueError), warnings.catch_warnings():
+            if epoch:
+                warnings.simplefilter("ignore")  # the calibration before has said it
+                settings = {"clipping_levels": False, "progress": False}
+                calibrate(self.student, sample, num_images=len(sample), **settings)
+            finish(self.student)
+        effective.fill()
+        logs = self.evaluate(validation, verbose=0, return_dict=True)
+        effective.clear()
+        rate = float(self.optimizer.learning_rate)
+        done = Epoch(epoch, rate, loss, logs["score"], logs["loss"])
+        self.rows[epoch].assign(done[1:])
+        # In the precision in which they are kept, so that equal ones stay equal.
+        (score, lost), (best, least) = self.rows.numpy()[[epoch, int(self.best_epoch)], 2:]
+        if not epoch or (np.isfinite(lost) and (score, -lost) > (best, -least)):
+            self.best_epoch.assign(epoch)
+            for kept, weight in zip(self.best, self.student.get_weights(), strict=True):
+                kept.assign(weight)
+        self.student.set_weights(before)
+        return done
 
 
 def warmup_cosine(
@@ -321,36 +363,28 @@ def warmup_cosine(
     return n.where(step < warmup_steps, warming, cooling)
 
 
-class _Schedule(keras.callbacks.Callback):
+def _schedule(
+    trainer: _Trainer, batches: TrainingBatches, peak: float | tf.Variable, **steps: int
+) -> keras.callbacks.Callback:
     """Sets the learning rate of each step by `warmup_cosine`, and begins the batches of epochs."""
 
-    def __init__(
-        self, batches: TrainingBatches, peak: Callable[[], float], total: int, warmup: int = 0
-    ) -> None:
-        super().__init__()
-        self._batches, self._peak_now = batches, peak
-        self._steps = {"warmup_steps": warmup, "total_steps": total}
-        self._peak = self.rate = 0.0
-        self._first = 0
+    def begin(batch: int, logs: Any) -> None:
+        optimizer = trainer.optimizer
+        share = warmup_cosine(np, int(optimizer.iterations), first=0.0, peak=1.0, **steps)
+        optimizer.learning_rate = float(peak) * float(share)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._batches.begin(epoch)
-        self._peak, self._first = self._peak_now(), epoch * self._batches.steps
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        share = warmup_cosine(np, self._first + batch, first=0.0, peak=1.0, **self._steps)
-        self.rate = self._peak * float(share)
-        self.model.optimizer.learning_rate = self.rate
+    return keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: batches.begin(epoch), on_batch_begin=begin
+    )
 
 
 def _tried(trainer: _Trainer, batches: TrainingBatches, images: np.ndarray) -> list[float]:
     """How far a model is from its teacher after a few steps at each of `TRIED_RATES`.
 
-    Each trial is a training in miniature, from the same weights. The loss of its steps is no guide,
-    because a model that leaves all that it knows behind for the batches at hand lowers it fastest.
     The distance is the mean divergence Σ p log(p / q) of the teacher's probabilities p from the
-    model's q, whose statistics of normalization are measured first; it is infinite where the model
-    is no longer finite. The student has its weights again afterwards.
+    model's q, with statistics measured first; it is infinite where the model is no longer finite.
+    The loss of the steps is no guide: a model that leaves all that it knows behind for the batches
+    at hand lowers it fastest. The student has its weights again afterwards.
     """
     student, weights = trainer.student, trainer.student.get_weights()
     pieces = np.array_split(images, -(-len(images) // BATCH_SIZE))
@@ -358,7 +392,7 @@ def _tried(trainer: _Trainer, batches: TrainingBatches, images: np.ndarray) -> l
     answers = [trainer.teacher(part) for part in parts]
     distances = []
     for rate in TRIED_RATES:
-        schedule = _Schedule(batches, functools.partial(float, rate), _TRIED_STEPS)
+        schedule = _schedule(trainer, batches, rate, total_steps=_TRIED_STEPS, warmup_steps=0)
         steps = batches.dataset.repeat()
         trainer.fit(steps, steps_per_epoch=_TRIED_STEPS, callbacks=[schedule], verbose=0)
         distance = math.inf
@@ -372,81 +406,3 @@ def _tried(trainer: _Trainer, batches: TrainingBatches, images: np.ndarray) -> l
         for variable in trainer.optimizer.variables:
             variable.assign(tf.zeros_like(variable))
     return distances
-
-
-class _State(tf.Module):
-    """All that a training knows beside weights and momentum; the trainer's backups hold it."""
-
-    def __init__(self, student: keras.Model, epochs: int) -> None:
-        super().__init__()
-        kept = functools.partial(tf.Variable, trainable=False)
-        self.weights = [kept(weight) for weight in student.get_weights()]
-        self.epoch = kept(0, dtype=tf.int64)  # that has these weights
-        self.rate = kept(0.0)
-        self.distances = kept(tf.fill(len(TRIED_RATES), math.nan))
-        self.rows = kept(tf.fill((epochs + 1, len(Epoch._fields) - 1), math.nan))
-
-    def add(self, epoch: int, *values: float) -> Epoch:
-        self.rows[epoch].assign(values)
-        return Epoch(epoch, *values)
-
-    @property
-    def epochs(self) -> tuple[Epoch, ...]:
-        rows = enumerate(self.rows.numpy().tolist())
-        return tuple(Epoch(epoch, *row) for epoch, row in rows if not math.isnan(row[0]))
-
-    @property
-    def tried(self) -> dict[float, float | None]:
-        """The distance of each rate that was tried; None where the model diverged."""
-        pairs = zip(TRIED_RATES, self.distances.numpy().tolist(), strict=True)
-        return {r: None if math.isinf(far) else far for r, far in pairs if not math.isnan(far)}
-
-
-class _Measuring(keras.callbacks.Callback):
-    """Measures the student as it would be shipped, and keeps the best: by score, then by loss.
-
-    Statistics of normalization and ranges of outputs are measured again, and the end does what it
-    does to the model; training goes on from the model as it was.
-    """
-
-    def __init__(
-        self,
-        student: keras.Model,
-        state: _State,
-        sample: np.ndarray,
-        finish: Callable[[keras.Model], object],
-    ) -> None:
-        super().__init__()
-        self._student, self._state, self._sample, self._finish = student, state, sample, finish
-        self._kernels, self._epoch = ConstantWeights(student), 0
-        self._before: list[np.ndarray] = []
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._epoch = epoch + 1
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self._before = self._student.get_weights()
-        # One that cannot be finished is measured as it is.
-        with contextlib.suppress(ValueError), warnings.catch_warnings():
-            if self._epoch:
-                warnings.simplefilter("ignore")  # the calibration before has said it
-                calibrate(
-                    self._student,
-                    self._sample,
-                    num_images=len(self._sample),
-                    clipping_levels=False,
-                    progress=False,
-                )
-            self._finish(self._student)
-        self._kernels.fill()
-
-    def on_test_end(self, logs: Any = None) -> None:
-        self._kernels.clear()
-        # In the precision in which they are kept, so that equal ones stay equal.
-        measured = np.float32(logs["score"]), -np.float32(logs["loss"])
-        _, _, score, loss = self._state.rows[int(self._state.epoch)].numpy()
-        if not self._epoch or (np.isfinite(measured[1]) and measured > (score, -loss)):
-            self._state.epoch.assign(self._epoch)
-            for kept, weight in zip(self._state.weights, self._student.get_weights(), strict=True):
-                kept.assign(weight)
-        self._student.set_weights(self._before)

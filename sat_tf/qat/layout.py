@@ -21,7 +21,7 @@ from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.placement import Placement, place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
-from sat_tf.quantizers.protocol import ActivationQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer
 
 # Others keep codes, cannot be integers, or are left float on purpose.
 _INTEGERS_IF_ANNOTATED = (
@@ -49,9 +49,7 @@ def arranged(
 
     A layer that is called several times is one `QuantizedLayer` without an output quantizer; those
     of its calls follow in separate layers, named `quant_<name>_output` and, from the second call
-    on, `quant_<name>_call_2_output`.
-
-    `layer_of` gives the layer that stands for one of the float model, once for all its calls.
+    on, `quant_<name>_call_2_output`. `layer_of` is called once for all calls of a float layer.
     """
     # Layers without quantizers keep the names that users know; new layers avoid them.
     taken = {node.layer.name for node in network if node.name not in placement.configs}
@@ -61,18 +59,16 @@ def arranged(
     made: dict[tuple[str, str | None], str] = {}
     nodes: list[Node] = []
 
-    def quantized(
-        layer: keras.layers.Layer, config: PlacedConfig, *, trainable: bool
-    ) -> QuantizedLayer:
+    def quantized(layer: keras.layers.Layer, config: PlacedConfig, trainable: bool) -> Any:
         name = unique_name(f"quant_{layer.name}", taken)
         # A layer may have been given any other value, such as 1, which a new one refuses.
         return QuantizedLayer(layer, config, name=name, trainable=bool(trainable))
 
     def insert(
-        name: str, behind: Node, config: PlacedConfig, *, known_as: str, trainable: bool
+        name: str, behind: Node, output: Quantizer | None, known_as: str, trainable: bool
     ) -> str:
         identity = layer_kinds.identity_layer(name=unique_name(name, inner))
-        layer = quantized(identity, config, trainable=trainable)
+        layer = quantized(identity, PlacedConfig(output=output, inserted=True), trainable)
         read = made[behind.name, None]
         nodes.append(
             PlacedNode(layer.name, layer, (read,), False, {}, behind.shape, known_as=known_as)
@@ -87,7 +83,7 @@ def arranged(
                 own = PlacedConfig(
                     weights=config.weights, annotation=config.annotation, target=config.target
                 )
-                layer = quantized(layer, own if shared else config, trainable=node.layer.trainable)
+                layer = quantized(layer, own if shared else config, node.layer.trainable)
             layers[id(node.layer)] = layer
         layer = layers[id(node.layer)]
         name = layer.name + node.name.removeprefix(node.layer.name)
@@ -96,22 +92,13 @@ def arranged(
         nodes.append(PlacedNode(**fields, known_as=node.name))
         made[node.name, None] = name
         if shared and config is not None and config.output is not None:
-            made[node.name, None] = insert(
-                f"{as_layer_name(node.name)}_output",
-                node,
-                PlacedConfig(output=config.output, inserted=True),
-                known_as=node.name,
-                trainable=node.layer.trainable,
-            )
+            settings = (config.output, node.name, node.layer.trainable)
+            made[node.name, None] = insert(f"{as_layer_name(node.name)}_output", node, *settings)
         for insertion in placement.behind(node.name):
             readers = [network[reader].layer for reader in insertion.readers]
-            inserted = insert(
-                insertion.name,
-                node,
-                insertion.config,
-                known_as=insertion.name,
-                trainable=any(layer.trainable for layer in (node.layer, *readers)),
-            )
+            trainable = any(layer.trainable for layer in (node.layer, *readers))
+            name, quantizer = insertion.name, insertion.config.output
+            inserted = insert(name, node, quantizer, name, trainable)
             made.update({(node.name, reader): inserted for reader in insertion.readers})
     renamed = {name: new for (name, reader), new in made.items() if reader is None}
     for output, called in zip(network.outputs, network.output_names, strict=True):
@@ -119,24 +106,15 @@ def arranged(
         if inner_layer(maker.layer).name == called:
             continue
         if not isinstance(maker.layer, QuantizedLayer):  # one left float has no place for a name
-            config = PlacedConfig(inserted=True)
-            renamed[output] = insert(
-                f"{as_layer_name(called)}_output",
-                network[output],
-                config,
-                known_as=output,
-                trainable=True,
-            )
+            name = f"{as_layer_name(called)}_output"
+            renamed[output] = insert(name, network[output], None, output, trainable=True)
             maker = nodes[-1]
         maker.layer.quantize_config.output_name = called
     return network.rearranged(nodes, renamed)
 
 
 def _form_of(node: Node, placement: Placement, *, is_private: bool) -> keras.layers.Layer:
-    """The layer of the quantized model for a float one, in the form in which it can be quantized.
-
-    A copy is without weights.
-    """
+    """The form of a float layer, without weights if it is a copy, that can be quantized."""
     if node.name not in placement.configs:
         return layer_copy(node.layer)
     if is_private:
@@ -187,14 +165,12 @@ def quantized_model(
     Latent weights and gains start as the policy says, unless those of a quantized model are carried
     over, whose effective `kernels` are given. A frozen layer stays frozen, with the clipping level
     of its output; an inserted quantizer is frozen if the layer in front of it and all of its
-    readers are.
+    readers are. Without annotations all layers are quantized.
 
-    A model that nests or shares layers is flattened first, and what can only be quantized as other
-    layers becomes these. Without annotations all layers are quantized. `reads` are, for each input,
-    the changes from what the first layers read to what the model is fed. A private model is of no
-    use to anybody else: its quantized layers become those inside the new ones, with their weights,
-    and the others are copied. `outputs` are the user's names of its outputs, if they are not those
-    of its layers.
+    `reads` are, for each input, the changes from what the first layers read to what the model is
+    fed. A private model is of no use to anybody else: its quantized layers become those inside the
+    new ones, with their weights. `outputs` are the user's names of its outputs, if they are not
+    those of its layers.
     """
     refuse_losses(model)
     of_layers = rewritten(model, annotations, processor=policy.processor)
@@ -293,10 +269,7 @@ def in_inference(network: Network) -> Network:
 
 
 def maker_of_codes(network: Network, name: str) -> Node:
-    """The node whose quantizer makes the codes of a tensor, which other layers may have moved.
-
-    Of a float tensor, it is the node that makes its values.
-    """
+    """The node whose quantizer makes the codes of a tensor, or that makes a float one."""
 
     def moves(node: Node) -> bool:
         quantizer = output_quantizer(node.layer)
@@ -345,10 +318,7 @@ def non_finite_weights(network: Network) -> list[str]:
 def _warn_of_float_layers(
     network: Network, annotations: Collection[str], placement: Placement, policy: BitPolicy
 ) -> None:
-    """Warns of layers behind annotated ones that would be integers with an annotation, too.
-
-    Linear layers are left out on purpose, and so is what stands behind these.
-    """
+    """Warns of layers behind annotated ones that would be integers with an annotation, too."""
     if not placement.roles.quantize_activations:
         return
 

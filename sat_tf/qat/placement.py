@@ -6,7 +6,7 @@ of every layer, the demands of the readers of every tensor, and the quantizers t
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -96,28 +96,12 @@ def place(
     policy: BitPolicy,
     kernels: Mapping[str, Any] | None = None,
 ) -> Placement:
-    """Decides the quantizers of a model.
-
-    Effective kernels of linear layers are given by name if these are not their variables.
-    """
+    """Decides the quantizers of a model; kernels are given if they are not the variables."""
     roles = find_roles(network, annotations, policy)
     demands = find_demands(roles)
     if problems := [*roles.problems, *demands.problems]:
         raise PlacementError(network, problems)
-    return find_quantizers(roles, demands, kernels or {})
-
-
-@dataclasses.dataclass(frozen=True)
-class _Grid:
-    """The grid of a tensor, before its quantizer is made."""
-
-    bits: int | None = None  # None if its range is only observed.
-    is_stream: bool = False  # It has the bits of streams.
-
-
-def find_quantizers(roles: Roles, demands: Demands, kernels: Mapping[str, Any]) -> Placement:
-    """Finds the quantizers that meet all demands."""
-    network, policy, problems = roles.network, roles.policy, list[str]()
+    network, kernels = roles.network, kernels or {}
 
     def is_norm(node: Node) -> bool:
         return roles.of[node.name] is Role.NORM
@@ -146,7 +130,8 @@ def find_quantizers(roles: Roles, demands: Demands, kernels: Mapping[str, Any]) 
         if grid.bits is None:
             outputs[name] = _observer(roles, demands, node, outputs)
         elif name in demands.around and roles.pixels.reads(node.inputs[0]):
-            outputs[name] = table.make_pixel_quantizer(*roles.pixels[node.inputs[0]])
+            lowest, highest = roles.pixels[node.inputs[0]]
+            outputs[name] = table.make_pixel_quantizer(lowest=lowest, highest=highest)
         else:
             starts[name] = _start(roles, demands, spreads, node, grid.bits, problems)
             outputs[name] = starts[name].quantizer
@@ -189,6 +174,13 @@ def find_quantizers(roles: Roles, demands: Demands, kernels: Mapping[str, Any]) 
         streams=frozenset(streams),
         starts=starts,
     )
+
+
+class _Grid(NamedTuple):
+    """The grid of a tensor, before its quantizer is made."""
+
+    bits: int | None = None  # None if its range is only observed.
+    is_stream: bool = False  # It has the bits of streams.
 
 
 def _weights(roles: Roles, name: str, *, rescales: bool) -> protocol.WeightQuantizer:
@@ -339,10 +331,7 @@ def _start(
     problems: list[str],
     in_front_of: Collection[str] = (),
 ) -> Start:
-    """The quantizer of a tensor, at the clipping level that it starts with.
-
-    It stands right behind the layer that makes the tensor, or in front of some of its readers.
-    """
+    """The quantizer of a tensor, behind its layer or before some readers, at its first level."""
     name, layer, policy = node.name, node.layer, roles.policies[node.name]
     ranges, is_function = roles.ranges, roles.of[name] is Role.FUNCTION
     negative, reach = ranges.is_negative(name), ranges.reach(name)
@@ -391,10 +380,7 @@ def _start(
 def _unclipped_streams(
     roles: Roles, demands: Demands, outputs: Mapping[str, protocol.Quantizer]
 ) -> Iterator[str]:
-    """Refuses signed streams of fewer than 8 bits that a file cannot clip.
-
-    A fused activation clips those, on [-1, 1], that linear kernels alone make and read.
-    """
+    """Refuses signed streams of fewer than 8 bits that no fused activation can clip."""
     for name, quantizer in outputs.items():
         if not isinstance(quantizer, protocol.ActivationQuantizer) or quantizer.num_bits == 8:
             continue
@@ -428,16 +414,13 @@ def _of_inputs(roles: Roles) -> Iterator[Insertion]:
         if kind == INPUT_TYPES[0]:
             call, quantizer = "image", table.make_image_quantizer(policy.range_of(name))
         else:
-            call, quantizer = "codes", table.make_input_quantizer(kind)
+            call, quantizer = "codes", table.make_input_quantizer(input_type=kind)
         config = PlacedConfig(output=quantizer, inserted=True)
         yield Insertion(f"{name}_{call}", tensor, readers, config)
 
 
 def _coarser_readers(roles: Roles, node: Node, is_stream: bool) -> dict[tuple[int, str], list[str]]:
-    """The linear layers that read a tensor at bits of their own.
-
-    They are grouped by these, and by what they read: the tensor, or an identity behind it.
-    """
+    """The linear layers that read a tensor, or an identity behind it, at bits of their own."""
     readers: dict[tuple[int, str], list[str]] = {}
     for reader in roles.network.consumers(node.name):
         policy = roles.policies[reader.name]

@@ -32,13 +32,11 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     levels start as the policy says. Frozen layers stay frozen, and layers annotated by hand keep
     their annotation. The model itself is not changed.
 
-    The input range belongs to the model: a policy that states no `input_range` keeps it, and one
-    that states another moves biases by the difference at the pixel nearest to real 0. A policy
-    without a `target` keeps the one that the model was quantized for, and one that names no
-    `weight_quantizer` those of its layers.
-
-    Another `weight_range` or `rescale` scales the clamped weights. Gains compensate, so that the
-    model keeps its function, unless latent_start="as_is".
+    A policy that states no `input_range` keeps that of the model, and one that states another moves
+    biases by the difference at the pixel nearest to real 0. A policy without a `target` keeps the
+    one that the model was quantized for, and one that names no `weight_quantizer` those of its
+    layers. Another `weight_range` or `rescale` scales the clamped weights; gains compensate, so
+    that the model keeps its function, unless latent_start="as_is".
 
     Args:
         model: a model quantized by sat-tf.
@@ -103,9 +101,6 @@ def completed(
     network: Network, policy: BitPolicy
 ) -> tuple[BitPolicy, dict[str, Change], list[str]]:
     """The policy with what it leaves to a quantized model, and what it changes of the inputs.
-
-    The ranges and types of inputs are those of the model, unless the policy states its own, and so
-    is what quantizes the weights of each layer.
 
     Returned with it are, for each input that is quantized, the change from what it is fed now to
     what it will be fed; and why some of these changes cannot be made.

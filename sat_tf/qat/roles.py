@@ -11,7 +11,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction, Role
 from sat_tf.graph.network import Network, Node, are_numbers
 from sat_tf.messages import kind_of, problems_of
-from sat_tf.qat import configs, inputs
+from sat_tf.qat import inputs
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.value_ranges import PixelRanges, ValueRanges
@@ -179,10 +179,7 @@ def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
 
 
 def _with_ids_left_float(roles: Roles, problems: list[str]) -> Roles:
-    """Leaves layers float whose output is ids, or no real number, for layers left float.
-
-    Inputs for these are kept, but for real numbers that the policy says to be pixels, or codes.
-    """
+    """Leaves layers and inputs float whose ids, or no real numbers, are for layers left float."""
     network, policy, of = roles.network, roles.policy, dict(roles.of)
     roles = dataclasses.replace(roles, of=of)
     for node in reversed(list(network)):
@@ -225,10 +222,7 @@ def _readers_of_ids(roles: Roles, read: Node) -> list[str]:
 
 
 def _with_functions_told_apart(roles: Roles) -> Roles:
-    """A smooth function at the end is part of the output, like a softmax; others are not.
-
-    So are means of windows that are outputs, or logits of them, where an NPU's operator takes them.
-    """
+    """A smooth function, or an NPU's mean, at the end is part of the output; others are not."""
     network, native, of = roles.network, roles.policy.processor.native, dict(roles.of)
     roles = dataclasses.replace(roles, of=of)
     for node in reversed(list(network)):
@@ -269,7 +263,7 @@ def find_demands(roles: Roles) -> Demands:
         name, role = node.name, roles.of[node.name]
         pools, resizes = (
             layer_kinds.averages_windows(node.layer),
-            layer_kinds.interpolates(node.layer),
+            layer_kinds.function_of(node.layer).interpolates(node.layer),
         )
         if not (pools or resizes) or roles.network.is_shared(name):
             continue
@@ -291,7 +285,11 @@ def find_demands(roles: Roles) -> Demands:
 def _misfits(roles: Roles) -> Iterator[str]:
     """Why the policy does not fit the model, or the demands on a tensor its layer."""
     if not roles.linear:
-        yield configs.without_linear_layers(roles.network, roles.annotations)
+        yield (
+            "received no annotated layer whose weights can be quantized, expected at least one "
+            "Conv2D, DepthwiseConv2D or Dense; annotate one with quantize_annotate_model, or "
+            "convert a model without any by tf.lite.TFLiteConverter.from_keras_model(model)."
+        )
     named = [
         node.name
         for node in roles.whole

@@ -22,11 +22,9 @@ class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
     """SAT and CG-PACT for `tfmot.quantization.keras.quantize_apply`.
 
     Every annotated layer becomes a `QuantizedLayer` named `quant_<name>`, or several where it can
-    only be quantized in parts, as by `quantize_model`; layers without an annotation stay as they
-    are, and float.
+    only be quantized in parts; layers without an annotation stay as they are, and float.
 
-    TFMOT refuses models and layers of Keras 3 before it asks a scheme: "`model` can only be a
-    `keras.Model` instance.You passed an instance of type: Functional." Call
+    TFMOT refuses models and layers of Keras 3 before it asks a scheme; call
     `sat_tf.quantize_model(model, policy)`, which takes them, and needs no annotations.
 
     Args:
@@ -57,10 +55,7 @@ class SatQuantizeRegistry(tfmot.quantization.keras.QuantizeRegistry):
         self.policy = policy
 
     def supports(self, layer: keras.layers.Layer) -> bool:
-        """False: TFMOT asks only about layers that are not annotated, and these stay float.
-
-        The layout already quantizes what annotated layers read from them.
-        """
+        """False: TFMOT asks only about layers without an annotation, and these stay float."""
         return False
 
     def get_quantize_config(self, layer: keras.layers.Layer) -> configs.LayerConfig:
@@ -82,9 +77,8 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
     own. Frozen layers (trainable=False) stay frozen, with the clipping levels of their outputs.
 
     A pruned model (after `tfmot.sparsity.keras.strip_pruning`) keeps its zeros if the grid has a
-    0: with weight_grid="narrow", a weight of 0 has code 0, and the effective kernel as many zeros
-    as the float one. The DoReFa grid has none, and a warning says so. Training moves weights of 0
-    like all others; multiply the kernels by their mask after each step to keep them.
+    0, as weight_grid="narrow" does; the DoReFa grid has none, and a warning says so. Training moves
+    weights of 0 like all others; multiply the kernels by their mask after each step to keep them.
 
     A model of your own class, with a `train_step` for example, keeps it if
     `YourClass(inputs, outputs, name=...)` builds one; its other attributes, such as a temperature
@@ -125,8 +119,7 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
 def quantize_scope(*objects: dict[str, Any]) -> Any:
     """A scope in which Keras can load models quantized by sat-tf or by TFMOT.
 
-    Models of sat-tf load without it, once sat_tf is imported; it exists for code written for
-    TFMOT's scope of this name.
+    Models of sat-tf load without it; it exists for code written for TFMOT's scope of this name.
 
     Args:
         *objects: dictionaries of further custom objects.

@@ -58,12 +58,8 @@ class SharedGrids:
     """Finds, while a quantized model runs on data, what its grids leave too few codes."""
 
     def __init__(self, network: Network) -> None:
-        self._network = network
-        self._grids = {
-            grid.holder: grid
-            for grids in (_inputs(network), _concatenations(network), _outputs(network))
-            for grid in grids
-        }
+        grids = (*_inputs(network), *_concatenations(network), *_outputs(network))
+        self._network, self._grids = network, {grid.holder: grid for grid in grids}
         self._seen: dict[str, _Seen] = {}
 
     @property
@@ -91,40 +87,35 @@ class SharedGrids:
 
     def warn(self) -> None:
         """Warns of all that was found, once ranges are observed."""
-        for holder, grid in self._grids.items():
-            if holder in self._seen and (problem := self._problem(grid, self._seen[holder])):
-                warn(f"calibrate: {problem}", CoarseValuesWarning)
-
-    def _problem(self, grid: _Grid, seen: _Seen) -> str | None:
-        layer = self._network[grid.holder].layer
-        num_codes, step = _CODES_OF_FILE, seen.step
-        if step is None:
-            lowest, highest = (float(layer.output_variables[end].numpy()) for end in ENDS)
-            step = max(highest - lowest, 1e-30) / (num_codes - 1)
-        else:
-            num_codes = 2**layer.quantize_config.output.num_bits
-        few = math.isqrt(num_codes)  # half of the bits
-        found = {}
-        for name, ends in seen.ends.items():
-            left = int(np.ptp(np.rint(ends / step))) + 1
-            if left < min(few, seen.distinct[name] / 2):
-                found[name] = left
-        if not found:
-            return None
-        listed = first_ones(f"{name}: {left}" for name, left in found.items())
-        return (
-            f"{grid.called}: {len(found)} of {len(grid.parts)} get fewer than {few} of the "
-            f"{num_codes} codes ({listed}), because one scale serves all values, which range "
-            f"from {seen.real[0]:.4g} to {seen.real[1]:.4g}; {grid.fix}."
-        )
+        for grid in self._grids.values():
+            if (seen := self._seen.get(grid.holder)) is None:
+                continue
+            layer, num_codes, step = self._network[grid.holder].layer, _CODES_OF_FILE, seen.step
+            if step is None:
+                lowest, highest = (float(layer.output_variables[end].numpy()) for end in ENDS)
+                step = max(highest - lowest, 1e-30) / (num_codes - 1)
+            else:
+                num_codes = 2**layer.quantize_config.output.num_bits
+            few = math.isqrt(num_codes)  # half of the bits
+            left = {name: int(np.ptp(np.rint(ends / step))) + 1 for name, ends in seen.ends.items()}
+            coarse = [n for n, codes in left.items() if codes < min(few, seen.distinct[n] / 2)]
+            if coarse:
+                listed = first_ones(f"{name}: {left[name]}" for name in coarse)
+                warn(
+                    f"calibrate: {grid.called}: {len(coarse)} of {len(grid.parts)} get fewer than "
+                    f"{few} of the {num_codes} codes ({listed}), because one scale serves all "
+                    f"values, which range from {seen.real[0]:.4g} to {seen.real[1]:.4g}; "
+                    f"{grid.fix}.",
+                    CoarseValuesWarning,
+                )
 
 
 def give_inputs_their_grids(network: Network) -> None:
     """Gives inputs that concatenations alone read, as the states of a streaming model, their grid.
 
-    The input becomes codes of that grid in any case, once more. On one grid from the start, a state
-    that leaves a file as a part of the concatenation can be fed back as it is. Where float32 has no
-    ends for the very scale, the level of the concatenation moves by a unit in the last place.
+    A state that leaves a file as a part of the concatenation can then be fed back as it is. Where
+    float32 has no ends for the very scale, the level of the concatenation moves by a unit in the
+    last place.
     """
     for node in network:
         quantizer = _quantizer(node)

@@ -72,10 +72,9 @@ class _Tensor:
 
 
 def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] = ()) -> None:
-    """Computes every node of a network.
+    """Computes every node of a network; those that are `whole` get their inputs in one part.
 
-    `call` is called in the order of the network, and so are first parts computed; others may be
-    later. The nodes that are `whole` get their inputs in one part.
+    `call` is called in the order of the network; later parts may be computed later.
     """
     kept, count = kept_inputs(network), len(images[0])
     tensors: dict[str, _Tensor] = {}
@@ -166,14 +165,11 @@ def _taken(node: Node, given: list[Parts]) -> Iterator[Any]:
 def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `measure` as a graph, traced once for all calls with arguments of the same shapes.
 
-    TensorFlow warns of retracing when functions with the same code are traced often, even if each
-    belongs to another model, as in several trainings in one process. It identifies them by their
-    code object, which a partial function does not have.
+    TensorFlow warns of retracing when functions with one code object are traced often, even if each
+    belongs to another model; a partial function has none.
     """
     return tf.function(functools.partial(measure), autograph=False)
 
-
-# -- samples --------------------------------------------------------------------------------------
 
 # A sample has so many values of a batch at random, and about so many of the largest, which decide
 # what clipping costs: among values at random there are too few of them.
@@ -236,21 +232,6 @@ class Sample:
         """The largest magnitude of all that was there."""
         return max(-self.ends[0], self.ends[1])
 
-    @property
-    def values(self) -> np.ndarray:
-        """The values from all batches."""
-        found = []
-        for start, size, _ in self._pieces:
-            self.file.seek(start)
-            found.append(np.frombuffer(self.file.read(4 * size), np.float32))
-        return np.concatenate(found)
-
-    @property
-    def counts(self) -> np.ndarray:
-        """How many each of the values stands for."""
-        sizes, counts = [size for _, size, _ in self._pieces], [one for *_, one in self._pieces]
-        return np.repeat(np.array(counts), sizes)
-
     def take(self, parts: Sequence[tf.Tensor]) -> None:
         """Looks at one batch of the tensor, whose parts are one behind the other."""
         batch = _Flat([np.asarray(part).astype(np.float32, copy=False) for part in parts])
@@ -280,5 +261,11 @@ class Sample:
 
     @property
     def sampled(self) -> SampledValues:
-        """The sample as quantizers choose a range for it."""
-        return SampledValues(self.values, self.largest, self.counts, self.function, self.ends)
+        """The values from all batches, as quantizers choose a range for them."""
+        values, counts = [], []
+        for start, size, count in self._pieces:
+            self.file.seek(start)
+            values.append(np.frombuffer(self.file.read(4 * size), np.float32))
+            counts.append(np.full(size, count))
+        arrays = np.concatenate(values), np.concatenate(counts)
+        return SampledValues(arrays[0], self.largest, arrays[1], self.function, self.ends)

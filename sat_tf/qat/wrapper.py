@@ -27,11 +27,10 @@ _followed: "weakref.WeakSet[tf.Graph]" = weakref.WeakSet()
 def graphs_go_with(owner: Any) -> None:
     """Lets the graphs being traced be freed with `owner`, which takes part in them.
 
-    TensorFlow registers the gradient function of every call of a `tf.custom_gradient`, for as long
-    as the process lives, and that function holds the graph of the call. The optimizers of Keras
-    make one such call in each traced training step, where they sum gradients over replicas
-    (`tf.distribute.ReplicaContext.all_reduce`): otherwise no graph of a training step would ever be
-    freed. Once the owner is gone, these graphs can no longer be differentiated.
+    TensorFlow registers the gradient function of every call of a `tf.custom_gradient` for as long
+    as the process lives, and that function holds the graph of the call. Keras' optimizers make one
+    such call in each traced training step (`tf.distribute.ReplicaContext.all_reduce`), whose graph
+    would never be freed. Once the owner is gone, these graphs can no longer be differentiated.
     """
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None:  # the outermost is not a function's
@@ -159,16 +158,15 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
     def keep_bits_above(self, floor: tf.Variable | None) -> None:
         """Quantizes kernel and output to no fewer bits than a variable says, from the next call on.
 
-        The floor is not a weight of the layer: copies of it and saved models do not have it. It is
-        an int64 scalar, 1 to 8; with 0 or None the layer has its own bits.
+        The floor, an int64 scalar, is no weight of the layer; with 0 or None it has its own bits.
         """
         object.__setattr__(self, "_bit_floor", floor)
 
     def copy_effective_kernel(self) -> None:
         """Computes the effective kernel once, for all calls in inference until `forget_copy`.
 
-        The copy is not a weight of the layer. It is the same variable every time, because functions
-        traced while it was in use keep reading it.
+        The copy is the same variable every time, because functions traced while it was in use keep
+        reading it.
         """
         self.forget_copy()
         effective = self.effective_kernel()
@@ -324,16 +322,6 @@ def constant_weights(model: keras.Model) -> Iterator[None]:
     Raises:
         ValueError: the model has no layer quantized by sat-tf, or is none of tf_keras.
         RuntimeError: the model is inside another `constant_weights`, or is trained in this one.
-
-    >>> import numpy as np, tf_keras as keras, sat_tf
-    >>> float_model = keras.Sequential([keras.layers.Dense(2, input_shape=(4,))])
-    >>> model = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.paper(4))
-    >>> images = np.ones((1, 4), np.float32)
-    >>> computed = model.predict(images, verbose=0)
-    >>> with sat_tf.callbacks.constant_weights(model):
-    ...     read = model.predict(images, verbose=0)
-    >>> bool(np.all(read == computed))
-    True
     """
     copies = ConstantWeights(model)
     if copies.are_read:

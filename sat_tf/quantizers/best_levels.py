@@ -52,10 +52,7 @@ class _Errors:
 def search(
     quantize: Callable[[np.ndarray, float], np.ndarray], sample: SampledValues, num_bits: int
 ) -> float:
-    """The clipping level with the smallest quantization error, of 100 evenly spaced ones.
-
-    No level above the largest magnitude of the sample is tried.
-    """
+    """The clipping level with the smallest error, of 100 up to the largest magnitude."""
     errors = _Errors(sample, _POWERS.get(num_bits, _USUAL_POWER))
     return _best_of_levels(quantize, errors, sample.largest)[0]
 
@@ -73,12 +70,7 @@ def _best_of_levels(
 
 
 def best_clipping_level(sample: SampledValues, num_bits: int, *, signed: bool) -> float:
-    """The best level of `pact.quantize_activation` or, where `signed`, of `pact.quantize_stream`.
-
-    >>> sample = SampledValues(np.array([0.0, 1.0, 2.0, 3.0]), largest=3.0)
-    >>> best_clipping_level(sample, 2, signed=False)
-    3.0
-    """
+    """The best level of `pact.quantize_activation`, or of `quantize_stream` where `signed`."""
     return search(_up_to_level(num_bits, signed=signed), sample, num_bits)
 
 
@@ -99,13 +91,7 @@ def _up_to_level(num_bits: int, *, signed: bool) -> Callable[[np.ndarray, float]
 def best_skewed_range(sample: SampledValues, num_bits: int) -> tuple[float, float]:
     """The best level and skew of `asymmetric.quantize_skewed`; the skew is 0 where it gains little.
 
-    The search starts with the best symmetric range, and goes on with each end in turn: the error is
-    the sum of what each clips and of a rounding error, which grows with the range.
-
-    >>> values = np.linspace(-1.0, 7.0, 256)
-    >>> level, skew = best_skewed_range(SampledValues(values, largest=7.0), 8)
-    >>> level, round(skew, 3)
-    (7.0, 0.857)
+    The search starts with the best symmetric range, and goes on with each end in turn.
     """
     errors = _Errors(sample, _POWERS.get(num_bits, _USUAL_POWER))
     symmetric = _up_to_level(num_bits, signed=True)
@@ -120,13 +106,7 @@ def best_skewed_range(sample: SampledValues, num_bits: int) -> tuple[float, floa
 
 
 def best_observed_range(sample: SampledValues) -> tuple[float, float]:
-    """The ends of an observer's 8-bit range with the smallest squared error.
-
-    It is the whole range where clipping gains little: all of the network reads an input.
-
-    >>> best_observed_range(SampledValues(np.arange(-128.0, 128.0), largest=128.0))
-    (-128.0, 127.0)
-    """
+    """The 8-bit ends with the least squared error; those of all values where that gains little."""
     errors = _Errors(sample, _USUAL_POWER)
     full = _full_range(sample, errors)
     ends, smallest = _best_ends(errors, _OBSERVED_BITS, full, full)
@@ -139,11 +119,7 @@ def best_observed_range(sample: SampledValues) -> tuple[float, float]:
 def best_range_of_logits(logits: np.ndarray) -> tuple[float, float]:
     """The ends of the range with the smallest squared error of what softmax makes of logits.
 
-    Where some are certain and others nearly ties, a grid of all of them is too coarse for the ties:
-    what is far below the largest one of its row, and how far, is of no account.
-
-    >>> best_range_of_logits(np.array([[0.0, 1.0], [1.0, 0.5], [-200.0, 1.0]]))[0] > -200.0
-    True
+    What is far below the largest one of its row is of no account, and would cost ties resolution.
     """
     largest = float(np.max(np.abs(logits), initial=0.0))
     if largest < SMALLEST_CLIPPING_LEVEL:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sat_tf.core import dorefa
-from sat_tf.core.grid import LARGEST_INT8, axes_within, range_shape
+from sat_tf.core.grid import axes_within, range_shape
 from sat_tf.core.tensors import Tensor, namespace
 from sat_tf.quantizers.protocol import Predecessor, VariableSpec, WithSurrogate, bits_of
 from sat_tf.quantizers.scaled import WeightsOnGrid
@@ -19,22 +19,16 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
     """Latent weights to effective weights: clamp, quantize, rescale (Eq. 5 to 10).
 
     Forward: Ξ = gain · c · Q, with Q from `dorefa.quantize_weights` (Ŵ where `num_bits` is None)
-    and c from `dorefa.rescale_factor`; c = 1 where `rescale` is None, for layers with
-    BatchNormalization right behind them. Backward: as documented there; gain and c are constants.
-    The gain is the fixed, positive variable `rescale_gain`, which gives a pretrained layer's
-    weights the size back that the clamp takes from them; 1 is the paper.
+    and c from `dorefa.rescale_factor`; c = 1 where `rescale` is None. Backward: as documented
+    there; gain and c are constants. The gain is the fixed, positive variable `rescale_gain`, which
+    gives a pretrained layer the size back that the clamp takes; 1 is the paper.
     """
 
     policy_name: ClassVar[str] = "dorefa"
     asks: ClassVar[tuple[str, ...]] = (
-        "num_bits",
-        "grid",
-        "range_axes",
-        "detach_max",
-        "rescale",
-        "fan_out",
-        "gain_axes",
+        *("num_bits", "grid", "range_axes", "detach_max", "rescale", "fan_out", "gain_axes"),
     )
+    # The rounded grid reaches -128 at 8 bits, and a negative γ turns that into +128.
     int8_remedy: ClassVar[str] = "weight_grid='auto' or 'narrow', or with 7 bits"
 
     detach_max: bool = False  # No gradient through the maximum.
@@ -82,15 +76,9 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         )
 
     def describe(self) -> str:
-        """One line for people.
-
-        >>> DorefaQuantizer(num_bits=4, range_axes=(3,), rescale="stddev").describe()
-        'DoReFa weights of 4 bits on the dorefa grid, one range per channel, stddev rescale'
-        """
+        """One line for people."""
         line = self._described("DoReFa", f" on the {self.grid_name} grid, one range")
         return line + self.estimator.describe()
-
-    # -- codes -------------------------------------------------------------------------------------
 
     def integer_weights(self, latent: Tensor, variables: Variables) -> IntegerWeights:
         settings = (self.bits, self.grid)
@@ -131,18 +119,6 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         factor = self.factor(values, latent)
         return float(namespace(factor).mean(factor * variables[GAIN]))
 
-    def export_problem(self) -> str | None:
-        if self.fits_int8:
-            return super().export_problem()
-        # The rounded grid reaches -128 at 8 bits, and a negative γ turns that into +128.
-        return (
-            f"received {self.num_bits}-bit weights on the {self.grid_name} grid, whose codes reach "
-            f"{self.largest_code}, expected at most {LARGEST_INT8} to fit int8; requantize with "
-            f"{self.int8_remedy}"
-        )
-
-    # -- its start ---------------------------------------------------------------------------------
-
     @property
     def keeps_gains(self) -> bool:
         return self.gain_axes is not None
@@ -160,11 +136,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         gain.assign(np.broadcast_to(maximum / factor, gain.shape))
 
     def describe_start(self, kernel: np.ndarray) -> str:
-        """In words, how the latent weights of `latent_kernel` start, and why.
-
-        >>> DorefaQuantizer(num_bits=4).describe_start(np.array([[0.5, -0.25]]))
-        "keeps function and gradients: latent weights of the kernel's own size"
-        """
+        """In words, how the latent weights of `latent_kernel` start, and why."""
         if np.max(_maximum(np.asarray(kernel), self.range_axes)) <= _LARGEST_TANH:
             return super().describe_start(kernel)
         return (
@@ -211,12 +183,7 @@ def latent_kernel(
     """Latent weights whose clamped value is the kernel divided by its maximum.
 
     W = atanh(r K / m), m = max|K| over all axes but `range_axes`, r = min(m, 0.9). An all-zero
-    range has m = 1 and stays zero. Both are float64, and m keeps the reduced axes at length 1.
-
-    >>> latent, maximum = latent_kernel(np.array([[0.5, -2.0]]))
-    >>> clamped = np.tanh(latent) / np.abs(np.tanh(latent)).max()
-    >>> clamped.round(9).tolist(), maximum.item()
-    ([[0.25, -1.0]], 2.0)
+    range has m = 1 and stays zero.
     """
     kernel = np.asarray(kernel, np.float64)
     maximum = _maximum(kernel, range_axes)

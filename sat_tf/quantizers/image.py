@@ -35,17 +35,15 @@ class ImageQuantizer(PixelQuantizer):
     """Marks the image: uint8 pixels, whose real values are those of an `InputRange`.
 
     Forward: what the model is fed, x, on the grid of the file, p = (x - shift) / ratio, with its
-    channels in the order of the picture; see `input_range`. A pixel is on that grid already, so
-    that nothing is rounded, and where a pixel stands for real 0, p is x.
+    channels in the order of the picture. A pixel is on that grid already, so that nothing is
+    rounded, and where a pixel stands for real 0, p is x.
 
-    In training it remembers what it is fed: `lowest` and `highest`, a number or one for each
-    channel that has a range of its own, and `off_grid`, the largest distance from a pixel's value
-    in pixels, are moving averages over batches as those of `RangeObserver`; so is `off_usual`, the
-    same for the pixels of each of `seen_values.USUAL`. Values that are
-    certainly of another range (`seen_values.misfit`) are warned of once, in the first batch or a
-    later one, and so are doubtful ones before; what XLA compiles cannot warn. It also remembers, as
-    a place in `seen_values.CHECKED_BY`, what tells that the range is the model's: training in it,
-    or what `remember` was told.
+    In training it remembers what it is fed, as moving averages: `lowest` and `highest`, a number or
+    one for each channel that has a range of its own; `off_grid`, the largest distance from a
+    pixel's value in pixels; and `off_usual`, the same for the pixels of each of
+    `seen_values.USUAL`. Values that are certainly of another range are warned of once, in the first
+    batch or a later one, and so are doubtful ones before; what XLA compiles cannot warn. It also
+    remembers, as a place in `seen_values.CHECKED_BY`, what tells that the range is the model's.
     """
 
     input_type = INPUT_TYPES[0]
@@ -73,13 +71,9 @@ class ImageQuantizer(PixelQuantizer):
     @classmethod
     def of_range(cls, found: InputRange) -> "ImageQuantizer":
         """The quantizer of images with this range."""
-        return cls(
-            low=found.low,
-            high=found.high,
-            reversed_channels=found.reversed_channels,
-            compares=True,
-            is_checked=True,
-        )
+        marks = {"compares": True, "is_checked": True}
+        reverses = found.reversed_channels
+        return cls(low=found.low, high=found.high, reversed_channels=reverses, **marks)
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         if COUNT in variables:

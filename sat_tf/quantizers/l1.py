@@ -21,14 +21,8 @@ def weight_size(
     """The size c = (2^b - 1) / 2^(b-1) · mean|w| of each range of weights; carries no gradient.
 
     Of uniformly distributed weights it is nearly the largest, 2 mean|w|; at 1 bit it is mean|w|,
-    which makes the quantized weights those of XNOR-Net (Rastegari et al. 2016). A range of zeros
-    has the size of its layer, and where all are zeros 1. NaN and infinite weights are left out.
-
-    What is returned is float32, of the rank of the kernel with length 1 along the other axes.
-
-    >>> import numpy as np
-    >>> weight_size(np.float32([[0.5, -2.0], [1.5, 0.0]]), 2, range_axes=(1,)).numpy()
-    array([[1.5, 1.5]], dtype=float32)
+    as in XNOR-Net. A range of zeros has the size of its layer, and where all are zeros 1. NaN and
+    infinite weights are left out.
     """
     n = namespace(kernel)
     intervals = in_float32(n, grids.levels(num_bits))
@@ -54,13 +48,7 @@ def quantize_weights(
     Forward, with c of `weight_size` and Q of a grid (DoReFa's: Q = 2 round(a (x + 1) / 2) / a - 1):
                q = c · Q(clip(w / c, -1, 1)).
     Backward:  dq/dw = 1 / c, also where it is clipped, as the authors' code has it: the gradient is
-               that of w / c; or 1 without `over_size`.
-
-    Computed in float32, returned in the type of `kernel`. A NaN weight stays NaN. With another
-    surrogate its factor comes on top.
-
-    >>> quantize_weights([[-3.0, -0.5, 0.5, 0.0]], 2).numpy().tolist()
-    [[-1.5, -0.5, 0.5, 0.5]]
+               that of w / c; or 1 without `over_size`. Another surrogate comes on top.
     """
     grids.levels(num_bits, grid)
     return computed_in_float32(
@@ -132,10 +120,7 @@ def _mean_magnitude(n: Namespace, kernel: Tensor, axes: Iterable[int]) -> Tensor
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
-    """Weights on a grid whose size is 2 mean|w| or less: `quantize_weights` (Liu et al. 2022).
-
-    It has no variables: the size follows the latent weights.
-    """
+    """Weights on a grid whose size is 2 mean|w| or less: `quantize_weights` (Liu et al. 2022)."""
 
     policy_name: ClassVar[str] = "l1"
     method: ClassVar[str] = "L1"

@@ -51,8 +51,8 @@ def _check_beginning(start: Any) -> None:
 class LsqQuantizer(ScaledWithSurrogate):
     """Weights with a scale that is learnt: `lsq.quantize_weights` (Esser et al. 2020).
 
-    The trainable variable `magnitude` holds m = s · sqrt(highest code), for the layer or for each
-    channel. It starts at what the latent weights tell, is kept positive, and has no weight decay.
+    The trainable variable `magnitude`, for the layer or for each channel, holds
+    m = s · sqrt(highest code). It is kept positive, and has no weight decay.
     """
 
     policy_name: ClassVar[str] = "lsq"
@@ -79,10 +79,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         return {**made, MAGNITUDE: self.learnt(shape, start=usual, lowest=SMALLEST_MAGNITUDE)}
 
     def begin(self, kernel: Any, variables: Variables) -> None:
-        """Gives magnitudes what the latent weights tell; of a channel of zeros that of its layer.
-
-        Where the whole layer is zero they stay as they were made.
-        """
+        """Gives magnitudes what the latent weights tell; a channel of zeros that of its layer."""
         if MAGNITUDE in variables:
             magnitude = variables[MAGNITUDE]
             magnitude.assign(self._first_magnitude(kernel, magnitude))
@@ -144,17 +141,13 @@ class LsqQuantizer(ScaledWithSurrogate):
         return namespace(latent).where(held, values, latent)
 
 
-# -- activations -----------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class LsqActivationQuantizer(UpToItsLevel):
     """Clips and quantizes with a scale that is learnt (Esser et al. 2020).
 
-    Codes are 0..2^b - 1 of tensors that a rectifier makes, in its place, and of others
-    -(2^(b-1) - 1)..2^(b-1) - 1. The values are those of `pact.quantize_activation` and
-    `quantize_stream`, and so is the gradient, which is Eq. 3 of the paper, but for the factor g of
-    the scale: see `lsq.level_factor`.
+    Values are those of `pact.quantize_activation`, in the place of a rectifier, or else of
+    `quantize_stream`, and so is the gradient, Eq. 3 of the paper, but for the factor g of the
+    scale: see `lsq.level_factor`.
     """
 
     policy_name: ClassVar[str] = "lsq"
@@ -173,11 +166,7 @@ class LsqActivationQuantizer(UpToItsLevel):
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
-        """All but what has its own range by definition, a small negative part, or may have a skew.
-
-        The papers know no streams of 8 bits. These have the default quantizer, whose range need not
-        be symmetric.
-        """
+        """Streams of 8 bits, which the papers do not know, have the default quantizer."""
         reach, has_two_ends = request.reach, request.skews and request.num_bits == 8
         is_stream = has_two_ends and request.signed and (reach is None or reach.lowest is None)
         has_range = reach is not None and reach.highest is not None
@@ -206,11 +195,7 @@ class LsqActivationQuantizer(UpToItsLevel):
 
 
 def mean_level(values: np.ndarray, highest: float, counts: np.ndarray | None = None) -> float:
-    """The clipping level of the paper's scale 2 mean|x| / sqrt(highest).
-
-    >>> mean_level(np.array([0.0, 1.0, 2.0]), 4)
-    4.0
-    """
+    """The clipping level of the paper's scale 2 mean|x| / sqrt(highest)."""
     magnitudes = np.abs(np.asarray(values, np.float64)).reshape(-1)
     mean = np.average(magnitudes, weights=counts)
     return max(float(2.0 * mean * math.sqrt(highest)), SMALLEST_CLIPPING_LEVEL)
@@ -220,9 +205,7 @@ def mean_level(values: np.ndarray, highest: float, counts: np.ndarray | None = N
 class LsqPlusQuantizer(BelowZero):
     """Clips and quantizes with a scale and an offset that are learnt (Bhalgat et al. 2020).
 
-    For what swish and its kin make, whose negative part is small. All other tensors have LSQ, of
-    which LSQ+ is another start alone where values are never negative: "error".
-
+    For what swish and its kin make, whose negative part is small; all other tensors have LSQ.
     The range is that of `OffsetQuantizer`, from -(ℓ + ρ α) up to α, until it learns: its width is
     the trainable `clipping_level`, and its lower end moves by the trainable `offset`, which starts
     at 0. Forward and backward as in `lsq.quantize_with_offset`, gradients times g.

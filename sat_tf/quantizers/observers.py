@@ -26,17 +26,15 @@ class RangeObserver(Quantizer):
     """Remembers the range of a tensor, for the 8-bit codes of the export.
 
     `sat_tf.calibrate` sets the range, `lowest` and `highest`, to what its images let expect. In
-    training it takes in the extremes of every batch, whatever their number of images, and never
-    shrinks: a mean over batches would be the range of one of them, which is none of the whole data
-    set where batches are small. `observations` counts the batches; 0 means never observed. The
-    range always holds zero. Batches with infinite or NaN values leave it as it is.
+    training it takes in the extremes of every batch, and never shrinks: a mean over batches would
+    be the range of none. `observations` counts the batches; 0 means never observed. The range
+    always holds zero. Batches with infinite or NaN values leave it as it is.
 
     Forward and backward: the tensor itself; or with `rounds`, `asymmetric.quantize_observed`, once
     something was observed.
     """
 
     observes_range: ClassVar[bool] = True
-    rounds_before_clipping: ClassVar[bool] = True
 
     rounds: bool = False  # The tensor is rounded, because other layers read what the file rounds.
     # But not in training: a stream that the policy leaves float is rounded by the file alone, and
@@ -101,11 +99,7 @@ class RangeObserver(Quantizer):
 
 
 class InputQuantizer(RangeObserver):
-    """Quantizes an input that is no image to 8 bits, on the range that it has observed.
-
-    Forward and backward: those of a `RangeObserver` that rounds. The file takes the codes, "int8",
-    or makes them of "float32".
-    """
+    """Quantizes an input that is no image to 8 bits; files take the codes, "int8", or "float32"."""
 
     def __init__(self, *, input_type: str) -> None:
         super().__init__(rounds=True)
@@ -132,9 +126,8 @@ def tensorflow_of(variables: Variables) -> ModuleType | None:
 def over_replicas(batch: Mapping[str, Tensor], variables: Variables) -> dict[str, Tensor]:
     """The values of the whole batch, of those of each replica's share, on all devices and workers.
 
-    Every replica of tf_keras assigns its own variables, in its step. As they are equal then, any
-    one of them is saved bit for bit, which their mean, that Keras 3 takes, is not. Of each value
-    the largest is taken, but of "lowest" the smallest.
+    Every replica assigns its own variables, which are equal then, so that any one is saved bit for
+    bit. Of each value the largest is taken, but of "lowest" the smallest.
     """
     tf = tensorflow_of(variables)
     context = None if tf is None else tf.distribute.get_replica_context()
@@ -152,10 +145,7 @@ def over_replicas(batch: Mapping[str, Tensor], variables: Variables) -> dict[str
 
 
 def move_averages(variables: Variables, batch: Mapping[str, Tensor], momentum: float) -> Tensor:
-    """Takes the values of a batch, if all are finite, into averages: the mean over the first ones.
-
-    The momentum is the weight of the past. Returned is how many batches there were before.
-    """
+    """Takes finite values of a batch into averages; returns how many batches there were before."""
     n = namespace(batch["lowest"])
     finite = n.all(n.stack([n.all(n.isfinite(value)) for value in batch.values()]))
     seen = n.tensor(variables[COUNT])
@@ -173,14 +163,7 @@ def expected_largest(values: np.ndarray) -> float:
         max(v) + b ln 30,  b = mean of v - t over the tenth of the values above t
 
     An end that falls off exponentially beyond t, the peaks-over-threshold method, has its largest
-    value there. Values that all end at one bound, like probabilities, leave it where it is; that of
-    a normal distribution is a quarter higher, and that of a heavy-tailed one twice as high. Where
-    no value is positive, none is expected to be. Values that are not finite do not count.
-
-    >>> expected_largest(np.array([1.0, 1.0, 0.5])), expected_largest(np.array([-1.0, -2.0]))
-    (1.0, 0.0)
-    >>> round(expected_largest(np.arange(101.0)), 1)
-    120.4
+    value there. Values that all end at one bound, like probabilities, leave it where it is.
     """
     ordered = np.sort(values[np.isfinite(values)].astype(np.float64))
     if not ordered.size or ordered[-1] <= 0.0:

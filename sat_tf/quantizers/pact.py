@@ -83,12 +83,7 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
         return quantize(inputs, level, bits, self.gradient, surrogate=self.estimator)
 
     def code_range(self, variables: Variables) -> CodeRange:
-        """Codes 0..a, or -a/2..a/2.
-
-        >>> found = StreamQuantizer(num_bits=3).code_range({"clipping_level": np.float32(6.0)})
-        >>> float(found.scale), float(found.lowest), found.intervals
-        (2.0, -3.0, 6)
-        """
+        """Codes 0..a, or -a/2..a/2."""
         return _up_to(variables[CLIPPING_LEVEL], self.num_bits, self.signed)
 
     def float_twin(self, inputs: Tensor) -> Tensor:
@@ -137,8 +132,7 @@ class PactQuantizer(UpToItsLevel):
 class StreamQuantizer(UpToItsLevel):
     """Clips and quantizes a tensor that can be negative: `asymmetric.quantize_skewed`.
 
-    Its range is symmetric until `calibrate` finds that the tensor reaches less far on one side, and
-    sets the variable `skew`, which training moves from then on.
+    Its range is symmetric until `calibrate` sets the variable `skew`, which training moves then.
     """
 
     signed = True
@@ -167,13 +161,7 @@ class StreamQuantizer(UpToItsLevel):
         )
 
     def code_range(self, variables: Variables) -> CodeRange:
-        """Codes -a/2..a/2, or where there is a skew -z..a - z.
-
-        >>> skewed = {"clipping_level": np.float32(6.0), "skew": np.float32(0.75)}
-        >>> found = StreamQuantizer(num_bits=4, skews=True).code_range(skewed)
-        >>> float(found.scale), found.ends
-        (0.5, (-3, 12))
-        """
+        """Codes -a/2..a/2, or where there is a skew -z..a - z."""
         symmetric = super().code_range(variables)
         if SKEW not in variables:
             return symmetric
@@ -201,7 +189,6 @@ class BelowZero(WithSurrogate, ClippingQuantizer):
 
     signed = True
     is_symmetric = False
-    rounds_before_clipping: ClassVar[bool] = True
 
     lowest: float = 0.0  # -ℓ.
     share: float = 0.0  # ρ.
@@ -244,11 +231,7 @@ class _FixedQuantizer(WithSurrogate, ActivationQuantizer):
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class UnitQuantizer(_FixedQuantizer):
-    """Quantizes what is between 0 and 1, or between -1 and 1, by its own definition.
-
-    `pact.quantize_activation` or `pact.quantize_stream` with a clipping level of 1, which is no
-    variable.
-    """
+    """Quantizes what is between 0 and 1, or -1 and 1, by its own definition: at a level of 1."""
 
     num_bits: int
     signed: bool = False  # Whether the range is [-1, 1].
@@ -273,13 +256,9 @@ class FixedGridQuantizer(_FixedQuantizer):
 
     `asymmetric.quantize_offset` with ends that are no variables: TFLite gives a sigmoid the scale
     1/256 from 0 to 255/256, and a tanh 1/128 from -1 to 127/128.
-
-    >>> FixedGridQuantizer(highest=255 / 256)([0.1, 0.999], False, {}).numpy().tolist()
-    [0.1015625, 0.99609375]
     """
 
     is_symmetric = False
-    rounds_before_clipping: ClassVar[bool] = True
 
     num_bits: int = 8
     lowest: float = 0.0  # The real value of the lowest code.

@@ -3,13 +3,10 @@
 A **weight quantizer** makes effective weights of latent ones, and says which integer codes they
 are: effective = codes · scale, one scale for each output channel, which is what a file holds. An
 **activation quantizer** makes a quantized tensor of a float one, and says its bits, its scale and
-its ends. Calibration, requantization, analysis, planning and export ask them for these and know no
-class: `sat_tf.quantizers.table` names those. They ask quantizers of tf_keras models; a model of
-Keras 3 has a twin there.
+its ends. Others ask them for these and know no class: `sat_tf.quantizers.table` names those.
 
-A quantizer holds no variables. It declares them, and the layer around it makes them: the wrapper of
-tf_keras (`sat_tf.qat.wrapper`) or the layer of Keras 3 (`sat_tf.keras3.quantized_layer`). Nothing
-here needs TensorFlow.
+A quantizer holds no variables. It declares them, and the layer around it makes them. Nothing here
+needs TensorFlow.
 """
 
 import abc
@@ -86,11 +83,7 @@ class Quantizer(abc.ABC):
                 setattr(self, name, tuple(value))
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        """The variables that it needs, by name, in the order in which they are made; none here.
-
-        The shape is that of the kernel, or of the tensor with its batch.
-        """
-        del shape
+        """The variables that it needs, by name, for a shape of the kernel, or tensor and batch."""
         return {}
 
     @abc.abstractmethod
@@ -146,12 +139,7 @@ class Quantizer(abc.ABC):
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
-        """The options that a policy may give it: what its constructor takes beside what is asked.
-
-        >>> from sat_tf.quantizers.table import WEIGHT_QUANTIZERS
-        >>> WEIGHT_QUANTIZERS["dorefa"].option_names()
-        ('surrogate', 'surrogate_strength')
-        """
+        """The options of a policy: what its constructor takes beside what is asked."""
         request = cls.usual_request({})
         given = (*(cls.asked(request) if request else ()), *_SET_LATER)
         return tuple(name for name in cls._argument_names() if name not in given)
@@ -211,17 +199,11 @@ class WithSurrogate(Quantizer):
         return Surrogate(self.surrogate, self.surrogate_strength)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, without the choice where it is the usual one.
-
-        Versions from before there was a choice read such models.
-        """
+        """The arguments of the constructor, without the usual choice: older versions know none."""
         config = super().get_config()
         usual = self.estimator == STRAIGHT_THROUGH
         left_out = ("surrogate", "surrogate_strength") if usual else ()
         return {name: value for name, value in config.items() if name not in left_out}
-
-
-# -- weights -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -290,8 +272,6 @@ class WeightQuantizer(Quantizer):
     @classmethod
     def bits_problem(cls, num_bits: int, options: Mapping[str, Any]) -> str | None:
         """Why a policy cannot have these weight bits with these options; None where it can."""
-        del num_bits, options
-        return None
 
     @classmethod
     def field_problems(cls, fields: Mapping[str, Any]) -> list[str]:
@@ -318,8 +298,6 @@ class WeightQuantizer(Quantizer):
                 if fields.get(field) not in (None, *AUTOMATIC)
             ]
         return problems
-
-    # -- its codes ---------------------------------------------------------------------------------
 
     # What has codes that fit int8, where those of the quantizer do not.
     int8_remedy: ClassVar[str] = "fewer bits"
@@ -349,7 +327,6 @@ class WeightQuantizer(Quantizer):
 
     def code_ends_of(self, kernel: Tensor) -> tuple[int, int]:
         """The code ends of weights that start at a float kernel, where it tells them."""
-        del kernel
         return self.code_ends
 
     @property
@@ -374,7 +351,6 @@ class WeightQuantizer(Quantizer):
 
     def code_count(self, variables: Variables) -> int:
         """How many different codes its weights can have; `top_unit` + 1, but for special ones."""
-        del variables
         return self.top_unit + 1
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
@@ -384,23 +360,18 @@ class WeightQuantizer(Quantizer):
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
         """The weights that may be frozen at their codes while the others train: none by default."""
-        del variables
         return ~namespace(latent).ones_like(latent, dtype="bool")
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
         """Latent weights of which those that are held have the given integers."""
-        del variables, units, held
         return latent
 
     def stages(self, latent: Tensor) -> dict[str, Tensor]:
         """The tensors before the effective weights, by their names in `LayerAudit` of audits."""
-        del latent
         return {}
 
     def rescale_constant(self, latent: Tensor, variables: Variables) -> float | None:
         """The factor on the quantized weights; the mean, where channels have their own."""
-        del latent, variables
-        return None
 
     def export_problem(self) -> str | None:
         """Why its weights have no int8 codes, and what to do; None where they have."""
@@ -409,7 +380,7 @@ class WeightQuantizer(Quantizer):
         if self.fits_int8:
             return None
         return (
-            f"received {self.num_bits}-bit weights of {self!r}, whose codes reach "
+            f"received {self.num_bits}-bit weights on the {self.grid_name} grid, whose codes reach "
             f"{self.largest_code}, expected at most {LARGEST_INT8} to fit int8; requantize with "
             f"{self.int8_remedy}"
         )
@@ -418,8 +389,6 @@ class WeightQuantizer(Quantizer):
     def fits_int8(self) -> bool:
         """Whether a file holds its codes; also where there are none, because nothing is rounded."""
         return self.num_bits is None or self.largest_code <= LARGEST_INT8
-
-    # -- what it starts with -----------------------------------------------------------------------
 
     @property
     def keeps_gains(self) -> bool:
@@ -434,15 +403,11 @@ class WeightQuantizer(Quantizer):
         """Gives its variables values that fit the latent weights, which stay; it has none here."""
 
     def keep_function(self, kernel: Any, variables: Variables) -> None:
-        """Gives a float kernel, and the quantizer's variables, values that keep the function.
-
-        Here the float weights are the latent ones.
-        """
+        """Gives kernel and variables values that keep the function: here the kernel stays."""
         self.begin(kernel, variables)
 
     def describe_start(self, kernel: Any) -> str:
         """In words, how the latent weights of a float kernel start, and why."""
-        del kernel
         return "keeps function and gradients: latent weights of the kernel's own size"
 
     def carries(self, before: Predecessor) -> bool:
@@ -459,13 +424,9 @@ class WeightQuantizer(Quantizer):
         Both have the same latent weights. Where the function has to stay, it makes up for what the
         two do differently with them.
         """
-        del latent
         for name, variable in variables.items():
             if name in before.variables and before.variables[name].shape == variable.shape:
                 variable.assign(before.variables[name])
-
-
-# -- activations -----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -497,8 +458,6 @@ class ActivationQuantizer(Quantizer):
     # Whether it has codes for negative values. One that has none gives 0 for them, and takes the
     # place of a rectifier in front of it, unless `rectifies` says otherwise.
     signed: bool = False
-    # Whether x / scale is rounded, and clipped after that.
-    rounds_before_clipping: ClassVar[bool] = False
     # Whether its range is a variable, `clipping_level`, that is trained and calibrated.
     has_clipping_level: ClassVar[bool] = False
     # Whether it defines the gradient of its level, so that `clipping_gradient` of a policy has no
@@ -568,15 +527,11 @@ class ActivationQuantizer(Quantizer):
 
     def best_level(self, sample: SampledValues) -> float:
         """The clipping level with the smallest error; for a quantizer with a clipping level."""
-        del sample
         raise TypeError(f"{self!r}: received a quantizer without a clipping level.")
 
     def best_range(self, sample: SampledValues) -> dict[str, float]:
         """The values of variables with the smallest error, by name: the clipping level alone."""
         return {CLIPPING_LEVEL: self.best_level(sample)}
-
-
-# -- images ----------------------------------------------------------------------------------------
 
 
 class PixelQuantizer(Quantizer):

@@ -21,16 +21,14 @@ _Wrapper: Any = object
 class QuantizingLayer(_Wrapper):
     """A layer of the user's model with quantizers for its kernel and its output; abstract.
 
-    The wrapped layer does not change: its variables are the latent weights, and its settings those
-    of the float model. Only during a call do effective weights replace the kernel, and a quantizer
-    the rectifier; a lock keeps threads from seeing each other's. Quantizers compute in float32 in
-    every precision.
+    The wrapped layer does not change: its variables are the latent weights. Only during a call do
+    effective weights replace the kernel, and a quantizer the rectifier; a lock keeps threads from
+    seeing each other's. Quantizers compute in float32 in every precision.
 
-    A class has, beside `layer`: `weight_quantizer` and `output_quantizer`, of which either may be
-    None, with the `place` of the second, one of `PLACES`; `kernel_variables` and
-    `output_variables`, those of the quantizers by name; `_kernel_name`, the attribute of the layer
-    with its kernel; `_int8_weights`, that with weights which a file has as int8 beside the kernel,
-    or ""; `_one_call_at_a_time`, the lock; and methods that make variables and tell shapes.
+    A class has, beside `layer`: `weight_quantizer` and `output_quantizer`, or None, with the
+    `place` of the second; their `kernel_variables` and `output_variables` by name; `_kernel_name`
+    and `_int8_weights`, the attributes of the layer with its kernel and with other int8 weights, or
+    ""; `_one_call_at_a_time`, the lock; and methods that make variables and tell shapes.
     """
 
     _bit_floor: Any = None
@@ -53,8 +51,7 @@ class QuantizingLayer(_Wrapper):
     ) -> Any:
         """The output of the layer inside, on effective weights, with a function in a place.
 
-        Logits are quantized outside the lock: an observer waits for other replicas, whose threads
-        wait for the lock.
+        Logits are quantized outside the lock: replicas of an observer wait for each other.
         """
         if place == INSTEAD:
             return quantize(inputs)
@@ -130,10 +127,7 @@ def make_weights(
     of_replicas: Mapping[str, Any],
     **options: Any,
 ) -> dict[str, Any]:
-    """The variables that a quantizer declares, as weights of a layer of a Keras, in their order.
-
-    Where there are replicas, variables that follow the data are made with further options.
-    """
+    """The variables that a quantizer declares, as weights of a layer of a Keras, in their order."""
     return {
         name: layer.add_weight(
             name=name,
@@ -151,10 +145,7 @@ def make_weights(
 
 @contextlib.contextmanager
 def standing_in(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Other values for attributes of a layer or module, past Keras' own `__setattr__`.
-
-    That would stop tracking the variables which they stand in for.
-    """
+    """Other values for attributes, past Keras' `__setattr__`, which would untrack variables."""
     attributes = vars(owner)
     before = {name: getattr(owner, name) for name in values}
     attributes.update(values)

@@ -95,11 +95,8 @@ class ScaledQuantizer(RoundedWeights):
     Forward: Ξ = gain · c · q, with q from the subclass (the latent weights where `num_bits` is
     None). c is SAT's constant rescaling (Eq. 10) of layers without BatchNormalization right behind
     them, where the policy has rescale="constant", and 1 otherwise. Backward: c carries its
-    gradient, which that of the paper does not: see `dorefa.without_size`. The gain is the fixed
-    variable `rescale_gain`, which gives a pretrained layer its size back; it exists where there is
-    a rescaling.
-
-    Required: `quantized`, `codes_and_scales`, `largest_code`.
+    gradient: see `dorefa.without_size`. The gain is the fixed variable `rescale_gain`, which gives
+    a pretrained layer its size back; it exists where there is a rescaling.
     """
 
     asks: ClassVar[tuple[str, ...]] = ("num_bits", "range_axes", "fan_out")
@@ -109,8 +106,6 @@ class ScaledQuantizer(RoundedWeights):
         # Of weights that have the size of the latent ones, "stddev" has nothing to give back.
         rescale = "constant" if request.rescale == "constant" else None
         return {**super().asked(request), "rescale": rescale}
-
-    # -- what the subclasses say -------------------------------------------------------------------
 
     # In words, for `describe`.
     method: ClassVar[str]
@@ -122,8 +117,6 @@ class ScaledQuantizer(RoundedWeights):
     @abc.abstractmethod
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
         """The quantized weights q as integers and float64 scales of the kernel's rank."""
-
-    # -- what follows from that --------------------------------------------------------------------
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         return {} if self.rescale is None else {GAIN: VariableSpec(start=1.0)}
@@ -205,13 +198,8 @@ class LevelsOfWeights(ScaledQuantizer):
     """One whose values no grid tells, but a variable that follows the weights and is not trained.
 
     It is assigned in training steps, by every replica for itself: as all of them have the same
-    latent weights, it stays the same on all. Codes are whatever int8 holds.
-
-    While a floor keeps the bits above its own, weights are rounded to the narrow grid of as many
-    bits, up to the largest weight of each range.
-
-    Required: `codes_and_scales`, and what is abstract here; where it follows the weights,
-    `next_levels`.
+    latent weights, it stays the same on all. Codes are whatever int8 holds. While a floor keeps the
+    bits above its own, weights are rounded to the narrow grid of as many bits.
     """
 
     levels_name: ClassVar[str]  # Of the variable.

@@ -70,10 +70,7 @@ class SeenValues:
 
     @classmethod
     def of(cls, values: Any, expected: InputRange) -> "SeenValues":
-        """The values of an array, (n, ..., channels), for an input of some range.
-
-        Anything of one image or more whose slices are arrays will do.
-        """
+        """The values of an array, (n, ..., channels), or of anything whose slices are arrays."""
         by_channel = expected.channels is not None
         axes = tuple(range(values.ndim - 1)) if by_channel else None
         starts = range(0, len(values), _AT_ONCE)
@@ -118,11 +115,7 @@ def _off_pixels(values: np.ndarray, found: InputRange) -> float:
 
 
 def misfit(seen: SeenValues, expected: InputRange) -> str | None:
-    """Says what is certainly wrong with values, with the range that fits; None where nothing is.
-
-    >>> misfit(SeenValues(np.float32(0), np.float32(0.98), 0.5), PIXELS)
-    'values from 0 to 0.98, expected input_range=(0, 255); what fits is input_range=(0, 1)'
-    """
+    """Says what is certainly wrong with values, with the range that fits; None where nothing is."""
     if seen.says_nothing:
         return None
     low, high = np.asarray(expected.low), np.asarray(expected.high)
@@ -177,11 +170,7 @@ def pixel_doubt(seen: SeenValues, expected: InputRange) -> str | None:
 
 
 def each_its_own(inputs: Sequence[str], name: str) -> str:
-    """Says how a policy speaks of one of several inputs; "" where there is only one.
-
-    >>> each_its_own(["image", "sizes"], "sizes")
-    "; where inputs differ, as input_range={'sizes': ...} or input_type={'sizes': ...}"
-    """
+    """Says how a policy speaks of one of several inputs; "" where there is only one."""
     if len(inputs) < 2:
         return ""
     return (
@@ -213,11 +202,9 @@ def fitting(seen: SeenValues) -> str:
 def _ends_in(seen: SeenValues, found: InputRange) -> bool:
     """Whether the values end where a range does."""
     low, high = np.asarray(found.low), np.asarray(found.high)
-    if np.size(seen.lowest) != low.size:
-        low, high = np.min(low), np.max(high)
     lowest, highest = seen.lowest, seen.highest
-    if np.size(lowest) > 1 and np.size(low) == 1:
-        lowest, highest = np.min(lowest), np.max(highest)
+    if np.size(lowest) != low.size:
+        low, high, lowest, highest = np.min(low), np.max(high), np.min(lowest), np.max(highest)
     off = np.maximum(np.abs(lowest - low), np.abs(highest - high))
     return bool(np.all(off <= _SAME_END * (high - low)))
 

@@ -13,7 +13,6 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
@@ -28,7 +27,6 @@ from sat_tf.quantizers.pact import (
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
-    PixelQuantizer,
     Quantizer,
     WeightQuantizer,
     WeightRequest,
@@ -150,10 +148,9 @@ def make_weight_quantizer(name: str, request: WeightRequest) -> WeightQuantizer:
 
 
 def make_activation_quantizer(name: str, request: ActivationRequest) -> ActivationQuantizer:
-    """The quantizer of one tensor, by the name that a policy gives.
+    """The quantizer of one tensor, by its name in a policy, or the default where that serves none.
 
-    Where that one does not serve a tensor of this kind, the default one does, with those of the
-    options that it knows.
+    The default has those of the options that it knows.
     """
     cls = ACTIVATION_QUANTIZERS[name]
     if cls.serves(request):
@@ -163,24 +160,12 @@ def make_activation_quantizer(name: str, request: ActivationRequest) -> Activati
     return PactQuantizer.create(dataclasses.replace(request, options=options))
 
 
-def make_image_quantizer(found: InputRange) -> PixelQuantizer:
-    """The mark of an input that is images with this range."""
-    return ImageQuantizer.of_range(found)
-
-
-def make_input_quantizer(input_type: str) -> Quantizer:
-    """The quantizer of an input that is not an image, by what the file takes."""
-    return InputQuantizer(input_type=input_type)
-
-
-def make_pixel_quantizer(lowest: float, highest: float) -> ActivationQuantizer:
-    """The quantizer of a tensor on the grid of pixels, of which these are the ends."""
-    return FixedGridQuantizer(lowest=lowest, highest=highest)
-
-
-def make_range_observer(*, rounds: bool, trains_float: bool = False) -> Quantizer:
-    """The observer of a tensor that only the file stores as codes; see `RangeObserver`."""
-    return RangeObserver(rounds=rounds, trains_float=trains_float)
+# What the scheme places itself: the mark of an input that is images, the quantizer of another
+# input, that of a tensor on the grid of pixels, and the observer of one that files alone round.
+make_image_quantizer = ImageQuantizer.of_range
+make_input_quantizer = InputQuantizer
+make_pixel_quantizer = FixedGridQuantizer
+make_range_observer = RangeObserver
 
 
 def quantizer_problems(kind: str, name: str, fields: Mapping[str, Any]) -> list[str]:
@@ -208,11 +193,7 @@ def line_of(quantizer: Quantizer) -> str:
 
 
 def serialize_quantizer(quantizer: Quantizer | None) -> dict[str, Any] | None:
-    """A quantizer as plain values.
-
-    Keras has one format for objects inside the configuration of a layer in `.keras` files, another
-    in SavedModels and none that both read; plain values pass through all of them.
-    """
+    """A quantizer as plain values, which pass through all of Keras' formats of files."""
     if quantizer is None:
         return None
     cls = type(quantizer)

@@ -72,11 +72,7 @@ class CodeRange:
 
     @property
     def zero_point(self) -> int:
-        """The int8 number that a file stores for real 0.
-
-        0 where the range is symmetric; else the highest code is stored as 127, where int8
-        saturates.
-        """
+        """The int8 number of real 0: 0 if symmetric, else that by which the highest code is 127."""
         lowest, highest = self.ends
         return 0 if lowest == -highest else LARGEST_INT8 - highest
 
@@ -91,11 +87,7 @@ PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD, AROUND)
 
 
 def usual_deviation(kernel_shape: Sequence[int]) -> float:
-    """The deviation of a kernel of the usual size: sqrt(2 / n) with n inputs of each output.
-
-    >>> usual_deviation((1, 1, 8, 32))
-    0.5
-    """
+    """The deviation of a kernel of the usual size: sqrt(2 / n) with n inputs of each output."""
     inner = math.prod(kernel_shape[axis] for axis in axes_within(len(kernel_shape), (-1,)))
     return math.sqrt(2.0 / inner)
 

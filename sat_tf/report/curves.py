@@ -1,30 +1,34 @@
 """The epochs of a training in the report: their metrics, table and learning curves."""
 
-import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sat_tf.presentation.charts import Line, LineChart, Point
+from markupsafe import Markup
+
+from sat_tf.presentation.charts import BLUE, GREY, ORANGE, PURPLE, figure
 from sat_tf.presentation.tables import Cell, Column, Table, plain
 
 LOSS, ACCURACY, RATE, LEVEL = "Loss", "Accuracy (%)", "Learning rate", "Clipping level"
-# The charts of metrics, by their titles: what they show in words, what values are multiplied by,
-# and how they are drawn.
-CHARTS: dict[str, tuple[str, float, dict[str, Any]]] = {
-    LOSS: ("loss", 1.0, {"logarithmic": True}),
-    ACCURACY: ("accuracy in percent", 100.0, {"least": 0.0, "most": 100.0}),
-    RATE: ("learning rate", 1.0, {"from_zero": True}),
-    LEVEL: ("clipping level", 1.0, {"from_zero": True}),
+# The charts of metrics, by their titles: what values are multiplied by, and settings of the axes.
+CHARTS: dict[str, tuple[float, dict[str, Any]]] = {
+    LOSS: (1.0, {"yscale": "log"}),
+    ACCURACY: (100.0, {}),
+    RATE: (1.0, {"ylim": (0.0, None)}),
+    LEVEL: (1.0, {"ylim": (0.0, None)}),
 }
-# This stands below the chart of losses where training asks for more than the labels, or for less.
+# How metrics are drawn: of the training images, of the held-out ones, and beside them.
+TRAINING: dict[str, Any] = {"color": BLUE}
+HELD_OUT: dict[str, Any] = {"color": ORANGE, "marker": "o"}
+DECAYED: dict[str, Any] = {"color": GREY, "linestyle": "--"}
+TOP5: dict[str, Any] = {"color": PURPLE, "linestyle": "--"}
+# This stands below the curves where training asks for more than the labels, or for less.
 _OTHER_LOSS = (
-    "The two losses are not to be compared: the held-out one is of the classes alone, that of "
-    "training has {}."
+    "<p>The two losses are not to be compared: the held-out one is of the classes alone, that of "
+    "training has {}.</p>"
 )
-# What x is, for one place and for several.
-_PLACES = {"step": ("step of the run", "steps of the run"), "epoch": ("epoch", "epochs")}
 
 
 class Metric(NamedTuple):
@@ -34,7 +38,8 @@ class Metric(NamedTuple):
     show: Callable[[Any], Cell] = plain  # Formats it there.
     log: str = ""  # Its name in Keras' logs.
     chart: str = ""  # Title of the report's chart that draws it; "" for none.
-    line: Line = Line(label="", colour="")  # What draws it there, without points.
+    label: str = ""  # What its line there shows.
+    line: Mapping[str, Any] = TRAINING  # How it is drawn there.
 
 
 def _value(name: str, row: Any) -> Any:
@@ -55,53 +60,50 @@ def epochs_table(rows: Sequence[Any], metrics: Mapping[str, Metric]) -> str:
 def learning_curves(
     rows: Sequence[Any],
     metrics: Mapping[str, Metric],
-    charts: Mapping[str, tuple[str, float, dict[str, Any]]] = CHARTS,
+    charts: Mapping[str, tuple[float, dict[str, Any]]] = CHARTS,
     *,
     across: str = "step",
     targets: str = "",
-) -> list[LineChart]:
-    """The charts of metrics that have points, over all stages, with a gap between stages.
+) -> list[Markup]:
+    """The charts of metrics that have values, over all stages, with a gap between stages.
 
     Metrics are attributes of the rows, `across` is the one that is the place in a stage, and rows
     without the attribute `stage` are one stage. `targets` says what is asked of the model in
     training besides the labels.
     """
-    lengths: dict[str, int] = {}
-    for row in rows:
-        stage = getattr(row, "stage", "")
-        lengths[stage] = max(lengths.get(stage, 0), getattr(row, across))
-    starts = {stage: sum(list(lengths.values())[:index]) for index, stage in enumerate(lengths)}
-    lines: dict[str, list[Line]] = {title: [] for title in charts}
-    for name, metric in metrics.items():
-        points: list[Point] = []
-        last = None
-        for row in rows:
-            stage, value = getattr(row, "stage", ""), _value(name, row)
-            if metric.chart and value is not None:
-                place = float(starts[stage] + getattr(row, across))
-                if last not in (None, stage):
-                    points.append((place, math.nan))
-                points.append((place, charts[metric.chart][1] * value))
-                last = stage
-        if points:
-            lines[metric.chart].append(dataclasses.replace(metric.line, points=points))
-    stages = [(float(start), name.replace("_", " ")) for name, start in starts.items() if name]
-    place_name, places = _PLACES[across]
-    return [
-        LineChart(
-            title=title,
-            lines=lines[title],
-            stages=stages,
-            summary=f"The {what} over the {places}: {'; '.join(map(_ends, lines[title]))}.",
-            caption=_OTHER_LOSS.format(targets) if targets and title == LOSS else "",
-            across=place_name,
-            **options,
-        )
-        for title, (what, _, options) in charts.items()
-        if lines[title]
-    ]
+    groups = itertools.groupby(rows, lambda row: getattr(row, "stage", ""))
+    stages = {stage: list(group) for stage, group in groups}
+    lengths = (getattr(group[-1], across) for group in stages.values())
+    starts = dict(zip(stages, itertools.accumulate(lengths, initial=0), strict=False))
+    figures = []
+    for title, (factor, settings) in charts.items():
+        lines = []
+        for name in (name for name, metric in metrics.items() if metric.chart == title):
+            xs, ys = list[float](), list[float]()
+            for stage, group in stages.items():
+                measured = [row for row in group if _value(name, row) is not None]
+                xs += [*(starts[stage] + getattr(row, across) for row in measured), math.nan]
+                ys += [*(factor * getattr(row, name) for row in measured), math.nan]
+            if any(map(math.isfinite, ys)):
+                lines.append((xs, ys, metrics[name]))
+        settings = {"xlabel": "epoch" if across == "epoch" else "step of the run", **settings}
+        if lines:
+            figures.append(figure(title, functools.partial(_draw, lines, starts, settings)))
+    return [*figures, *([Markup(_OTHER_LOSS).format(targets)] if targets else [])]
 
 
-def _ends(line: Line) -> str:
-    """The first and the last value of a line, in words."""
-    return f"{line.label} from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}"
+def _draw(
+    lines: Sequence[tuple[list[float], list[float], Metric]],
+    starts: Mapping[str, int],
+    settings: dict[str, Any],
+    axes: Any,
+) -> None:
+    for xs, ys, metric in lines:
+        # A point alone between two gaps is seen by its mark.
+        axes.plot(xs, ys, label=metric.label, **{"marker": ".", **metric.line})
+    for row, (stage, start) in enumerate(starts.items()):
+        if stage:
+            axes.axvline(start, color=GREY, linewidth=1.0, linestyle=":")
+            above = axes.get_xaxis_transform()
+            axes.text(start, 1.0 + 0.07 * row, stage, color=GREY, transform=above)
+    axes.set(**settings)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,8 +21,7 @@ SAMPLE = 32
 _VALUES_AT_ONCE = 2**21
 
 
-@dataclasses.dataclass(frozen=True)
-class ActivationUse:
+class ActivationUse(NamedTuple):
     """How one quantizer treats the images it was measured on."""
 
     clipped: float  # Share of the tensor's values at or beyond the clipping level, in [0, 1].
@@ -116,19 +115,18 @@ class LayerRow:
     name: str  # Of the user's layer, or of an inserted quantizer.
     kind: str  # Class of the layer; "quantizer" for an inserted one.
     parameters: int  # How many the layer has, without those of quantizers.
-    weight_bits: int | None = None  # Bits of its kernel.
-    weight_grid: str | None = None  # Name of the grid of the kernel's codes.
+    weight_bits: int | None = None
+    weight_grid: str | None = None  # By name.
     weight_codes: int | None = None  # How many codes that grid has.
     weight_codes_used: int | None = None  # How many of them occur in the kernel.
     rescale: str | None = None  # SAT's rescaling of the kernel, by name.
     # The factor on the kernel, gain included; the mean over channels if these have their own gains.
     rescale_constant: float | None = None
-    activation_bits: int | None = None  # Bits of the tensor the layer makes.
-    clipping_level: float | None = None  # Of that tensor; on both sides if it can be negative.
+    activation_bits: int | None = None  # Of the tensor the layer makes, like what follows.
+    clipping_level: float | None = None  # On both sides if it can be negative.
     activation_codes: int | None = None  # How many codes its grid has.
     activation_codes_used: int | None = None  # How many of them occurred on the images.
-    # Share of its values that were clipped at the top, or at both ends.
-    clipped: float | None = None
+    clipped: float | None = None  # Share of its values at or beyond the clipping level.
 
 
 def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:

@@ -15,7 +15,6 @@ from sat_tf.exact.certificate.inputs import ImagesFrom
 from sat_tf.exact.certificate.rules import severest
 from sat_tf.exact.targets.processors import saved_processor
 from sat_tf.exact.tflite.metadata import lines_of
-from sat_tf.exact.top_k import AGREEMENT, TOP1
 from sat_tf.export.export import ExportReport, export_tflite
 from sat_tf.export.verify import verify_tflite
 from sat_tf.messages import first_ones
@@ -26,8 +25,6 @@ from sat_tf.report.layers import LayerRow
 from sat_tf.report.results import ModelAccuracy, Results
 
 _Kind = TypeVar("_Kind")
-_FLOAT_BYTES = 4
-_NAMED_CLASSES = 20
 
 
 def write_file(
@@ -64,41 +61,29 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
     certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
     fitted = Fitted.read(folder)
     differing = certificate.differing if certificate else results.differing if results else None
+    nothing = ("name", "is_run", "curves", "training", "epochs", "num_epochs")
     values: dict[str, Any] = {
         # A folder of no run has none of these to show.
-        "name": "",
-        "is_run": False,
-        "curves": [],
-        "training": {},
-        "epochs": "",
-        "num_epochs": 0,
-        "environment": {},
-        "config": "",
+        **dict.fromkeys((*nothing, "environment", "config")),
         "verb": "Reconstructed" if fitted and fitted.kept else "Calibrated",
-        **(_of_results(results, differing) if results else _NO_RESULTS),
+        "results": results,
+        "accuracies": _accuracies(results) if results else "",
+        "percent": percent(),
+        "severest": severest,
         "unlabelled": _unlabelled(certificate) if certificate else None,
-        "reconstruction": {"Method": fitted.how, "Before and after": fitted.gained}
-        if fitted
-        else {},
+        "fitted": fitted,
         "layers": Table(columns=_LAYER, rows=layers).to_html("Layers") if layers else "",
-        "images": _images(folder, certificate),
+        "class_names": lines_of(folder.read_text(output_folder.LABELS)),
+        "preprocessing": folder.preprocessing,
         "certificate": certificate,
-        "certificate_facts": _certificate(certificate) if certificate else {},
         "differing": differing,
         "rules": rules,
+        "first_ones": first_ones,
+        "saved_processor": saved_processor,
     }
     page = render("report/report.html", **(values | of_run))
     # The page comes last: a folder with it is one whose run is finished.
     folder.write_text(output_folder.REPORT, page)
-
-
-_NO_RESULTS: dict[str, Any] = {
-    "verdict": {},
-    "accuracy": "",
-    "of_models": "",
-    "caveat": "",
-    "sizes": {},
-}
 
 
 def write_layers(folder: OutputFolder, layers: Sequence[LayerRow]) -> None:
@@ -118,48 +103,15 @@ class _Layers(pydantic.BaseModel):
     layers: list[LayerRow] = []
 
 
-def _of_results(results: Results, differing: Marked | None) -> dict[str, Any]:
-    """The values of the template that results give: the first lines, accuracies and sizes."""
-    verdict: dict[str, Any] = {
-        "images": f"{results.held_out_images:,}",
-        "float": _percent(results.float_top1),
-        "duration": _duration(results.seconds),
-        "file": None,
-    }
-    as_floats = _FLOAT_BYTES * results.parameters
-    sizes = {"Parameters": f"{results.parameters:,}", "As float32": f"{as_floats:,} bytes"}
-    if results.file_bytes is not None:
-        share = as_floats / results.file_bytes
-        smaller = f", {share:.1f} times smaller" if share >= 1 else ""
-        sizes["TFLite file"] = f"{results.file_bytes:,} bytes{smaller}"
-        sizes["After gzip"] = f"{results.gzip_bytes:,} bytes"
-    shipped, loss = results.shipped, results.loss
-    if shipped is not None and loss is not None:
-        verdict |= {
-            "file": f"{results.file_bytes:,}",
-            "share": _percent(shipped.share),
-            "score": results.score.title,
-            "what": "TFLite file" if shipped.title.startswith("TFLite") else "trained model",
-            "kind": (severest(filter(None, [loss, differing])) or loss).kind,
-            "lost": "",
-        }
-        if results.float_top1 is not None:
-            verdict["gained"] = loss
-            verdict["lost"] = "" if loss.kind == "good" else f"{loss.words.lstrip('-+')} lost"
+def _accuracies(results: Results) -> str:
     columns: list[Column[ModelAccuracy]] = [
         Column("model", lambda row: row.title),
         Column(results.score.title, lambda row: row.share, _percent, number=True),
         Column("top-5", lambda row: row.top5, _percent, number=True),
         Column("held-out images", lambda row: row.images, digits(","), number=True),
     ]
-    accuracies = Table(columns=columns, rows=results.accuracies()).without_empty("")
-    return {
-        "verdict": verdict,
-        "accuracy": accuracies.to_html(_OF_MODELS[results.score]),
-        "of_models": _OF_MODELS[results.score],
-        "caveat": results.caveat(),
-        "sizes": sizes,
-    }
+    table = Table(columns=columns, rows=results.accuracies()).without_empty("")
+    return table.to_html(results.score.title)
 
 
 def headline_of(folder: OutputFolder) -> Marked | None:
@@ -187,25 +139,11 @@ def _unlabelled(certificate: Certificate) -> Marked:
     return kept._replace(kind=(severest([kept, differing]) or kept).kind)
 
 
-def _images(folder: OutputFolder, certificate: Certificate | None) -> dict[str, str]:
-    """Facts that the run has written down: its classes, and how pictures become its input."""
-    names = lines_of(folder.read_text(output_folder.LABELS))
-    preprocessing = folder.preprocessing
-    facts = {"Classes": f"{len(names):,}: {first_ones(names, _NAMED_CLASSES)}"} if names else {}
-    if preprocessing is not None:
-        facts["Preprocessing"] = preprocessing.describe()
-    if certificate and certificate.images_from.decoder:
-        facts["Held-out pictures"] = f"{certificate.images_from.decoder}, as by every other command"
-    return facts
-
-
 def _used(used: int | None, of: int | None) -> str:
     return "" if used is None else f"{used} of {of}"
 
 
 _percent, _number = percent(), digits(".4g")
-# The title of what the models of a run are compared by.
-_OF_MODELS = {TOP1: "Accuracy", AGREEMENT: "Agreement with the float model"}
 _LAYER: list[Column[LayerRow]] = [
     Column("layer", lambda layer: Marked(layer.name, "name")),
     Column("kind", lambda layer: layer.kind),
@@ -224,33 +162,3 @@ _LAYER: list[Column[LayerRow]] = [
         )
     ),
 ]
-
-
-def _certificate(certificate: Certificate) -> dict[str, str]:
-    return {
-        "SHA-256 of the file": certificate.sha256,
-        "Target": saved_processor(certificate.target).title,
-        "Images": f"{certificate.num_images:,}",
-        "Other runtimes": ", ".join(
-            f"{name}: {rules.sentence('codes_headline', certificate, count)}"
-            for name, count in certificate.runtimes.items()
-            if name != "xnnpack"
-        ),
-        "Float operators": ", ".join(certificate.float_operators),
-        "Layers left float": ", ".join(certificate.float_layers),
-        "Notes": "; ".join(certificate.warnings),
-    }
-
-
-def _duration(seconds: float) -> str:
-    """In words.
-
-    >>> _duration(1.2), _duration(59.6), _duration(119.7), _duration(7260)
-    ('1 second', '60 seconds', '2 minutes', '2 h 1 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} second{'' if round(seconds) == 1 else 's'}"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} minute{'s' if minutes > 1 else ''}"
-    return f"{minutes // 60} h {minutes % 60} min"

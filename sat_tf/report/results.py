@@ -60,16 +60,14 @@ class Results(Displayed):
     held_out_images: int  # How many images the Keras models were measured on.
     parameters: int  # Of the float model.
     seconds: float  # Of the whole run.
-    # Held-out top-1 of the float model, in [0, 1]; None without labels.
+    # Held-out top-1 and top-5, in [0, 1]: None without labels, and top-5 of few classes. What is
+    # about the quantized model and the TFLite file is None if the run ends with the float model.
     float_top1: float | None = None
-    # The same of the quantized model. This and everything about the TFLite file is None if the run
-    # ends with the float model.
     quantized_top1: float | None = None
-    # Top-5 on the images of float_top1; None if it was not measured.
     float_top5: float | None = None
-    quantized_top5: float | None = None  # The same for quantized_top1.
-    tflite_top5: float | None = None  # The same for tflite_top1.
-    tflite_top1: float | None = None  # The same of the TFLite file in LiteRT, on `tflite_images`.
+    quantized_top5: float | None = None
+    tflite_top5: float | None = None  # Of the file in LiteRT, on `tflite_images`.
+    tflite_top1: float | None = None
     # How many of them the TFLite file was measured on: all, where that takes little, else those
     # that it was verified with.
     tflite_images: int | None = None
@@ -81,14 +79,14 @@ class Results(Displayed):
     codes_differing: int | None = None  # How many of them differ.
     # Share of the Keras model's own codes that differ from the simulation, in [0, 1].
     trained_differing: float | None = None
-    # That of the quantized model before training, calibrated if it is; None if it is not trained.
+    # Of the quantized model before training, calibrated if it is; None if it is not trained.
     start_top1: float | None = None
-    start_top5: float | None = None  # The same for top-5.
-    # Without labels, the share of held-out images with the class of the float model, in place of
-    # start_top1; None with labels. Likewise the next two.
+    start_top5: float | None = None
+    # In place of top-1 where there are no labels: the share of held-out images with the class of
+    # the float model.
     start_agreement: float | None = None
-    quantized_agreement: float | None = None  # In place of quantized_top1.
-    tflite_agreement: float | None = None  # In place of tflite_top1.
+    quantized_agreement: float | None = None
+    tflite_agreement: float | None = None
     # Whether the float model comes from a file; it may have been trained on the held-out images.
     given_float_model: bool = False
     learning_rate: float | None = None  # The peak of the quantized stage; None without training.
@@ -117,16 +115,6 @@ class Results(Displayed):
         )
 
     @property
-    def calibrated_top1(self) -> float | None:
-        """Held-out top-1 of the calibrated model before it was fitted; None where it was not."""
-        return None if self.reconstruction is None else self.reconstruction.calibrated_top1
-
-    @property
-    def calibrated_top5(self) -> float | None:
-        """The same for top-5."""
-        return None if self.reconstruction is None else self.reconstruction.calibrated_top5
-
-    @property
     def images_of_file(self) -> int | None:
         """How many held-out images the TFLite file was measured on."""
         # Results of earlier versions do not name it.
@@ -134,16 +122,20 @@ class Results(Displayed):
 
     def accuracies(self) -> list[ModelAccuracy]:
         """The accuracies of the models that were measured, in the order of the run."""
-        score = self.score.name
+        values = {
+            **vars(self),
+            "calibrated_top1": self.reconstruction and self.reconstruction.calibrated_top1,
+            "calibrated_top5": self.reconstruction and self.reconstruction.calibrated_top5,
+        }
         return [
             ModelAccuracy(
                 title,
                 share,
-                getattr(self, f"{name}_top5"),
+                values[f"{name}_top5"],
                 self.images_of_file if name == "tflite" else self.held_out_images,
             )
             for name, title in _MODELS.items()
-            if (share := getattr(self, f"{name}_{score}", None)) is not None
+            if (share := values.get(f"{name}_{self.score.name}")) is not None
         ]
 
     @property
@@ -166,13 +158,11 @@ class Results(Displayed):
         That of the file itself, where it was measured on as many images as the float model, else of
         the quantized model: shares of different images cannot be compared.
         """
-        of_file, quantized = (
-            next((one for one in self.accuracies() if one.title == _MODELS[name]), None)
-            for name in ("tflite", "quantized")
-        )
+        accuracies = {accuracy.title: accuracy for accuracy in self.accuracies()}
+        of_file = accuracies.get(_MODELS["tflite"])
         if of_file is None or of_file.images == self.held_out_images:
             return of_file
-        return quantized or of_file
+        return accuracies.get(_MODELS["quantized"], of_file)
 
     @property
     def gained(self) -> float | None:
@@ -202,23 +192,16 @@ class Results(Displayed):
         """The learning rate, and how it was found; "" without training."""
         if self.learning_rate is None:
             return ""
-        tried = self.tried_learning_rates
+        rate, tried = f"{self.learning_rate:g}", self.tried_learning_rates
         if not tried:
-            return f"{self.learning_rate:g}"
-        return (
-            f"{self.learning_rate:g}, chosen by a trial of {len(tried)} from {min(tried):g} to "
-            f"{max(tried):g}"
-        )
+            return rate
+        return f"{rate}, chosen by a trial of {len(tried)} from {min(tried):g} to {max(tried):g}"
 
     def kept(self) -> str:
         """The epoch whose weights the quantized model has; "" where that was not chosen."""
-        if self.kept_epoch is None:
-            return ""
-        return (
-            f"{self.kept_epoch}, the best on the held-out images"
-            if self.kept_epoch
-            else ("0: no epoch was better than the model before training")
-        )
+        if not self.kept_epoch:
+            return "" if self.kept_epoch is None else "0: no epoch was better than the start"
+        return f"{self.kept_epoch}, the best on the held-out images"
 
     def table(self, title: str) -> rich.table.Table:
         """The table that ends a run."""

@@ -23,6 +23,7 @@ from sat_tf.output_folder import run_name
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config_sections import (
     DataConfig,
+    Mapped,
     ModelConfig,
     RecipesConfig,
     Section,
@@ -30,7 +31,7 @@ from sat_tf.training.config_sections import (
     TrainingConfig,
 )
 from sat_tf.training.data.folders import median_side, read_tree
-from sat_tf.validation import Seed, describe, refuse
+from sat_tf.validation import Count, Positive, Seed, describe, refuse
 from sat_tf.yaml_text import Dumper, load_yaml
 
 _FEWEST_CALIBRATION_IMAGES = 64
@@ -39,27 +40,10 @@ _FEWEST_CALIBRATION_IMAGES = 64
 class CalibrationConfig(Section):
     """Settings of calibration, which fits ranges and statistics without training on the images."""
 
-    num_images: int = Field(
-        default=512,
-        ge=0,
-        description=f"0 (no calibration) or an integer from {_FEWEST_CALIBRATION_IMAGES}",
-    )
-    clipping_levels: bool = Field(
-        default=True,
-        description="true (the quantized stage starts from measured clipping levels) or false "
-        "(from those in the policy)",
-    )
-    final_statistics: bool = Field(
-        default=False,
-        description="true (normalization statistics are measured again after each stage) or false "
-        "(moving averages stay)",
-    )
-    reconstruction_steps: int = Field(
-        default=0,
-        ge=0,
-        description="0 (no reconstruction) or a positive integer: steps for each block, in which "
-        "the calibrated model is fitted to the float one without labels; 100 is usual",
-    )
+    num_images: Count = 512
+    clipping_levels: bool = True
+    final_statistics: bool = False
+    reconstruction_steps: Count = 0
 
     @field_validator("num_images")
     @classmethod
@@ -75,27 +59,11 @@ class CalibrationConfig(Section):
 class ExportConfig(Section):
     """The TFLite file, and its comparison with the quantized model."""
 
-    float_head: bool = Field(
-        default=False, description="true (float logits from the last layer) or false (8-bit logits)"
-    )
-    pack: Literal["auto", "none", "int4", "int2"] = Field(
-        default="auto",
-        description="one of auto (weights in 4 bits where that costs no time), none (all in 8), "
-        "int4, int2 (smaller and slower files)",
-    )
-    softmax: bool = Field(
-        default=False, description="true (the file gives probabilities) or false (logits)"
-    )
-    output_type: Literal["float32", "int8", "uint8"] | None = Field(
-        default=None,
-        description="one of float32, int8, uint8 (codes, for processors without floating point), "
-        "or null (the target's, int8 for NPUs, else float32)",
-    )
-    verify_images: int = Field(
-        default=1024,
-        ge=1,
-        description="a positive integer: held-out images to compare codes on, at most",
-    )
+    float_head: bool = False
+    pack: Literal["auto", "none", "int4", "int2"] = "auto"
+    softmax: bool = False
+    output_type: Literal["float32", "int8", "uint8"] | None = None
+    verify_images: Positive = 1024
 
 
 def _read_policy(fields: Any) -> BitPolicy:
@@ -125,28 +93,19 @@ class Config(Section):
         description="a word of letters, digits, '.', '_' and '-', for the run folder",
     )
     seed: Seed = 0
-    data: DataConfig = Field(description="a mapping")
-    model: ModelConfig | None = Field(
-        default=None,
-        description="a mapping, or null where training.float_model names the file of a trained one",
-    )
-    training: TrainingConfig = Field(
-        default=TrainingConfig(), validate_default=True, description="a mapping"
+    data: Annotated[DataConfig, Mapped]
+    model: ModelConfig | None = Field(default=None, description="a mapping, or null")
+    training: Annotated[TrainingConfig, Mapped] = Field(
+        default=TrainingConfig(), validate_default=True
     )
     policy: Annotated[
         BitPolicy, PlainValidator(_read_policy), PlainSerializer(BitPolicy.to_dict)
-    ] = Field(default=BitPolicy(), description="a mapping of BitPolicy's fields")
-    stages: StagesConfig = Field(
-        default=StagesConfig(),
-        validate_default=True,
-        description="a mapping with the keys float and quantized",
-    )
-    calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="a mapping")
-    export: ExportConfig = Field(default=ExportConfig(), description="a mapping")
-    recipes: RecipesConfig = Field(default=RecipesConfig(), description="a mapping")
-    distribution: Literal["auto", "none", "mirrored", "multi_worker", "tpu"] = Field(
-        default="auto", description="one of auto, none, mirrored, multi_worker, tpu"
-    )
+    ] = BitPolicy()
+    stages: Annotated[StagesConfig, Mapped] = Field(default=StagesConfig(), validate_default=True)
+    calibration: Annotated[CalibrationConfig, Mapped] = CalibrationConfig()
+    export: Annotated[ExportConfig, Mapped] = ExportConfig()
+    recipes: Annotated[RecipesConfig, Mapped] = RecipesConfig()
+    distribution: Literal["auto", "none", "mirrored", "multi_worker", "tpu"] = "auto"
 
     @field_validator("training")
     @classmethod

@@ -1,5 +1,9 @@
-"""The sections of a configuration; recipes beyond the paper come last."""
+"""The sections of a configuration; recipes beyond the paper come last.
 
+What each key means is in docs/guides/configurations.md and docs/guides/recipes.md.
+"""
+
+import itertools
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -8,11 +12,25 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from sat_tf.arguments import is_number
 from sat_tf.training.data import DATA_SETS, is_in_memory
 from sat_tf.training.models import MODELS
-from sat_tf.validation import STRICT, argument_problems, one_of, refuse
+from sat_tf.validation import (
+    STRICT,
+    Bits,
+    Count,
+    Positive,
+    PositiveNumber,
+    argument_problems,
+    one_of,
+    refuse,
+)
 
 # No setting needs a larger number, and larger ones overflow somewhere far behind its key.
 _LARGEST = 2**32
-_MOST_EPOCHS = 1_000_000
+
+Mapped = Field(description="a mapping")
+Options = Annotated[dict[str, Any], Field(description="a mapping of options to their values")]
+Share = Annotated[float, Field(gt=0, lt=1, description="a number between 0 and 1")]
+FromZero = Annotated[float, Field(ge=0, lt=1, description="a number from 0 to below 1")]
+NotNegative = Annotated[float, Field(ge=0, description="a number of 0 or more")]
 
 
 def _without_former(section: Any, former: Mapping[str, Any]) -> Any:
@@ -43,16 +61,8 @@ class DataConfig(Section):
     """The images to train on."""
 
     name: Annotated[str, one_of(DATA_SETS, "the name of a data set")]
-    options: dict[str, Any] = Field(
-        default_factory=dict,
-        validate_default=True,
-        description="a mapping of options to their values",
-    )
-    shift_pixels: int = Field(
-        default=0,
-        ge=0,
-        description="an integer, 0 (none) or more: how far training shifts an image at most",
-    )
+    options: Options = Field(default_factory=dict, validate_default=True)
+    shift_pixels: Count = 0
 
     @field_validator("options")
     @classmethod
@@ -86,9 +96,7 @@ class ModelConfig(Section):
     """The float model to build. Its image size and number of classes follow from the data."""
 
     name: Annotated[str, one_of(MODELS, "the name of a model")]
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="a mapping of options to their values"
-    )
+    options: Options = Field(default_factory=dict)
 
     @field_validator("options")
     @classmethod
@@ -106,38 +114,15 @@ class StageConfig(Section):
     warm-up, and from there to 0 on half a cosine, both step by step.
     """
 
-    epochs: int = Field(
-        default=150,
-        ge=0,
-        le=_MOST_EPOCHS,
-        description="an integer from 0 (a stage behind the float one is calibrated, not trained) "
-        f"to {_MOST_EPOCHS:,}: passes over the images",
-    )
-    steps: int | None = Field(
-        default=None,
-        ge=1,
-        description="a positive integer, or null (epochs times the steps of an epoch): how many "
-        "batches in all",
-    )
-    batch_size: int = Field(
-        default=2048, ge=1, description="a positive integer: images a step, over all devices"
-    )
-    base_learning_rate: float = Field(
-        default=0.05,
-        gt=0,
-        description="a positive number: the peak for batches of 256 images; sat-tf quantize "
-        "--epochs finds one by a trial",
-    )
-    warmup_epochs: float = Field(default=5, ge=0, description="a number, 0 (no warm-up) or more")
-    warmup_learning_rate: float | None = Field(
-        default=None,
-        ge=0,
-        description="a number from 0 to the peak, or null (base_learning_rate, the peak if that is "
-        "lower)",
-    )
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 to below 1")
-    nesterov: bool = Field(default=True, description="true or false")
-    weight_decay: float = Field(default=4e-5, ge=0, description="a number, 0 (none) or more")
+    epochs: int = Field(default=150, ge=0, le=10**6, description="an integer from 0 to 1,000,000")
+    steps: Positive | None = None
+    batch_size: Positive = 2048
+    base_learning_rate: PositiveNumber = 0.05
+    warmup_epochs: NotNegative = 5
+    warmup_learning_rate: NotNegative | None = None
+    momentum: FromZero = 0.9
+    nesterov: bool = True
+    weight_decay: NotNegative = 4e-5
 
     @property
     def peak_learning_rate(self) -> float:
@@ -195,11 +180,9 @@ _BASE_BATCH_SIZE = 256
 class StagesConfig(Section):
     """The float stage with clamped weights, and the quantized one that starts from it."""
 
-    float: StageConfig = Field(default=StageConfig(), description="a mapping")
+    float: Annotated[StageConfig, Mapped] = StageConfig()
     quantized: StageConfig | None = Field(
-        default=StageConfig(),
-        description="a mapping, in which what it leaves out is as in the float stage, or null (the "
-        "run ends with the float model)",
+        default=StageConfig(), description="a mapping, or null (the run ends with the float model)"
     )
 
     @model_validator(mode="before")
@@ -251,42 +234,14 @@ class StagesConfig(Section):
 class TrainingConfig(Section):
     """Settings that all stages share."""
 
-    start: Literal["clamped", "vanilla"] = Field(
-        default="clamped",
-        description="clamped (the float stage trains with clamped weights, as in the paper) or "
-        "vanilla (it trains an ordinary float model, whose function the quantized one keeps)",
-    )
-    float_model: str | None = Field(
-        default=None,
-        description="the file of a trained float model of Keras 2 or 3, or a SavedModel, which "
-        "takes the place of `model` and of the float stage, or null (train one)",
-    )
-    keep: Literal["best", "last"] = Field(
-        default="best",
-        description="best (a stage behind a trained model ends with its best epoch on the held-out "
-        "images, its start included) or last (with its last epoch, as in the paper)",
-    )
-    trust_model: bool = Field(
-        default=False,
-        description="true (a model in a file may run code when it is loaded, as Lambda layers do; "
-        "only for models of people you trust) or false",
-    )
-    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = Field(
-        default="float32", description="one of float32, mixed_float16, mixed_bfloat16"
-    )
-    jit_compile: bool = Field(
-        default=False, description="true (the step is compiled by XLA, for accelerators) or false"
-    )
-    deterministic_ops: bool = Field(
-        default=False,
-        description="true (accelerators add in a fixed order, which takes time, so that a run can "
-        "be repeated bit for bit on them too) or false; processors always do",
-    )
-    synchronized_batch_normalization: bool = Field(
-        default=True,
-        description="true (several devices share the statistics of their batches, so that results "
-        "do not depend on their number) or false (each has its own)",
-    )
+    start: Literal["clamped", "vanilla"] = "clamped"
+    float_model: str | None = Field(default=None, description="the file of a float model, or null")
+    keep: Literal["best", "last"] = "best"
+    trust_model: bool = False
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = "float32"
+    jit_compile: bool = False
+    deterministic_ops: bool = False
+    synchronized_batch_normalization: bool = True
 
     @model_validator(mode="before")
     @classmethod
@@ -298,7 +253,10 @@ class TrainingConfig(Section):
 FLOAT_STAGE = "float_stage"
 
 StageName = Literal["float", "quantized"]
-_STAGES = "a list of stages, out of float and quantized"
+Stages = Annotated[
+    list[StageName],
+    Field(min_length=1, description="a list of stages, out of float and quantized"),
+]
 
 
 class DistillationConfig(Section):
@@ -307,19 +265,12 @@ class DistillationConfig(Section):
     teacher: str = Field(
         default=FLOAT_STAGE,
         min_length=1,
-        description=f"{FLOAT_STAGE} (the float model of the run itself), or the file of a trained "
-        "classifier, or of the weights of the one in `model`",
+        description=f"{FLOAT_STAGE} (that of the run itself), or the file of a trained classifier",
     )
-    model: ModelConfig | None = Field(
-        default=None,
-        description="a mapping with the name and the options of the teacher whose weights are in "
-        "the file, or null (the file holds the whole teacher)",
-    )
-    temperature: float = Field(default=4.0, gt=0, description="a positive number")
-    weight: float = Field(
-        default=0.5, gt=0, le=1, description="a number above 0, to 1 (the labels do not count)"
-    )
-    stages: list[StageName] = Field(default=["quantized"], min_length=1, description=_STAGES)
+    model: ModelConfig | None = Field(default=None, description="a mapping, or null")
+    temperature: PositiveNumber = 4.0
+    weight: float = Field(default=0.5, gt=0, le=1, description="a number above 0, up to 1")
+    stages: Stages = ["quantized"]
 
     @model_validator(mode="after")
     def _has_a_teacher_in_time(self) -> "DistillationConfig":
@@ -341,77 +292,38 @@ class DistillationConfig(Section):
 class ProgressiveBitsConfig(Section):
     """Bits that come down during training; see `sat_tf.training.recipes`."""
 
-    bits: list[int] = Field(
+    bits: list[Annotated[int, Field(ge=2, le=8)]] = Field(
         default=[8, 6, 4],
         min_length=1,
-        description="a list of bits from 8 to 2, each fewer than the one before: no quantizer has "
-        "fewer while they last",
+        description="a list of integers from 8 to 2, each fewer than the one before",
     )
-    shares: list[float] = Field(
+    shares: list[PositiveNumber] = Field(
         default=[0.1, 0.1, 0.2],
         min_length=1,
-        description="a list of positive numbers, as many as bits and less than 1 in all: for what "
-        "share of the quantized stage each lasts",
+        description="a list of positive numbers, as many as bits, with a sum below 1",
     )
 
     @model_validator(mode="after")
     def _come_down(self) -> "ProgressiveBitsConfig":
-        problems = []
-        if not all(2 <= bits <= 8 for bits in self.bits):
-            problems.append(f"bits={self.bits}: expected integers from 2 to 8.")
-        if not all(more > fewer for more, fewer in zip(self.bits, self.bits[1:], strict=False)):
-            problems.append(f"bits={self.bits}: expected each to be fewer than the one before.")
-        if len(self.bits) != len(self.shares):
-            problems.append(
-                f"shares={self.shares}: expected {len(self.bits)} of them, one for each of bits."
+        if any(more <= fewer for more, fewer in itertools.pairwise(self.bits)):
+            refuse(f"bits={self.bits}: expected each to be fewer than the one before.")
+        if len(self.bits) != len(self.shares) or sum(self.shares) >= 1:
+            refuse(
+                f"shares={self.shares}: expected {len(self.bits)} of them, one for each of bits, "
+                "with a sum below 1; the rest of the stage has the bits of the policy."
             )
-        if min(self.shares) <= 0 or sum(self.shares) >= 1:
-            problems.append(
-                f"shares={self.shares}: expected positive numbers with a sum below 1; the rest of "
-                "the stage has the bits of the policy."
-            )
-        refuse(*problems)
         return self
 
 
 class OscillationConfig(Section):
     """Weights that oscillate between two codes; see `sat_tf.training.recipes`."""
 
-    freeze: bool = Field(
-        default=True,
-        description="true (weights that oscillate too often stay on one code) or false (they are "
-        "counted only)",
-    )
-    momentum: float = Field(
-        default=0.01,
-        gt=0,
-        lt=1,
-        description="a number between 0 and 1: weight of a step in the averages of frequencies and "
-        "codes",
-    )
-    first_threshold: float = Field(
-        default=0.04,
-        gt=0,
-        lt=1,
-        description="a number between 0 and 1: oscillations a step above which a weight is frozen, "
-        "at the start",
-    )
-    last_threshold: float = Field(
-        default=0.01, gt=0, lt=1, description="the same at the end of the stage"
-    )
-    start: float = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="a number from 0 to below 1: the share of the quantized stage after which it "
-        "begins",
-    )
-    most_bits: int = Field(
-        default=4,
-        ge=1,
-        le=8,
-        description="an integer from 1 to 8: weights of more bits are left alone",
-    )
+    freeze: bool = True
+    momentum: Share = 0.01
+    first_threshold: Share = 0.04
+    last_threshold: Share = 0.01
+    start: FromZero = 0.0
+    most_bits: Bits = 4
 
     @model_validator(mode="after")
     def _tightens(self) -> "OscillationConfig":
@@ -426,19 +338,15 @@ class OscillationConfig(Section):
 class WeightAverageConfig(Section):
     """A moving average of the weights; see `sat_tf.training.recipes`."""
 
-    decay: float = Field(
-        default=0.999, gt=0, lt=1, description="a number between 0 and 1: weight of the past"
-    )
-    stages: list[StageName] = Field(default=["quantized"], min_length=1, description=_STAGES)
+    decay: Share = 0.999
+    stages: Stages = ["quantized"]
 
 
 class LabelSmoothingConfig(Section):
     """Targets that are not quite certain; see `sat_tf.training.recipes`."""
 
-    amount: float = Field(default=0.1, gt=0, lt=1, description="a number between 0 and 1")
-    stages: list[StageName] = Field(
-        default=["float", "quantized"], min_length=1, description=_STAGES
-    )
+    amount: Share = 0.1
+    stages: Stages = ["float", "quantized"]
 
 
 _OFF: Any = Field(default=None, description="a mapping, or null (off)")
@@ -455,25 +363,18 @@ class RecipesConfig(Section):
 
     def problems(self, stages: Collection[str]) -> list[str]:
         """Problems of recipes that name stages a run does not have."""
-        recipes = {
-            "distillation": self.distillation,
-            "weight_average": self.weight_average,
-            "label_smoothing": self.label_smoothing,
-        }
         return [
             f"recipes.{name}.stages={list(recipe.stages)}: the run has no stage {stage}; give it "
             f"one in stages.{stage}, or leave it out here."
-            for name, recipe in recipes.items()
-            if recipe is not None
-            for stage in recipe.stages
+            for name, recipe in self
+            for stage in getattr(recipe, "stages", ())
             if stage not in stages
         ]
 
     def in_stages(self, kept: Collection[str]) -> "RecipesConfig":
         """The same recipes restricted to some stages; those that then act in none are off."""
         changed: dict[str, Any] = {}
-        for name in type(self).model_fields:
-            recipe = getattr(self, name)
+        for name, recipe in self:
             # A recipe without a key `stages` concerns bits, and acts in the quantized stage.
             stages = getattr(recipe, "stages", ["quantized"])
             left = [stage for stage in stages if stage in kept]

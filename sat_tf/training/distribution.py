@@ -1,6 +1,5 @@
 """The `tf.distribute` strategies that a configuration can name, and values under them."""
 
-import collections
 import itertools
 import json
 import os
@@ -11,10 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.messages import ProblemsError, RunError, first_ones, reason_of
+from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.training.data.source import Shard
 
 _LAST_PORT = 65_535
+# More than a configuration can have, see `sat_tf.yaml_text`, as JSON.
+_MOST_BYTES = 2**20
 
 
 def make_strategy(name: str) -> tf.distribute.Strategy:
@@ -121,20 +122,12 @@ def from_all_workers(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     shard = shard_of(strategy)
     if shard.workers == 1:
         return [text]
-    own = np.frombuffer(text.encode(), np.uint8)
+    content = text.encode()
+    rows = np.zeros((shard.workers, _MOST_BYTES), np.uint8)
+    rows[shard.worker, : len(content)] = np.frombuffer(content, np.uint8)
     senders = [worker * shard.replicas for worker in range(shard.workers)]
-
-    def gathered(row: np.ndarray) -> np.ndarray:
-        rows = np.zeros((shard.workers, *row.shape), row.dtype)
-        rows[shard.worker] = row
-        return _summed(strategy, [rows], senders)[0]
-
-    sizes = gathered(np.array(len(own)))
-    padded = np.zeros(sizes.max(), np.uint8)
-    padded[: len(own)] = own
-    return [
-        row[:size].tobytes().decode() for row, size in zip(gathered(padded), sizes, strict=True)
-    ]
+    (rows,) = _summed(strategy, [rows], senders)
+    return [row.tobytes().rstrip(b"\0").decode() for row in rows]
 
 
 def _summed(
@@ -143,18 +136,15 @@ def _summed(
     """The sums of the arrays of some replicas, on every worker."""
     own = [np.asarray(array) for array in arrays]
 
-    @tf.function
-    def gathered(given: list[tf.Tensor]) -> Any:
-        def summed(given: list[tf.Tensor]) -> list[tf.Tensor]:
-            context = tf.distribute.get_replica_context()
-            sends = tf.reduce_any(tf.equal(context.replica_id_in_sync_group, senders))
-            kept = [tf.where(sends, tensor, tf.zeros_like(tensor)) for tensor in given]
-            return [context.all_reduce(tf.distribute.ReduceOp.SUM, tensor) for tensor in kept]
-
-        return strategy.run(summed, args=(given,))
+    def summed(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        context = tf.distribute.get_replica_context()
+        sends = tf.reduce_any(tf.equal(context.replica_id_in_sync_group, senders))
+        kept = [tf.where(sends, tensor, tf.zeros_like(tensor)) for tensor in tensors]
+        return [context.all_reduce(tf.distribute.ReduceOp.SUM, tensor) for tensor in kept]
 
     # float32 holds every weight exactly, and every count and byte that is sent.
-    found = gathered([tf.constant(array, tf.float32) for array in own])
+    sent = [tf.constant(array, tf.float32) for array in own]
+    found = tf.function(lambda tensors: strategy.run(summed, args=(tensors,)))(sent)
     return [
         strategy.experimental_local_results(tensor)[0].numpy().astype(array.dtype)
         for tensor, array in zip(found, own, strict=True)
@@ -182,36 +172,20 @@ def _cluster() -> dict[str, Any]:
     text = os.environ.get("TF_CONFIG", "")
     try:
         values = json.loads(text)
-        found = {"cluster": dict(values["cluster"]), "task": dict(values["task"])}
-        index, workers = found["task"]["index"], found["cluster"][found["task"]["type"]]
+        cluster, task = dict(values["cluster"]), dict(values["task"])
+        addresses = list(itertools.chain(*cluster.values()))
+        if not all(map(_is_address, addresses)) or len({*addresses}) < len(addresses):
+            raise ValueError("addresses")
         # A negative index would count from the end.
-        workers[index if index >= 0 else len(workers)]
-        problems = []
-        for job, addresses in found["cluster"].items():
-            if not isinstance(addresses, list):
-                raise TypeError("addresses that are not in lists")
-            problems += [
-                f"cluster.{job}: received the address {address!r}, expected a host and a port from "
-                f"1 to {_LAST_PORT}, such as 'first:2222'; correct it."
-                for address in addresses
-                if not _is_address(address)
-            ]
+        cluster[task["type"]][task["index"] if task["index"] >= 0 else len(addresses)]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise RunError(
-            f"TF_CONFIG={text!r}: expected the cluster and the task of this process, such as "
+            f"TF_CONFIG={text!r}: expected the cluster and the task of this process, with lists of "
+            f"hosts and ports from 1 to {_LAST_PORT}, different for each process, such as "
             '{"cluster": {"worker": ["first:2222", "second:2222"]}, "task": {"type": "worker", '
             '"index": 0}}; set it, or choose another distribution.'
         ) from error
-    counts = collections.Counter(map(str, itertools.chain(*found["cluster"].values())))
-    twice = sorted(address for address, count in counts.items() if count > 1)
-    if twice:
-        problems.append(
-            f"cluster: received {first_ones(twice)} more than once, expected an address of its own "
-            "for each process; correct it."
-        )
-    if problems:
-        raise RunError(ProblemsError("TF_CONFIG", problems))
-    return found
+    return {"cluster": cluster, "task": task}
 
 
 def _is_address(address: Any) -> bool:
@@ -233,8 +207,7 @@ def _expect_free_port(found: dict[str, Any]) -> None:
     port = int(_address(found).rpartition(":")[2])
     try:
         with socket.socket() as one:
-            if os.name != "nt":  # where it would take a port that is in use
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(("", port))
     except OSError as error:
         raise RunError(

@@ -1,5 +1,6 @@
 """What `fit` sees: a model that trains another by the rules of a run, and its optimizer."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,12 +23,8 @@ class TopK(keras.metrics.Mean):
     """Share of images whose label has one of the k largest logits; NaN once a logit is non-finite.
 
     Of equal logits, the one of the lower class counts as the larger, so that an image has exactly k
-    such classes, however coarse logits are; with k = 1 this is the argmax. A model with k classes
-    or fewer therefore has 1.0. NaN is reported because no logit is larger than NaN: a count of
-    larger logits would give 100 %, and an argmax the share of class 0.
-
-    Images whose label is `data.source.NO_LABEL` pad a batch: neither they nor their logits
-    count. Without any other image the share is 0.
+    such classes, however coarse logits are. NaN is reported because no logit is larger than NaN: a
+    count of larger logits would give 100 %. Images whose label is `NO_LABEL` do not count.
     """
 
     def __init__(self, k: int, name: str | None = None, **options: Any) -> None:
@@ -51,11 +48,6 @@ class TopK(keras.metrics.Mean):
         values = tf.where(is_sound, tf.cast(hits, tf.float32), float("nan"))
         super().update_state(values, sample_weight=tf.cast(counted, tf.float32))
 
-    @property
-    def images(self) -> int:
-        """How many images count."""
-        return int(self.count)
-
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "k": self.k}
 
@@ -67,10 +59,7 @@ def accuracy_metrics(model: keras.Model) -> list[TopK]:
 
 
 class RandomGenerators:
-    """The random generators in the layers of a model, nested models included.
-
-    What is drawn depends on the seed, the step and the replica alone: no checkpoint holds a state.
-    """
+    """The random generators of a model, whose draws depend on seed, step and replica alone."""
 
     def __init__(self, model: keras.Model) -> None:
         # The names are private: Keras has no public ones.
@@ -97,14 +86,10 @@ def training_copy(
 ) -> keras.Model:
     """Copies a model with its weights; its regularizers are replaced.
 
-    Weight decay is the paper's: in the gradient, and on some kernels only. It adds
-    weight_decay · sum(W²) / 2 to the loss for the kernel W of every convolution and dense layer, so
-    that its gradient gets weight_decay · W. In a quantized layer W are the latent weights, which
-    are what the optimizer updates. Depthwise kernels, biases, BatchNormalization and clipping
-    levels get none.
-
-    The copy's variables are created under the `tf.distribute` strategy in scope. They are float32
-    in every precision, and so is the arithmetic of quantizers.
+    Weight decay is the paper's: weight_decay · sum(W²) / 2 is added to the loss for the kernel W of
+    every convolution and dense layer, latent where it is quantized. Depthwise kernels, biases,
+    BatchNormalization and clipping levels get none. Variables are float32 in every precision, and
+    so is the arithmetic of quantizers.
     """
 
     def fresh(layer: keras.layers.Layer) -> keras.layers.Layer:
@@ -148,13 +133,12 @@ class Learner(keras.Model):
 
     The loss is the sum over the images of a global batch, divided by its size, plus the model's
     regularization losses. Every replica adds the losses of its own images, so that the sum of the
-    gradients over replicas is the gradient of that loss, however the batch is divided. Images with
-    a negative label do not count. A step with a non-finite loss applies no gradient.
+    gradients over replicas is the gradient of that loss, however the batch is divided.
 
     Its logs are `loss` (mean over the images of the epoch so far, regularization included) and
     those of `accuracy_metrics`; in training also `data_loss` (the mean without regularization), and
     `batch_loss` (of the last batch alone). What comes `after_step` is called in every replica,
-    inside the step, after the optimizer; its variables are in checkpoints if it is a `tf.Module`.
+    inside the step, after the optimizer.
     """
 
     def __init__(
@@ -227,7 +211,7 @@ class Learner(keras.Model):
     @property
     def measured_images(self) -> int:
         """How many images the metrics are of."""
-        return self._accuracy[0].images
+        return int(self._accuracy[0].count)
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
@@ -243,38 +227,20 @@ class Learner(keras.Model):
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")
+@dataclasses.dataclass(eq=False, kw_only=True)
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     """The paper's learning rate: `sat_tf.qat.finetune.warmup_cosine`."""
 
-    def __init__(
-        self,
-        *,
-        first_learning_rate: float,
-        peak_learning_rate: float,
-        warmup_steps: int,
-        total_steps: int,
-    ) -> None:
-        self.first_learning_rate = first_learning_rate
-        self.peak_learning_rate = peak_learning_rate
-        self.warmup_steps = warmup_steps
-        self.total_steps = total_steps
-
-    @classmethod
-    def of_stage(cls, stage: StageConfig, steps_per_epoch: int) -> "WarmupCosine":
-        """The schedule of one stage of a run."""
-        total_steps = stage.total_steps(steps_per_epoch)
-        return cls(
-            first_learning_rate=stage.first_learning_rate,
-            peak_learning_rate=stage.peak_learning_rate,
-            warmup_steps=min(round(stage.warmup_epochs * steps_per_epoch), total_steps - 1),
-            total_steps=total_steps,
-        )
+    first_learning_rate: float
+    peak_learning_rate: float
+    warmup_steps: int
+    total_steps: int
 
     def __call__(self, step: Any) -> tf.Tensor:
         """The learning rate at a step, a float32 scalar."""
-        # float32 counts steps exactly up to 2^24, more than 16 million.
         return warmup_cosine(
             tf,
+            # float32 counts steps exactly up to 2^24, more than 16 million.
             tf.cast(step, tf.float32),
             first=self.first_learning_rate,
             peak=self.peak_learning_rate,
@@ -284,29 +250,21 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        return {
-            "first_learning_rate": self.first_learning_rate,
-            "peak_learning_rate": self.peak_learning_rate,
-            "warmup_steps": self.warmup_steps,
-            "total_steps": self.total_steps,
-        }
+        return dataclasses.asdict(self)
 
 
 def make_optimizer(
     stage: StageConfig, steps_per_epoch: int, *, precision: str = "float32"
 ) -> keras.optimizers.Optimizer:
-    """The optimizer of a stage.
-
-    SGD with Nesterov momentum μ: v <- μ v - η g, W <- W + μ v - η g, with the learning rate η of
-    `WarmupCosine` and g the gradient of the loss, weight decay included where `training_copy` put
-    it. In mixed_float16 the loss is multiplied before, and the gradient divided after, so that
-    small gradients are not lost; a step whose gradients overflow is left out.
-    """
-    optimizer = keras.optimizers.SGD(
-        WarmupCosine.of_stage(stage, steps_per_epoch),
-        momentum=stage.momentum,
-        nesterov=stage.nesterov,
+    """The optimizer of a stage: v <- μ v - η g, W <- W + μ v - η g with Nesterov momentum μ."""
+    total_steps = stage.total_steps(steps_per_epoch)
+    rate = WarmupCosine(
+        first_learning_rate=stage.first_learning_rate,
+        peak_learning_rate=stage.peak_learning_rate,
+        warmup_steps=min(round(stage.warmup_epochs * steps_per_epoch), total_steps - 1),
+        total_steps=total_steps,
     )
+    optimizer = keras.optimizers.SGD(rate, momentum=stage.momentum, nesterov=stage.nesterov)
     if precision == "mixed_float16":
         return keras.mixed_precision.LossScaleOptimizer(optimizer)
     return optimizer

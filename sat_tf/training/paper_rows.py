@@ -9,60 +9,47 @@ import pathlib
 import re
 import types
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from sat_tf.files import read_text
-from sat_tf.messages import ProblemsError, RunError, did_you_mean
+from sat_tf.messages import did_you_mean
 from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import DEFAULT_QUANTIZERS
 from sat_tf.training.config import SHIPPED, CalibrationConfig, Config, ExportConfig, parse_config
 from sat_tf.training.config_sections import Section
-from sat_tf.validation import describe
 from sat_tf.yaml_text import load_yaml
-
-_Read = TypeVar("_Read", bound=Section)
 
 
 class Printed(Section):
     """The printed values of a row; None if nothing is printed."""
 
-    top1: float | None = Field(default=None, gt=0, le=100, description="a share in percent")
-    top5: float | None = Field(default=None, gt=0, le=100, description="a share in percent")
-    kappa_0: float | None = Field(default=None, gt=0, description="a positive number")
+    top1: float | None = Field(default=None, gt=0, le=100)  # in percent
+    top5: float | None = Field(default=None, gt=0, le=100)
+    kappa_0: float | None = Field(default=None, gt=0)
 
 
 class Row(Section):
     """One training of the paper, as its changes to the recipe of its network."""
 
-    base: str = Field(description="the name of a file in configs/imagenet")
-    method: str = Field(description="a few words")
-    measures: Literal["quantized", "float"] = Field(
-        default="quantized", description="quantized, or float if the run ends with the float model"
-    )
-    set: dict[str, Any] = Field(
-        default_factory=dict, description="a mapping of dotted keys to their values"
-    )
-    start: dict[str, Any] = Field(
-        default_factory=dict,
-        description="further changes for the run of the float model, if it is not that of the "
-        "row's own method",
-    )
-    printed: Printed = Field(default=Printed(), description="a mapping")
+    base: str  # the name of a file in configs/imagenet
+    method: str  # in a few words
+    measures: Literal["quantized", "float"] = "quantized"  # the model that the run ends with
+    set: dict[str, Any] = Field(default={})  # dotted keys and their values
+    # Further ones for the run of the float model, if it is not that of the row's own method.
+    start: dict[str, Any] = Field(default={})
+    printed: Printed = Printed()
 
 
 class Experiment(Section):
     """One file of configs/paper."""
 
-    source: str = Field(description="where the paper prints it, such as Table 1")
-    caption: str = Field(description="a line on what it shows")
-    data: str = Field(
-        default="imagenet2012",
-        description="the name of a file in configs/paper/data: the default data of its rows",
-    )
-    rows: dict[str, Row] = Field(description="a mapping of names to rows")
+    source: str  # where the paper prints it, such as Table 1
+    caption: str  # what it shows
+    data: str = "imagenet2012"  # the name of a file in configs/paper/data: the default of its rows
+    rows: dict[str, Row]
 
 
 class Data(Section):
@@ -71,20 +58,14 @@ class Data(Section):
     Its changes to a recipe come before those of a row.
     """
 
-    about: str = Field(description="a line on what it is")
-    data: dict[str, Any] = Field(description="the section data of a configuration")
-    data_dir: Literal["none", "optional", "required"] = Field(
-        default="none", description="none, optional or required: whether a folder has to be named"
-    )
-    set: dict[str, Any] = Field(
-        default_factory=dict, description="changes of every recipe, by dotted key"
-    )
-    models: dict[str, dict[str, Any]] = Field(
-        default_factory=dict, description="further changes by the name of the base"
-    )
+    about: str  # what it is
+    data: dict[str, Any]  # the section data of a configuration
+    data_dir: Literal["none", "optional", "required"] = "none"  # whether a folder has to be named
+    set: dict[str, Any] = Field(default={})  # changes of every recipe, by dotted key
+    models: dict[str, dict[str, Any]] = Field(default={})  # further ones by the name of the base
     activation_bits: dict[int, dict[str, Any]] = Field(
-        default_factory=dict, description="further changes by the activation bits of the row"
-    )
+        default={}
+    )  # and by the activation bits of the row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,19 +96,19 @@ def entries() -> Mapping[str, Entry]:
 
     rows: dict[str, Entry] = {}
     for path in sorted((SHIPPED / "paper").glob("*.yaml"), key=place):
-        experiment = read(path, Experiment)
+        experiment = Experiment.model_validate(load_yaml(read_text(path)))
         facts = experiment.model_dump(include={"source", "caption", "data"})
         for name, row in experiment.rows.items():
             key = f"{path.stem}/{name}"
             rows[key] = Entry(id=key, row=row, **facts)
-    return types.MappingProxyType(rows)
+    return rows
 
 
 @functools.cache
 def data_sets() -> Mapping[str, Data]:
     """All data sets that rows can be trained on, by their names."""
     files = sorted((SHIPPED / "paper" / "data").glob("*.yaml"))
-    return types.MappingProxyType({path.stem: read(path, Data) for path in files})
+    return {path.stem: Data.model_validate(load_yaml(read_text(path))) for path in files}
 
 
 def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
@@ -139,26 +120,10 @@ def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
         matching = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
         chosen.update((name, known[name]) for name in matching)
         if not matching:
-            first = pattern.split("/")[0]
-            of_first = [name for name in known if name.startswith(f"{first}/")]
-            guess = did_you_mean(pattern, of_first or known)
-            if not of_first and not guess.startswith("Did"):
-                # No similar name: show the first words of all rows, not eighty names.
-                guess = did_you_mean(first, {name.split("/")[0] for name in known})
-                guess += " `sat-tf paper list` shows all rows."
+            hint = did_you_mean(pattern, known)
+            guess = hint if hint.startswith("Did") else "`sat-tf paper list` shows all rows."
             problems.append(f"{pattern!r}: no such row. {guess}")
     return list(chosen.values()), problems
-
-
-def read(path: pathlib.Path, kind: type[_Read]) -> _Read:
-    """One file, checked."""
-    try:
-        values: Any = load_yaml(read_text(path))
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise RunError(ProblemsError(str(path), describe(error, kind))) from error
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: {error}") from error
 
 
 # -- the configuration of a row ------------------------------------------------------------------

@@ -250,10 +250,7 @@ class Oscillation(tf.Module):
 
 
 class _Kernel(tf.Module):
-    """One kernel, and how it has moved.
-
-    Integers and directions are small, and stored in a byte each.
-    """
+    """One kernel, and how it has moved; integers and directions are stored in a byte each."""
 
     def __init__(self, wrapper: QuantizedLayer, quantizer: WeightQuantizer, bits: int) -> None:
         super().__init__(name="kernel")
@@ -321,11 +318,7 @@ class _Kernel(tf.Module):
 
 
 class OscillationLog(keras.callbacks.Callback):
-    """Adds the oscillating and the frozen weights of all layers to the logs of every epoch.
-
-    The logs get their shares of all followed weights, `oscillating` and `frozen`; the run folder
-    gets a table with a row for every epoch and layer.
-    """
+    """Adds the shares of oscillating and frozen weights to the logs, and a table of each layer."""
 
     def __init__(self, oscillation: Oscillation, folder: RunFolder | None) -> None:
         super().__init__()

@@ -6,8 +6,7 @@ import itertools
 import os
 import pathlib
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import rich.box
 import rich.table
@@ -118,22 +117,7 @@ def run(
         finished = _finish(config, folder, console, done)
         if not finished.is_finished:
             continue  # another worker has the files
-        try:
-            outcome = outcome_of(
-                job.row,
-                job.data,
-                job.changes,
-                config.name,
-                results=Results.read(finished).to_dict(),
-                stages=RunState.read(finished).stages,
-                environment=finished.read_json(run_folder.ENVIRONMENT),
-            )
-        except KeyError as error:
-            files = f"{finished.file(run_folder.ENVIRONMENT)} and {run_folder.STATE}"
-            raise RunError(
-                f"{files}: received damaged files (no {error}), expected those that a run wrote; "
-                "remove the folder, and run it again."
-            ) from error
+        outcome = _outcome_of(job, config.name, finished)
         add_outcomes(results, [outcome])
         folders.append(finished)
         console.print(f"{job.row}: top-1 {outcome.top1:.2f} %", highlight=False)
@@ -195,38 +179,38 @@ class Outcome(Row):
         return self.row, self.data, self.seed, self.changes
 
 
-def outcome_of(
-    row: str,
-    data: str,
-    changes: Iterable[str],
-    run: str,
-    *,
-    results: Mapping[str, Any],
-    stages: Mapping[str, Mapping[str, float]],
-    environment: Mapping[str, Any],
-) -> Outcome:
+def _outcome_of(job: Job, name: str, folder: RunFolder) -> Outcome:
     """The outcome in the files of a finished run."""
-    measured = stages.get("quantized") or stages["float"]
+    results, stages = Results.read(folder), RunState.read(folder).stages
+    environment = folder.read_json(run_folder.ENVIRONMENT)
 
     def percent(share: float | None) -> float | None:
         return None if share is None else round(100 * share, 3)
 
-    return Outcome(
-        row=row,
-        data=data,
-        seed=environment["seed"],
-        changes="; ".join(changes),
-        top1=round(100 * measured["top1"], 3),
-        top5=percent(measured.get("top5")),
-        tflite_top1=percent(results["tflite_top1"]),
-        tflite_images=results["tflite_images"],
-        codes_differing=results["codes_differing"],
-        images=results["held_out_images"],
-        seconds=round(results["seconds"], 1),
-        run=run,
-        commit=environment["commit"],
-        date=environment["started"],
-    )
+    try:
+        measured = stages.get("quantized") or stages["float"]
+        return Outcome(
+            row=job.row,
+            data=job.data,
+            seed=environment["seed"],
+            changes="; ".join(job.changes),
+            top1=round(100 * measured["top1"], 3),
+            top5=percent(measured.get("top5")),
+            tflite_top1=percent(results.tflite_top1),
+            tflite_images=results.tflite_images,
+            codes_differing=results.codes_differing,
+            images=results.held_out_images,
+            seconds=round(results.seconds, 1),
+            run=name,
+            commit=environment["commit"],
+            date=environment["started"],
+        )
+    except KeyError as error:
+        files = f"{folder.file(run_folder.ENVIRONMENT)} and {run_folder.STATE}"
+        raise RunError(
+            f"{files}: received damaged files (no {error}), expected those that a run wrote; "
+            "remove the folder, and run it again."
+        ) from error
 
 
 def read_outcomes(path: pathlib.Path) -> list[Outcome]:
@@ -273,10 +257,6 @@ def add_outcomes(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
 def show(rows: Iterable[Entry], outcomes: Sequence[Outcome]) -> Iterator[rich.table.Table]:
     """The rows for the terminal: a table for each table or figure of the paper."""
     columns = [*_OF_ENTRY, _PRINTED, *(_measured(data, outcomes) for data in _data_of(outcomes))]
-    # The names of data sets are wider than the numbers below them.
-    columns = [
-        dataclasses.replace(column, title=column.title.replace(", ", ",\n")) for column in columns
-    ]
     for (source, caption), group in itertools.groupby(rows, lambda row: (row.source, row.caption)):
         yield Table(columns=columns, rows=list(group)).to_rich(
             title=f"[bold]{source}[/]: {caption}",

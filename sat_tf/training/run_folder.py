@@ -17,9 +17,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from sat_tf import output_folder
 from sat_tf.messages import ProblemsError, RunError, first_ones
 from sat_tf.output_folder import CONFIG, FLOAT_MODEL, QUANTIZED_MODEL, REPORT, RESULTS, OutputFolder
-from sat_tf.presentation.charts import Line
 from sat_tf.presentation.tables import digits, percent
-from sat_tf.report.curves import ACCURACY, LEVEL, LOSS, RATE, Metric
+from sat_tf.report.curves import ACCURACY, DECAYED, HELD_OUT, LEVEL, LOSS, RATE, TOP5, Metric
 from sat_tf.training.config import Config, read_config
 from sat_tf.validation import describe
 
@@ -127,15 +126,8 @@ class RunState:
         missing, *later = to_do
         file = self.folder.file(STATE)
         received = f"a file without the {missing} stage" if file.exists() else "no file"
-        left = [
-            name
-            for stage in later
-            for name, pattern in (
-                (f"{CHECKPOINTS}/{stage}", f"{CHECKPOINTS}/{stage}/*"),
-                (MODELS[stage], MODELS[stage]),
-            )
-            if any(self.folder.path.glob(pattern))
-        ]
+        names = [name for stage in later for name in (f"{CHECKPOINTS}/{stage}/*", MODELS[stage])]
+        left = [name for name in names if any(self.folder.path.glob(name))]
         if left:
             raise RunError(
                 f"{file}: received {received} beside {', '.join(left)}, expected one in which the "
@@ -183,8 +175,7 @@ def float_model_hash(config: Config) -> str | None:
     if config.training.float_model is None or not path.exists():
         return None
     digest = hashlib.sha256()
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    for file in files:
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
             digest.update(str(file.relative_to(path)).encode())
             with file.open("rb") as opened:
@@ -311,45 +302,27 @@ class EpochMetrics(Row):
     seconds: float | None = None  # Wall-clock time of the epoch, held-out images included.
 
 
-def _line(label: str, colour: str, *, dashed: bool = False, dots: bool = False) -> Line:
-    return Line(label=label, colour=f"var(--{colour})", dashed=dashed, dots=dots)
-
-
-_NUMBER, _PERCENT, _DECAYED = digits(".4g"), percent(), "training, with weight decay"
+_NUMBER, _PERCENT = digits(".4g"), percent()
 # The metrics of an epoch, by the names of the fields.
 EPOCHS: dict[str, Metric] = {
     "stage": Metric("stage"),
     "epoch": Metric("epoch"),
     "step": Metric("step", digits(","), "step"),
-    "learning_rate": Metric(
-        "learning rate", digits(".3g"), "learning_rate", RATE, _line("learning rate", "curve")
-    ),
+    "learning_rate": Metric("learning rate", digits(".3g"), "learning_rate", RATE),
     "loss": Metric(
-        "loss with weight decay", _NUMBER, "loss", LOSS, _line(_DECAYED, "soft", dashed=True)
+        "loss with weight decay", _NUMBER, "loss", LOSS, "training, with weight decay", DECAYED
     ),
-    "data_loss": Metric("loss", _NUMBER, "data_loss", LOSS, _line("training", "curve")),
-    "train_top1": Metric("top-1", _PERCENT, "top1", ACCURACY, _line("top-1, training", "curve")),
+    "data_loss": Metric("loss", _NUMBER, "data_loss", LOSS, "training"),
+    "train_top1": Metric("top-1", _PERCENT, "top1", ACCURACY, "top-1, training"),
     "train_top5": Metric("top-5", _PERCENT, "top5"),
-    "held_out_loss": Metric(
-        "held-out loss", _NUMBER, "val_loss", LOSS, _line("held out", "other", dots=True)
-    ),
+    "held_out_loss": Metric("held-out loss", _NUMBER, "val_loss", LOSS, "held out", HELD_OUT),
     "held_out_top1": Metric(
-        "held-out top-1",
-        _PERCENT,
-        "val_top1",
-        ACCURACY,
-        _line("top-1, held out", "other", dots=True),
+        "held-out top-1", _PERCENT, "val_top1", ACCURACY, "top-1, held out", HELD_OUT
     ),
     "held_out_top5": Metric(
-        "held-out top-5",
-        _PERCENT,
-        "val_top5",
-        ACCURACY,
-        _line("top-5, held out", "third", dashed=True),
+        "held-out top-5", _PERCENT, "val_top5", ACCURACY, "top-5, held out", TOP5
     ),
-    "clipping_level": Metric(
-        "clipping level", _NUMBER, "clipping_level", LEVEL, _line("mean of all layers", "curve")
-    ),
+    "clipping_level": Metric("clipping level", _NUMBER, "clipping_level", LEVEL),
     "seconds": Metric("seconds", digits(".1f"), "seconds"),
 }
 

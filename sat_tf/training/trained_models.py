@@ -3,8 +3,6 @@
 import contextlib
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 import tf_keras as keras
 
@@ -29,20 +27,12 @@ from sat_tf.training.run_folder import RunFolder
 
 
 def trained_float_model(config: Config, source: ImageSource) -> keras.Model | None:
-    """The trained float model that `training.float_model` names; None if it names none.
-
-    It is an ordinary one, or one with clamped weights.
-    """
+    """The float model that `training.float_model` names, clamped or not; None if it names none."""
     path = config.training.float_model
     if path is None:
         return None
-    model = read_classifier(
-        path,
-        image_size=source.image_size,
-        num_classes=source.num_classes,
-        key="training.float_model",
-        safe_mode=not config.training.trust_model,
-    )
+    safe_mode = not config.training.trust_model
+    model = read_classifier(path, source, key="training.float_model", safe_mode=safe_mode)
     rounded = [
         layer.name
         for layer in model.layers
@@ -69,64 +59,13 @@ def read_teacher(
     if folder is not None and plan.teacher == FLOAT_STAGE:
         file = folder.file(FLOAT_MODEL)
     key = "recipes.distillation.teacher"
-    fit = {"image_size": source.image_size, "num_classes": source.num_classes}
-    if plan.model is not None:
-        name, options = plan.model.name, plan.model.options
-        return read_weights(file, name=name, options=options, key=key, **fit)
-    return read_classifier(file, key=key, safe_mode=not config.training.trust_model, **fit)
-
-
-def read_classifier(
-    path: str | os.PathLike[str],
-    *,
-    image_size: int,
-    num_classes: int,
-    key: str,
-    safe_mode: bool = True,
-) -> keras.Model:
-    """Reads a trained Keras model that classifies the images of a run.
-
-    It is a `.keras` or `.h5` file of Keras 2 or 3, such as the `float.keras` of a run, or the
-    folder of a SavedModel, which the `key` of the configuration names. A softmax at its end is
-    removed, because losses and teachers work on logits.
-    """
-    path = _expect_file(path, key)
+    if plan.model is None:
+        safe_mode = not config.training.trust_model
+        return read_classifier(file, source, key=key, safe_mode=safe_mode)
+    path, name, num_classes = _expect_file(file, key), plan.model.name, source.num_classes
+    size = {"image_size": source.image_size, "num_classes": num_classes}
     try:
-        model = read_model(path, safe_mode=safe_mode).model
-    except UntrustedModelError as error:
-        raise RunError(f"{key}={error}") from error
-    except OtherFileError as error:
-        raise RunError(f"{key}={error}.") from error
-    except ValueError as error:
-        problem = f"{key}={str(path)!r}: {str(error).removeprefix(f'{path}: ')}"
-        if not is_keras3_file(path):  # the conversion names its own fixes
-            problem = (
-                f"{key}={str(path)!r}: {reason_of(error).rstrip('.')}; expected a model saved by "
-                "Keras as .keras or .h5, with no layers of its own; save it with model.save(...)."
-            )
-        raise RunError(problem) from error
-    with contextlib.suppress(ValueError):  # which the check below tells
-        if Network(model).problems:
-            model = network_of_layers(model).model
-    problems = data_problems(model, image_size, num_classes)
-    if problems:
-        raise RunError(ProblemsError(f"{key}={str(path)!r}", problems))
-    return _with_logits(model)
-
-
-def read_weights(
-    path: str | os.PathLike[str],
-    *,
-    name: str,
-    options: Mapping[str, Any],
-    image_size: int,
-    num_classes: int,
-    key: str,
-) -> keras.Model:
-    """Builds a model of `sat_tf.training.models` and gives it the weights of a file."""
-    path = _expect_file(path, key)
-    try:
-        model = models.build(name, image_size=image_size, num_classes=num_classes, **options)
+        model = models.build(name, **size, **plan.model.options)
         array_bytes(path)
         model.load_weights(path)
     except Exception as error:  # Keras raises many types on files of other programs.
@@ -135,6 +74,35 @@ def read_weights(
             f"for {num_classes} classes, as its save_weights(...) writes them."
         ) from error
     return model
+
+
+def read_classifier(
+    path: str | os.PathLike[str], source: ImageSource, *, key: str, safe_mode: bool
+) -> keras.Model:
+    """Reads a model of any Keras that classifies the images of a run, named by a key of its config.
+
+    A softmax at its end is removed, because losses and teachers work on logits.
+    """
+    path = _expect_file(path, key)
+    try:
+        model = read_model(path, safe_mode=safe_mode).model
+    except (UntrustedModelError, OtherFileError) as error:
+        raise RunError(f"{key}={str(error).rstrip('.')}.") from error
+    except ValueError as error:
+        problem = str(error).removeprefix(f"{path}: ")
+        if not is_keras3_file(path):  # the conversion names its own fixes
+            problem = (
+                f"{reason_of(error).rstrip('.')}; expected a model saved by Keras as .keras or "
+                ".h5, with no layers of its own; save it with model.save(...)."
+            )
+        raise RunError(f"{key}={str(path)!r}: {problem}") from error
+    with contextlib.suppress(ValueError):  # which the check below tells
+        if Network(model).problems:
+            model = network_of_layers(model).model
+    problems = data_problems(model, source.image_size, source.num_classes)
+    if problems:
+        raise RunError(ProblemsError(f"{key}={str(path)!r}", problems))
+    return _with_logits(model)
 
 
 def _expect_file(path: str | os.PathLike[str], key: str) -> pathlib.Path:

@@ -111,14 +111,7 @@ class _Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in (
-            "hostile",
-            "script",
-            "iframe",
-            "object",
-            "embed",
-            "link",
-            "base",
-            "meta-refresh",
+            *("hostile", "script", "iframe", "object", "embed", "link", "base", "meta-refresh"),
         ):
             self.problems.append(f"the element {tag}")
         for key, value in attrs:

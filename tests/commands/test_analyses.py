@@ -39,13 +39,7 @@ def test_bits_are_chosen_for_a_saved_model(files, tmp_path, said):
 def test_an_npu_has_milliseconds(files, tmp_path, said, monkeypatch):
     words = [str(files / "float.keras"), "--images", str(files / "images.npy")]
     words += [
-        "--num_images",
-        "16",
-        "--input_range",
-        "0,255",
-        "--bits",
-        "2,8",
-        "--activation_bits",
+        *("--num_images", "16", "--input_range", "0,255", "--bits", "2,8", "--activation_bits"),
         "8",
     ]
     words += ["--npu", "ethos-u55-128"]

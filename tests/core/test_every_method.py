@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 from sat_tf.core import asymmetric, dorefa, lsq
-from sat_tf.core.gradients import Surrogate, scaled_gradient, straight_through
+from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, scaled_gradient, straight_through
 from sat_tf.core.tensors import is_tensor, namespace, sum_as
 from sat_tf.quantizers import l1
-from sat_tf.quantizers.methods import kmeans, lq_nets, qil
+from sat_tf.quantizers.methods import lq_nets
+from sat_tf.quantizers.methods.kmeans import KMeansQuantizer
+from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer
+from sat_tf.quantizers.methods.qil import QilQuantizer
 from tests.core.execution import BACKEND, MODES, NO_CODE, array, draw, tensor, value_and_gradients
 
+INTERVAL = {"interval_center": np.float32(0.3), "interval_distance": np.float32(0.2)}
 BASIS = np.float32([[0.2, 0.4]])
 
 
@@ -20,31 +24,41 @@ def _ids(w):
     return np.arange(np.prod(tuple(w.shape))).reshape(tuple(w.shape)) % 2
 
 
+def _qil(w, center, distance, bits, surrogate=STRAIGHT_THROUGH):
+    quantizer = QilQuantizer(
+        num_bits=4, surrogate=surrogate.name, surrogate_strength=surrogate.strength
+    )
+    interval = {"interval_center": center, "interval_distance": distance}
+    return quantizer.quantized(w, interval, bits)
+
+
 FUNCTIONS = {
     "dorefa": lambda w, bits=4: dorefa.quantize_weights(w, bits),
     "l1": lambda w, bits=4: l1.quantize_weights(w, bits),
-    "kmeans": lambda w, bits=1: kmeans.quantize_weights(w, _ids(w), bits),
-    "lq_nets": lambda w: lq_nets.quantize_weights(w, BASIS),
+    "kmeans": lambda w, bits=1: KMeansQuantizer(num_bits=bits).values(w, _ids(w)),
+    "lq_nets": lambda w: LqNetsQuantizer(num_bits=2).values(w, BASIS),
     "first_basis": lq_nets.first_basis,
-    "levels": lambda w, bits: lq_nets.levels(np.zeros((1, bits), np.float32)),
+    "levels": lambda w, bits: lq_nets.levels_of(np.zeros((1, bits), np.float32)),
     "lsq": lambda w, bits=4: lsq.quantize_weights(w, 1.0, bits),
     "lsq_plus": lambda x, bits=4: lsq.quantize_with_offset(x, 1.0, -0.3, bits),
-    "qil": lambda w, bits=4: qil.quantize_weights(w, 1.0, 1.0, bits),
+    "qil": lambda w, bits=4: _qil(w, np.float32(1.0), np.float32(1.0), bits),
     "offset": lambda x, bits=4: asymmetric.quantize_offset(x, 2.0, bits, lowest=-0.3),
 }
 CODES = {
     "dorefa": lambda w: dorefa.weight_codes(w, 4),
     "l1": lambda w: l1.weight_codes(w, 4),
-    "kmeans": lambda w: kmeans.weight_codes(w, _ids(w), 1),
-    "lq_nets": lambda w: lq_nets.weight_codes(w, BASIS),
+    "kmeans": lambda w: KMeansQuantizer(num_bits=1).codes_and_scales(w, {"cluster_ids": _ids(w)})[
+        0
+    ],
+    "lq_nets": lambda w: LqNetsQuantizer(num_bits=2).codes_and_scales(w, {"basis": BASIS})[0],
     "lsq": lambda w: lsq.weight_codes(w, 0.5, 4),
-    "qil": lambda w: qil.weight_codes(w, 0.3, 0.2, 4),
+    "qil": lambda w: QilQuantizer(num_bits=4).codes_and_scales(w, INTERVAL)[0],
 }
 # Functions of weights and of what they learn beside them.
 LEARNING = {
     "l1": (l1.quantize_weights, []),
     "lsq": (lsq.quantize_weights, [0.7]),
-    "qil": (qil.quantize_weights, [0.4, 0.3]),
+    "qil": (_qil, [0.4, 0.3]),
 }
 SPECIAL = np.float32([np.nan, np.inf, -np.inf, 0.3, -0.2])
 

@@ -7,7 +7,6 @@ from ai_edge_litert.interpreter import Interpreter
 import sat_tf
 from sat_tf.exact.certificate.proof import verify_file
 from sat_tf.exact.device.kit import write_kit
-from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.tflite.input_range import range_of
 from sat_tf.graph.network import Network
@@ -162,18 +161,6 @@ def test_a_file_of_quantized_weights_alone_has_the_range_too(value, path):
     report, certificate = proved(_quantized(value, activation_bits=None), path, PICTURES)
     assert certificate.agreement == 1.0
     assert any(f"on pixels of {range_of(value)}" in warning for warning in report.warnings)
-
-
-@pytest.mark.thorough
-def test_the_ordinary_converter_takes_the_range(tmp_path):
-    model = _quantized("caffe")
-    sat_tf.export_tflite(model, tmp_path / "model.tflite")
-    sat_tf.export_tflite(model, tmp_path / "other.tflite", route="converter")
-    one, other = (
-        Runtime((tmp_path / name).read_bytes(), keep_tensors=False).run(PICTURES)
-        for name in ("model.tflite", "other.tflite")
-    )
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.thorough

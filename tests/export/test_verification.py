@@ -1,8 +1,6 @@
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -17,7 +15,6 @@ from sat_tf.exact.certificate.inputs import ImagesFrom, random_images
 from sat_tf.exact.certificate.proof import recheck, verify_file
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.exact.evaluate import evaluate_simulator, evaluate_tflite, file_interface
-from sat_tf.exact.litert import processes
 from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.operations.graph_file import read_graph
@@ -290,26 +287,6 @@ def test_outputs_that_are_not_finite_are_counted_and_wrong(
     monkeypatch.setattr(evaluate, "_outputs", lambda *_: iter(batches))
     found = evaluate_tflite(small_file, small_images, labels, top=(1, 2))
     assert (found.num_images, found.not_finite, found.top) == (4, 2, {1: 0.25, 2: 0.5})
-
-
-def test_a_script_without_a_main_guard_is_run_once(small_file, small_images, labels, tmp_path):
-    np.savez(tmp_path / "data.npz", x=small_images, y=labels)
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import numpy as np\n"
-        "from sat_tf.export import evaluate_tflite\n"
-        "print('started')\n"
-        f"data = np.load({str(tmp_path / 'data.npz')!r})\n"
-        f"evaluate_tflite({str(small_file)!r}, data['x'], data['y'], top=[1], processes=2)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, script],
-        env=processes.child_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "started\n"
 
 
 def test_paths_may_be_strings(small_file: pathlib.Path, small_images, labels, expected):

@@ -176,18 +176,9 @@ def test_a_model_that_is_flat_is_returned_as_it_is():
 
 def test_names_are_the_way_to_a_layer():
     assert _names(flatten(nested_models.nested())) == [
-        "image",
-        "backbone/conv",
-        "backbone/conv_bn",
-        "backbone/conv_relu",
-        "backbone/block/conv",
-        "backbone/block/bn",
-        "backbone/block/relu",
-        "conv",
-        "conv_bn",
-        "conv_relu",
-        "pool",
-        "classifier",
+        *("image", "backbone/conv", "backbone/conv_bn", "backbone/conv_relu"),
+        *("backbone/block/conv", "backbone/block/bn", "backbone/block/relu", "conv", "conv_bn"),
+        *("conv_relu", "pool", "classifier"),
     ]
     flat = flatten(nested_models.nested_in_a_sequential())
     assert _names(flat)[1:4] == ["middle/inner/conv", "middle/inner/relu", "middle/conv"]

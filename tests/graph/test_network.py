@@ -114,24 +114,6 @@ def test_several_inputs_and_outputs_keep_their_order_and_structure(image):
     assert set(again.output) == {"a", "b"}
 
 
-def _problem(outputs, image, name):
-    problems = _of(outputs, image).problems
-    assert list(problems) == [name]
-    return problems[name]
-
-
-def test_a_model_inside_a_model_is_a_problem(image):
-    inner = keras.Sequential([L.Conv2D(4, 3, input_shape=(8, 8, 3))], name="inner")
-    assert "a model inside the model" in _problem(inner(image), image, "inner")
-
-
-def test_an_operation_with_further_values_is_a_problem(image):
-    doubled = image * 2.0
-    # Keras counts the operations of a process in their names.
-    problem = _problem(doubled, image, doubled.node.layer.name)
-    assert "called with values beside its input tensors" in problem
-
-
 def test_an_operation_on_one_tensor_is_none(image):
     assert not _of(tf.nn.relu(image), image).problems
 

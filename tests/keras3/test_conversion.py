@@ -37,14 +37,7 @@ def test_other_shapes_are_infinitely_far_apart():
 def test_ties_are_halfway_between_two_codes_as_closely_as_the_largest_value_is_rounded():
     steps = np.array([-13.5, -13.5 + 1e-5, -13.4, 0.5, 1.0, 2.49, 100.5 - 9e-4, 127.0])
     assert _are_ties(steps * 0.25, 0.25).tolist() == [
-        True,
-        True,
-        False,
-        True,
-        False,
-        False,
-        True,
-        False,
+        *(True, True, False, True, False, False, True, False),
     ]
 
 

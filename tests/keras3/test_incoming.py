@@ -1,4 +1,5 @@
 import re
+import types
 
 import keras as keras3
 import numpy as np
@@ -144,11 +145,6 @@ class TwiceInKeras2(keras.layers.Layer):
         return inputs * self.factor
 
 
-class Thrice(TwiceInKeras2):
-    def call(self, inputs):
-        return inputs * 3.0
-
-
 def test_layers_of_ones_own_come_over_with_their_class():
     image = keras3.Input((4,), name="image")
     model = keras3.Model(image, Twice(5.0, name="five")(image), name="own")
@@ -163,7 +159,6 @@ def test_the_first_layer_that_differs_is_named(monkeypatch):
     monkeypatch.setitem(activations.OF_KERAS3, "hard_sigmoid", "hard_sigmoid")
     message = _error(models.classifier())
     assert "separable: received a SeparableConv2D whose output differs in tf_keras by" in message
-    assert "it is the first of 1 such" in message
 
 
 def test_a_layer_in_a_nested_model_is_named_with_the_model(monkeypatch):
@@ -221,9 +216,7 @@ def test_a_file_of_keras_3_is_converted_and_says_so(suffix, tmp_path):
     read = read_model(tmp_path / f"model{suffix}")
     assert isinstance(read.model, keras.Model)
     assert f"saved by Keras {keras3.__version__}; converted to tf_keras" in read.note
-    assert re.search(
-        r"outputs (are equal|differ by at most \S+ of their largest value)\.$", read.note
-    )
+    assert re.search(r"outputs differ by at most \S+ of their largest value\.$", read.note)
     np.testing.assert_allclose(read.model(PICTURES), np.asarray(model(PICTURES)), atol=1e-5)
 
 
@@ -239,7 +232,8 @@ def test_a_model_of_keras_2_is_read_as_it_is(name, tmp_path):
 def test_a_classifier_of_keras_3_gives_logits(tmp_path):
     model = _classifier(keras3)
     model.save(tmp_path / "float.keras")
-    read = read_classifier(tmp_path / "float.keras", image_size=8, num_classes=3, key="float_model")
+    source = types.SimpleNamespace(image_size=8, num_classes=3)
+    read = read_classifier(tmp_path / "float.keras", source, key="float_model", safe_mode=True)
     # To the rounding of sums, which is that of `from_keras3`.
     np.testing.assert_allclose(
         tf.nn.softmax(read(PICTURES)), np.asarray(model(PICTURES)), atol=1e-5

@@ -17,17 +17,8 @@ INTEGER = table.INTEGER_LAYERS | table.INTEGER_OPERATIONS
 PLACED = [name for name in CALLS if name not in {*table.REFUSED, *table.NOT_BUILT}]
 # One of each kind, for every day.
 SOME = [
-    "AdaptiveAveragePooling2D",
-    "Conv2D",
-    "GroupQueryAttention",
-    "MixUp",
-    "RMSNormalization",
-    "RandomCrop",
-    "einsum",
-    "top_k",
-    "relu",
-    "stop_gradient",
-    "flip",
+    *("AdaptiveAveragePooling2D", "Conv2D", "GroupQueryAttention", "MixUp", "RMSNormalization"),
+    *("RandomCrop", "einsum", "top_k", "relu", "stop_gradient", "flip"),
 ]
 FLOAT = sat_tf.BitPolicy.mobile(8, input_type="float32", unsupported="float")
 

@@ -217,12 +217,12 @@ def test_a_plan_names_the_operators_that_the_file_leaves_to_the_cpu(name, target
     report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
     assert report.target == plan.target.name == target
     assert plan.file_operators == sum(report.operators.values())
-    assert list(plan.elsewhere) == report.cpu_fallback
+    assert list(plan.cpu_fallback) == report.cpu_fallback
 
 
 def test_a_plan_for_a_cpu_names_none_that_it_computes():
     plan = sat_tf.explain(zoo.bottleneck(), BitPolicy.mobile(4), target="micro")
-    assert plan.elsewhere == ()
+    assert plan.cpu_fallback == ()
     assert "TFLite Micro" not in str(plan)
     assert plan.policy.target == "micro"
     # Its kernels have 8 bits.
@@ -235,7 +235,7 @@ def test_a_plan_names_what_tflite_micro_refuses():
     normal = layers.LayerNormalization()(convolution(4)(image))
     model = keras.Model(image, layers.Dense(2)(layers.GlobalAveragePooling2D()(normal)))
     plan = sat_tf.explain(model, BitPolicy.mobile(4, unsupported="float", target="micro"))
-    assert [one.operator for one in plan.elsewhere] == ["REDUCE_PROD"]
+    assert [one.operator for one in plan.cpu_fallback] == ["REDUCE_PROD"]
     assert "TFLite Micro refuses 1 of " in str(plan)
 
 
@@ -244,7 +244,7 @@ def test_a_plan_shows_its_target_on_the_terminal_and_on_the_page(tmp_path):
     shown = {"text": str(plan), "page": tmp_path / "plan.html"}
     plan.write_page(shown["page"])
     for text in (shown["text"], shown["page"].read_text(encoding="utf-8")):
-        assert plan.target.verdict(plan.elsewhere, plan.file_operators).words in text
+        assert plan.target.statements(plan.cpu_fallback, plan.file_operators)[0].words in text
 
 
 def test_a_model_of_open_sizes_is_refused_for_an_npu_before_it_is_quantized():

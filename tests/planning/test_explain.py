@@ -268,7 +268,7 @@ def test_an_override_of_no_layer_leaves_the_other_layers_their_plan():
 def test_a_model_without_linear_layers_has_a_plan_with_a_problem():
     image = keras.Input((8, 8, 3), name="image")
     plan = sat_tf.explain(keras.Model(image, L.ReLU(name="relu")(image)))
-    assert "there is nothing to quantize" in plan.problems[0]
+    assert "whose weights can be quantized" in plan.problems[0]
     assert [row.name for row in plan.rows] == ["image", "relu"]
     assert plan["relu"].export is Export.REFUSED
 
@@ -319,7 +319,7 @@ def test_a_plan_for_an_npu_ends_in_codes():
     assert operators["litert"] == [*operators["ethos-u55"][:-1], "DEQUANTIZE", "SOFTMAX"]
     assert operators["ethos-u55"][-1] == "SOFTMAX"
     assert len(operators["ethos-u55"]) == of_target["ethos-u55"].file_operators
-    assert of_target["ethos-u55"].elsewhere == ()
+    assert of_target["ethos-u55"].cpu_fallback == ()
 
 
 def test_each_clipping_level_of_a_tensor_says_where_its_own_comes_from():
@@ -337,8 +337,8 @@ def test_each_clipping_level_of_a_tensor_says_where_its_own_comes_from():
 def test_a_plan_of_weights_alone_advises_no_type_of_outputs():
     policy = BitPolicy.mobile(4, activation_bits=None, target="ethos-u55")
     plan = sat_tf.explain(convolutions(), policy)
-    assert plan.elsewhere
-    assert {one.fix for one in plan.elsewhere} == {ACTIVATIONS}
+    assert plan.cpu_fallback
+    assert {one.fix for one in plan.cpu_fallback} == {ACTIVATIONS}
 
 
 # -- models of every structure ---------------------------------------------------------------------

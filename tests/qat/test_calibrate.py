@@ -588,15 +588,7 @@ def _as_dataset(images):
         lambda images: tf.data.Dataset.from_tensor_slices(images).batch(100),
     ],
     ids=[
-        "array",
-        "bytes",
-        "tensor",
-        "pair",
-        "list",
-        "iterator",
-        "pairs",
-        "dataset",
-        "endless",
+        *("array", "bytes", "tensor", "pair", "list", "iterator", "pairs", "dataset", "endless"),
         "odd",
     ],
 )

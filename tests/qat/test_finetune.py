@@ -5,7 +5,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat.finetune import TRIED_RATES, _Schedule, finetune, row_of
+from sat_tf.qat.finetune import TRIED_RATES, finetune, row_of, warmup_cosine
 from sat_tf.qat.images import cut
 from tests.training.small import small_float_model, small_images
 
@@ -164,22 +164,9 @@ def test_what_is_no_picture_is_not_cut():
 
 
 def test_the_rate_rises_and_falls_to_nothing_on_half_a_cosine():
-    class Batches:
-        steps = 3
-
-        def begin(self, epoch):
-            self.epoch = epoch
-
-    schedule = _Schedule(Batches(), lambda: 0.5, total=6, warmup=2)
-    schedule.model = keras.Sequential()
-    schedule.model.compile(keras.optimizers.SGD(0.0))
-    rates = []
-    for epoch in range(2):
-        schedule.on_epoch_begin(epoch)
-        for batch in range(3):
-            schedule.on_train_batch_begin(batch)
-            rates.append(float(schedule.model.optimizer.learning_rate))
-    np.testing.assert_allclose(rates, [0.0, 0.25, 0.5, 0.426777, 0.25, 0.073223], rtol=1e-5)
+    steps = {"first": 0.0, "peak": 0.5, "warmup_steps": 2, "total_steps": 6}
+    rates = [warmup_cosine(np, step, **steps) for step in range(7)]
+    np.testing.assert_allclose(rates, [0.0, 0.25, 0.5, 0.426777, 0.25, 0.073223, 0.0], atol=1e-6)
 
 
 def test_what_cannot_be_trained_is_refused_with_all_problems():

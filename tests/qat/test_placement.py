@@ -19,7 +19,6 @@ from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.observers import RangeObserver
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer, UnitQuantizer
-from tests import reference
 from tests.qat import float_models
 
 L = keras.layers
@@ -405,12 +404,6 @@ def test_the_policy_reaches_every_quantizer():
     assert placement.insertions[0].config.output == ImageQuantizer.of_range(range_of((0, 1)))
 
 
-def test_a_linear_layer_is_rescaled_by_its_fan_out():
-    configs = _place(_network("without_normalization"), BitPolicy()).configs
-    assert configs["a"].weights.fan_out == 3 * 3 * 4
-    assert configs["classifier"].weights.fan_out == 5
-
-
 def test_norms_behind_are_those_that_alone_read_a_linear_layer():
     assert _place(_network("plain"), BitPolicy()).norms_behind == {"a": ("a_bn",), "b": ("b_bn",)}
     both = _place(_network("two_normalizations"), BitPolicy()).norms_behind["a"]
@@ -506,19 +499,6 @@ def test_numbers_go_into_the_layers_around_them():
     assert isinstance(configs["relu"].output, PactQuantizer)
     assert isinstance(configs["sixth"].output, PactQuantizer)
     assert configs["a"].weights.rescale == "stddev"  # a number is no normalization
-
-
-def test_an_input_of_a_group_counts_the_outputs_of_its_group():
-    network = _model(
-        L.Conv2D(8, 3, groups=1, name="a"),
-        L.Conv2D(12, 3, groups=4, name="grouped"),
-        L.Conv2DTranspose(5, (3, 2), name="up"),
-    )
-    configs = _place(network, BitPolicy.mobile(4)).configs
-    assert configs["grouped"].weights.fan_out == 3 * 3 * 12 // 4
-    assert configs["up"].weights.fan_out == 3 * 2 * 5
-    assert reference.fan_out((3, 3, 2, 12), "Conv2D", 4) == configs["grouped"].weights.fan_out
-    assert reference.fan_out((3, 2, 5, 12), "Conv2DTranspose") == configs["up"].weights.fan_out
 
 
 def test_refused_layers_stay_float_where_the_policy_says_so():

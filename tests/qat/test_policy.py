@@ -438,15 +438,5 @@ def test_an_output_quantizer_stands_at_the_activation_or_behind_the_layer(
     layer, output, at_activation, replaces
 ):
     config = PlacedConfig(output=output)
-    assert bool(config.get_activations_and_quantizers(layer)) is at_activation
-    behind = [one.quantizer for one in config.get_output_quantizers(layer)]
-    assert behind == ([] if at_activation else [output])
+    assert config.stands_at_activation(layer) is at_activation
     assert config.replaces(layer) is replaces
-
-
-def test_a_config_without_quantizers_has_nothing_to_do():
-    config = PlacedConfig()
-    layer = L.Conv2D(2, 3, activation="relu")
-    assert config.get_weights_and_quantizers(layer) == []
-    assert config.get_activations_and_quantizers(layer) == []
-    assert config.get_output_quantizers(layer) == []

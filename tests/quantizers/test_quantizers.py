@@ -538,15 +538,15 @@ def test_a_sample_of_parts_is_that_of_the_whole_batch(sizes):
         found.take(_parts(batch, sizes))
         expected.take([batch])
     assert found.largest == expected.largest
-    np.testing.assert_array_equal(found.values, expected.values)
-    np.testing.assert_array_equal(found.counts, expected.counts)
+    np.testing.assert_array_equal(found.sampled.values, expected.sampled.values)
+    np.testing.assert_array_equal(found.sampled.counts, expected.sampled.counts)
 
 
 def test_a_sample_has_values_at_random_and_all_of_the_largest():
     batch = _batch(300)
     sample = Sample("tensor", io.BytesIO())
     sample.take(_parts(batch, [128, 128, 44]))
-    values, counts = sample.values, sample.counts
+    values, counts = sample.sampled.values, sample.sampled.counts
     tail, others = np.split(values, [np.count_nonzero(counts == 1.0)])
     of_tail, of_others = np.split(counts, [len(tail)])
     bound = np.abs(tail).min()
@@ -570,15 +570,15 @@ def test_samples_that_share_a_file_have_their_own_values():
                 for number, sample in enumerate(several):
                     sample.take([_batch(40, 2 * seed + number)])
         for one, other in zip(shared, apart, strict=True):
-            np.testing.assert_array_equal(one.values, other.values)
+            np.testing.assert_array_equal(one.sampled.values, other.sampled.values)
 
 
 def test_a_small_batch_is_its_own_sample():
     batch = _batch(4)
     sample = Sample("tensor", io.BytesIO())
     sample.take(_parts(batch, [2, 2]))
-    np.testing.assert_array_equal(sample.values, batch.reshape(-1))
-    np.testing.assert_array_equal(sample.counts, np.ones(batch.size))
+    np.testing.assert_array_equal(sample.sampled.values, batch.reshape(-1))
+    np.testing.assert_array_equal(sample.sampled.counts, np.ones(batch.size))
 
 
 SETTINGS = {"num_bits": 4, "gradient": "pact", "ceiling": None, "rate": 0.5}

@@ -14,7 +14,7 @@ import tf_keras as keras
 
 from sat_tf.exact.targets.ethos_u import TARGET_OF, compile_file, compiler_options
 from sat_tf.export.export import export_tflite
-from sat_tf.export.lowering.packing import PACKINGS, NothingPackedError
+from sat_tf.export.lowering.packing import NothingPackedError
 from sat_tf.graph import layer_kinds
 from sat_tf.messages import ModelError, first_ones
 from sat_tf.planning.deployment import assume_ranges
@@ -98,7 +98,7 @@ class ModelChoices:
         except NothingPackedError:
             raise
         except ValueError as error:
-            if PACKINGS[pack].asked_for:
+            if pack not in ("auto", "none"):  # which a model without packed kernels has, too
                 raise ValueError(
                     f"pack={pack!r}: received a model without a file, of which nothing can be "
                     f"packed, expected one that can be exported; use pack='auto', or: {error}"

@@ -110,22 +110,24 @@ class Certificate(Displayed, CertificateRecord):
         for count in self.tensors:
             words = rules.sentence("codes_headline", self, count)
             if tensor := codes.get(count.name):
-                ends = (tensor.first, tensor.first + len(tensor.counts) - 1)
-                low, high = (tensor.step * code for code in ends)
+                low, high = (
+                    tensor.step * (tensor.first + end) for end in (0, len(tensor.counts) - 1)
+                )
                 words += f"; {tensor.bits} bits, {tensor.codes_used} codes occur, "
                 words += f"{low:.4g} to {high:.4g}"
             marks[count.name] = Mark(words, BAD if count.codes_differing else GOOD)
         write_overlay(path, "codes with XNNPACK", marks)
 
     def _headline(self) -> Marked:
-        images = f"{self.num_images:,} image{'' if self.num_images == 1 else 's'}"
-        return Marked(f"{self.verdict.words} ({self.file}, {images})", self.verdict.kind)
+        words = f"{self.verdict.words} ({self.file}, {self.num_images:,} images)"
+        return Marked(words, self.verdict.kind)
 
     def _tables(self) -> dict[str, Table[Any]]:
         return {"Runtimes": runtime_table(self)}
 
     def _notes(self) -> Sequence[Cell]:
-        return self.statements
+        top1 = [f"top-1: {rules.sentence('top1', self)}"] if self.top1 else []
+        return [*self.statements, *top1]
 
 
 def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
@@ -155,12 +157,6 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
     """
     path = pathlib.Path(path)
     values = read_json(path, "sat-tf verify")
-    fields = {field.name for field in dataclasses.fields(Certificate)}
-    if not isinstance(values, dict) or fields.isdisjoint(values):
-        raise ValueError(
-            f"{path}: received JSON that is no certificate, expected the one that sat-tf verify "
-            "has written; pass its certificate.json."
-        )
     fix = "Expected a certificate of this version; create it again with sat-tf verify."
     certificate = as_record(Certificate, values, path, fix)
     if "xnnpack" not in certificate.runtimes:

@@ -44,13 +44,8 @@ class Reference:
 
     def compared(self, values: np.ndarray) -> list[OutputCount]:
         """Each output of a model against this one's."""
-        pairs = zip(
-            separated(values, self.outputs), separated(self.values, self.outputs), strict=True
-        )
-        return [
-            compared(output, computed, expected)
-            for output, (computed, expected) in zip(self.outputs, pairs, strict=True)
-        ]
+        pieces = separated(values, self.outputs), separated(self.values, self.outputs)
+        return [compared(*each) for each in zip(self.outputs, *pieces, strict=True)]
 
     def accuracy(self, values: np.ndarray) -> dict[str, float]:
         """Share of places that a model classifies right, by the outputs that have labels."""
@@ -90,9 +85,9 @@ class RuntimeCounter:
         self._keeping = loaded(content, runtime, keep_tensors=True)
         self._plain = loaded(content, runtime, keep_tensors=False)
         self._tensors = _counts(graph)
-        self._own_graph = None if runtime == "xnnpack" else graph.on(self._kernels)
-        self._own = {} if self._own_graph is None else _counts(graph)
-        self._own_images = 0
+        self._own_graph = graph.on(self._kernels)
+        self._own = {} if runtime == "xnnpack" else _counts(graph)
+        self._own_images = 0 if self._own else MOST_OWN_IMAGES
         self._left_float = graph.layers_left_float
         self._float_values = 0
         self._largest_difference = 0.0
@@ -104,26 +99,19 @@ class RuntimeCounter:
         """The outputs for all images so far, as a phone computes them."""
         return np.concatenate(self._outputs)
 
-    @property
-    def tensors(self) -> list[TensorCount]:
-        """How many codes of each tensor differ so far."""
-        return list(self._tensors.values())
-
     def run(self, images: Pixels) -> dict[str, np.ndarray]:
         """Runs a batch; returns what it makes of the layers that are left float."""
-        if self._own_graph is not None:
-            # Compares the first images with its own kernels: one by one, as they see all of a
-            # batch. Blocks of values that kernels take together would reach from one image into
-            # the next.
-            count = min(MOST_OWN_IMAGES - self._own_images, number_of(images))
-            for index in range(count):
-                image = some_of(images, index, index + 1)
-                self._keeping.run(image)
-                left_float = self._keeping.tensors(self._left_float)
-                simulated = simulate(self._own_graph, image, left_float)
-                for name, computed in self._keeping.tensors(self._own).items():
-                    self._own[name].add(simulated[name], computed)
-            self._own_images += count
+        # Compares the first images with its own kernels: one by one, as they see all of a batch.
+        # Blocks of values that kernels take together would reach from one image into the next.
+        count = min(MOST_OWN_IMAGES - self._own_images, number_of(images))
+        for index in range(count):
+            image = some_of(images, index, index + 1)
+            self._keeping.run(image)
+            left_float = self._keeping.tensors(self._left_float)
+            simulated = simulate(self._own_graph, image, left_float)
+            for name, computed in self._keeping.tensors(self._own).items():
+                self._own[name].add(simulated[name], computed)
+        self._own_images += count
         output, kept = self._plain.run(images), self._keeping.run(images)
         self._outputs.append(output)
         self._outputs_differing += int(np.count_nonzero(output != kept))
@@ -145,7 +133,7 @@ class RuntimeCounter:
         return reference.counted(
             self.outputs,
             self._kernels,
-            tensors=self.tensors,
+            tensors=list(self._tensors.values()),
             float_values_compared=self._float_values,
             largest_float_difference=self._largest_difference,
             outputs_differing=self._outputs_differing,
@@ -155,14 +143,12 @@ class RuntimeCounter:
 
 
 class SimulatedCounter:
-    """Compares a runtime of other machines, which is simulated, with the simulation of this one.
-
-    What the file computes alike there is not simulated again.
-    """
+    """Compares a runtime of other machines, which is simulated, with the simulation of this one."""
 
     def __init__(self, graph: Graph, runtime: str) -> None:
         self._kernels = RUNTIMES[runtime].kernels
         self._graph = graph.on(self._kernels)
+        # What the file computes alike there is not simulated again.
         both = {graph.kernels, self._kernels}
         self._changing = {
             operation.output
@@ -270,11 +256,7 @@ class TrainedCounter:
         return np.concatenate(self._outputs)
 
     def _told_apart_by(self, reader: Operation, name: str) -> tuple[int, int] | None:
-        """The integers of a tensor beyond which an operation makes the same of all, or None.
-
-        What selects values, or joins them, makes of clipped ones what it would make of others and
-        clip: its own tensor shows what that changes.
-        """
+        """The integers of a tensor beyond which an operation makes the same of all, or None."""
         dequantizes = "DEQUANTIZE" in reader.operators and reader.output in self._told_apart
         if dequantizes or "SOFTMAX" in reader.operators:
             codes = self._graph.tensors[name].codes
@@ -367,17 +349,17 @@ class CodesRecorder:
         tensors = []
         for name, counts in self._counts.items():
             codes = self._graph.codes(name)
-            first = codes.lowest - np.iinfo(codes.dtype).min
+            first, size = codes.lowest - np.iinfo(codes.dtype).min, codes.highest - codes.lowest + 1
             tensors.append(
                 TensorCodes(
                     name=name,
                     operator=self._operators[name],
                     shape=self._graph.tensors[name].shape,
-                    bits=math.ceil(math.log2(codes.highest - codes.lowest + 1)),
+                    bits=math.ceil(math.log2(size)),
                     step=float(codes.scale),
                     zero_point=codes.zero_point,
                     lowest=codes.lowest,
-                    counts=counts[first : first + codes.highest - codes.lowest + 1].tolist(),
+                    counts=counts[first : first + size].tolist(),
                     sha256=self._hashes[name].hexdigest(),
                     weights=weights.get(name, {}),
                 )
@@ -418,13 +400,12 @@ class Comparison:
 
     def outputs(self) -> dict[str, np.ndarray]:
         """Returns the outputs of each model for all images, by its name in a certificate."""
-        outputs = {"simulation": np.concatenate(self._of_simulation)}
-        if self.keras:
-            outputs["quantized"] = self.keras.outputs
-        outputs["tflite"] = self.counters["xnnpack"].outputs
-        if self.float_model:
-            outputs["float"] = np.concatenate(self._of_float)
-        return outputs
+        return {
+            "simulation": np.concatenate(self._of_simulation),
+            **({"quantized": self.keras.outputs} if self.keras else {}),
+            "tflite": self.counters["xnnpack"].outputs,
+            **({"float": np.concatenate(self._of_float)} if self.float_model else {}),
+        }
 
     def counts(self, reference: Reference) -> dict[str, RuntimeCount]:
         """Returns all that is counted of the runtimes."""

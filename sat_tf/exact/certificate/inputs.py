@@ -20,15 +20,11 @@ class ImagesFrom:
     description: str  # In words.
     # With which `random_images` draws them; None where they are not random.
     seed: int | None = None
-    # Of a folder of pictures, those that were taken, in order: their paths in it, and the SHA-256
-    # of each.
+    # Of a folder of pictures, the paths of those that were taken, in order, with their SHA-256.
     files: dict[str, str] = dataclasses.field(default_factory=dict)
-    # How many were asked for; there are fewer where some cannot be read. None in certificates of
-    # earlier versions, and where it does not decide which are taken.
+    # How many were asked for; None where it does not decide which are taken, or is not known.
     asked: int | None = None
-    # What made pixels of pictures, in words; "" of other images, and in certificates of earlier
-    # versions.
-    decoder: str = ""
+    decoder: str = ""  # What made pixels of pictures, in words; "" of other images.
 
     @classmethod
     def held_out(cls, data: str, asked: int, decoder: str = "") -> "ImagesFrom":
@@ -44,18 +40,17 @@ def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
     """Pixels that are drawn independently: noise reaches more codes than pictures do."""
     # RandomState, because its streams are the ones NumPy promises never to change.
     random = np.random.RandomState(seed)
-    problem = ValueError(
-        f"received {count:,} random images, expected fewer, which fit into memory; draw fewer."
-    )
     if count * math.prod(shape) > _MOST_RANDOM_BYTES:
-        raise problem
-    try:
-        images = np.empty((count, *shape), np.uint8)
-    except (MemoryError, ValueError) as error:
-        raise problem from error
+        raise ValueError(
+            f"received {count:,} random images, expected fewer, which fit into memory; draw fewer."
+        )
+    images = np.empty((count, *shape), np.uint8)
     for index in range(count):
         images[index] = random.randint(0, 256, shape)
     return images
+
+
+_AS_KERAS_TAKES_THEM = "pass the arrays that the Keras model takes, as float32"
 
 
 def image_problems(
@@ -67,8 +62,9 @@ def image_problems(
     name: str = "images",
 ) -> list[str]:
     """Why these do not fit an input: one that is `kept` as it is, for layers left float, or not."""
-    problems, real = [], np.issubdtype(images.dtype, np.floating)
-    if kept and (images.dtype.kind not in "biuf" or not np.all(np.isfinite(images))):
+    problems, is_real = [], images.dtype.kind == "f"
+    is_finite = not is_real or bool(np.all(np.isfinite(images)))
+    if kept and (images.dtype.kind not in "biuf" or not is_finite):
         problems.append(f"received {images.dtype} values, expected finite ones of {kind}.")
     elif kept:
         with np.errstate(invalid="ignore"):
@@ -78,18 +74,13 @@ def image_problems(
                 f"received {images.dtype} values that {kind} does not hold, expected the ones that "
                 f"the Keras model takes, such as ids; pass them as {kind}."
             )
-    elif kind == "uint8" and images.dtype != np.uint8:
-        problems.append(
-            f"received {images.dtype}, expected uint8 pixels from 0 to 255; pass the images "
-            "as they were before any scaling."
-        )
-    elif kind != "uint8" and not real and not (kind == "int8" and images.dtype == np.int8):
-        codes = " or the int8 codes of them" if kind == "int8" else ""
-        problems.append(
-            f"received {images.dtype}, expected real values{codes}; pass the arrays that "
-            "the Keras model takes, as float32."
-        )
-    elif kind != "uint8" and real and not np.all(np.isfinite(images)):
+    elif images.dtype != kind and (kind == "uint8" or not is_real):
+        expected = {
+            "uint8": "uint8 pixels from 0 to 255; pass the images as they were before any scaling",
+            "int8": f"real values or the int8 codes of them; {_AS_KERAS_TAKES_THEM}",
+        }.get(kind, f"real values; {_AS_KERAS_TAKES_THEM}")
+        problems.append(f"received {images.dtype}, expected {expected}.")
+    elif not is_finite:
         problems.append("received values that are NaN or infinite, expected finite ones.")
     if shape is not None and (images.ndim != len(shape) + 1 or images.shape[1:] != shape):
         sizes = ", ".join(str(size) for size in shape)

@@ -37,7 +37,7 @@ def as_in_file(values: np.ndarray, graph: Graph) -> np.ndarray:
 
 
 def _differences(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
-    """The absolute differences, infinite where one is NaN."""
+    """The absolute differences; infinite where one is NaN."""
     with np.errstate(invalid="ignore"):
         differences = np.abs(expected.astype(np.float64) - computed)
     return np.where(np.isnan(differences), np.inf, differences)
@@ -63,8 +63,7 @@ class Output:
 
     name: str  # Of the tensor.
     shape: tuple[int, ...]  # Without the batch dimension.
-    # What says that it holds classes: "softmax", "sigmoid", "labels" or "loss"; "" where nothing
-    # does.
+    # What says that it holds classes: "softmax", "sigmoid", "labels", "loss", or "" for nothing.
     classes_by: str = ""
 
     @property
@@ -103,13 +102,7 @@ class Output:
         return np.where(classes == NO_CLASS, NO_CLASS, values[..., 0] > _HALF).astype(int)
 
     def agreement(self, values: np.ndarray, reference: np.ndarray) -> float | None:
-        """Share of places with the same class, or largest channel; None for a single value.
-
-        >>> mask = Output("mask", (1, 2, 2))
-        >>> one = np.array([[[[0.0, 1.0], [1.0, 0.0]]]])
-        >>> mask.agreement(one, np.array([[[[0.1, 0.2], [0.1, 0.2]]]]))
-        0.5
-        """
+        """Share of places with the same class, or largest channel; None for a single value."""
         if not self.num_classes:
             return None
         classes = self.classes(values)
@@ -122,12 +115,6 @@ class Output:
         """How many places have the largest value twice or more, and the reference has it once.
 
         The class is the first of them then, whatever is behind it. Sigmoids have no largest value.
-
-        >>> Output("logits", (3,), "labels").ties(
-        ...     np.array([[1.0, 1.0, 0.0], [2.0, 1.0, 1.0]]),
-        ...     np.array([[0.9, 1.1, 0.0], [2.0, 1.0, 1.0]]),
-        ... )
-        1
         """
         if self.is_sigmoid or self.num_classes < 2:
             return 0
@@ -138,10 +125,7 @@ class Output:
         return int(np.sum(is_tied(values) & ~is_tied(reference)))
 
     def accuracy(self, values: np.ndarray, labels: np.ndarray) -> float:
-        """Share of places classified right; one with a NaN is wrong.
-
-        Labels of several sigmoids may also be an answer for each: the share of right answers.
-        """
+        """Share of places classified right, or of sigmoids' answers; one with a NaN is wrong."""
         if labels.shape == values.shape and self.answers > 1:
             return float(np.mean(np.isfinite(values) & ((values > _HALF) == labels)))
         return float(np.mean(self.classes(values) == labels))
@@ -174,8 +158,8 @@ class ChannelCount:
     """How one channel of an output compares with that of the reference."""
 
     channel: int  # Its place in the last axis, from 0.
-    # Root mean square of the differences, in standard deviations of the reference's channel; of one
-    # that is constant, in those of the whole output. Infinite where one is NaN.
+    # Root mean square of the differences, in standard deviations of the reference's channel, or of
+    # the whole output where that is constant. Infinite where one is NaN.
     error: float
     spread: float  # The standard deviation of the reference's channel.
     values: int  # How many different values it has.
@@ -205,16 +189,7 @@ class ValueCount:
 
 
 def compared_channels(values: np.ndarray, reference: np.ndarray) -> ValueCount:
-    """The channels of an output against those of the reference.
-
-    >>> pixels = np.linspace(0.0, 300.0, 400)
-    >>> found = compared_channels(
-    ...     np.stack([pixels, np.round(pixels / 300)], axis=1),  # of scores, 0 and 1 are left
-    ...     np.stack([pixels, pixels / 300], axis=1),
-    ... )
-    >>> found.off, found.channels[0].channel, found.fewest_values.values
-    (1, 1, 2)
-    """
+    """The channels of an output against those of the reference."""
     channels = reference.shape[-1] if reference.ndim > 1 else 1
     computed, expected = values.reshape(-1, channels), reference.reshape(-1, channels)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -266,16 +241,14 @@ class OutputCount:
 
     name: str  # Of the tensor.
     shape: tuple[int, ...]  # Without the batch dimension.
-    # How many images, pixels, rows or boxes have a class, or a largest channel, over all images; 0
-    # for a single value.
+    # How many images, pixels, rows or boxes have a class, or a largest channel; 0 of single values.
     places: int
     agreement: float | None  # Share of them with that of the reference; None where there are none.
     largest_difference: float  # Of its values; infinite where one is NaN.
     mean_difference: float  # Mean absolute difference; infinite where one is NaN.
     spread: float  # Standard deviation of the reference's values.
     classes_by: str = ""  # See `Output`.
-    # The channels, unless a softmax, labels or a loss say that they are classes; None in
-    # certificates of earlier versions, too.
+    # The channels, unless a softmax, labels or a loss say that they are classes.
     values: ValueCount | None = None
     ties: int = 0  # How many places have several largest values where the reference has one.
 
@@ -297,10 +270,10 @@ class OutputCount:
 
 def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> OutputCount:
     """One output against the reference's."""
-    with np.errstate(invalid="ignore"):
-        spread = float(np.std(reference, dtype=np.float64))
     differences = _differences(reference, values)
     may_be_values = output.classes_by in ("", "sigmoid")
+    with np.errstate(invalid="ignore"):
+        spread = float(np.std(reference, dtype=np.float64))
     return OutputCount(
         name=output.name,
         shape=output.shape,
@@ -366,11 +339,7 @@ def separated(joined: np.ndarray, outputs: Sequence[Output]) -> list[np.ndarray]
 def labels_of(
     labels: Any, outputs: Sequence[Output], count: int, names: Sequence[Iterable[str]] = ()
 ) -> tuple[list[np.ndarray | None], list[str]]:
-    """Labels for each output as arrays (count, *places), and what is wrong with them.
-
-    They are those of the only output; or of several a list with labels or None for each, or a
-    dictionary by any of their names, without those that have none.
-    """
+    """Labels of each output as arrays (count, *places), and what is wrong with them."""
     if labels is None:
         return [None] * len(outputs), []
     listed = ", ".join(str(output.name) for output in outputs)
@@ -379,14 +348,12 @@ def labels_of(
         keys = [{output.name} for output in outputs]
         for called, others in zip(keys, names, strict=False):
             called.update(others)
-        if unknown := [key for key in labels if not any(key in called for called in keys)]:
+        if unknown := sorted(map(repr, labels.keys() - set().union(*keys))):
             return [], [
-                f"labels: received some for {', '.join(map(repr, unknown))}, expected names of "
-                f"outputs; they are {listed}."
+                f"labels: received some for {', '.join(unknown)}, expected names of outputs; they "
+                f"are {listed}."
             ]
-        by_output = [
-            next((labels[key] for key in labels if key in called), None) for called in keys
-        ]
+        by_output = [next((labels[key] for key in labels if key in one), None) for one in keys]
     elif len(outputs) == 1:
         by_output = [labels]
     elif isinstance(labels, list | tuple) and len(labels) == len(outputs):
@@ -419,9 +386,9 @@ def _checked(
     name: str, values: Any, output: Output, count: int
 ) -> tuple[np.ndarray | None, list[str]]:
     labels, problems = as_array(values, name)
+    classes, expected = output.num_classes, (count, *output.places)
     if problems:
         return None, problems
-    classes, expected = output.num_classes, (count, *output.places)
     if not classes:
         return None, [
             f"{name}: received some for an output of shape {output.shape}, which is a number, "
@@ -444,23 +411,19 @@ def label_problems(
     labels: np.ndarray,
     shape: tuple[int, ...],
     classes: float,
-    *,
     name: str = "labels",
     what: str = "an image",
 ) -> list[str]:
     """Why these are not labels."""
+    problem = ""
     if labels.shape != shape:
-        return [
-            f"{name}: received shape {labels.shape}, expected {shape}, one class number {what}."
-        ]
-    if labels.dtype != bool and not np.issubdtype(labels.dtype, np.integer):
-        return [f"{name}: received {labels.dtype}, expected integers, the class numbers."]
-    if labels.size and not 0 <= np.min(labels) <= np.max(labels) < classes:
-        return [
-            f"{name}: received {np.min(labels)} to {np.max(labels)}, expected 0 to {classes - 1}; "
-            "count classes from 0."
-        ]
-    return []
+        problem = f"shape {labels.shape}, expected {shape}, one class number {what}."
+    elif labels.dtype != bool and not np.issubdtype(labels.dtype, np.integer):
+        problem = f"{labels.dtype}, expected integers, the class numbers."
+    elif labels.size and not 0 <= np.min(labels) <= np.max(labels) < classes:
+        ends = f"{np.min(labels)} to {np.max(labels)}"
+        problem = f"{ends}, expected 0 to {classes - 1}; count classes from 0."
+    return [f"{name}: received {problem}"] if problem else []
 
 
 def only(shares: Mapping[str, float]) -> float | None:

@@ -1,14 +1,11 @@
-"""The proof: a file is run and compared with its graph, tensor by tensor, without Keras.
-
-`verify_file` does so for a file alone, and `recheck` for a file and its certificate.
-"""
+"""The proof: a file is run and compared with its graph, tensor by tensor, without Keras."""
 
 import dataclasses
 import hashlib
 import os
 import pathlib
 import platform
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -201,6 +198,9 @@ def prove(
     counts = comparison.counts(reference)
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
     machine = this_machine(content)
+    packages = installed_versions([*COMPUTING, *([PACKAGE] if MICRO in counters else [])])
+    # The tools of TOSA are in an environment of their own.
+    of_tosa = {"tosa-converter-for-tflite": tosa_version()} if TOSA in counters else {}
     certificate = Certificate(
         model=graph.name,
         file=subject.path.name,
@@ -210,7 +210,13 @@ def prove(
         operators=subject.parsed.operator_counts(),
         float_operators=subject.parsed.float_operators(),
         float_layers=list(graph.float_layers),
-        versions=_versions(counters),
+        versions={
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "sat-tf": __version__,
+            **{name: version or "not installed as a package" for name, version in packages.items()},
+            **of_tosa,
+        },
         num_images=number_of(images),
         images_sha256=images_hash(images),
         images_from=images_from,
@@ -239,22 +245,6 @@ def prove(
     if certificate_path is not None:
         write_both(certificate, certificate_path)
     return certificate
-
-
-def _versions(runtimes: Collection[str]) -> dict[str, str]:
-    packages = [*COMPUTING, *([PACKAGE] if MICRO in runtimes else [])]
-    versions = {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "sat-tf": __version__,
-        **{
-            package: version or "not installed as a package"
-            for package, version in installed_versions(packages).items()
-        },
-    }
-    if TOSA in runtimes:  # whose tools are in an environment of their own
-        versions["tosa-converter-for-tflite"] = tosa_version()
-    return versions
 
 
 def _counters(
@@ -372,15 +362,14 @@ def recheck(
         runtimes=runtimes,
         progress=progress,
     )
-    before = {tensor.name: tensor.sha256 for tensor in recorded.codes}
-    now = {tensor.name: tensor.sha256 for tensor in fresh.codes}
+    before, now = (
+        {tensor.name: tensor.sha256 for tensor in certificate.codes}
+        for certificate in (recorded, fresh)
+    )
     lines = [f"{name}: it is not in the certificate" for name in now if name not in before]
     lines += [f"{name}: it is not in the file" for name in before if name not in now]
-    lines += [
-        f"{name}: its codes differ from the certificate"
-        for name, digest in now.items()
-        if before.get(name, digest) != digest
-    ]
+    differing = [name for name, digest in now.items() if before.get(name, digest) != digest]
+    lines += [f"{name}: its codes differ from the certificate" for name in differing]
     if recorded.codes_differing != fresh.codes_differing:
         lines.append(
             f"XNNPACK: {fresh.codes_differing} codes differ, {recorded.codes_differing} in the "

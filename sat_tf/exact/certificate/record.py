@@ -20,9 +20,8 @@ ONE_POINT, FEW_POINTS = 0.01, 0.03
 # The class of so many images may differ from the quantized model's, however few there are: they
 # may be ties.
 FEW_PLACES = 5
-# So many images tell whether answers are kept: the share that may differ is one of them. Whether
-# codes are equal one image tells. Of an image with many answers, such as pixels, fewer images tell
-# that answers differ, and not that they are kept.
+# So many images tell whether answers are kept: the share that may differ is one of them. Fewer
+# with many answers each, such as pixels, tell only that answers differ.
 FEWEST_IMAGES = 30
 # Once biases are those of the file, fewer codes of a convolution differ by themselves.
 _SNAPPED = 0.005
@@ -56,9 +55,8 @@ class TrainedCount(TensorCount):
     where differences begin, the operations that make the tensor are also given Keras' own codes.
     """
 
-    # How many values of Keras lie beyond all codes of the file, by more than half a code: the range
-    # was only observed, and Keras does not clip there. They differ, except in an input, which Keras
-    # clips alike.
+    # How many values of Keras lie beyond all codes of the file, by more than half a code. They
+    # differ, except in an input, which Keras clips alike.
     saturated: int = 0
     worst_channel: int | None = None  # The channel with most of them; None where there are none.
     worst_share: float = 0.0  # Of its values, in [0, 1].
@@ -121,28 +119,23 @@ class RuntimeCount:
     float_values_compared: int = 0  # Values of float tensors.
     # The largest difference among them; infinite where one is NaN.
     largest_float_difference: float = 0.0
-    # Outputs that differ between a run that keeps every tensor and one that does not, as a phone
-    # runs it.
+    # Outputs that differ where no tensors are kept, as a phone runs it.
     outputs_differing: int = 0
     # What XNNPACK has taken over in the latter; None where that is not LiteRT's.
     delegation: Delegation | None = None
-    # Share of images, or of the pixels, rows or boxes of them, with the class of the reference; the
-    # smallest of several outputs; None where none has classes.
+    # As that of `CertificateRecord`.
     agreement: float | None
     # From the outputs of the reference; infinite where one is NaN.
     largest_output_difference: float
-    # Share of these classified right; None without labels, or with those of several outputs, of
-    # which `CertificateRecord.accuracy` tells.
+    # Share of these classified right; None without labels, or with those of several outputs.
     top1: float | None
-    # Each output by itself against the reference.
-    outputs: list[OutputCount] = dataclasses.field(default_factory=list)
+    outputs: list[OutputCount] = dataclasses.field(default_factory=list)  # Each by itself.
     kernels: str = ""  # Name of the kernel set with its rounding.
     # Whether another machine runs it, so that it is only simulated, with these kernels; float
     # layers are then those of LiteRT here.
     is_simulated: bool = False
     # The same tensors against a simulation with its own kernels, on the first images: what differs
-    # there, no rule explains. Empty for those with XNNPACK, of which `tensors` says it, and for
-    # simulated ones.
+    # there, no rule explains. Empty for XNNPACK, of which `tensors` says it, and where simulated.
     own: list[TensorCount] = dataclasses.field(default_factory=list)
 
     @property
@@ -201,16 +194,13 @@ class CertificateRecord:
     # and in LiteRT; the smallest of several outputs; None where no output has classes.
     agreement: float | None
     # Share of these classified right, by "quantized" (Keras), "simulation", "tflite" (LiteRT with
-    # XNNPACK) and "float", where there is a float model; empty without labels, and with those of
-    # several outputs.
+    # XNNPACK) and "float"; empty without labels, and with those of several outputs.
     top1: dict[str, float]
-    # The comparison with the simulation. Only "xnnpack", the runtime that LiteRT uses by itself,
-    # must be exact.
+    # The comparison with the simulation. Only "xnnpack" must be exact.
     runtimes: dict[str, RuntimeCount]
     refused: dict[str, str]  # Why other runtimes do not run the file.
     codes: list[TensorCodes]  # Which codes every integer tensor uses, producers first.
-    # The comparison of the Keras model with the simulation, for every integer tensor that one of
-    # its layers makes. Empty without the Keras model.
+    # The Keras model beside the simulation, by the integer tensors of its layers; empty without it.
     trained: list[TrainedCount]
     warnings: list[str]  # What to know about the file.
     # Those below have defaults, as a new field needs one, so that older certificates can be read.
@@ -225,16 +215,13 @@ class CertificateRecord:
         dataclasses.field(default_factory=list)
     )
     target: str = DEFAULT_TARGET  # The processor that the file is for.
-    # The operators that an NPU leaves to the CPU, each with why and what to change, by the targets
-    # for which `sat-tf verify` has looked.
+    # The operators that targets leave to the CPU, with why and what to change, by target.
     cpu_fallback: Annotated[dict[str, list[str]], _formerly("cpu_fallback", "elsewhere")] = (
         dataclasses.field(default_factory=dict)
     )
-    # The range of each image input, and what tells that the float model was trained with it; empty
-    # of a file alone, which knows nothing of that model.
+    # The range of each image input, and what tells that the float model was trained with it.
     input_ranges: list[CheckedRange] = dataclasses.field(default_factory=list)
-    # Whether the Keras model has taken the biases of the file, as with `snap_biases=True`; False
-    # where nothing differs.
+    # Whether the Keras model has taken the biases of the file; False where nothing differs.
     has_biases_of_file: bool = False
 
     @property
@@ -354,10 +341,7 @@ class CertificateRecord:
     # Beside the float model.
 
     def lost(self, count: OutputCount) -> float:
-        """The share that an output loses of the float model: of accuracy, else of classes.
-
-        Values that are off are lost, whatever their share.
-        """
+        """The share that an output loses of the float model; values that are off are lost whole."""
         right = self.accuracy.get(count.name, {})
         if "float" in right:
             # Where labels tell which of two classes is right, accuracy says what another one costs.

@@ -44,6 +44,13 @@ VALUE_RULE = (
     f"left of {2 * FEWEST_VALUES} or more. An output holds classes where a softmax, a sigmoid, "
     "labels or the float model's loss say so, else values."
 )
+# The models that are compared, by their names in a certificate.
+MODEL_TITLES = {
+    "quantized": "Keras",
+    "simulation": "simulation",
+    "tflite": "LiteRT",
+    "float": "float model",
+}
 NOT_SAID = (
     "Nothing is said of GPU delegates, NNAPI and the delegates of vendors' neural processors, "
     "which have rules of their own."
@@ -55,7 +62,7 @@ def _sentences() -> Any:
     source = pathlib.Path(__file__).with_name("sentences.jinja").read_text("utf-8")
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)  # of plain text
     environment.filters |= {"form": format, "points": points, "runtime_title": runtime_title}
-    environment.globals["fewest_images"] = FEWEST_IMAGES
+    environment.globals |= {"fewest_images": FEWEST_IMAGES, "model_titles": MODEL_TITLES}
     return environment.from_string(re.sub(r"\s*\n\s*", " ", source)).module
 
 
@@ -92,10 +99,7 @@ class Rule(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """Items of a certificate, such as its outputs, and the rules that colour the sentence on each.
-
-    The first rule that an item meets counts.
-    """
+    """Items of a certificate, and the rules on them, of which the first that is met counts."""
 
     name: str  # Of the sentence; that in the headline has the end "_headline".
     items: Callable[[CertificateRecord], Iterable[Any]]
@@ -104,29 +108,27 @@ class Topic(NamedTuple):
 
     def met(self, certificate: CertificateRecord) -> list[tuple[Any, Rule]]:
         """Returns each item, and the rule that it meets."""
-        otherwise = Rule("", NONE, self.otherwise)
+        rules = [*self.rules, Rule("", NONE, self.otherwise)]
         return [
-            (item, next((r for r in self.rules if r.is_met(certificate, item)), otherwise))
+            (item, next(rule for rule in rules if rule.is_met(certificate, item)))
             for item in self.items(certificate)
         ]
 
     def notes(self, certificate: CertificateRecord) -> list[Marked]:
         """Returns the sentences, coloured."""
-        sentences = [
-            Marked(sentence(self.name, certificate, item), rule.note)
-            for item, rule in self.met(certificate)
-            if rule.note
-        ]
-        return [note for note in sentences if note.words]
+        met = self.met(certificate)
+        notes = [Marked(sentence(self.name, certificate, i), r.note) for i, r in met if r.note]
+        return [note for note in notes if note.words]
 
     def headline(self, certificate: CertificateRecord) -> Marked | None:
         """Returns what the headline says of the worst item; None where it has no say there."""
-        pairs = [(item, rule) for item, rule in self.met(certificate) if rule.headline]
-        if not pairs:
+
+        def severity(pair: tuple[Any, Rule]) -> tuple[int, int]:
+            return _KINDS.index(pair[1].headline), _KINDS.index(pair[1].note)
+
+        item, rule = max(self.met(certificate), key=severity, default=(None, Rule("", NONE, NONE)))
+        if not rule.headline:
             return None
-        item, rule = max(
-            pairs, key=lambda pair: (_KINDS.index(pair[1].headline), _KINDS.index(pair[1].note))
-        )
         return Marked(sentence(f"{self.name}_headline", certificate, item), rule.headline)
 
 
@@ -221,18 +223,18 @@ UNEXPLAINED = Topic(
 )
 
 
-def _is_lost(certificate: CertificateRecord, count: OutputCount) -> bool:
-    return not certificate.lost(count) <= FEW_POINTS
+def _lost(most: float, *, by_few: bool) -> Callable[[CertificateRecord, OutputCount], bool]:
+    """Whether more than a share is lost of the float model; below 0, whether as much is gained."""
+
+    def is_met(certificate: CertificateRecord, count: OutputCount) -> bool:
+        lost = certificate.lost(count)
+        is_more = lost < most if most < 0 else not lost <= most
+        return is_more and (by_few or not certificate.has_few_answers(count))
+
+    return is_met
 
 
-def _is_gained(certificate: CertificateRecord, count: OutputCount) -> bool:
-    return certificate.lost(count) < -FEW_POINTS
-
-
-def _is_judged(certificate: CertificateRecord, count: OutputCount) -> bool:
-    return not certificate.has_few_answers(count)
-
-
+_MUCH = _lost(FEW_POINTS, by_few=False)
 _OF_FEW = f"the same, of fewer than {FEWEST_IMAGES} images, pixels, rows or boxes"
 FLOAT = Topic(
     "float",
@@ -243,32 +245,20 @@ FLOAT = Topic(
             "of images, pixels, rows or boxes with its class; or values are off; of sigmoids "
             "without labels, both",
             *(RED, RED),
-            lambda certificate, count: (
-                _is_lost(certificate, count)
-                and _is_judged(certificate, count)
-                and not certificate.is_random
-            ),
+            lambda certificate, count: _MUCH(certificate, count) and not certificate.is_random,
         ),
-        Rule(
-            "the same, on random images",
-            *(AMBER, RED),
-            lambda certificate, count: (
-                _is_lost(certificate, count) and _is_judged(certificate, count)
-            ),
-        ),
-        Rule(_OF_FEW, AMBER, AMBER, _is_lost),
+        Rule("the same, on random images", AMBER, RED, _MUCH),
+        Rule(_OF_FEW, AMBER, AMBER, _lost(FEW_POINTS, by_few=True)),
         Rule(
             f"accuracy is more than {_POINTS} points above the float model's",
             *(GREEN, RED),
-            lambda certificate, count: (
-                _is_gained(certificate, count) and _is_judged(certificate, count)
-            ),
+            _lost(-FEW_POINTS, by_few=False),
         ),
-        Rule(_OF_FEW, GREEN, AMBER, _is_gained),
+        Rule(_OF_FEW, GREEN, AMBER, _lost(-FEW_POINTS, by_few=True)),
         Rule(
             f"more than {_POINT} point is lost of the float model",
             *(AMBER, AMBER),
-            lambda certificate, count: not certificate.lost(count) <= ONE_POINT,
+            _lost(ONE_POINT, by_few=True),
         ),
         Rule("no more is lost of it", GREEN, GREEN),
     ],

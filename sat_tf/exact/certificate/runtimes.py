@@ -54,10 +54,7 @@ USUAL_RUNTIMES = ("xnnpack", "builtin", "arm_xnnpack", "arm_xnnpack_unfused")
 
 
 def chosen(names: Iterable[str], target: str = DEFAULT_TARGET) -> list[RuntimeKind]:
-    """The runtimes of these names, in the order of the table.
-
-    "xnnpack" always takes part, and the one that confirms files for a target.
-    """
+    """The runtimes of these names, "xnnpack", and the one that confirms files for a target."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(
             f"runtimes: received {names!r}, expected a list of names; pass one such as ['builtin']."

@@ -201,15 +201,16 @@ def write(certificate: dict[str, Any]) -> str:
 
 def show(kit: dict[str, Any], device: dict[str, Any], rows: list[Any]) -> None:
     """Prints the machine, and the tensors that differ."""
+    versions = device["versions"]
     print(f"file       {kit['file']}, {len(rows)} tensors, {kit['num_images']} images")
     print(f"machine    {device['machine']}: {device['processor']}")
     print(f"features   {' '.join(device['features']) or 'unknown'}")
-    print(f"versions   {', '.join(f'{name} {it}' for name, it in device['versions'].items())}")
+    print(f"versions   {', '.join(f'{name} {it}' for name, it in versions.items())}")
     print(f"delegate   {device['delegate']}")
     print(f"time       {device['milliseconds']:.3g} ms an image, one thread")
     if device["delegate"] != "XNNPACK":
         print(f"WARNING    the delegate is {device['delegate']}; the file is exact with XNNPACK")
-    if device["versions"]["ai-edge-litert"] != kit["litert"]:
+    if versions["ai-edge-litert"] != kit["litert"]:
         print(f"note       the kit was made with ai-edge-litert {kit['litert']}")
     if kit["not_compared"]:
         print(f"note       {len(kit['not_compared'])} tensors behind float layers not compared")
@@ -222,8 +223,6 @@ def show(kit: dict[str, Any], device: dict[str, Any], rows: list[Any]) -> None:
             f"DIFFERS    {row['name']}: {codes} of {row['codes_compared']:,} codes, in "
             f"{len(row['images'])} images, first in number {row['images'][0]}"
         )
-    if len(differing) > MOST_LISTED:
-        print(f"DIFFERS    and {len(differing) - MOST_LISTED} more tensors")
     compared = sum(row["codes_compared"] for row in rows)
     first = f"; the first is {differing[0]['name']}" if differing else ""
     print(f"{len(differing)} of {len(rows)} tensors differ ({compared:,} codes compared){first}")

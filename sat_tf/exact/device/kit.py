@@ -221,12 +221,13 @@ class Expected:
 
     def add(self, stored: dict[str, np.ndarray]) -> bytes:
         """Takes the codes of an image; returns those of all the tensors, one after the other."""
+        contents = []
         for name, digests in self._images.items():
-            content = stored[name].tobytes()
-            digests.append(hashlib.sha256(content).hexdigest())
-            self._over_all[name].update(content)
+            contents.append(stored[name].tobytes())
+            digests.append(hashlib.sha256(contents[-1]).hexdigest())
+            self._over_all[name].update(contents[-1])
             self._shapes[name] = stored[name].shape[1:]
-        return b"".join(stored[name].tobytes() for name in self._images)
+        return b"".join(contents)
 
     def result(self) -> list[ExpectedTensor]:
         """A row for each tensor."""

@@ -16,22 +16,6 @@ from sat_tf.exact.device.kit import FORMAT, Expected, KitRecord, simulated, tens
 from sat_tf.files import expect_path, read_text
 from sat_tf.messages import ProblemsError, first_ones
 
-# The features of a processor that kernels for codes are chosen by, the fastest first.
-_KERNELS = {
-    "sme2": "streaming matrix (SME2)",
-    "sme": "streaming matrix (SME)",
-    "i8mm": "matrix (i8mm)",
-    "asimddp": "dot product",
-    "asimd": "NEON",
-    "neon": "NEON",
-    "avx512_vnni": "AVX-512 VNNI",
-    "avx_vnni": "AVX VNNI",
-    "avx512bw": "AVX-512",
-    "avx2": "AVX2",
-    "avx": "AVX",
-    "ssse3": "SSSE3",
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class MachineRecord:
@@ -39,7 +23,7 @@ class MachineRecord:
 
     machine: str  # Its architecture, such as "aarch64".
     processor: str  # Its name, as far as the system tells.
-    features: list[str]  # Of the processor, those that kernels are chosen by.
+    features: list[str]  # Of the processor, those that kernels are chosen by, the fastest last.
     versions: dict[str, str]  # Of the system, Python and the packages.
     delegate: str  # What ran the file: "XNNPACK", or "none" where LiteRT's own kernels did.
     # Outputs that differ between a run that keeps every tensor and one that does not; not counted
@@ -72,8 +56,9 @@ class DeviceCheck(MachineRecord):
 
     @property
     def kernels(self) -> str:
-        """The fastest kernels that the processor has, in words."""
-        return next((words for name, words in _KERNELS.items() if name in self.features), "unknown")
+        """The feature that its fastest kernels need, of which none need SVE."""
+        features = [name for name in self.features if not name.startswith("sve")]
+        return features[-1] if features else "unknown"
 
     @property
     def counted(self) -> str:
@@ -152,20 +137,18 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
             "seal; write the kit again."
         )
     expected = {tensor.name: tensor for tensor in certificate.kit.tensors}
-    wrong = []
-    for tensor in certificate.tensors:
-        of_kit = expected.get(tensor.name)
-        same = of_kit is not None and of_kit.sha256 == tensor.sha256
-        count = int(np.prod(of_kit.shape)) * certificate.kit.num_images if of_kit else 0
+    computed = {tensor.name: tensor for tensor in certificate.tensors}
+    wrong = [*(expected.keys() ^ computed.keys())]
+    for name in expected.keys() & computed.keys():
+        of_kit, tensor = expected[name], computed[name]
+        same = of_kit.sha256 == tensor.sha256
+        count = int(np.prod(of_kit.shape)) * certificate.kit.num_images
         if same == bool(tensor.images) or count != tensor.codes_compared:
-            wrong.append(tensor.name)
-    wrong += [
-        name for name in expected if name not in {tensor.name for tensor in certificate.tensors}
-    ]
+            wrong.append(name)
     if wrong:
         problems.append(
             "received counts that do not fit the hashes beside them "
-            f"({first_ones(wrong)}), expected those that check.py writes; run it again."
+            f"({first_ones(sorted(wrong))}), expected those that check.py writes; run it again."
         )
     if problems:
         raise ProblemsError(str(path), problems)

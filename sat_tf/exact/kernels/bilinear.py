@@ -101,14 +101,7 @@ OF_BUILTIN = Interpolation(10, _in_integers, shifted_away)
 def resized(
     stored: np.ndarray, rows: Places, columns: Places, interpolation: Interpolation
 ) -> np.ndarray:
-    """The stored integers of resized images, with the batch first.
-
-    A place behind the last one, which is beyond the image, counts as the last.
-
-    >>> two = OF_XNNPACK.places(Grid(1, 2)), OF_XNNPACK.places(Grid(2, 4))
-    >>> resized(np.array([[[[0], [8]]]]), *two, OF_XNNPACK)[0, 0, :, 0].tolist()
-    [0, 2, 6, 8]
-    """
+    """The stored integers of resized images; a place beyond the image counts as the last."""
     one = 1 << interpolation.bits
     rows, columns = (
         axis._replace(low=np.minimum(axis.low, length - 1))
@@ -123,11 +116,7 @@ def resized(
 
 
 def interpolated(values: np.ndarray, rows: Grid, columns: Grid) -> np.ndarray:
-    """The float32 values of resized images, with the batch first: columns, then rows.
-
-    >>> interpolated(np.float32([[[[0.0], [4.0]]]]), Grid(1, 1), Grid(2, 4))[0, 0, :, 0].tolist()
-    [0.0, 1.0, 3.0, 4.0]
-    """
+    """The float32 values of resized images, with the batch first: columns, then rows."""
     left, right, part = _neighbours(columns)
     across = values[:, :, left]
     across = across + (values[:, :, right] - across) * part[:, np.newaxis]

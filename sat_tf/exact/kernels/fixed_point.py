@@ -42,11 +42,7 @@ Rule = Callable[[np.ndarray, Multipliers], np.ndarray]
 
 
 def fixed_point(multipliers: np.ndarray | np.float32 | float) -> Multipliers:
-    """Positive float64 multipliers in fixed point: m rounded half up.
-
-    >>> fixed_point(0.75)
-    Multipliers(mantissas=array(1610612736), exponents=array(0))
-    """
+    """Positive float64 multipliers in fixed point: m rounded half up."""
     fractions, exponents = np.frexp(np.asarray(multipliers, np.float64))
     mantissas = np.floor(np.ldexp(fractions, _MANTISSA_BITS) + 0.5).astype(np.int64)
     carried = mantissas == 1 << _MANTISSA_BITS
@@ -75,21 +71,13 @@ def shifted_away(values: np.ndarray, bits: np.ndarray | int) -> np.ndarray:
 
 
 def rounded_twice_up(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
-    """Products rounded half up, then shifts half up.
-
-    >>> rounded_twice_up(np.array([-3, -2, 1, 3, 5]), fixed_point(0.25)).tolist()
-    [0, 0, 1, 1, 2]
-    """
+    """Products rounded half up, then shifts half up."""
     high = high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
     return shifted_up(high, multipliers.right)
 
 
 def rounded_twice_away(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
-    """Products rounded half up, then shifts half away from zero.
-
-    >>> rounded_twice_away(np.array([-3, -2, 1, 3, 5]), fixed_point(0.25)).tolist()
-    [-1, -1, 1, 1, 2]
-    """
+    """Products rounded half up, then shifts half away from zero."""
     high = high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
     return shifted_away(high, multipliers.right)
 
@@ -97,10 +85,7 @@ def rounded_twice_away(values: np.ndarray, multipliers: Multipliers) -> np.ndarr
 def rounded_once(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
     """Products rounded down, then shifts half up: with p = max(-e, 1), one rounding in all.
 
-        (((value << (e + p)) · m) >> 31 + 2^(p-1)) >> p
-
-    >>> rounded_once(np.array([-3, -2, 1, 3, 5]), fixed_point(0.25)).tolist()
-    [-1, 0, 0, 1, 1]
+    (((value << (e + p)) · m) >> 31 + 2^(p-1)) >> p
     """
     behind = np.maximum(multipliers.right, 1)
     before = multipliers.exponents + behind
@@ -109,34 +94,20 @@ def rounded_once(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
 
 
 def rounded_before_shifts(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
-    """Products rounded half up, then shifts: to the left by positive e, else to the right, half up.
-
-    >>> rounded_before_shifts(np.array([-3, 1, 3]), fixed_point(1.5)).tolist()
-    [-4, 2, 4]
-    >>> rounded_twice_up(np.array([-3, 1, 3]), fixed_point(1.5)).tolist()
-    [-4, 2, 5]
-    """
+    """Products rounded half up, then shifts: to the left by e above 0, else right, half up."""
     high = high_product(values.astype(np.int64), multipliers.mantissas)
     return shifted_up(high << multipliers.left, multipliers.right)
 
 
 def rounded_in_int64(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
-    """Products of large values with multipliers of 15 bits, shifted half up.
-
-    >>> rounded_in_int64(np.array([-3, -2, 1, 3, 5]), fixed_point(0.25)).tolist()
-    [-1, 0, 0, 1, 1]
-    """
+    """Products of large values with multipliers of 15 bits, shifted half up."""
     narrow = np.minimum((multipliers.mantissas + (1 << 15)) >> 16, (1 << 15) - 1)
     made = shifted_up(values.astype(np.int64) * narrow, 15 - multipliers.exponents)
     return np.asarray(made.astype(np.int32), np.int64)
 
 
 def shifted_in_int32(values: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """`shifted_away` as processors compute it, which take bits below 0 or above 31 modulo 32.
-
-    >>> shifted_in_int32(np.array([0, 5, 5, -5]), np.array([40, 1, 33, 1])).tolist()
-    [1, 3, 3, -3]
-    """
+    """`shifted_away` as processors compute it, which take bits below 0 or above 31 modulo 32."""
     short = bits & 31
     mask = np.where(bits == short, (np.int64(1) << short) - 1, -1)
     return np.asarray((values >> short) + ((values & mask) > (mask >> 1) + (values < 0)))
@@ -176,11 +147,7 @@ def sum_as_codes(
 
 
 def rounded_away(values: np.ndarray) -> np.ndarray:
-    """Integers, halves away from zero.
-
-    >>> rounded_away(np.array([-1.5, -0.5, 0.5, 2.5])).tolist()
-    [-2.0, -1.0, 1.0, 3.0]
-    """
+    """Integers, halves away from zero."""
     whole = np.trunc(values)
     # The rest is exact, where a sum with a half might not be.
     return np.asarray(whole + np.where(np.abs(values - whole) >= 0.5, np.sign(values), 0.0))
@@ -203,12 +170,7 @@ _LARGEST = np.asarray((1 << 31) - 1)
 
 
 def inverse_roots(numbers: np.ndarray) -> Multipliers:
-    """1 / √n of integers from 1 on, by Newton's method in 32 bits: x += x/2 · (1 - n · x²).
-
-    >>> found = inverse_roots(np.array([1, 4, 255, 2**30]))
-    >>> np.ldexp(found.mantissas, found.exponents - 31).round(7).tolist()
-    [1.0, 0.5, 0.0626224, 3.05e-05]
-    """
+    """1 / √n of integers from 1 on, by Newton's method in 32 bits: x += x/2 · (1 - n · x²)."""
     narrow, fours = numbers.astype(np.int64), np.zeros_like(numbers, np.int64)
     while np.any(is_wide := narrow >= 1 << 29):
         narrow, fours = np.where(is_wide, narrow // 4, narrow), fours + is_wide
@@ -239,11 +201,7 @@ _SUMS, _SUMS_WITH_ONE_VALUE = 16, 8
 
 
 def in_blocks(length: int, size: int) -> np.ndarray:
-    """Tells which of `length` values are in a full block of `size`.
-
-    >>> in_blocks(5, 2).tolist()
-    [True, True, True, True, False]
-    """
+    """Tells which of `length` values are in a full block of `size`."""
     return np.arange(length) < length // size * size
 
 
@@ -258,11 +216,7 @@ def requantized_in_blocks(
 def mean_in_blocks(
     sums: np.ndarray, count: int, scales: tuple[np.float32, np.float32], zeros: tuple[int, int]
 ) -> np.ndarray:
-    """Stored integers of a mean that keeps its dimensions.
-
-    Sums of stored integers are scaled as they are, with a multiplier in float32; the zero points
-    are added as one integer.
-    """
+    """Stored integers of a mean that keeps its dimensions: one multiplier, in float32."""
     scale, output_scale = scales
     moved = np.float32(np.float32(zeros[0]) * scale) / output_scale
     moved = np.float32(moved + (np.float32(0.5) if moved > 0 else np.float32(-0.5)))
@@ -310,9 +264,6 @@ def stretch(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, bool]
     """How many values a sum's kernel takes in one call, and whether one summand has but one there.
 
     Shapes are without the batch dimension; 0 values where the kernel without vectors computes it.
-
-    >>> stretch((2, 3, 4), (2, 3, 4)), stretch((2, 3, 4), (1, 1, 4)), stretch((2, 3, 1), (2, 3, 4))
-    ((24, False), (4, False), (4, True))
     """
     axes = max(len(first), len(second))
     one, other = ((1,) * (axes - len(shape)) + shape for shape in (first, second))

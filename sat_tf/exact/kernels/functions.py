@@ -207,10 +207,6 @@ def hard_swish(codes: np.ndarray, grids: Grids) -> np.ndarray:
     x is multiplied once to the scale of the output, as far as 16 bits hold it, and once to where
     3 is 2^15, which saturates; the second is moved from [-1, 1] to [0, 1]. The product of both is
     rounded towards zero. All shifts round half away from zero.
-
-    >>> eighth = np.float32(0.125)
-    >>> hard_swish(np.array([-24, -12, 0, 8, 24, 40]), Grids(eighth, eighth)).tolist()
-    [0, -3, 0, 5, 24, 40]
     """
     x, gate, shift = _hard_swish_factors(codes, grids, shifted_away)
     product = gate * x
@@ -218,10 +214,7 @@ def hard_swish(codes: np.ndarray, grids: Grids) -> np.ndarray:
 
 
 def hard_swish_of_arm(codes: np.ndarray, grids: Grids) -> np.ndarray:
-    """The same with Arm's vectors: the product is rounded down, and all shifts half up.
-
-    What does not fill a vector is computed as everywhere else.
-    """
+    """The same with Arm's vectors: the product is rounded down, and all shifts half up."""
     x, gate, shift = _hard_swish_factors(codes, grids, shifted_up)
     return shifted_up((gate * x) >> _BITS_16, shift)
 
@@ -284,23 +277,13 @@ def sloped(codes: np.ndarray, products: np.ndarray, slopes: tuple[float, float])
 
 
 def leaky(codes: np.ndarray, grids: Grids, slopes: Slopes = narrow_slopes) -> np.ndarray:
-    """A leaky rectifier with two multipliers of 31 bits: all kernels but XNNPACK's.
-
-    >>> one = np.float32(1.0)
-    >>> leaky(np.array([-5, -2, 3]), Grids(one, one, 0, {"alpha": 0.5})).tolist()
-    [-2, -1, 3]
-    """
+    """A leaky rectifier with two multipliers of 31 bits: all kernels but XNNPACK's."""
     factors = slopes(grids.scale, np.float32(grids.settings["alpha"]), grids.output)
     return sloped(codes, codes, factors)
 
 
 def magnitude(codes: np.ndarray, grids: Grids, slopes: Slopes = narrow_slopes) -> np.ndarray:
-    """A magnitude, with a multiplier of 31 bits.
-
-    >>> one = np.float32(1.0)
-    >>> magnitude(np.array([-5, 0, 3]), Grids(one, one / 2)).tolist()
-    [10, 0, 6]
-    """
+    """A magnitude, with a multiplier of 31 bits."""
     factor, _ = slopes(grids.scale, np.float32(1.0), grids.output)
     return rounded_twice_away(np.abs(codes).astype(np.int64), fixed_point(factor))
 
@@ -309,10 +292,6 @@ def leaky_of_xnnpack(codes: np.ndarray, grids: Grids) -> np.ndarray:
     """A leaky rectifier with two multipliers of 8 bits behind the point, rounded half up.
 
     XNNPACK takes multipliers from 1/256 to 128, and leaves others to the builtin kernels.
-
-    >>> one = np.float32(1.0)
-    >>> leaky_of_xnnpack(np.array([-5, -2, 3]), Grids(one, one, 0, {"alpha": 0.5})).tolist()
-    [-2, -1, 3]
     """
     source, made = np.float32(grids.scale), np.float32(grids.output)
     slope = np.float32(source * np.float32(grids.settings["alpha"]))
@@ -353,11 +332,7 @@ def _stored(rounded: np.ndarray) -> np.ndarray:
 
 
 def softmax_in_float32(stored: np.ndarray, scale: np.float32) -> np.ndarray:
-    """A float32 sum from the first class to the last, its inverse, and halves away from zero.
-
-    >>> softmax_in_float32(np.array([[3, 3, -90]]), np.float32(0.25)).tolist()
-    [[0, 0, -128]]
-    """
+    """A float32 sum from the first class to the last, its inverse, and halves away from zero."""
     found = powers(scale)[_differences(stored)]
     # One after another, as the order of additions counts in the last bit.
     sums = np.add.accumulate(found, axis=-1, dtype=np.float32)[..., -1:]
@@ -366,11 +341,7 @@ def softmax_in_float32(stored: np.ndarray, scale: np.float32) -> np.ndarray:
 
 
 def softmax_with_tables(stored: np.ndarray, scale: np.float32) -> np.ndarray:
-    """Powers of 16 bits, whose sum is exact, and a multiplier of 31 bits: Arm with 64 bits.
-
-    >>> softmax_with_tables(np.array([[3, 3, -90]]), np.float32(0.25)).tolist()
-    [[0, 0, -128]]
-    """
+    """Powers of 16 bits, whose sum is exact, and a multiplier of 31 bits: Arm with 64 bits."""
     wide = (powers(scale) * np.float32(2**16 - 1)).astype(np.float64) + 0.5
     found = np.minimum(wide.astype(np.int64), 2**16 - 1)[_differences(stored)]
     sums = np.sum(found, axis=-1, keepdims=True)
@@ -412,9 +383,6 @@ def softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     A sum has 12 bits in front of its point. Where the powers of a row add up to 512 or more, as
     those of a thousand equal logits do, the kernels need a shift that they refuse, and end the
     process of LiteRT or TFLite Micro.
-
-    >>> softmax_in_fixed_point(np.array([[3, 3, -90]]), np.float32(0.25)).tolist()
-    [[0, 0, -128]]
     """
     found = _scaled_differences(stored, scale).powers
     sums = np.sum(shifted_away(found, _SUM_BITS), axis=-1, keepdims=True)
@@ -435,12 +403,7 @@ def log_softmax_in_float32(
     scale: np.float32,
     add: Callable[[np.ndarray, np.float32, np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    """A float32 sum from the first class to the last, and one product and sum for each class.
-
-    >>> from sat_tf.exact.kernels.xnnpack import multiply_add
-    >>> log_softmax_in_float32(np.array([[3, 3, -90]]), np.float32(0.25), multiply_add).tolist()
-    [[116, 116, -128]]
-    """
+    """A float32 sum from the first class to the last, and one product and sum for each class."""
     found, largest = powers(scale)[_differences(stored)], np.max(stored, axis=-1, keepdims=True)
     sums = np.add.accumulate(found, axis=-1, dtype=np.float32)[..., -1:]
     logarithms = np.log(sums.astype(np.float64)).astype(np.float32)
@@ -450,11 +413,7 @@ def log_softmax_in_float32(
 
 
 def log_softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
-    """Gemmlowp's exponentials, and a logarithm by rational functions, of the plain C++ sources.
-
-    >>> log_softmax_in_fixed_point(np.array([[3, 3, -90]]), np.float32(0.25)).tolist()
-    [[116, 116, -128]]
-    """
+    """Gemmlowp's exponentials, and a logarithm by rational functions, of the plain C++ sources."""
     row = _scaled_differences(stored, scale)
     sums = np.sum(shifted_away(row.powers, _SUM_BITS), axis=-1, keepdims=True)
     logarithms = _logarithms(sums)

@@ -9,7 +9,6 @@ import functools
 import math
 import platform
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -89,10 +88,6 @@ class KernelSet:
     hard_swish: FunctionRule  # Codes of a hard-swish.
     # Codes on another scale, from these, their scale and that of the output.
     rescaled: Callable[[np.ndarray, np.float32, np.float32], np.ndarray]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A row is sent to other processes by its name: there is one of each."""
-        return _row, (self.name,)
 
 
 def narrow_multipliers(source: np.float32, weights: np.ndarray, output: np.float32) -> np.ndarray:
@@ -332,11 +327,6 @@ ARM = dataclasses.replace(
 
 _ROWS = X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM, REFERENCE, MICRO, TOSA
 KERNEL_SETS: dict[str, KernelSet] = {row.name: row for row in _ROWS}
-
-
-def _row(name: str) -> KernelSet:
-    return KERNEL_SETS[name]
-
 
 # The kernel sets of XNNPACK: a file is portable where all of them compute the same codes.
 XNNPACK_SETS: tuple[KernelSet, ...] = (X86, ARM, ARM_UNFUSED)

@@ -105,10 +105,7 @@ class Runtime:
         return Interface(self.input_shapes[0], np.dtype(self._inputs[0]["dtype"]), num_outputs)
 
     def run(self, images: Pixels) -> np.ndarray:
-        """The file's output for a batch of images; see `tensors.joined` for several outputs.
-
-        Outputs of integers are given as the real values that they stand for.
-        """
+        """The file's outputs for a batch of images, as `tensors.joined` real values."""
         if number_of(images) > 1 and self.takes_one_image:
             starts = range(number_of(images))
             return np.concatenate([self.run(some_of(images, i, i + 1)) for i in starts])
@@ -127,9 +124,8 @@ class Runtime:
 
     def zeros(self) -> tuple[np.ndarray, ...]:
         """One image of zeros for each input."""
-        types = [np.dtype(details["dtype"]) for details in self._inputs]
-        pairs = zip(self.input_shapes, types, strict=True)
-        return tuple(np.zeros((1, *shape), dtype) for shape, dtype in pairs)
+        pairs = zip(self.input_shapes, self._inputs, strict=True)
+        return tuple(np.zeros((1, *shape), details["dtype"]) for shape, details in pairs)
 
     def rehearse(self) -> np.ndarray:
         """The output for one image of zeros; makes room for two where the file can take them."""
@@ -142,10 +138,7 @@ class Runtime:
         return {name: self._interpreter.get_tensor(self._indices[name]) for name in names}
 
     def kept(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
-        """Tensors of the last run by their places in the file, without those that have no values.
-
-        Names of tensors need not differ in a file that another tool wrote.
-        """
+        """Tensors of the last run by their places in the file, where they have values."""
         found = {}
         for index in indices:
             with contextlib.suppress(ValueError):
@@ -195,12 +188,10 @@ def explained(action: str, runtime: str = "LiteRT") -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError, TypeError, IndexError, OverflowError) as error:
-        of_inputs = action == "run"
-        inputs = ", on inputs that it takes, such as ids of its vocabulary" if of_inputs else ""
-        fix = "export the model again" + (", or mend the inputs" if of_inputs else "")
+        inputs = ", or mend the inputs, such as ids of a vocabulary" if action == "run" else ""
         raise ValueError(
             f"received a TFLite file that {runtime} does not {action} ({error}), expected one that "
-            f"sat_tf.export_tflite wrote{inputs}; {fix}."
+            f"sat_tf.export_tflite wrote; export the model again{inputs}."
         ) from error
 
 
@@ -275,6 +266,10 @@ def check_loading(content: bytes) -> None:
 # -- runtimes of one image -------------------------------------------------------------------------
 
 
+# The tensors of an image that are kept, by their places in the file, and the outputs.
+_Computed = tuple[dict[int, np.ndarray], list[np.ndarray]]
+
+
 class OneImageRuntime(abc.ABC):
     """A file in a runtime that takes one image at a time."""
 
@@ -288,10 +283,8 @@ class OneImageRuntime(abc.ABC):
         self._kept: list[dict[int, np.ndarray]] = []
 
     @abc.abstractmethod
-    def compute(
-        self, arrays: Sequence[np.ndarray]
-    ) -> tuple[dict[int, np.ndarray], list[np.ndarray]]:
-        """The tensors that are kept, by their places in the file, and the outputs of one image."""
+    def compute(self, arrays: Sequence[np.ndarray]) -> _Computed:
+        """Runs one image."""
 
     def run(self, images: Pixels) -> np.ndarray:
         """See `Runtime.run`."""
@@ -349,9 +342,7 @@ class MicroRuntime(OneImageRuntime):
             arena_bytes = max(_SMALLEST_ARENA_BYTES, _BYTES_PER_VALUE * values)
             self._interpreter = _interpreter(content, arena_bytes, keep_tensors=keep_tensors)
 
-    def compute(
-        self, arrays: Sequence[np.ndarray]
-    ) -> tuple[dict[int, np.ndarray], list[np.ndarray]]:
+    def compute(self, arrays: Sequence[np.ndarray]) -> _Computed:
         for index, array in enumerate(arrays):
             self._interpreter.set_input(np.ascontiguousarray(array), index)
         _with_reason(self._interpreter.invoke)
@@ -389,9 +380,9 @@ def _with_reason(action: Callable[[], Any]) -> Any:
                 return action()
         except RuntimeError as error:
             log.seek(0)
-            lines = log.read().decode(errors="replace").splitlines()
-            reasons = [line.strip() for line in lines if line.strip()]
-            raise RuntimeError(reasons[0] if reasons else str(error)) from error
+            lines = log.read().decode(errors="replace").split("\n")
+            reasons = filter(None, map(str.strip, lines))
+            raise RuntimeError(next(reasons, str(error))) from error
 
 
 # -- TOSA ------------------------------------------------------------------------------------------
@@ -417,21 +408,13 @@ _REASON = re.compile(r"(?:[eE]rror: |\(\): )(.+?)(?:\w+::\w+\(\): .*)?$", re.MUL
 
 
 def reason_in(errors: str) -> str:
-    """The reason in what a tool prints as it fails: its first error, or its last line.
-
-    >>> reason_in("a.mlir:1:2: error: failed to legalize operation 'tfl.x'")
-    "failed to legalize operation 'tfl.x'"
-    """
+    """The reason in what a tool prints as it fails: its first error, or its last line."""
     reasons = [*_REASON.findall(errors)[:1], *errors.strip().splitlines()[-1:]]
     return reasons[0] if reasons else "it gives no reason"
 
 
 def results_in(program: str) -> list[int]:
-    """The outputs that are the results of a printed program: equal ones are the same output.
-
-    >>> results_in("  return %4, %7, %4 : tensor<1xi8>, tensor<2xi8>, tensor<1xi8>")
-    [0, 1, 0]
-    """
+    """The outputs that are the results of a printed program: equal ones are the same output."""
     (line,) = re.findall(r"^ *return (.+) :", program, re.MULTILINE)
     results = line.split(", ")
     outputs = list(dict.fromkeys(results))
@@ -501,9 +484,7 @@ class TosaRuntime(OneImageRuntime):
     def _file(self, name: str) -> str:
         return os.path.join(self._folder.name, name)
 
-    def compute(
-        self, arrays: Sequence[np.ndarray]
-    ) -> tuple[dict[int, np.ndarray], list[np.ndarray]]:
+    def compute(self, arrays: Sequence[np.ndarray]) -> _Computed:
         read = {f"TosaInput_{place}": array for place, array in enumerate(arrays)}
         for name, array in read.items():
             np.save(self._file(f"{name}.npy"), array)

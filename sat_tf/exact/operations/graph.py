@@ -113,11 +113,7 @@ class Graph:
 
 
 def graph_table(graph: Graph) -> Group:
-    """Every operation with the tensor it makes, and their totals, for `rich` to print.
-
-    Codes and weights are ranges of integers; "x8" behind weights means that they are stored
-    multiplied by 8, with the scale divided by 8.
-    """
+    """Every operation with the tensor it makes; "x8" behind weights: stored multiplied by 8."""
     shapes = " and ".join(" x ".join(map(str, image.shape)) for image in graph.images)
     types = " and ".join(dict.fromkeys(image.type for image in graph.images))
     table = FittingTable(title=f"{graph.name}: {shapes}, {types}")

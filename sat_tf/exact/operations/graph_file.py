@@ -35,7 +35,7 @@ from sat_tf.exact.tflite.input_range import KEPT_TYPES
 from sat_tf.exact.tflite.operator_view import OperatorView, Progress, codes_of
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
 from sat_tf.exact.tflite.writer import Writer
-from sat_tf.messages import printable, shortened
+from sat_tf.messages import first_ones, printable, shortened
 
 # An operator is read as the first of these that recognizes it. Those of `Moved` and `Computed` are
 # rows of `tabled.ROWS`; each other operation is a row by itself.
@@ -111,17 +111,14 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
     for image in contents.inputs:
         if not image.scales.size and image.type.lower() in KEPT_TYPES:
             continue
-        if image.type not in _INPUT_TYPES:
+        lowest, highest = _INPUT_TYPES.get(image.type, (0, -1))  # of others, none
+        points, scales = image.zero_points, image.scales
+        is_grid = points.size == 1 and lowest <= points[0] <= highest
+        if not (is_grid and np.isfinite(scales[0]) and scales[0] > 0):
             raise NotUnderstoodError(
-                f"its input is {image.type}, expected one of {', '.join(_INPUT_TYPES)}"
+                f"its input is {image.type} with the scales {first_ones(scales)} and the zero "
+                f"points {first_ones(points)}, expected one of each, of UINT8 or INT8"
             )
-        if image.scales.size != 1 or image.zero_points.size != 1:
-            raise NotUnderstoodError(f"its input has {image.scales.size} scales, expected one")
-        lowest, highest = _INPUT_TYPES[image.type]
-        if not lowest <= image.zero_points[0] <= highest:
-            raise NotUnderstoodError(f"its input has the zero point {image.zero_points[0]}")
-        if not (np.isfinite(image.scales[0]) and image.scales[0] > 0):
-            raise NotUnderstoodError(f"its input has the scale {image.scales[0]}")
     progress = Progress(tuple(contents.inputs), float_layers)
     for index, operator in enumerate(contents.operators):
         view = OperatorView(operator, progress)
@@ -179,10 +176,7 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
 
 
 def read_operation(view: OperatorView, *, is_own: bool) -> Operation | None:
-    """Adds the operation that an operator stands for; None where others of its operators follow.
-
-    An own one is read as any other, and refused in forms that sat-tf does not write.
-    """
+    """Adds the operation that an operator stands for; None where others of its operators follow."""
     operator, progress = view.stored, view.progress
     kinds = [
         kind for kind in OPERATIONS if operator.name in (kind.writes if is_own else kind.reads)

@@ -369,10 +369,7 @@ def map_linear(
 
 
 def requantization_multipliers(graph: Tensors, linear: Linear) -> np.ndarray:
-    """Output codes of one accumulator unit, a channel: the products that its kernel computes.
-
-    XNNPACK does so in float32, the builtin kernels in float64.
-    """
+    """Output codes of one accumulator unit, a channel: the products that its kernel computes."""
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
     multipliers = wide_multipliers if linear.is_builtin else narrow_multipliers
     return multipliers(source.scale, linear.scales, output.scale)

@@ -24,11 +24,7 @@ Made = tuple["Operation", Codes | None] | None
 
 
 class Basis(enum.Enum):
-    """The ground that a statement on an operation rests on.
-
-    `BEHIND_FLOAT` is that of operations of any kind whose inputs depend on float values in which
-    processors differ.
-    """
+    """The ground that a statement on an operation rests on."""
 
     RULE = "by its rule"
     ENUMERATED = "proved for every input"
@@ -148,10 +144,7 @@ class Operation(abc.ABC):
 
     @property
     def mixes(self) -> bool:
-        """Whether it computes with several values of its inputs.
-
-        TensorFlow's converter would choose the grid of a float output.
-        """
+        """Whether it computes with several values of its inputs."""
         return False
 
     @property

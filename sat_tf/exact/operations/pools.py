@@ -80,10 +80,7 @@ class MaxPool(_Pool):
 
 @dataclasses.dataclass(frozen=True)
 class AveragePool(_Pool):
-    """Mean of a window without its padding, on the grid of the input, as the builtin kernel rounds.
-
-    XNNPACK leaves it to that kernel.
-    """
+    """Mean of a window without its padding, by the builtin kernel, to which XNNPACK leaves it."""
 
     operator = Operator("AVERAGE_POOL_2D", 2, "Pool2DOptions")
     keeps_grid = True

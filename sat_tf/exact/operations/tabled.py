@@ -191,20 +191,14 @@ class Computed(Tabled):
     def _table(self, graph: Tensors, kernels: KernelSet) -> np.ndarray:
         """The stored integers that kernels make of those from -128 on."""
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        return table_of(self.name, self.options, source, output, kernels)
-
-
-def table_of(
-    name: str, options: Mapping[str, Any], source: Codes, output: Codes, kernels: KernelSet
-) -> np.ndarray:
-    """The stored integers that kernels make, in a function of one value, of those from -128 on."""
-    return _table_of(name, tuple(sorted(options.items())), source, output, kernels)
+        return table_of(self.name, tuple(self.options.items()), source, output, kernels)
 
 
 @functools.lru_cache(maxsize=256)
-def _table_of(
+def table_of(
     name: str, options: tuple[Any, ...], source: Codes, output: Codes, kernels: KernelSet
 ) -> np.ndarray:
+    """The stored integers that kernels make, in a function of one value, of those from -128 on."""
     return np.asarray(ROWS[name].rule(Call(kernels, [STORED], [source], output, dict(options))))
 
 

@@ -38,11 +38,6 @@ def ends_early(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> b
     A stride is then larger than the kernel, and XNNPACK before LiteRT 2.2.0, in TensorFlow 2.21
     too, takes what is left over for a padding below 0: it computes other values. A kernel of one
     pixel, and pooling, it computes rightly.
-
-    >>> ends_early((16, 16), (1, 3), Window((2, 2), "SAME"))
-    True
-    >>> ends_early((15, 15), (1, 3), Window((2, 2), "SAME"))
-    False
     """
     if window.padding != "SAME" or tuple(kernel) == (1, 1):
         return False
@@ -54,10 +49,7 @@ def ends_early(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> b
 
 
 def transposed_size(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> tuple[int, ...]:
-    """Rows and columns that a transposed convolution makes of an image.
-
-    Keras's rule without `output_padding`, plus `window.more`.
-    """
+    """Rows and columns that a transposed convolution makes: Keras's rule plus `window.more`."""
     extra = [max(length - stride, 0) for length, stride in zip(kernel, window.strides, strict=True)]
     return tuple(
         size * stride + (longer if window.padding == "VALID" else 0) + more

@@ -1,7 +1,4 @@
-"""The conditions that compilers of NPUs set for operators, as predicates on those of a file.
-
-Each gives the reason why an operator does not meet it, and what to change; "" where it does.
-"""
+"""The conditions of NPUs' compilers: the reason why an operator fails one, and what to change."""
 
 import math
 from collections.abc import Callable
@@ -61,14 +58,11 @@ def output_grid(operator: StoredOperator, scale: float, zero_point: int) -> tupl
 
 @with_settings
 def symmetric_weights(operator: StoredOperator, *, axis: int) -> tuple[str, str]:
-    """The kernel has codes from -127 to 127 around 0, and the bias the scale of the sum.
-
-    Scales of the kernel are one, or one for each index of an axis.
-    """
-    source, kernel, *biases = operator.inputs
+    """The kernel has codes from -127 to 127 around 0, and the bias the scale of the sum."""
+    source, kernel, *biases = operator.reads
     if operator.name == "TRANSPOSE_CONV":
         source, *biases = biases
-    if source is None or kernel is None or (codes := kernel.values) is None:
+    if (codes := kernel.values) is None:
         return "its weights are not constant", ""
     if np.any(kernel.zero_points):
         return "its weights have other zero points than 0", "quantize them symmetrically"
@@ -76,7 +70,7 @@ def symmetric_weights(operator: StoredOperator, *, axis: int) -> tuple[str, str]
         return f"its weights have scales along axis {kernel.axis}, expected {axis}", ""
     if codes.min(initial=0) < -127:
         return "its weights reach -128, expected -127 to 127", "quantize them symmetrically"
-    for bias in filter(None, biases):
+    for bias in biases:
         unit = source.scales * kernel.scales
         if bias.type != "INT32" or np.any(bias.zero_points):
             return f"its bias is {bias.type}, expected INT32 with the zero point 0", ""
@@ -88,8 +82,8 @@ def symmetric_weights(operator: StoredOperator, *, axis: int) -> tuple[str, str]
 @with_settings
 def weights_of(operator: StoredOperator, *types: str, fix: str) -> tuple[str, str]:
     """The kernel has one of some types, and is a constant."""
-    kernel = operator.inputs[1]
-    if kernel is None or kernel.data is None:
+    kernel = operator.reads[1]
+    if kernel.data is None:
         return "its weights are made by another operator", ""
     if kernel.type in types:
         return _MET
@@ -98,8 +92,8 @@ def weights_of(operator: StoredOperator, *types: str, fix: str) -> tuple[str, st
 
 def no_packed_products(operator: StoredOperator) -> tuple[str, str]:
     """The kernel of a matrix product is not packed."""
-    kernel = operator.inputs[1]
-    if kernel is None or kernel.type not in ("INT4", "INT2"):
+    kernel = operator.reads[1]
+    if kernel.type not in ("INT4", "INT2"):
         return _MET
     return f"its weights are {kernel.type}, it takes INT8", "export with pack='none'"
 
@@ -107,8 +101,7 @@ def no_packed_products(operator: StoredOperator) -> tuple[str, str]:
 @with_settings
 def largest_sum_of_weights(operator: StoredOperator, limit: int) -> tuple[str, str]:
     """The magnitudes of the weights of one output do not add up to more."""
-    kernel = operator.inputs[1]
-    if kernel is None or (codes := kernel.values) is None:
+    if (codes := operator.reads[1].values) is None:
         return _MET
     axis = codes.ndim - 1 if operator.name == "DEPTHWISE_CONV_2D" else 0
     others = tuple(index for index in range(codes.ndim) if index != axis)
@@ -153,8 +146,8 @@ def pooled_windows(operator: StoredOperator, *, largest_padded: int | None) -> t
 @with_settings
 def reduced_axes(operator: StoredOperator, *, largest: int) -> tuple[str, str]:
     """The axes of a mean are no longer than `largest`, and not that of the batch."""
-    source, axes = operator.inputs[0], operator.inputs[1]
-    if source is None or axes is None or (numbers := axes.values) is None:
+    source, axes = operator.reads[:2]
+    if (numbers := axes.values) is None:
         return "its axes are not constant", ""
     rank = len(source.shape)
     found = sorted(int(axis) % rank for axis in numbers.reshape(-1))
@@ -169,8 +162,8 @@ def reduced_axes(operator: StoredOperator, *, largest: int) -> tuple[str, str]:
 
 def one_of_a_batch(operator: StoredOperator) -> tuple[str, str]:
     """There is one image."""
-    source = operator.inputs[0]
-    if source is None or len(source.shape) != _IMAGE_AXES or source.shape[0] == 1:
+    source = operator.reads[0]
+    if len(source.shape) != _IMAGE_AXES or source.shape[0] == 1:
         return _MET
     return f"it reads {source.shape[0]} images, it takes one", "write the file for one image"
 
@@ -183,10 +176,7 @@ def scales_by(
 
     Those of operators with `halfPixelCenters` are `half_pixels`, where they are others.
     """
-    sizes = _resized(operator)
-    if sizes is None:
-        return "it does not resize images", ""
-    before, after = sizes
+    before, after = operator.reads[0].shape[1:3], operator.outputs[0].shape[1:3]
     if before in ((1, 1), after):
         return _MET
     less = int(_option(operator, "alignCorners", default=False))
@@ -207,21 +197,10 @@ def scales_by(
 @with_settings
 def scales_to_at_most(operator: StoredOperator, limit: int) -> tuple[str, str]:
     """Images become at most so many times as large."""
-    sizes = _resized(operator)
-    if sizes is None:
-        return "it does not resize images", ""
-    before, after = sizes
+    before, after = operator.reads[0].shape[1:3], operator.outputs[0].shape[1:3]
     if all(new <= limit * old for old, new in zip(before, after, strict=True)):
         return _MET
     return f"{_resizes(before, after)}, at most {limit} times", "resize by less"
-
-
-def _resized(operator: StoredOperator) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """The rows and columns that are read and made; None for what are no images."""
-    source = operator.inputs[0]
-    if source is None or len(source.shape) != 4:
-        return None
-    return source.shape[1:3], operator.outputs[0].shape[1:3]
 
 
 def _resizes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
@@ -230,9 +209,7 @@ def _resizes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
 
 def small_strides(operator: StoredOperator) -> tuple[str, str]:
     """The strides of a transposed convolution are both 1 or both 2, or 1 where there is one row."""
-    kernel, source = operator.inputs[1:3]
-    if source is None or kernel is None:
-        return "it has no input", ""
+    kernel, source = operator.reads[1:3]
     found = _option(operator, "strideH"), _option(operator, "strideW")
     flat = [source.shape[axis] == kernel.shape[axis] == 1 for axis in (1, 2)]
     allowed = {(1, 1), (2, 2), *([(1, 2)] if flat[0] else []), *([(2, 1)] if flat[1] else [])}
@@ -243,9 +220,7 @@ def small_strides(operator: StoredOperator) -> tuple[str, str]:
 
 def grown_by_strides(operator: StoredOperator) -> tuple[str, str]:
     """The output of a transposed convolution is as large as padding makes it."""
-    kernel, source = operator.inputs[1:3]
-    if source is None or kernel is None:
-        return "it has no input", ""
+    kernel, source = operator.reads[1:3]
     found = _option(operator, "strideH"), _option(operator, "strideW")
     same = _option(operator, "padding") == tfl.Padding.SAME
     expected = tuple(
@@ -259,13 +234,10 @@ def grown_by_strides(operator: StoredOperator) -> tuple[str, str]:
 
 
 def strided_slice(operator: StoredOperator) -> tuple[str, str]:
-    """Steps are 1, or positive along rows and columns alone."""
-    steps = operator.inputs[3]
-    if steps is None or (values := steps.values) is None:
+    """Steps are positive constants."""
+    if (steps := operator.reads[3].values) is None:
         return "its steps are not constant", ""
-    if np.any(values < 1):
-        return "it runs backwards", ""
-    return _MET
+    return ("it runs backwards", "") if np.any(steps < 1) else _MET
 
 
 def same_grids(operator: StoredOperator) -> tuple[str, str]:

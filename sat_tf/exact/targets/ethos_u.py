@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
@@ -103,7 +102,7 @@ def compile_file(
         )
     content = read_bytes(path)
     contents = read_contents(content, name)
-    elsewhere = TARGETS[TARGET_OF[configuration]].elsewhere(contents)
+    left = TARGETS[TARGET_OF[configuration]].cpu_fallback(contents)
     made_tensors = (tensor.name for one in contents.operators for tensor in one.outputs)
     if quoted := [tensor for tensor in made_tensors if '"' in tensor]:
         raise ValueError(
@@ -135,9 +134,9 @@ def compile_file(
                     f"{ended_with}, expected a memory_mode that has activations where they can be "
                     "written; of a system with weights in flash pass memory_mode='Shared_Sram'."
                 )
-            listed = "".join(f"\n  - {one}" for one in elsewhere)
-            known = "; these operators are none of its:" if listed else "."
-            raise ValueError(f"{name}: {ended_with}, expected a file that it takes{known}{listed}")
+            listed = "".join(f"\n  - {one}" for one in left)
+            known = f"; these operators are none of its:{listed}" if left else "."
+            raise ValueError(f"{name}: {ended_with}, expected a file that it takes{known}")
         (summary,) = out.glob("model_summary_*.csv")
         with summary.open(newline="") as file:
             (row,) = csv.DictReader(file)
@@ -147,11 +146,11 @@ def compile_file(
     milliseconds = collections.defaultdict[str, float](float)
     limited = collections.defaultdict[str, float](float)
     weights: collections.Counter[str] = collections.Counter()
-    for one in operators:
-        tensor = contents.operators[one.source].outputs[0].name
-        milliseconds[tensor] += 1000.0 * one.cycles / clock
-        limited[one.limit] += 1000.0 * one.cycles / clock
-        weights[tensor] += one.weight_bytes
+    for source_place, cycles, limit, weight_bytes in operators:
+        tensor = contents.operators[source_place].outputs[0].name
+        milliseconds[tensor] += 1000.0 * cycles / clock
+        limited[limit] += 1000.0 * cycles / clock
+        weights[tensor] += weight_bytes
     names = [operator.name for operator in read_contents(made, name).operators]
     memory = row["weights_storage_area"]
     used = memory.lower().replace("-", "_").replace(" ", "_") + "_memory_used"
@@ -230,23 +229,18 @@ _ARENA = "arena_mem_area"
 _SECTIONS = {"system_config": "System_Config", "memory_mode": "Memory_Mode"}
 
 
-class _Operator(NamedTuple):
-    """An operator of the NPU, with the compiler's estimates."""
-
-    source: int  # The place of the file's operator that it is made of.
-    cycles: int  # That it takes.
-    limit: str  # What takes these, arithmetic or one of `_LIMITS`.
-    weight_bytes: int  # Of its compressed weights, with scales and biases.
-
-
 # Names of tensors stand in it as they are, which XML parsers do not take.
 _TABLE = re.compile(
     r'<table name="(source|perf|perf_debug)">\s*<!\[CDATA\[\n(.*?)\]\]>\s*</table>', re.DOTALL
 )
 
 
-def _operators(path: pathlib.Path) -> Iterator[_Operator]:
-    """The operators in the compiler's file for debugging, whose tables are CSV in XML."""
+def _operators(path: pathlib.Path) -> Iterator[tuple[int, int, str, int]]:
+    """The NPU's operators in the compiler's file for debugging, whose tables are CSV in XML.
+
+    Of each the place of the file's operator that it is made of, the cycles that it takes, what
+    takes these, arithmetic or one of `_LIMITS`, and the bytes of weights, scales and biases.
+    """
     tables = {
         name: list(csv.DictReader(io.StringIO(table)))
         for name, table in _TABLE.findall(path.read_text(encoding="utf-8"))
@@ -261,4 +255,4 @@ def _operators(path: pathlib.Path) -> Iterator[_Operator]:
             memory = max(accesses, key=accesses.__getitem__)
             limit = max(_LIMITS, key=lambda part: int(detail[f"{memory}{_LIMITS[part]}_ac"] or 0))
         sizes = (int(detail[f"{kind}_total_bytes"] or 0) for kind in ("weight", "scales"))
-        yield _Operator(sources[row["source_id"]], cycles, limit, sum(sizes))
+        yield sources[row["source_id"]], cycles, limit, sum(sizes)

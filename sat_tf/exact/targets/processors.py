@@ -23,19 +23,11 @@ class Processor:
     confirmed_by: str | None = None
 
     def packing(self, pack: str) -> str:
-        """How its files store kernels: what is asked for, of which "auto" is what it takes.
-
-        >>> PROCESSORS["micro"].packing("auto"), PROCESSORS["micro"].packing("int4")
-        ('none', 'int4')
-        """
+        """How its files store kernels: what is asked for, of which "auto" is what it takes."""
         return "none" if pack == "auto" and min(self.stores) == 8 else pack
 
     def shortfall(self, left: int, count: int) -> str:
-        """How many of a file's operators it does not compute, in a sentence.
-
-        >>> PROCESSORS["micro"].shortfall(2, 5)
-        'TFLite Micro refuses 2 of 5 operators.'
-        """
+        """How many of a file's operators it does not compute, in a sentence."""
         share = f"{left} of {count} operators"
         if self.confirmed_by:
             return f"{share} are not those of {self.title}."
@@ -69,11 +61,7 @@ _FORMER_TARGETS = {"edgetpu": "int8", "android-npu": "int8"}
 
 
 def saved_target(name: Any) -> Any:
-    """The target that stands for the one that a file or a model was saved with.
-
-    >>> saved_target("edgetpu"), saved_target("micro"), saved_target(None)
-    ('int8', 'micro', None)
-    """
+    """The target that stands for the one that a file or a model was saved with."""
     return _FORMER_TARGETS.get(name, name) if isinstance(name, str) else name
 
 

@@ -2,18 +2,18 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from sat_tf.exact.targets import constraints
 from sat_tf.exact.targets.constraints import Constraint
 from sat_tf.exact.targets.processors import PROCESSORS, Processor
 from sat_tf.exact.tflite.contents import Contents, StoredOperator
 from sat_tf.messages import first_ones
-from sat_tf.presentation.tables import Column, Marked, Table
+from sat_tf.presentation.tables import Marked
 
 
 @dataclasses.dataclass(frozen=True)
-class Elsewhere:
+class CpuFallback:
     """An operator of a file that a target's processor leaves to the CPU."""
 
     operator: str  # Its name.
@@ -30,29 +30,6 @@ class Elsewhere:
 _NAMED = 2
 
 
-def _alike(found: Iterable[Elsewhere]) -> list[list[Elsewhere]]:
-    """Operators that run elsewhere, those with the same reason together."""
-    groups: dict[tuple[str, str], list[Elsewhere]] = {}
-    for operator in found:
-        groups.setdefault((operator.reason, operator.fix), []).append(operator)
-    return [*groups.values()]
-
-
-def _names(operators: Sequence[Elsewhere]) -> str:
-    return first_ones([f"{each.operator} {each.tensor}" for each in operators], _NAMED)
-
-
-def elsewhere_table(found: Iterable[Elsewhere]) -> Table[list[Elsewhere]]:
-    """The operators that run elsewhere, why, and what to change."""
-    columns: list[Column[list[Elsewhere]]] = [
-        Column("operators", lambda row: Marked(_names(row), "watch"), wrap="fold"),
-        Column("how many", len, number=True),
-        Column("why", lambda row: row[0].reason, wrap="fold"),
-        Column("what to change", lambda row: row[0].fix or "-", wrap="fold"),
-    ]
-    return Table(columns=columns, rows=_alike(found))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target(Processor):
     """A processor with the operators that it computes: one row of the table of targets."""
@@ -62,29 +39,31 @@ class Target(Processor):
     operators: Mapping[str, Sequence[Constraint]] | None = None
     constraints: Sequence[Constraint] = ()  # Those of all operators.
 
-    def verdict(self, found: Sequence[Elsewhere], count: int) -> Marked:
-        """How many of a file's operators its processor computes, in a sentence."""
-        if not found:
-            run_on = "are those of" if self.confirmed_by else "run on"
-            return Marked(f"All {count} operators {run_on} {self.title}.", "good")
-        return Marked(self.shortfall(len(found), count), "watch")
+    def statements(self, left: Sequence[CpuFallback], count: int) -> list[Marked]:
+        """How many of a file's operators its processor computes, and which it leaves to the CPU.
 
-    def statements(self, found: Sequence[Elsewhere], count: int) -> list[Marked]:
-        """The same, and below it each operator with the reason and the fix.
-
-        Of a CPU only what it refuses, and nothing where that is nothing.
+        Those with one reason share a line. Of a CPU only what it refuses, and nothing where that is
+        nothing.
         """
-        if not (self.native or found):
-            return []
-        lines = [self.verdict(found, count)]
-        for row in _alike(found):
-            fix = f"; {row[0].fix}" if row[0].fix else ""
-            lines.append(Marked(f"  {_names(row)}: {row[0].reason}{fix}.", "plain"))
-        return lines
+        if not left:
+            run_on = "are those of" if self.confirmed_by else "run on"
+            words = f"All {count} operators {run_on} {self.title}."
+            return [Marked(words, "good")] if self.native else []
+        names = collections.defaultdict[str, list[str]](list)
+        for each in left:
+            why = f"{each.reason}; {each.fix}" if each.fix else each.reason
+            names[why].append(f"{each.operator} {each.tensor}")
+        return [
+            Marked(self.shortfall(len(left), count), "watch"),
+            *(
+                Marked(f"  {first_ones(alike, _NAMED)}: {why}.", "plain")
+                for why, alike in names.items()
+            ),
+        ]
 
-    def elsewhere(self, contents: Contents) -> list[Elsewhere]:
+    def cpu_fallback(self, contents: Contents) -> list[CpuFallback]:
         """The operators of a file that its processor leaves to the CPU, or refuses, in order."""
-        found: list[Elsewhere] = []
+        left: list[CpuFallback] = []
         ends = _float_ends(contents)
         given = {tensor.name for tensor in contents.inputs}
         # A file that quantizes weights alone, or has a float head, has no codes to end in.
@@ -94,15 +73,15 @@ class Target(Processor):
                 otherwise = ACTIVATIONS
         for operator in contents.operators:
             reason, fix = self._problem(operator)
+            if not reason:
+                continue
             if fix == INTEGER_OUTPUTS and not all(one.name in ends for one in operator.outputs):
                 fix = otherwise
-            reads = {tensor.name for tensor in operator.reads}
-            if reason and operator.name == "QUANTIZE" and reads <= given:
+            if operator.name == "QUANTIZE" and {tensor.name for tensor in operator.reads} <= given:
                 fix = INTEGER_INPUTS
-            if reason:
-                made = operator.outputs[0].name if operator.outputs else ""
-                found.append(Elsewhere(operator.name, made, reason, fix))
-        return found
+            made = operator.outputs[0].name if operator.outputs else ""
+            left.append(CpuFallback(operator.name, made, reason, fix))
+        return left
 
     def _problem(self, operator: StoredOperator) -> tuple[str, str]:
         operators = self.operators
@@ -131,10 +110,7 @@ _PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"
 
 
 def _float_ends(contents: Contents) -> set[str]:
-    """The float tensors that codes stand for in files that end in integers.
-
-    They are made from codes, and nothing behind them computes with codes again.
-    """
+    """The float tensors made from codes, behind which nothing computes with codes again."""
     makes = collections.defaultdict[str, list[str]](list)
     found: set[str] = set()
     for operator in reversed(contents.operators):
@@ -328,11 +304,8 @@ _OPERATORS: Mapping[str, tuple[Mapping[str, Sequence[Constraint]] | None, Sequen
     "ethos-u85": (_U85, (_ETHOS_TYPES,)),
     "int8": (_INT8, ()),
 }
-
-
-def _target(processor: Processor) -> Target:
-    operators, constraints = _OPERATORS.get(processor.name, (None, ()))
-    return Target(**vars(processor), operators=operators, constraints=constraints)
-
-
-TARGETS: Mapping[str, Target] = {name: _target(processor) for name, processor in PROCESSORS.items()}
+TARGETS: Mapping[str, Target] = {
+    name: Target(**vars(processor), operators=operators, constraints=of_all)
+    for name, processor in PROCESSORS.items()
+    for operators, of_all in [_OPERATORS.get(name, (None, ()))]
+}

@@ -1,5 +1,6 @@
 """The contents of a TFLite file: tensors, constants, operators; two compared; the size of one."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -74,8 +75,9 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
         yield _unpacked_model(content)
     except _TooMuchError as error:
         raise ValueError(
-            f"{name}: received a TFLite file that {error}, expected one that sat_tf.export_tflite "
-            "wrote; export the model again."
+            f"{name}: received a TFLite file of {len(content):,} bytes that unpacks to more than "
+            "such a file holds, expected one that sat_tf.export_tflite wrote; export the model "
+            "again."
         ) from error
     except NotUnderstoodError:
         raise
@@ -87,21 +89,15 @@ class _Budget:
     """The bytes and the tables that may still be unpacked."""
 
     def __init__(self, content: bytes) -> None:
-        self._size = len(content)
-        self._left = _LARGEST_RATIO * self._size + _ALWAYS_UNPACKED_BYTES
+        self._left = _LARGEST_RATIO * len(content) + _ALWAYS_UNPACKED_BYTES
         self._tables = 0
 
     def spend(self, value: Any) -> Any:
         """The value, which has been unpacked."""
         self._left -= _bytes_of(value)
         self._tables += 1
-        if self._left < 0:
-            raise _TooMuchError(
-                f"has {self._size:,} bytes and unpacks to more than {_LARGEST_RATIO} times as "
-                "many, because its tables share others"
-            )
-        if self._tables > _MOST_TABLES:
-            raise _TooMuchError(f"has more than {_MOST_TABLES:,} tensors, operators and buffers")
+        if self._left < 0 or self._tables > _MOST_TABLES:
+            raise _TooMuchError
         return value
 
 
@@ -162,11 +158,7 @@ def _vector(table: Any, attribute: str, unpack: Callable[[Any], Any], budget: _B
 
 
 def signature_names(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The keys that the signature of an unpacked file has for its inputs, and for its outputs.
-
-    They are in the order of the tensors. Either is empty where the signature has the names of the
-    tensors, or not one name for each.
-    """
+    """The signature's keys of inputs and outputs, in order; () where they are tensors' names."""
     (subgraph,), signatures = model.subgraphs, model.signatureDefs
 
     def keys_of(role: str) -> tuple[str, ...]:
@@ -226,8 +218,8 @@ class StoredTensor:
     def difference(self, other: "StoredTensor") -> str | None:
         """The name of the first attribute in which another tensor differs; None where none does."""
         names = [field.name for field in dataclasses.fields(self)]
-        same = [np.array_equal(getattr(self, name), getattr(other, name)) for name in names]
-        return next((name for name, is_same in zip(names, same, strict=True) if not is_same), None)
+        others = (n for n in names if not np.array_equal(getattr(self, n), getattr(other, n)))
+        return next(others, None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -256,11 +248,6 @@ class StoredOperator:
         return math.prod(tensors[0].shape[:-1] + self.reads[1].shape) if tensors else 0
 
     @property
-    def is_float(self) -> bool:
-        """Whether it reads or makes a float tensor."""
-        return any(tensor.type == "FLOAT32" for tensor in self.reads + self.outputs)
-
-    @property
     def settings(self) -> str:
         """Its builtin options in words."""
         options = vars(self.options) if self.options is not None else {}
@@ -283,15 +270,6 @@ class StoredOperator:
         return f"{where}: reads other tensors" if counts[0] != counts[1] else None
 
 
-@dataclasses.dataclass(frozen=True)
-class MoreGraph:
-    """A graph of a file behind the first."""
-
-    name: str  # Its number, and its name where it has one.
-    operators: int  # How many it has.
-    run_by: tuple[str, ...]  # The operators and the signatures that run it, in words.
-
-
 # Under this name a file says how it was made.
 SETTINGS_NAME = "sat_tf"
 
@@ -307,7 +285,8 @@ class Contents:
     interface: str = ""  # Its inputs and outputs, as tensors and in its signatures, in words.
     # How it was made, its entry `SETTINGS_NAME`; None where it has none.
     settings: dict[str, Any] | None = None
-    more_graphs: tuple[MoreGraph, ...] = ()  # The graphs behind the first, which all else is about.
+    # The graphs behind the first, which all else is about: number, name and size, in words.
+    more_graphs: tuple[str, ...] = ()
 
     @property
     def is_ours(self) -> bool:
@@ -316,15 +295,14 @@ class Contents:
 
     def operator_counts(self) -> dict[str, int]:
         """How many operators of each kind there are."""
-        names = [operator.name for operator in self.operators]
-        return {name: names.count(name) for name in sorted(set(names))}
+        return dict(sorted(collections.Counter(one.name for one in self.operators).items()))
 
     def float_operators(self) -> list[str]:
         """The operators that read or make float tensors, each with the tensor it makes."""
         return [
             f"{op.name} {op.outputs[0].name if op.outputs else ''}".strip()
             for op in self.operators
-            if op.is_float
+            if any(tensor.type == "FLOAT32" for tensor in op.reads + op.outputs)
         ]
 
 
@@ -359,11 +337,7 @@ def _of_usual_sizes(model: Any) -> Contents:
 
 
 def of_any_tool(model: Any) -> Contents:
-    """The contents of an unpacked flatbuffer that any tool may have written.
-
-    Names of tensors mean nothing to a runtime: one that is missing, not printable or another
-    tensor's too is replaced.
-    """
+    """The contents of any tool's flatbuffer, with distinct names of tensors."""
     if not model.subgraphs:
         raise NotUnderstoodError("it has no graph")
     subgraph, taken = model.subgraphs[0], set[str]()
@@ -397,11 +371,12 @@ def _contents_of(model: Any) -> Contents:
     operators = []
     for operator in subgraph.operators:
         code = model.operatorCodes[_within(operator.opcodeIndex, len(model.operatorCodes))]
+        number = max(code.builtinCode, code.deprecatedBuiltinCode)
         given = () if operator.inputs is None else operator.inputs
         inputs = [None if index == -1 else chosen([index])[0] for index in given]
         operators.append(
             StoredOperator(
-                name=_operator_name(code),
+                name=OPERATORS.get(number, f"OPERATOR_{number}"),  # of a later schema
                 inputs=tuple(inputs),
                 outputs=chosen(operator.outputs),
                 options=operator.builtinOptions,
@@ -425,41 +400,18 @@ def _contents_of(model: Any) -> Contents:
         **ends,
         interface=json.dumps({**names, "signatures": signatures}),
         settings=None if settings is None else dict(json.loads(settings)),
-        more_graphs=_more_graphs(model),
-    )
-
-
-def _more_graphs(model: Any) -> tuple[MoreGraph, ...]:
-    """The graphs behind the first."""
-    run_by: dict[int, list[str]] = {index: [] for index in range(1, len(model.subgraphs))}
-    for operator in (one for graph in model.subgraphs for one in graph.operators):
-        options = {} if operator.builtinOptions is None else vars(operator.builtinOptions)
-        for option, index in options.items():
-            if option.lower().endswith("subgraphindex") and index in run_by:
-                code = model.operatorCodes[_within(operator.opcodeIndex, len(model.operatorCodes))]
-                run_by[index].append(_operator_name(code))
-    for signature in model.signatureDefs:
-        if signature.subgraphIndex in run_by:
-            run_by[signature.subgraphIndex].append(f"signature {_text(signature.signatureKey)}")
-    return tuple(
-        MoreGraph(
-            name=f"graph {index} {_text(model.subgraphs[index].name)}".strip(),
-            operators=len(model.subgraphs[index].operators),
-            run_by=tuple(dict.fromkeys(users)),
-        )
-        for index, users in run_by.items()
+        more_graphs=tuple(
+            " ".join(
+                f"graph {index} {_text(graph.name)} with {len(graph.operators)} operators".split()
+            )
+            for index, graph in enumerate(model.subgraphs[1:], start=1)
+        ),
     )
 
 
 def _text(name: bytes | None) -> str:
     """A name in a file, which may be missing, or not text."""
     return (name or b"").decode(errors="replace")
-
-
-def _operator_name(code: Any) -> str:
-    """The name of an operator's code, or what stands for that of one of a later schema."""
-    number = max(code.builtinCode, code.deprecatedBuiltinCode)
-    return OPERATORS.get(number, f"OPERATOR_{number}")
 
 
 def _within(index: int, count: int) -> int:

@@ -92,11 +92,7 @@ class InputRange:
         return Change(self.scales / self.grid.scale, shift, self.reversed_channels, self.grid.scale)
 
     def fed(self, pixels: np.ndarray) -> np.ndarray:
-        """The values that the model is fed for these pixels, (..., channels), in float32.
-
-        >>> InputRange((-1.0,), (1.0,)).fed(np.array([0, 255], np.uint8)).tolist()
-        [-1.0, 1.0]
-        """
+        """The values that the model is fed for these pixels, (..., channels), in float32."""
         if self.reversed_channels:
             pixels = pixels[..., ::-1]
         if not any(self.low):
@@ -104,11 +100,7 @@ class InputRange:
         return np.asarray(np.asarray(self.low) + self.scales * pixels, np.float32)
 
     def pixels(self, values: np.ndarray) -> np.ndarray:
-        """The pixels, not rounded, for which the model is fed these values; see `fed`.
-
-        >>> InputRange((-1.0,), (1.0,)).pixels(np.array([-1.0, 1.0])).tolist()
-        [0.0, 255.0]
-        """
+        """The pixels, not rounded, for which the model is fed these values; see `fed`."""
         pixels = (values - np.asarray(self.low)) / self.scales
         return pixels[..., ::-1] if self.reversed_channels else pixels
 
@@ -255,19 +247,14 @@ def plain_range(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return {name: plain_range(one) for name, one in value.items()}
-    low, high = (_numbers(end) or () for end in value)
-    low, high = _as_long(low, high)
+    low, high = _as_long(*(_numbers(end) or () for end in value))
     if len({*zip(low, high, strict=True)}) == 1:
         return low[0], high[0]
     return low, high
 
 
 def range_of(value: Any) -> InputRange:
-    """The range that a valid value, which is no mapping, stands for.
-
-    >>> range_of("tf") == range_of((-1, 1))
-    True
-    """
+    """The range that a valid value, which is no mapping, stands for."""
     if isinstance(value, str):
         return NAMED[value]
     low, high = (_numbers(end) or () for end in plain_range(value))

@@ -102,22 +102,21 @@ def checked_metadata(
         problems.append(
             "labels: received none, expected one a class; leave them out if there are none."
         )
-    texts = [label for label in labels if isinstance(label, str)]
-    lines = {text for text in texts if text.splitlines() == [text] and _is_utf8(text)}
-    odd = [
-        f"{label!r} for class {index}"
-        for index, label in enumerate(labels)
-        if not isinstance(label, str) or not label.strip() or label not in lines
-    ]
+    odd = [f"{label!r} for class {i}" for i, label in enumerate(labels) if not _is_line(label)]
     if odd:
         problems.append(
             f"labels: received {first_ones(odd)}, expected texts of one line, none empty."
         )
-    twice = sorted(label for label, count in collections.Counter(texts).items() if count > 1)
-    if twice:
+    texts = [label for label in labels if isinstance(label, str)]
+    if twice := sorted(text for text, count in collections.Counter(texts).items() if count > 1):
         shown = first_ones(map(repr, twice))
         problems.append(f"labels: received {shown} more than once, expected each name once.")
     return Metadata(description, labels, preprocessing), problems
+
+
+def _is_line(label: Any) -> bool:
+    is_text = isinstance(label, str) and bool(label.strip()) and _is_utf8(label)
+    return is_text and label.splitlines() == [label]
 
 
 def _is_utf8(text: str) -> bool:
@@ -128,14 +127,10 @@ def misfits(metadata: Metadata, image: Image, shape: tuple[int, ...]) -> list[st
     """Why labels and preprocessing are not those of an input, and of an output of this shape."""
     problems = []
     labels = metadata.labels
-    if labels is not None and len(shape) != 1:
+    if labels is not None and (len(labels),) != shape:
         problems.append(
-            f"labels: received some for an output of shape {shape}, expected one axis of classes."
-        )
-    elif labels is not None and (len(labels),) != shape:
-        problems.append(
-            f"labels: received {len(labels)}, expected {shape[0]}, one for each class of the "
-            "model's output, in order."
+            f"labels: received {len(labels)} for an output of shape {shape}, expected one for each "
+            "class, in order, of a single axis."
         )
     is_picture = image.type == "uint8" and not image.is_kept and can_be_pictures(image.shape)
     if metadata.preprocessing is not None and not is_picture:

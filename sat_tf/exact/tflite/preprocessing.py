@@ -62,22 +62,18 @@ class Preprocessing:
     def describe(self, shape: tuple[int, int] | None = None) -> str:
         """The whole in words, for an input of rows and columns, or of any."""
         turned = "turned by its EXIF orientation" if self.exif_orientation else "as it is stored"
-        return (
-            f"The picture {turned}, resized (bilinear, antialiased) until {self._goal(shape)}; "
-            "values from 0 to 255 as they are."
-        )
-
-    def _goal(self, shape: tuple[int, int] | None) -> str:
         if shape is None:
             times = "" if self.resize_ratio == 1 else f"{self.resize_ratio:.4g} times the sides of "
-            return f"it just covers {times}the input, and its centre"
-        (rows, columns), covered_sides = shape, self.covered(shape)
-        sides = (
-            f"its shorter side has {covered_sides[0]} pixels"
-            if rows == columns
-            else f"it covers {covered_sides[0]}x{covered_sides[1]} pixels"
+            goal = f"it just covers {times}the input, and its centre"
+        else:
+            (rows, columns), sides = shape, self.covered(shape)
+            covers = f"it covers {sides[0]}x{sides[1]} pixels"
+            covers = f"its shorter side has {sides[0]} pixels" if rows == columns else covers
+            goal = f"{covers}, and its centre of {rows}x{columns} pixels"
+        return (
+            f"The picture {turned}, resized (bilinear, antialiased) until {goal}; "
+            "values from 0 to 255 as they are."
         )
-        return f"{sides}, and its centre of {rows}x{columns} pixels"
 
     def to_json(self) -> str:
         """The text of a file that says it."""

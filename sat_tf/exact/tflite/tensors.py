@@ -67,12 +67,7 @@ class Codes:
         return Activation.SIX if self.highest == six.highest else Activation.UNIT
 
     def clipped(self, activation: Activation) -> "Codes":
-        """The same grid between the ends of an activation, the widest that kernels give it.
-
-        >>> codes = Codes(np.float32(0.4), 0).clipped(Activation.UNIT)  # 1 / 0.4 is 2.5
-        >>> [codes.on(KERNEL_SETS[name]).highest for name in ("xnnpack_x86", "reference")]
-        [2, 3]
-        """
+        """The same grid between the ends of an activation, the widest that kernels give it."""
         several = [self._between(activation, [kernels]) for kernels in KERNEL_SETS.values()]
         if all(codes == several[0] for codes in several):
             return several[0]
@@ -204,11 +199,7 @@ class Image:
 
 
 def quantized(real: np.ndarray, codes: Codes) -> np.ndarray:
-    """Real values as stored integers, as QUANTIZE makes them with XNNPACK.
-
-    >>> quantized(np.float32([-1.0, 0.5, 1.5, 900.0]), Codes(np.float32(1.0), 0)).tolist()
-    [-1, 0, 2, 127]
-    """
+    """Real values as stored integers, as QUANTIZE makes them with XNNPACK."""
     rounded = np.rint(real * (np.float32(1.0) / codes.scale))
     return np.clip(rounded + codes.zero_point, -128, 127).astype(np.int32)
 
@@ -219,11 +210,7 @@ def dequantized(stored: np.ndarray, codes: Codes) -> np.ndarray:
 
 
 def real_outputs(stored: np.ndarray, scales: np.ndarray, zero_points: np.ndarray) -> np.ndarray:
-    """The outputs of a file as real values: integers by their scale, and others as they are.
-
-    >>> real_outputs(np.int8([-128, 0]), np.float32([0.5]), np.int64([-128])).tolist()
-    [0.0, 64.0]
-    """
+    """The outputs of a file as real values: integers by their scale, and others as they are."""
     if scales.size != 1 or not np.issubdtype(stored.dtype, np.integer):
         return stored
     return dequantized(stored, Codes(np.float32(scales[0]), int(zero_points[0])))
@@ -308,11 +295,6 @@ def joined(outputs: list[np.ndarray]) -> np.ndarray:
     """All outputs of a model as one array: that of the only one, or all values of each image.
 
     Outputs of other lengths, such as a shape, are all of one image.
-
-    >>> joined([np.zeros((2, 3)), np.zeros((2, 4, 5))]).shape
-    (2, 23)
-    >>> joined([np.zeros((1, 3)), np.zeros(4), np.zeros(())]).shape
-    (1, 8)
     """
     if len(outputs) == 1:
         return outputs[0]

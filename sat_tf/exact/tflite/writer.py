@@ -42,11 +42,7 @@ def _table(kind: type, **fields: Any) -> Any:
 
 
 class Writer:
-    """A file with one graph, to which operations add their operators.
-
-    Every tensor that an operation makes is in it before the operation writes itself; constants
-    come behind. Errors of missing tensors are defects of the graph.
-    """
+    """A file with one graph, to which operations add constants and operators."""
 
     def __init__(self, graph: Tensors, *, resizable: bool = False) -> None:
         self.graph, self.resizable = graph, resizable
@@ -230,11 +226,7 @@ def file_of(model: Any) -> bytes:
 
 
 def packed_bytes(codes: np.ndarray, storage: Storage) -> np.ndarray:
-    """Codes as the bytes of the file: the first in the lowest bits of a byte, zeros at the end.
-
-    >>> packed_bytes(np.array([1, -1, 7]), Storage.INT4).tolist()
-    [241, 7]
-    """
+    """Codes as the bytes of the file: the first in the lowest bits of a byte, zeros at the end."""
     if storage is Storage.INT8:
         return np.frombuffer(codes.astype(np.int8).tobytes(), np.uint8)
     per_byte = _BITS_PER_BYTE // storage.value

@@ -23,12 +23,7 @@ Shape = tuple[int, ...]
 
 
 def range_codes(lowest: float, highest: float) -> Codes:
-    """256 codes for an observed range; zero has a code of its own.
-
-    >>> codes = range_codes(-1.0, 254.0)
-    >>> float(codes.scale), codes.zero_point
-    (1.0, -127)
-    """
+    """256 codes for an observed range; zero has a code of its own."""
     lowest, highest = min(lowest, 0.0), max(highest, 0.0)
     if highest - lowest < SMALLEST_RANGE:
         return Codes(np.float32(1.0 / 255.0), -128)
@@ -63,7 +58,7 @@ class Draft(abc.ABC):
         return False
 
     @abc.abstractmethod
-    def lower(self, builder: "GraphBuilder", codes: Codes | None, name: str, shape: Shape) -> str:
+    def lower(self, builder: "GraphBuilder", output: Tensor) -> str:
         """Adds what makes a tensor of codes of such tensors, or a float one; returns its name."""
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
@@ -106,13 +101,12 @@ class GraphBuilder:
         """An unused name, close to the one given, for a tensor that no layer of the model makes."""
         return free_name(name, self._layer_names | self.tensors.keys())
 
-    def materialize(self, draft: Draft, codes: Codes, name: str, shape: Shape) -> str:
+    def materialize(self, draft: Draft, output: Tensor) -> str:
         """Adds what makes a tensor of codes of a draft; returns the tensor's name."""
         some_float = any(self.codes(source) is None for source in draft.inputs)
-        if some_float and not draft.takes_floats(codes):
-            real = draft.lower(self, None, self.between(f"{name}_float"), shape)
-            return self.quantized(real, codes, name, shape)
-        return draft.lower(self, codes, name, shape)
+        if output.codes and some_float and not draft.takes_floats(output.codes):
+            return self.quantized(draft, output)
+        return draft.lower(self, output)
 
     def dequantized(self, source: str) -> str:
         """The float tensor with the real values of `source`; made once."""
@@ -136,8 +130,12 @@ class GraphBuilder:
                 self.operations.remove(operation)
                 del self.tensors[operation.output]
 
-    def quantized(self, source: str, codes: Codes, name: str, shape: Shape) -> str:
-        """Adds the codes of a float tensor, clipped before where int8 does not saturate."""
+    def quantized(self, draft: Draft, output: Tensor) -> str:
+        """Adds the codes of a draft's float tensor, clipped where int8 does not saturate."""
+        name, shape, codes = output.name, output.shape, output.codes
+        if codes is None:
+            raise TypeError(f"{name}: the codes of a float tensor.")
+        source = draft.lower(self, Tensor(self.between(f"{name}_float"), shape, None))
         low, high = codes.real_range
         if codes.lowest != -128:
             lower = self.between(f"{name}_lower")
@@ -165,21 +163,14 @@ class OperationDraft(Draft):
     inputs: tuple[str, ...]
     operation: Operation  # Without inputs and output.
 
-    def placed(
-        self,
-        builder: GraphBuilder,
-        inputs: tuple[str, ...],
-        codes: Codes | None,
-        name: str,
-        shape: Shape,
-    ) -> str:
-        """Adds the operation on these inputs, with a tensor of these codes; returns its name."""
-        operation = dataclasses.replace(self.operation, inputs=inputs, output=name)
-        return builder.add(operation, shape, codes)
+    def placed(self, builder: GraphBuilder, inputs: tuple[str, ...], output: Tensor) -> str:
+        """Adds the operation on these inputs, which makes this tensor; returns its name."""
+        operation = dataclasses.replace(self.operation, inputs=inputs, output=output.name)
+        return builder.add(operation, output.shape, output.codes)
 
-    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
-        sources = self.inputs if codes else tuple(map(builder.dequantized, self.inputs))
-        return self.placed(builder, sources, codes, name, shape)
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
+        sources = self.inputs if output.codes else tuple(map(builder.dequantized, self.inputs))
+        return self.placed(builder, sources, output)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,13 +188,15 @@ class Rectified(Draft):
         """See `Draft`: without a ceiling, codes from 0 on are those of the other layer."""
         return self.ceiling is None
 
-    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
+        name, shape, codes = output.name, output.shape, output.codes
         if codes and self.ceiling is None:
-            return builder.materialize(self.rectified, codes.clipped(Activation.RELU), name, shape)
+            clipped = Tensor(name, shape, codes.clipped(Activation.RELU))
+            return builder.materialize(self.rectified, clipped)
         if codes:  # whose highest need not be the ceiling
-            real = self.lower(builder, None, builder.between(f"{name}_float"), shape)
-            return builder.quantized(real, codes, name, shape)
-        real = self.rectified.lower(builder, None, builder.between(f"{name}_input"), shape)
+            return builder.quantized(self, output)
+        read = Tensor(builder.between(f"{name}_input"), shape, None)
+        real = self.rectified.lower(builder, read)
         lower = name if self.ceiling is None else builder.between(f"{name}_lower")
         builder.with_constant(real, Pointwise.MAXIMUM, 0.0, lower, shape)
         if self.ceiling is None:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
@@ -23,7 +22,7 @@ from sat_tf.exact.tflite.tensors import Tensors
 from sat_tf.exact.tflite.writer import Writer
 from sat_tf.graph.layer_kinds import KINDS
 from sat_tf.graph.network import Node, call_in_inference
-from sat_tf.messages import kind_of
+from sat_tf.messages import kind_of, reason_of
 
 # Operators and constants of most layers add so many bytes to a file, beside their weights.
 _BYTES_OF_OPERATORS = 400
@@ -160,37 +159,24 @@ def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
         if batch == 1:
             break
     parsed = tfl.ModelT.InitFromPackedBuf(content, 0) if batch == 1 else None
-    if not content:
-        wrong = (
-            f"TensorFlow's converter does not convert ({first_line(problem)}), expected a layer "
-            "with builtin TFLite operators"
-        )
-    elif parsed is None and batch is None:
-        wrong = (
-            "LiteRT does not run as TensorFlow's converter writes it, expected a layer that it does"
-        )
+    if problem and not content:
+        wrong = f"TensorFlow's converter does not convert ({reason_of(problem)})"
+    elif batch is None:
+        wrong = "LiteRT does not run as TensorFlow's converter writes it"
     elif parsed is None:
-        wrong = (
-            f"makes {batch} of one image, expected a layer that takes each image of a batch by "
-            "itself"
-        )
+        wrong = f"makes {batch} of one image"
     elif len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
-        wrong = (
-            "becomes more than builtin operators in a row, such as a loop, expected a layer that "
-            "does not"
-        )
+        wrong = "becomes more than builtin operators in a row, such as a loop"
     elif any(tensor.isVariable for tensor in parsed.subgraphs[0].tensors):
-        wrong = (
-            "remembers something from one image to the next, expected a layer that takes each "
-            "image by itself"
-        )
+        wrong = "remembers something from one image to the next"
     else:
         return content
     *others, layer = layers
     behind = f" behind {', '.join(other.name for other in others)}" if others else ""
     raise ValueError(
-        f"{layer.name}: received {kind_of(layer)}{behind} that is left float and that {wrong}; "
-        "replace it, or end the model before it."
+        f"{layer.name}: received {kind_of(layer)}{behind} that is left float and that {wrong}, "
+        "expected a layer of builtin TFLite operators that takes each image by itself; replace it, "
+        "or end the model before it."
     ) from (None if content else problem)
 
 
@@ -257,7 +243,7 @@ def run_converter(converter: Any) -> bytes:
             printed.seek(0)
             told = printed.read().decode(errors="replace")
             # The first line with an error in it says most, without the place in C++ before that.
-            text = f"{first_line(error)}\n{error}\n{told}"
+            text = f"{reason_of(error)}\n{error}\n{told}"
             lines = [line.strip() for line in text.splitlines() if line.strip()]
             errors = [line.split(" error: ", 1)[1] for line in lines if " error: " in line]
             raise ValueError((errors or lines)[0][:200]) from error
@@ -266,14 +252,6 @@ def run_converter(converter: Any) -> bytes:
             # that of the user would do nothing any more, and all would be told twice.
             for handler in [each for each in root.handlers if each not in before]:
                 root.removeHandler(handler)
-
-
-def first_line(error: BaseException | None) -> str:
-    """The line of an error that says what is wrong."""
-    lines = [line.strip() for line in str(error).strip().splitlines()]
-    if lines and lines[0] == "in user code:":  # AutoGraph puts the code in front of what it raised
-        lines = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)] or lines
-    return lines[0][:200] if lines else type(error).__name__
 
 
 # -- the operators of a layer in the file of its model -------------------------------------------

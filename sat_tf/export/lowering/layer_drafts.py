@@ -18,7 +18,7 @@ from sat_tf.exact.operations.pools import AveragePool
 from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.operations.tabled import Computed, Reshape, moved, sloped, table_of
 from sat_tf.exact.operations.windows import LinearKind, placement
-from sat_tf.exact.tflite.tensors import WHOLE, Codes, Window
+from sat_tf.exact.tflite.tensors import WHOLE, Codes, Tensor, Window
 from sat_tf.export.lowering.drafts import (
     Affine,
     Draft,
@@ -57,13 +57,6 @@ class LinearDraft(OperationDraft):
 
         The sign of γ goes into the codes and its size into the scales, so that weights stay on
         their lattice and nothing is rounded again. A channel with γ = 0 has codes 0.
-
-        >>> codes, ones = np.array([[3, 1, 2]]), np.ones(3)
-        >>> one = LinearDraft.of_codes("x", LinearKind.FULLY_CONNECTED, codes, ones, ones)
-        >>> slope, offset = np.array([2.0, -0.5, 0.0]), np.array([0.0, 0.0, 7.0])
-        >>> folded = one.folded(Affine(slope, offset, np.zeros(3), np.ones(3))).operation
-        >>> folded.kernel.T.tolist(), folded.scales.tolist(), folded.bias.tolist()
-        ([[3, -1, 0]], [2.0, 0.5, 1.0], [2.0, -0.5, 7.0])
         """
         slope = behind.slope
         spread = np.where(slope == 0.0, 0.0, np.abs(slope) * behind.deviation)
@@ -109,51 +102,45 @@ class LinearDraft(OperationDraft):
         high = np.max(ends, axis=0).sum(axis=0) * linear.scales + linear.bias
         return float(np.min(low)), float(np.max(high))
 
-    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
         """See `Draft`; one factor and one constant a channel are two float operations."""
-        linear = self.operation
-        if codes or not linear.is_pointwise:
-            return super().lower(builder, codes, name, shape)
+        linear, name = self.operation, output.name
+        if output.codes or not linear.is_pointwise:
+            return super().lower(builder, output)
         source = builder.dequantized(self.inputs[0])
         product = builder.between(f"{name}_product")
         slope = linear.kernel.reshape(-1) * linear.scales
-        builder.with_constant(source, Pointwise.PRODUCT, slope, product, shape)
-        return builder.with_constant(product, Pointwise.SUM, linear.bias, name, shape)
+        builder.with_constant(source, Pointwise.PRODUCT, slope, product, output.shape)
+        return builder.with_constant(product, Pointwise.SUM, linear.bias, name, output.shape)
 
-    def placed(
-        self,
-        builder: GraphBuilder,
-        inputs: tuple[str, ...],
-        codes: Codes | None,
-        name: str,
-        shape: Shape,
-    ) -> str:
+    def placed(self, builder: GraphBuilder, inputs: tuple[str, ...], output: Tensor) -> str:
         """See `OperationDraft`; the units of the codes that it reads and makes go into scales."""
-        linear, (source,), output = self.operation, inputs, name
+        linear, (source,), codes, made = self.operation, inputs, output.codes, output.name
         grid = builder.codes(source)
         if grid is None and codes is not None:
-            raise TypeError(f"{name}: codes of a float tensor.")
+            raise TypeError(f"{made}: codes of a float tensor.")
         # Float values are real ones already.
         units = [1.0 if each is None or codes is None else each.unit for each in (grid, codes)]
         # Convolutions need rows and columns; those of other tensors are 1x1 and take any.
         on_images = linear.kind is not LinearKind.FULLY_CONNECTED
         if on_images and len(builder.shape(source)) != 3:
-            reshape = Reshape((source,), builder.between(f"{name}_input"))
+            reshape = Reshape((source,), builder.between(f"{made}_input"))
             source = builder.move(reshape, _image(builder.shape(source)))
-        if on_images and len(shape) != 3:
-            output = builder.between(f"{name}_image")
+        reshapes = on_images and len(output.shape) != 3
+        if reshapes:
+            made = builder.between(f"{made}_image")
         operation = dataclasses.replace(
             linear,
             inputs=(source,),
-            output=output,
+            output=made,
             scales=linear.scales * (units[0] / units[1]),
             bias=linear.bias / units[1],
             center=linear.center / units[1],
             spread=linear.spread / units[1],
             real=codes is None,
         )
-        builder.add(operation, _image(shape) if output != name else shape, codes)
-        return name if output == name else builder.move(Reshape((output,), name), shape)
+        builder.add(operation, _image(output.shape) if reshapes else output.shape, codes)
+        return builder.move(Reshape((made,), output.name), output.shape) if reshapes else made
 
 
 def _image(shape: Shape) -> Shape:
@@ -193,10 +180,10 @@ class Materialized(Draft):
     def __init__(self, tensor: str) -> None:
         self.tensor, self.inputs = tensor, (tensor,)
 
-    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
-        if codes is None:
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
+        if output.codes is None:
             return builder.dequantized(self.tensor)
-        return identity(self.tensor, shape[-1]).lower(builder, codes, name, shape)
+        return identity(self.tensor, output.shape[-1]).lower(builder, output)
 
 
 # -- means ----------------------------------------------------------------------------------------
@@ -205,20 +192,20 @@ class Materialized(Draft):
 class MeanDraft(OperationDraft):
     """The mean over rows and columns."""
 
-    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
         """See `Draft`.
 
         MEAN clips where int8 does, and nowhere else: other codes are made by a convolution.
         """
+        codes, (source,) = output.codes, self.inputs
         if codes is None:
-            return super().lower(builder, None, name, shape)
-        (source,) = self.inputs
+            return super().lower(builder, output)
         grid = builder.codes(source)
         negative = grid is None or grid.lowest < grid.zero_point
         saturates = codes.highest == 127 and (codes.lowest == -128 or not negative)
         if codes.unit == 1.0 and saturates:
-            return super().lower(builder, codes, name, shape)
-        return whole_mean(source, builder.shape(source)).lower(builder, codes, name, shape)
+            return super().lower(builder, output)
+        return whole_mean(source, builder.shape(source)).lower(builder, output)
 
 
 class Strip(NamedTuple):
@@ -232,11 +219,7 @@ class Strip(NamedTuple):
 
 
 def strips(length: int, size: int, stride: int) -> list[Strip]:
-    """The windows of SAME padding along an axis, without the padding.
-
-    >>> [(strip.start, strip.stop, strip.size, strip.windows) for strip in strips(6, 3, 1)]
-    [(0, 2, 2, 1), (0, 6, 3, 4), (4, 6, 2, 1)]
-    """
+    """The windows of SAME padding along an axis, without the padding."""
     (front, _), count = placement(length, size, stride, 1, "SAME")
     starts = [place * stride - front for place in range(count)]
     inside = [start for start in starts if 0 <= start <= length - size]
@@ -266,36 +249,33 @@ class AveragePoolDraft(OperationDraft):
 
     def parts(self, shape: Shape) -> tuple[list[Strip], list[Strip]] | None:
         """The windows pooled together, by rows and columns; None where they are too many."""
-        strides = self.operation.window.strides
-        rows, columns = (
-            strips(*axis) for axis in zip(shape, self.operation.size, strides, strict=False)
-        )
+        axes = zip(shape, self.operation.size, self.operation.window.strides, strict=False)
+        rows, columns = (strips(*axis) for axis in axes)
         return (rows, columns) if len(rows) * len(columns) <= _MOST_PARTS else None
 
-    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
         """See `Draft`.
 
         A depthwise convolution divides by one number, so that windows which reach equally far
         beyond the image are pooled together, and joined. AVERAGE_POOL_2D, where there are too many,
         rounds to the codes that it reads, and slowly.
         """
+        (source,), name, codes = self.inputs, output.name, output.codes
         if codes is None:
-            return super().lower(builder, None, name, shape)
-        (source,) = self.inputs
-        sizes = builder.shape(source)
+            return super().lower(builder, output)
+        grid, sizes = builder.codes(source), builder.shape(source)
+        if grid is None:
+            raise TypeError(f"{name}: the codes of a mean of float values.")
         parts = self.parts(sizes)
         if parts is None:
             # Means on a grid of 8 bits, to which their kernel rounds, and these on another one.
-            grid = builder.codes(source)
-            if grid is None:
-                raise TypeError(f"{name}: the codes of a mean of float values.")
             fine = range_codes(*grid.real_range)
             if grid.real_scale > fine.real_scale:
-                requantized = identity(source, shape[-1])
-                source, grid = builder.between(f"{name}_fine"), fine
-                requantized.lower(builder, fine, source, sizes)
-            coarse = self.placed(builder, (source,), grid, builder.between(f"{name}_mean"), shape)
-            return identity(coarse, shape[-1]).lower(builder, codes, name, shape)
+                requantized = Tensor(builder.between(f"{name}_fine"), sizes, fine)
+                source, grid = identity(source, sizes[-1]).lower(builder, requantized), fine
+            coarse = Tensor(builder.between(f"{name}_mean"), output.shape, grid)
+            self.placed(builder, (source,), coarse)
+            return identity(coarse.name, sizes[-1]).lower(builder, output)
         down, across = parts
         bands = []
         for row in down:
@@ -312,12 +292,13 @@ class AveragePoolDraft(OperationDraft):
                 window = Window((row.stride, column.stride))
                 mean = window_mean(read, sizes[-1], (row.size, column.size), window)
                 tile_shape = (row.windows, column.windows, sizes[-1])
-                tiles.append(mean.lower(builder, codes, tile, tile_shape))
+                tiles.append(mean.lower(builder, Tensor(tile, tile_shape, codes)))
             if len(across) > 1:
-                builder.add(Concatenate(tuple(tiles), band, 1), (row.windows, *shape[1:]), codes)
+                shape = (row.windows, *output.shape[1:])
+                builder.add(Concatenate(tuple(tiles), band, 1), shape, codes)
             bands.append(band)
         if len(down) > 1:
-            builder.add(Concatenate(tuple(bands), name, 0), shape, codes)
+            builder.add(Concatenate(tuple(bands), name, 0), output.shape, codes)
         return name
 
 
@@ -337,14 +318,7 @@ class PairDraft(OperationDraft):
         """The draft of an operation."""
         return cls(inputs, Pair((), "", kind))
 
-    def placed(
-        self,
-        builder: GraphBuilder,
-        inputs: tuple[str, ...],
-        codes: Codes | None,
-        name: str,
-        shape: Shape,
-    ) -> str:
+    def placed(self, builder: GraphBuilder, inputs: tuple[str, ...], output: Tensor) -> str:
         """Adds operations of two tensors at a time; the codes of all but the last cannot saturate.
 
         Those of what selects values are the same between as at the end.
@@ -352,27 +326,19 @@ class PairDraft(OperationDraft):
         first, *others, last = inputs
         for other in others:
             grids = builder.codes(first), builder.codes(other)
-            sizes = np.broadcast_shapes(builder.shape(first), builder.shape(other))
-            between = codes if self.operation.keeps_grid else None
+            codes = output.codes if self.operation.keeps_grid else None
             if not self.operation.keeps_grid and grids[0] is not None and grids[1] is not None:
-                between = range_codes(*self._range(grids[0].real_range, grids[1].real_range))
-            partial = builder.between(f"{name}_partial")
-            first = self._combined(builder, (first, other), between, partial, sizes)
-        return self._combined(builder, (first, last), codes, name, shape)
+                codes = range_codes(*self._range(grids[0].real_range, grids[1].real_range))
+            shape = np.broadcast_shapes(builder.shape(first), builder.shape(other))
+            partial = Tensor(builder.between(f"{output.name}_partial"), shape, codes)
+            first = self._combined(builder, (first, other), partial)
+        return self._combined(builder, (first, last), output)
 
-    def _combined(
-        self,
-        builder: GraphBuilder,
-        inputs: tuple[str, str],
-        codes: Codes | None,
-        name: str,
-        shape: Shape,
-    ) -> str:
+    def _combined(self, builder: GraphBuilder, read: tuple[str, ...], output: Tensor) -> str:
         """Adds the operation of two tensors, as its kernel takes them."""
-        read: tuple[str, ...] = inputs
-        if codes is not None and self.operation.kind in (Pointwise.SUM, Pointwise.DIFFERENCE):
-            read = tuple(summand(builder, source, codes) for source in inputs)
-        return super().placed(builder, read, codes, name, shape)
+        if output.codes and self.operation.kind in (Pointwise.SUM, Pointwise.DIFFERENCE):
+            read = tuple(summand(builder, source, output.codes) for source in read)
+        return super().placed(builder, read, output)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
         return functools.reduce(self._range, (codes_of(each).real_range for each in self.inputs))
@@ -396,8 +362,8 @@ def summand(builder: GraphBuilder, source: str, output: Codes) -> str:
     if codes is None or codes.scale / output.scale >= _SMALLEST_SUMMAND:
         return source
     coarse = Codes(np.float32(_COARSE_SUMMAND * output.scale), 0)
-    name, shape = builder.between(f"{source}_coarse"), builder.shape(source)
-    return identity(source, shape[-1]).lower(builder, coarse, name, shape)
+    made = Tensor(builder.between(f"{source}_coarse"), builder.shape(source), coarse)
+    return identity(source, made.shape[-1]).lower(builder, made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -415,8 +381,9 @@ class SumWithMap(Draft):
         """The map in real values."""
         return np.asarray(self.codes * self.scale, np.float32)
 
-    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
         """See `Draft`; a map of very small values gets a larger scale, as `summand`."""
+        name, shape, codes = output.name, output.shape, output.codes
         if codes is None:
             source = builder.dequantized(self.inputs[0])
             return builder.with_constant(source, Pointwise.SUM, self.values, name, shape)
@@ -447,61 +414,53 @@ class MeanOfTensors(Draft):
         """Their sum."""
         return PairDraft.of(Pointwise.SUM, self.inputs)
 
-    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
-        count, between = len(self.inputs), builder.between(f"{name}_sum")
-        if codes is None:
-            sums = self.total.lower(builder, None, between, shape)
-            return builder.with_constant(sums, Pointwise.PRODUCT, 1.0 / count, name, shape)
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
+        name, shape, codes = output.name, output.shape, output.codes
         # The sum on a scale larger by the divisor: its codes are those of the mean.
-        larger = dataclasses.replace(codes, scale=np.float32(codes.scale * count))
-        sums = self.total.lower(builder, larger, between, shape)
+        count = len(self.inputs)
+        larger = codes and dataclasses.replace(codes, scale=np.float32(codes.scale * count))
+        sums = self.total.lower(builder, Tensor(builder.between(f"{name}_sum"), shape, larger))
+        if codes is None:
+            return builder.with_constant(sums, Pointwise.PRODUCT, 1.0 / count, name, shape)
         mean = identity(sums, shape[-1]).scaled(np.asarray(1.0 / count), np.zeros(()))
-        return mean.lower(builder, codes, name, shape)
+        return mean.lower(builder, output)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
         low, high = self.total.worst_range(codes_of)
         return low / len(self.inputs), high / len(self.inputs)
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One part of several on one grid, with the name and the shape of the tensor it becomes."""
-
-    draft: Draft
-    name: str
-    shape: Shape
-
-
 class OnOneGrid(Draft):
     """Parts that get the grid of the whole: joined, or the largest or smallest values of them.
 
-    `whole` is what is done with them, as the draft of an operation without inputs.
+    `whole` is what is done with them, as the draft of an operation without inputs; beside each part
+    is the float tensor that it becomes.
     """
 
-    def __init__(self, whole: OperationDraft, *parts: Part) -> None:
+    def __init__(self, whole: OperationDraft, *parts: tuple[Draft, Tensor]) -> None:
         self.whole, self.parts = whole, parts
-        self.inputs = tuple(source for part in parts for source in part.draft.inputs)
+        self.inputs = tuple(source for draft, _ in parts for source in draft.inputs)
 
     def takes_floats(self, codes: Codes) -> bool:
         """See `Draft`: QUANTIZE cannot make codes with a unit, and no part alone has one."""
         return codes.unit == 1.0
 
-    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
         tensors = []
-        for part in self.parts:
-            tensor = part.draft.tensor
+        for draft, made in self.parts:
+            tensor, codes = draft.tensor, output.codes
             if codes is None:
-                tensor = part.draft.lower(builder, None, part.name, part.shape)
+                tensor = draft.lower(builder, made)
             elif not tensor or builder.codes(tensor) != codes:
                 # A part that exists already, such as a pooled tensor, keeps its name.
-                exists = part.name in builder.tensors
-                tensor = builder.between(f"{part.name}_part") if exists else part.name
-                tensor = builder.materialize(part.draft, codes, tensor, part.shape)
+                exists = made.name in builder.tensors
+                name = builder.between(f"{made.name}_part") if exists else made.name
+                tensor = builder.materialize(draft, Tensor(name, made.shape, codes))
             tensors.append(tensor)
-        return self.whole.placed(builder, tuple(tensors), codes, name, shape)
+        return self.whole.placed(builder, tuple(tensors), output)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        low, high = zip(*(part.draft.worst_range(codes_of) for part in self.parts), strict=True)
+        low, high = zip(*(draft.worst_range(codes_of) for draft, _ in self.parts), strict=True)
         return min(low), max(high)
 
 
@@ -511,12 +470,7 @@ class OnOneGrid(Draft):
 def rounded_table(
     function: Callable[[np.ndarray], np.ndarray], source: Codes, output: Codes
 ) -> np.ndarray:
-    """The table of a function of real values, rounded half up as the quantizers do, and clipped.
-
-    >>> codes = Codes(np.float32(0.5), 0)
-    >>> rounded_table(np.abs, codes, codes)[[0, 127, 128, 130]].tolist()
-    [127, 1, 0, 2]
-    """
+    """The table of a function of real values, rounded half up as the quantizers do, and clipped."""
     real = ((STORED - source.zero_point) * np.float32(source.real_scale)).astype(np.float32)
     made = np.asarray(function(real), np.float32) / np.float32(output.real_scale)
     rounded = np.floor(made + np.float32(0.5)) + output.zero_point
@@ -534,16 +488,15 @@ class ComputedFunction(Draft):
 
     keeps_stream = True
 
-    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
+        name, source, codes = output.name, builder.codes(self.inputs[0]), output.codes
         if codes is None:
             real = builder.dequantized(self.inputs[0])
-            return builder.add(FloatLayer((real,), name, (self.call(real),)), shape, None)
-        source = builder.codes(self.inputs[0])
+            return builder.add(FloatLayer((real,), name, (self.call(real),)), output.shape, None)
         if self.function is None or source is None:
-            real = self.lower(builder, None, builder.between(f"{name}_float"), shape)
-            return builder.quantized(real, codes, name, shape)
+            return builder.quantized(self, output)
         table = rounded_table(self.function, source, codes)
-        return builder.add(Lookup(self.inputs, name, table), shape, codes)
+        return builder.add(Lookup(self.inputs, name, table), output.shape, codes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -564,12 +517,12 @@ class NativeDraft(Draft):
         """See `Draft`: a layer with weights may be shared, and its quantizer is then behind it."""
         return self.slopes is None
 
-    def lower(self, builder: GraphBuilder, codes: Codes | None, name: str, shape: Shape) -> str:
-        source = builder.codes(self.inputs[0])
-        operation = self._of_codes(source, codes, name) if source and codes else None
+    def lower(self, builder: GraphBuilder, output: Tensor) -> str:
+        source, codes = builder.codes(self.inputs[0]), output.codes
+        operation = self._of_codes(source, codes, output.name) if source and codes else None
         if operation is None:
-            return self.older.lower(builder, codes, name, shape)
-        return builder.add(operation, shape, codes)
+            return self.older.lower(builder, output)
+        return builder.add(operation, output.shape, codes)
 
     def _of_codes(self, source: Codes, codes: Codes, name: str) -> Operation | None:
         if source.unit != 1.0 or codes.unit != 1.0:
@@ -588,7 +541,7 @@ class NativeDraft(Draft):
             return None
         whole = dataclasses.replace(codes, lowest=-128, highest=127)
         for kernels in KERNEL_SETS.values():
-            made = table_of(operator, settings, source, whole, kernels)
+            made = table_of(operator, tuple(settings.items()), source, whole, kernels)
             if np.min(made) < codes.lowest or np.max(made) > codes.highest:
                 return None
         return Computed(self.inputs, name, operator, options=settings)

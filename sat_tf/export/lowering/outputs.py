@@ -1,7 +1,7 @@
 """The ends of a graph: its outputs as float values, probabilities or codes."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Softmax
@@ -10,7 +10,6 @@ from sat_tf.exact.operations.quantize import ShiftOutput
 from sat_tf.exact.operations.tabled import Computed
 from sat_tf.exact.tflite.tensors import Codes, Tensor, free_name
 from sat_tf.export.lowering.float_layer import float_layers
-from sat_tf.export.lowering.layers import is_function
 from sat_tf.graph.layer_kinds import native_of
 from sat_tf.messages import ModelError
 
@@ -54,8 +53,10 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
     found = {name: name if name in stay else ends.codes_of(name) for name in graph.outputs}
     if without := [name for name, codes in found.items() if not codes]:
         problems = [
-            "output_type={!r}: received the output {}, {}, expected codes; {}, or use "
-            "output_type='float32'.".format(output_type, name, *_why_float(graph, name))
+            f"output_type={output_type!r}: received the output {name}, which is float, expected "
+            "codes; give its policy activation_bits and stream_bits, end the model in front of "
+            "layers left float, quantize it for an NPU, where functions are integers too, or use "
+            "output_type='float32'."
             for name in without
         ]
         raise ModelError(graph.name, problems)
@@ -104,12 +105,8 @@ def with_own_names(graph: Graph) -> Graph:
     for tensor in set(names.values()) & (graph.tensors.keys() - names.keys()):
         kind = "float" if graph.tensors[tensor].codes is None else "codes"
         names[tensor] = free_name(f"{tensor}_{kind}", taken | set(names.values()))
-    return _renamed(graph, names)
 
-
-def _renamed(graph: Graph, names: Mapping[str, str]) -> Graph:
-    """The same graph with other names of some of its tensors."""
-
+    # The same graph with these names.
     def new(name: str) -> str:
         return names.get(name, name)
 
@@ -188,24 +185,6 @@ def _on_codes(
     lowest, highest = min(one.lowest for one in codes), max(one.highest for one in codes)
     joined = dataclasses.replace(codes[0], lowest=lowest, highest=highest)
     return dataclasses.replace(operation, inputs=inputs), joined
-
-
-def _why_float(graph: Graph, name: str) -> tuple[str, str]:
-    """Why a tensor has no codes, and the fix."""
-    if all(operation.is_float(graph) or operation.of_input for operation in graph.operations):
-        return "of a model that quantizes weights only", "give its policy activation_bits"
-    makers = {operation.output: operation for operation in graph.operations}
-    waiting = [makers[name]]
-    while waiting:
-        operation = waiting.pop()
-        if (layer := operation.float_layer) is not None:
-            if any(is_function(one.calls[-1].node) for one in float_layers([operation])):
-                by_target = "quantize it for an NPU, by the target of its policy"
-                return f"which {layer} computes in float32", by_target
-            return f"which is behind {layer}, a layer left float", "end the model in front of it"
-        if operation.is_float(graph):
-            waiting += [makers[read] for read in operation.inputs if read in makers]
-    return "which is a float stream", "give its policy stream_bits"
 
 
 def _unused(graph: Graph, name: str) -> str:

@@ -8,14 +8,13 @@ LiteRT's builtin kernels, several times slower.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, linear_operations, map_linear
-from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.targets.processors import (
     DEFAULT_TARGET,
@@ -27,8 +26,7 @@ from sat_tf.exact.targets.processors import (
 )
 from sat_tf.exact.tflite.tensors import Storage
 from sat_tf.export.lowering.outputs import FLOAT, with_output_type, with_own_names
-from sat_tf.messages import ModelError, ProblemsError, did_you_mean, first_ones
-from sat_tf.presentation.tables import Column, Table, digits
+from sat_tf.messages import ModelError, ProblemsError, did_you_mean
 from sat_tf.version import __version__
 
 
@@ -40,27 +38,14 @@ class NothingPackedError(ModelError):
 class Packing:
     """One choice of how a file stores kernels: the first type that holds their codes, else int8."""
 
-    # The types for dense layers and 1x1 convolutions, smallest first.
-    products: tuple[Storage, ...] = ()
+    products: tuple[Storage, ...] = ()  # For dense layers and 1x1 convolutions, smallest first.
     windows: tuple[Storage, ...] = ()  # The same for other convolutions, which then leave XNNPACK.
     pixelwise: bool = True  # 1x1 convolutions are written as matrix products.
-    asked_for: bool = True  # A model of which nothing can be packed is an error.
 
-
-_BUILTIN = (
-    "makes the model slower, two to four times as a rule: XNNPACK does not run convolutions with "
-    "packed kernels, so LiteRT's builtin kernels run {} of them, and unpack them at every call. "
-    "They round twice, where XNNPACK rounds once, and not alike on every processor: the "
-    "certificate holds for x86. For a fast model use pack='auto'"
-)
-_TWO_BITS = (
-    "makes the model slower on x86, 1.1 to 1.6 times where that was measured: XNNPACK unpacks its "
-    "{} kernels of 2 bits at every use there. For a fast model use pack='auto'"
-)
 
 PACKINGS: Mapping[str, Packing] = {
-    "auto": Packing(products=(Storage.INT4,), asked_for=False),
-    "none": Packing(asked_for=False),
+    "auto": Packing(products=(Storage.INT4,)),
+    "none": Packing(),
     "int4": Packing(products=(Storage.INT4,), windows=(Storage.INT4,)),
     "int2": Packing(products=(Storage.INT2, Storage.INT4)),
 }
@@ -107,71 +92,38 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
         return linear
 
     operations = map_linear(graph.operations, stored)
-    packed = _packed(operations)
-    if packing.asked_for and not packed:
-        raise _nothing_fits(graph, pack, notes)
+    packed = [op for op in linear_operations(operations) if op.storage is not Storage.INT8]
+    if pack != "auto" and not packed:
+        problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
+        problems.append(
+            f"pack={pack!r}: received no kernel that fits into 4 bits, expected at least one; use "
+            "pack='auto' or pack='none', or requantize with activation_bits and weight_bits=3, and "
+            "first_last_weight_bits=None; pack='int4' packs other convolutions than 1x1 too."
+        )
+        raise NothingPackedError(graph.name, problems)
     warnings = list(graph.warnings)
     builtin = sum(linear.is_builtin for linear in packed)
     two_bits = sum(linear.storage is Storage.INT2 for linear in packed)
     if builtin:
-        warnings.append(f"pack={pack!r} {_BUILTIN.format(builtin)}, and compress the file.")
+        warnings.append(
+            f"pack={pack!r} makes the model slower, two to four times as a rule: XNNPACK does not "
+            f"run convolutions with packed kernels, so LiteRT's builtin kernels run {builtin} of "
+            "them. They round twice, where XNNPACK rounds once, and not alike on every processor: "
+            "the certificate holds for x86. For a fast model use pack='auto'."
+        )
     elif two_bits:
-        warnings.append(f"pack={pack!r} {_TWO_BITS.format(two_bits)}.")
+        warnings.append(
+            f"pack={pack!r} makes the model slower on x86, 1.1 to 1.6 times where that was "
+            f"measured: XNNPACK unpacks its {two_bits} kernels of 2 bits at every use there. For a "
+            "fast model use pack='auto'."
+        )
     return dataclasses.replace(
         graph, operations=operations, storage_notes=notes, warnings=tuple(warnings)
     )
 
 
-def _packed(operations: Iterable[Operation]) -> list[Linear]:
-    """The linear operations with kernels of fewer bits than 8."""
-    return [op for op in linear_operations(operations) if op.storage is not Storage.INT8]
-
-
-def _trained(operations: Iterable[Operation]) -> list[Linear]:
-    """The linear operations with weights."""
-    return list(filter(is_trained, linear_operations(operations)))
-
-
-def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> NothingPackedError:
-    """Says why no kernel is packed, and what would let this packing pack one."""
-    packing, remedies = ALL_PACKINGS[pack], list[str]()
-    trained = _trained(graph.operations)
-    matrices = [
-        linear
-        for linear in trained
-        if linear.kind is LinearKind.FULLY_CONNECTED
-        or (packing.pixelwise and _is_pixelwise(linear))
-    ]
-    codes = [int(np.ptp(op.kernel)) + 1 for op in (trained if packing.windows else matrices)]
-    if all(linear.real for linear in trained):
-        remedies = [
-            "requantize with activation_bits: kernels of float activations are stored in 8 bits"
-        ]
-    else:
-        if any(count > _ODD_4_BITS for count in codes):
-            remedies.append(
-                "requantize with fewer weight_bits, and with first_last_weight_bits=None where "
-                "only the first and the last layer could be packed, which have 8 bits by default"
-            )
-        if any(2**Storage.INT4.value <= count <= _ODD_4_BITS for count in codes):
-            remedies.append(
-                "requantize with weight_bits=3 or less, or with 4 and weight_grid='narrow'"
-            )
-        if not packing.windows and len(matrices) < len(trained):
-            remedies.append("pack='int4', which packs other convolutions than 1x1 too")
-    problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
-    problems.append(
-        f"pack={pack!r}: received no kernel that fits into 4 bits, expected at least one; use "
-        f"pack='auto' or pack='none'{', or ' if remedies else ''}{'; or '.join(remedies)}."
-    )
-    return NothingPackedError(graph.name, problems)
-
-
 def is_trained(linear: Linear) -> bool:
-    """Whether its kernel holds weights; those the export adds for itself have one code a channel.
-
-    They are tiny, and multiplied by 127 they round best.
-    """
+    """Whether its kernel holds weights; those the export adds have one code a channel."""
     return bool(np.any(np.ptp(linear.kernel, axis=linear.inner_axes) > 0))
 
 
@@ -181,7 +133,11 @@ def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str
         return linear, "it computes in float32"
     if linear.kind is LinearKind.TRANSPOSED or linear.work(graph).is_grouped:
         return linear, "transposed and grouped convolutions read int8 only"
-    pixelwise = packing.pixelwise and _is_pixelwise(linear)
+    pixelwise = (
+        packing.pixelwise
+        and linear.kind is LinearKind.CONVOLUTION
+        and (linear.kernel.shape[1:3], linear.window.strides) == ((1, 1), (1, 1))
+    )
     note = ""
     if pixelwise or linear.kind is LinearKind.FULLY_CONNECTED:
         storage, note = _first_fitting(linear, packing.products, matrix=True)
@@ -192,26 +148,10 @@ def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str
             return packed, note
         if linear.kind is LinearKind.FULLY_CONNECTED:
             return linear, note
-    if not packing.windows and not note:
-        is_depthwise = linear.kind is LinearKind.DEPTHWISE
-        size = linear.kernel.shape[:2] if is_depthwise else linear.kernel.shape[1:3]
-        name = "{}{}x{}".format("depthwise " if is_depthwise else "", *size)
-        if not is_depthwise and size == (1, 1):
-            name += " with strides {}x{}".format(*linear.window.strides)
-        note = f"{name}: XNNPACK packs 1x1 convolutions without strides"
     if not packing.windows:
-        return linear, note
+        return linear, note or "XNNPACK packs 1x1 convolutions without strides only"
     storage, note = _first_fitting(linear, packing.windows, matrix=False)
     return dataclasses.replace(linear, storage=storage), note
-
-
-def _is_pixelwise(linear: Linear) -> bool:
-    """Whether it is one matrix product of each pixel."""
-    return (
-        linear.kind is LinearKind.CONVOLUTION
-        and linear.kernel.shape[1:3] == (1, 1)
-        and linear.window.strides == (1, 1)
-    )
 
 
 def _first_fitting(
@@ -250,26 +190,6 @@ class StoredKernel:
     note: str = ""  # Why it does not have fewer; "" where the packing has no fewer.
 
 
-# A line names so many of its layers.
-_NAMED = 2
-
-
-def kernel_table(kernels: Iterable[StoredKernel]) -> Table[list[StoredKernel]]:
-    """The bits of weights, kernels that are stored alike on one line; no rows where all have 8."""
-    alike: dict[tuple[int, str, str], list[StoredKernel]] = {}
-    for kernel in sorted(kernels, key=lambda kernel: kernel.bits):
-        alike.setdefault((kernel.bits, kernel.operator, kernel.note), []).append(kernel)
-    columns: list[Column[list[StoredKernel]]] = [
-        Column("bits", lambda row: row[0].bits, number=True),
-        Column("operator", lambda row: row[0].operator),
-        Column("layers", lambda row: first_ones([each.layer for each in row], _NAMED), wrap="fold"),
-        Column("weights", lambda row: sum(each.weights for each in row), digits(","), number=True),
-        Column("why not fewer", lambda row: row[0].note, wrap="fold"),
-    ]
-    packs = any(bits != Storage.INT8.value for bits, _, _ in alike)
-    return Table(columns=columns, rows=[*alike.values()] if packs else [])
-
-
 def stored_kernels(graph: Graph) -> list[StoredKernel]:
     """The kernels of weights in the file of a graph from `pack_graph`, producers first."""
     return [
@@ -280,7 +200,7 @@ def stored_kernels(graph: Graph) -> list[StoredKernel]:
             bits=operation.storage.value,
             note=graph.storage_notes.get(operation.output, ""),
         )
-        for operation in _trained(graph.operations)
+        for operation in filter(is_trained, linear_operations(graph.operations))
     ]
 
 
@@ -355,7 +275,8 @@ class FileSettings:
 
     def of_graph(self, graph: Graph) -> "FileSettings":
         """The settings of a file of this graph: without packed kernels it is the plain one."""
-        settings = self if _packed(graph.operations) else dataclasses.replace(self, pack="none")
+        bits = {op.storage for op in linear_operations(graph.operations)}
+        settings = self if bits - {Storage.INT8} else dataclasses.replace(self, pack="none")
         if self.output_type is None:
             have_codes = {graph.tensors[name].codes is not None for name in graph.outputs}
             if len(have_codes) == 1:

@@ -1,10 +1,9 @@
 """The stages of the export, in order; and a trained model moved to where its integer file is."""
 
 import contextlib
-import dataclasses
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +21,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import ModelError
+from sat_tf.messages import ModelError, reason_of
 from sat_tf.qat.layout import call_name, in_inference, inner_layer
 from sat_tf.qat.model_class import policy_of, processor_of, remember
 from sat_tf.qat.wrapper import output_quantizer
@@ -73,28 +72,22 @@ def sized(network: Network, image_size: Sequence[int]) -> Network:
             f"expected ({expected}, channels) with sizes that are open or the same."
         )
 
-    layers: dict[int, keras.layers.Layer] = {}
-    tensors: dict[str, Any] = {}
+    copies: dict[int, keras.layers.Layer] = {}
     for node in network:
-        if id(node.layer) not in layers:
-            is_input = isinstance(node.layer, keras.layers.InputLayer)
-            changes = {"batch_input_shape": (None, *shape_of(node))} if is_input else {}
-            layers[id(node.layer)] = layer_copy(node.layer, **changes)
-        copy = layers[id(node.layer)]
-        if node.name in network.inputs:
-            tensors[node.name] = copy.output
-        else:
-            try:
-                tensors[node.name] = node.call(copy, [tensors[name] for name in node.inputs])
-            except ValueError as error:
-                raise ValueError(
-                    f"image_size={image_size!r}: received a size that does not fit {node.name} "
-                    f"({str(error).strip().splitlines()[-1].strip()}), expected a larger one, or "
-                    "the one that the model was made for."
-                ) from error
-            copied_weights(node.layer, copy)
-    assembled, policy = network.assemble(tensors), policy_of(network.model)
-    return Network(assembled if policy is None else remember(assembled, policy))
+        is_input = node.name in network.inputs
+        changes = {"batch_input_shape": (None, *shape_of(node))} if is_input else {}
+        copies[id(node.layer)] = layer_copy(node.layer, **changes)
+    try:
+        made = network.remade(lambda node: copies[id(node.layer)])
+    except ValueError as error:
+        raise ValueError(
+            f"image_size={image_size!r}: received a size that does not fit the model "
+            f"({reason_of(error)}), expected a larger one, or the one that the model was made for."
+        ) from error
+    for node in network:
+        copied_weights(node.layer, copies[id(node.layer)])
+    policy = policy_of(network.model)
+    return Network(made if policy is None else remember(made, policy))
 
 
 def deployed_graph(
@@ -123,11 +116,8 @@ def trained_graph(network: Network, *, float_head: bool = False, pack: str = "au
 
 # -- the biases of a file --------------------------------------------------------------------------
 # Rounded biases, and other scales of nearly constant channels (`scales`), are nearly all that makes
-# a phone compute other numbers than the trained model. In a deep network of few bits a code that
-# flips in an early layer flips others behind it, until logits differ as if the model had been
-# quantized again. A model that is moved before top-1 is measured is the shipped one, but for ties
-# and for what the certificate names.
-
+# a phone compute other numbers than the trained model. A model that is moved before top-1 is
+# measured is the shipped one, but for ties and for what the certificate names.
 
 # Float32 may bring a value no nearer to that of its file than these shares of a unit of the sum and
 # of the value itself.
@@ -170,16 +160,13 @@ def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterato
     """
     moves = _moves(network, float_head=settings.float_head, pack=settings.packing)
     before = [move.variable.numpy() for move in moves]
-    is_kept = False
-    try:
-        for move in moves:
+    with contextlib.ExitStack() as undo:
+        for move, value in zip(moves, before, strict=True):
+            undo.callback(move.variable.assign, value)
             move.variable.assign(move.value)
         yield len({id(move.holder) for move in moves})
-        is_kept = stays
-    finally:
-        if not is_kept:
-            for move, value in zip(moves, before, strict=True):
-                move.variable.assign(value)
+        if stays:
+            undo.pop_all()
 
 
 def has_biases_of_file(network: Network, settings: FileSettings) -> bool:
@@ -187,8 +174,7 @@ def has_biases_of_file(network: Network, settings: FileSettings) -> bool:
     return not _moves(network, float_head=settings.float_head, pack=settings.packing)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Move:
+class _Move(NamedTuple):
     """A variable of a layer, the value of its file, and how near float32 may bring it."""
 
     holder: keras.layers.Layer  # The layer.

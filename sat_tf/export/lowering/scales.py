@@ -114,11 +114,6 @@ def settle(channel: Channel) -> tuple[float, int]:
     Of many pairs, the one whose codes multiplier' · (sum + bias') are nearest to the trained ones,
     on the average over sums as they are spread around the operating point. With no spread, only
     the constant there counts, and then the codes at all other sums.
-
-    >>> settle(Channel(2.5, 3.3, usual=0, spread=0.0, gap=8, lowest=0, highest=15))
-    (3.3, 1)
-    >>> settle(Channel(2.5, 3.3, usual=0, spread=100.0, gap=1, lowest=0, highest=255))
-    (2.5, 1)
     """
     # Beyond twice the largest sum, any bias saturates.
     limit = 2.0 * _LARGEST_SUM
@@ -247,7 +242,17 @@ def round_biases(graph: Graph) -> Graph:
     This defines the deployed model: apart from float32 scales, rounding the biases is the whole
     difference to the trained one. A graph that int32 or float32 does not hold is refused.
     """
-    _refuse(graph, {name: _below_float32(tensor) for name, tensor in graph.tensors.items()})
+    scales = {name: tensor.codes.scale for name, tensor in graph.tensors.items() if tensor.codes}
+    # LiteRT crashes on subnormal scales. What is NaN is explained by the layer that makes it.
+    small = {name: scale for name, scale in scales.items() if scale < _SMALLEST_FLOAT32}
+    _refuse(
+        graph,
+        {
+            name: f"received values whose scale is {scale:.3g}, expected {_SMALLEST_FLOAT32:.3g} "
+            "or more; scale them up in the float model, or feed it larger ones."
+            for name, scale in small.items()
+        },
+    )
     integer = [op for op in graph.operations if not op.is_float(graph)]
     linear = linear_operations(integer)
     _refuse(graph, {op.output: _beyond_float32(graph, op) for op in linear})
@@ -289,18 +294,6 @@ def _refuse(graph: Graph, found: Mapping[str, str | None]) -> None:
     problems = [f"{name}: {problem}" for name, problem in found.items() if problem]
     if problems:
         raise ModelError(graph.name, problems)
-
-
-def _below_float32(tensor: Tensor) -> str | None:
-    """Why the scale of a tensor is too small for kernels; None where it is not."""
-    scale = np.inf if tensor.codes is None else float(tensor.codes.scale)
-    # LiteRT crashes on subnormal scales. What is NaN is explained by the layer that makes it.
-    if not scale < _SMALLEST_FLOAT32:
-        return None
-    return (
-        f"received values whose scale is {scale:.3g}, expected one of {_SMALLEST_FLOAT32:.3g} or "
-        "more; scale them up in the float model, or feed it larger ones."
-    )
 
 
 def _beyond_float32(graph: Graph, linear: Linear) -> str | None:
@@ -363,7 +356,7 @@ def _overflow(graph: Graph, linear: Linear) -> str | None:
 # 14x14, some 60 those of 112x112, and some 400 nearly all of 300x300. The codes at the ends of a
 # grid move by less than a hundredth of their distance.
 _FARTHEST = 1024
-# Outside these, kernels are not defined, and `scales.round_biases` refuses the graph.
+# Outside these, kernels are not defined, and `round_biases` refuses the graph.
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-100, 2.0**100
 
 
@@ -393,18 +386,14 @@ def make_portable(graph: Graph) -> Graph:
         if _is_portable(graph, operation):
             continue
         portability = operation.portability(graph)
-        remedy = (
-            f"no scale within {_FARTHEST:,} units in the last place changes that; another range of "
-            "the quantizer behind it may, and for a mean a smaller map, as a pool in front makes it"
+        reason = _cannot_move(graph, operation, groups[operation.output]) or (
+            f"no scale within {_FARTHEST:,} units in the last place changes that"
         )
-        if reason := _cannot_move(graph, operation, groups[operation.output]):
-            remedy = (
-                f"its scale cannot move: {reason}; a quantizer behind it gives it a grid of its own"
-            )
         warnings.append(
             f"{operation.output}: on Arm, {max(portability.differing.values()):,} of "
             f"{portability.inputs:,} possible inputs of this {operation.operators[0]} get another "
-            f"code than on x86, and {remedy}"
+            f"code than on x86, and {reason}; a quantizer behind it, with a grid or a range of its "
+            "own, may"
         )
     return dataclasses.replace(graph, moved_scales=moved, warnings=tuple(warnings))
 
@@ -421,25 +410,19 @@ def untie_means(graph: Graph) -> Graph:
     for op in graph.operations:
         names = groups.get(op.output, set())
         shares = op.inputs[0] in groups and (op.inputs[0] in names or names & pinned)
-        untied = _UNTIED.get(type(op)) if shares else None
-        operations += untied(op, tensors) if untied else [op]
+        if not shares or type(op) is not Mean:
+            operations.append(op)
+            continue
+        # As a convolution it is rounded alike everywhere; then it is brought to its shape.
+        shape, made = tensors[op.inputs[0]].shape, op.output
+        if not op.keep_dims:
+            made = free_name(f"{op.output}_image", tensors)
+            tensors[made] = Tensor(made, (1, 1, shape[-1]), tensors[op.output].codes)
+        convolution = whole_mean("", shape).operation
+        operations.append(dataclasses.replace(convolution, inputs=op.inputs, output=made))
+        if not op.keep_dims:
+            operations.append(Reshape((made,), op.output))
     return dataclasses.replace(graph, tensors=tensors, operations=tuple(operations))
-
-
-def _as_convolution(mean: Mean, tensors: dict[str, Tensor]) -> list[Operation]:
-    """The mean as a convolution, which is rounded alike everywhere, and brought to its shape."""
-    shape, codes = tensors[mean.inputs[0]].shape, tensors[mean.output].codes
-    convolution = whole_mean("", shape).operation
-    if mean.keep_dims:
-        return [dataclasses.replace(convolution, inputs=mean.inputs, output=mean.output)]
-    image = free_name(f"{mean.output}_image", tensors)
-    tensors[image] = Tensor(image, (1, 1, shape[-1]), codes)
-    convolution = dataclasses.replace(convolution, inputs=mean.inputs, output=image)
-    return [convolution, Reshape((image,), mean.output)]
-
-
-# What operations whose codes XNNPACK rounds differently on x86 and on Arm become on a pinned grid.
-_UNTIED: Mapping[type[Operation], Callable[..., list[Operation]]] = {Mean: _as_convolution}
 
 
 def _is_portable(graph: Graph, operation: Operation) -> bool:
@@ -485,7 +468,7 @@ def _cannot_move(graph: Graph, operation: Operation, names: set[str]) -> str:
     and one input where the other's stays: neither changes where both are on one grid.
     """
     if not names & set(graph.tensors):
-        return "it has no grid"
+        return "it has no grid that could move"
     if any(op.of_input for op in graph.operations if op.output in names):
         return "it shares the grid of an image, which is what pixels are worth"
     if sum(name in names for name in operation.inputs) == 1:

@@ -13,7 +13,7 @@ from sat_tf.exact.operations.pairs import Concatenate, Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
-from sat_tf.exact.tflite.tensors import Codes, Image, Window
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
 from sat_tf.export.lowering import layers
 from sat_tf.export.lowering.drafts import (
     Affine,
@@ -34,7 +34,6 @@ from sat_tf.export.lowering.layer_drafts import (
     NativeDraft,
     OnOneGrid,
     PairDraft,
-    Part,
     SumWithMap,
     channel_mean,
     identity,
@@ -97,7 +96,7 @@ class _Tracer:
         self.images = {
             name: Image(name, _shape(network[name]), None, type=own_type(network[name]))
             if name in kept
-            else _image_of(name, _shape(network[name]), PIXELS)
+            else _image_of(network[name], PIXELS)
             for name in network.inputs
         }
         # The tensors of codes that are images, with the image.
@@ -140,10 +139,9 @@ class _Tracer:
         outputs = [self.builder.dequantized(self._tensor(name)) for name in self.network.outputs]
         self.builder.drop_unread_images()
         operations = self.builder.operations
-        for layer_left in float_layers(operations):
-            node = layer_left.calls[-1].node
+        for left in float_layers(operations):
+            node, layer = left.calls[-1].node, left.layers[-1]
             if layers.is_function(node):  # with no table, or no codes to look up
-                layer = inner_layer(node.layer)
                 self.warnings.append(
                     f"{layer.name}: this {type(layer).__name__} is computed in float32, by the "
                     "operators that TensorFlow's converter writes"
@@ -157,7 +155,7 @@ class _Tracer:
                 for name, tensor in self.builder.tensors.items()
                 if name not in self.network.inputs
             },
-            operations=tuple(self.builder.operations),
+            operations=tuple(operations),
             images=tuple(self.images.values()),
             output=outputs[0],
             warnings=tuple(self.warnings),
@@ -177,13 +175,11 @@ class _Tracer:
         if layers.is_image(node):
             quantizer = node.layer.quantize_config.output
             (image,) = node.inputs
-            shape = _shape(self.network[image])
-            self.images[image] = _image_of(image, shape, quantizer.range)
+            self.images[image] = _image_of(self.network[image], quantizer.range)
             seen = quantizer.seen(node.layer.output_variables)
+            doubt = pixel_doubt(seen, quantizer.range) if seen else None
             if seen is None and quantizer.observes:
-                doubt: str | None = unseen(quantizer.range)
-            else:
-                doubt = pixel_doubt(seen, quantizer.range) if seen else None
+                doubt = unseen(quantizer.range)
             if doubt:
                 self.warnings.append(f"{image}: {doubt}")
             return self._pixels(image, node, 1.0)
@@ -202,15 +198,14 @@ class _Tracer:
         type_of_input = node.layer.quantize_config.output.input_type
         name, shape = call_name(node), _shape(node)
         codes = range_codes(*(layers.observed_range(node.layer) or (0.0, 0.0)))
-        nodes = input_nodes(self.network)
-        image = next(image for image, quantizing in nodes.items() if quantizing is node)
+        image = next(name for name, each in input_nodes(self.network).items() if each is node)
         self.images[image] = Image(
             image, _shape(self.network[image]), codes.scale, codes.zero_point, type=type_of_input
         )
         if type_of_input == "int8":
             return Materialized(self.builder.add(ShiftImage((image,), name), shape, codes))
         draft = self.drafts[node.inputs[0]]
-        return Materialized(self.builder.materialize(draft, codes, name, shape))
+        return Materialized(self.builder.materialize(draft, Tensor(name, shape, codes)))
 
     def _pixels(self, image: str, node: Node, factor: float) -> Draft:
         """The codes of an image, whose real values are multiplied by a factor."""
@@ -225,9 +220,9 @@ class _Tracer:
 
         Layers in front of it that make no float32 are part of it.
         """
+        inner = inner_layer(node.layer)
         self.warnings.append(
-            f"{inner_layer(node.layer).name}: this "
-            f"{layer_kinds.class_name(inner_layer(node.layer))} is left float, as TensorFlow's "
+            f"{inner.name}: this {layer_kinds.class_name(inner)} is left float, as TensorFlow's "
             "converter writes it"
         )
         calls: dict[str, FloatCall] = {}
@@ -248,7 +243,7 @@ class _Tracer:
         draft = OperationDraft(tuple(sources), operation)
         if node.type not in _MADE_IN_FLOAT32:
             return draft
-        return Materialized(draft.lower(self.builder, None, call_name(node), _shape(node)))
+        return Materialized(draft.lower(self.builder, Tensor(call_name(node), _shape(node), None)))
 
     def _linear(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -339,9 +334,8 @@ class _Tracer:
         read = self._tensor(node.inputs[0])
         if (codes := self.builder.codes(read)) is None:
             return None
-        return Materialized(
-            draft.placed(self.builder, (read,), codes, call_name(node), _shape(node))
-        )
+        output = Tensor(call_name(node), _shape(node), codes)
+        return Materialized(draft.placed(self.builder, (read,), output))
 
     def _mean(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -352,7 +346,7 @@ class _Tracer:
             if draft := self._rounding_to_input(node, pool):
                 return draft
         source = self._natural(node.inputs[0])
-        pooling = layer_kinds.pooling_of(layer)
+        pooling = layer_kinds.find_support(layer).pooling
         if pooling is None:
             return channel_mean(source, self.builder.shape(source)[-1])
         if pooling.whole:
@@ -381,12 +375,11 @@ class _Tracer:
         axis = layer.axis % (len(node.shape) + 1) - 1
         return OnOneGrid(OperationDraft((), Concatenate((), "", axis)), *parts)
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> tuple[Draft, Tensor]:
         """A tensor, which what reads it may give its grid where nothing else does."""
-        made = self.network[name]
-        alone = len(self.network.consumers(name)) == 1
+        node, alone = self.network[name], len(self.network.consumers(name)) == 1
         draft = self.drafts[name] if alone else Materialized(self._tensor(name))
-        return Part(draft, call_name(made), _shape(made))
+        return draft, Tensor(call_name(node), _shape(node), None)
 
     def _movement(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -405,7 +398,7 @@ class _Tracer:
             return draft
         quantizer, name = output_quantizer(node.layer), call_name(node)
         if node.name == self.float_head:
-            return Materialized(draft.lower(self.builder, None, name, _shape(node)))
+            return Materialized(draft.lower(self.builder, Tensor(name, _shape(node), None)))
         if quantizer is None:
             layer = inner_layer(node.layer)
             if not layer_kinds.rectifies(layer):
@@ -439,7 +432,8 @@ class _Tracer:
             codes = layers.codes_of(quantizer, node.layer.output_variables, unit_free=unit_free)
         else:
             return draft
-        return Materialized(self.builder.materialize(draft, codes, name, _shape(node)))
+        output = Tensor(name, _shape(node), codes)
+        return Materialized(self.builder.materialize(draft, output))
 
     def _codes(self, name: str) -> Codes:
         codes = self.builder.codes(name)
@@ -456,8 +450,8 @@ class _Tracer:
         draft = self.drafts[node_name]
         if draft.tensor:
             return draft.tensor
-        name = call_name(self.network[node_name])
-        tensor = draft.lower(self.builder, None, name, _shape(self.network[node_name]))
+        node = self.network[node_name]
+        tensor = draft.lower(self.builder, Tensor(call_name(node), _shape(node), None))
         self.drafts[node_name] = Materialized(tensor)
         return tensor
 
@@ -467,10 +461,10 @@ class _Tracer:
         codes = self.builder.codes(name)
         if codes is None or codes.unit == 1.0:
             return name
-        natural = self.builder.between(f"{name}_natural")
+        natural, shape = self.builder.between(f"{name}_natural"), _shape(self.network[node_name])
         # The same integers: another grid would round what was trained once more.
         same = Codes(np.float32(codes.real_scale), codes.zero_point)
-        return self.builder.materialize(draft, same, natural, _shape(self.network[node_name]))
+        return self.builder.materialize(draft, Tensor(natural, shape, same))
 
     _DRAFTS: Mapping[Role, Callable[["_Tracer", Node], Draft]] = {
         Role.LINEAR: _linear,
@@ -484,11 +478,12 @@ class _Tracer:
     }
 
 
-def _image_of(name: str, shape: tuple[int, ...], range_: InputRange) -> Image:
-    """The input with the grid of a range."""
-    return Image(name, shape, np.float32(range_.grid.scale), range_.grid.zero_point, range_)
-
-
 def _shape(node: Node) -> tuple[int, ...]:
     """The layer's output shape, which is known where the input's is."""
     return tuple(int(size or 0) for size in node.shape)
+
+
+def _image_of(node: Node, range_: InputRange) -> Image:
+    """The input with the grid of a range."""
+    grid = range_.grid
+    return Image(node.name, _shape(node), np.float32(grid.scale), grid.zero_point, range_)

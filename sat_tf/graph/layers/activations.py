@@ -29,21 +29,13 @@ _register = keras.utils.register_keras_serializable(package="sat_tf")
 # Keras 2 has a `hard_sigmoid` too, of another slope: clip(0.2 x + 0.5, 0, 1).
 @_register
 def relu6_sigmoid(x: tf.Tensor) -> tf.Tensor:
-    """Keras 3's `hard_sigmoid`: relu6(x + 3) / 6.
-
-    >>> relu6_sigmoid(tf.constant([-3.0, 0.0, 1.5, 9.0])).numpy().tolist()
-    [0.0, 0.5, 0.75, 1.0]
-    """
+    """Keras 3's `hard_sigmoid`: relu6(x + 3) / 6."""
     return tf.nn.relu6(x + tf.constant(3.0, x.dtype)) / tf.constant(6.0, x.dtype)
 
 
 @_register
 def hard_silu(x: tf.Tensor) -> tf.Tensor:
-    """Keras 3's `hard_silu`, also called hard-swish: x · relu6(x + 3) / 6.
-
-    >>> hard_silu(tf.constant([-3.0, 0.0, 3.0, 9.0])).numpy().tolist()
-    [-0.0, 0.0, 3.0, 9.0]
-    """
+    """Keras 3's `hard_silu`, also called hard-swish: x · relu6(x + 3) / 6."""
     return x * relu6_sigmoid(x)
 
 
@@ -177,13 +169,7 @@ OF_KERAS3: dict[str, Callable[[tf.Tensor], tf.Tensor] | str] = {
 
 
 def keras3_name(activation: Any) -> str | None:
-    """The name in Keras 3 of an activation function of tf_keras; None where Keras 3 has none.
-
-    >>> keras3_name(keras.activations.swish), keras3_name(hard_silu)
-    ('silu', 'hard_silu')
-    >>> keras3_name(keras.activations.hard_sigmoid) is None
-    True
-    """
+    """The name in Keras 3 of an activation function of tf_keras; None where Keras 3 has none."""
     for name, row in OF_KERAS3.items():
         if activation is (keras.activations.get(row) if isinstance(row, str) else row):
             return name
@@ -203,13 +189,7 @@ def activation_name(layer: keras.layers.Layer) -> str:
 
 
 def is_of_keras(activation: Any) -> bool:
-    """Whether an activation is the function that a row of these tables means by its name.
-
-    A layer is none, nor is a function of the user's that is called `relu`.
-
-    >>> is_of_keras(keras.activations.relu), is_of_keras(lambda x: x)
-    (True, False)
-    """
+    """Whether an activation is what a row means by its name, not a user's function `relu`."""
     package = str(getattr(activation, "__module__", "")).split(".")[0]
     is_named = getattr(activation, "__name__", "") in _NAMES
     return is_named and package in ("tensorflow", "tf_keras", "sat_tf")

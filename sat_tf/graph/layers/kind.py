@@ -1,8 +1,4 @@
-"""A row of the registry of layer kinds: all that sat-tf knows of one class of layers.
-
-Placement, calibration, lowering, explain, audit and the Keras 3 translation ask the row, not the
-class. A row only describes; its readers interpret it.
-"""
+"""A row of the registry of layer kinds: all that sat-tf knows of one class of layers."""
 
 import dataclasses
 import enum
@@ -89,13 +85,7 @@ class Kernel:
         return math.prod(inner)
 
     def fan_out(self, shape: Sequence[int], groups: int = 1) -> int:
-        """Outputs of one input, n̂, strides left out as in the paper; at least 1.
-
-        Of the groups of channels an input reaches its own.
-
-        >>> Kernel(KernelForm.CONVOLUTION, (3,), 2).fan_out((3, 3, 16, 32))
-        288
-        """
+        """Outputs of one input, n̂, of its group, strides left out as in the paper; at least 1."""
         reached = [size for axis, size in enumerate(shape) if axis != self.input_axis]
         return math.prod(reached) // groups
 
@@ -196,31 +186,19 @@ class Keras3:
 SAME = Keras3()
 
 
-def shared_sizes(sizes: Any) -> str:
-    """Sizes along axes, as one where they are equal.
-
-    >>> shared_sizes((2, 2)), shared_sizes((1, 3)), shared_sizes(None)
-    ('2', '1x3', '')
-    """
-    if sizes is None:
-        return ""
-    values = tuple(sizes) if isinstance(sizes, tuple | list) else (sizes,)
-    return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
-
-
 def window_detail(layer: Any) -> str:
     """Size of the kernel or the window, strides and dilation, where they say something."""
-    words = []
-    size = getattr(layer, "kernel_size", None) or getattr(layer, "pool_size", None)
-    if size is not None:
-        words.append("x".join(map(str, size if isinstance(size, tuple | list) else (size,))))
-    strides = shared_sizes(getattr(layer, "strides", None))
-    if strides not in ("", "1"):
-        words.append(f"/{strides}")
-    dilation = shared_sizes(getattr(layer, "dilation_rate", None))
-    if dilation not in ("", "1"):
-        words.append(f"dilated {dilation}")
-    return " ".join(words)
+
+    def sizes(*names: str) -> tuple[int, ...]:
+        size = next(filter(None, (getattr(layer, name, None) for name in names)), ())
+        return tuple(size) if isinstance(size, tuple | list) else (size,)
+
+    words = ["x".join(map(str, sizes("kernel_size", "pool_size")))]
+    for mark, name in (("/", "strides"), ("dilated ", "dilation_rate")):
+        steps = sizes(name)
+        if set(steps) - {1}:
+            words.append(mark + "x".join(map(str, steps if len(set(steps)) > 1 else steps[:1])))
+    return " ".join(filter(None, words))
 
 
 @dataclasses.dataclass(frozen=True)

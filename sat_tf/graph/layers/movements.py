@@ -1,6 +1,6 @@
-"""Layers that move values, resizing included, and the operators that do so in a file.
+"""Layers that move values or make one of several: resizing, poolings, sums, products and the like.
 
-Where operators take only images, a sequence is an image with one row.
+Where operators of moves take only images, a sequence is an image with one row.
 """
 
 from collections.abc import Callable
@@ -10,16 +10,29 @@ import tf_keras as keras
 
 from sat_tf.graph.layers.kind import (
     SAME,
+    Combination,
     Function,
+    Keras3,
     Kinds,
     LayerKind,
     Move,
     Moves,
+    Pooling,
     Role,
     Shape,
     refuse_channels_first,
 )
-from sat_tf.graph.operation_layers import DepthToSpace, Gather, Padding, Slice, SpaceToDepth
+from sat_tf.graph.operation_layers import (
+    ChannelMax,
+    ChannelMean,
+    ConstantSum,
+    DepthToSpace,
+    Gather,
+    Padding,
+    Scaling,
+    Slice,
+    SpaceToDepth,
+)
 
 L = keras.layers
 _Arguments = Callable[[Any], tuple[Any, ...]]
@@ -27,11 +40,7 @@ _Arguments = Callable[[Any], tuple[Any, ...]]
 
 def one_move(operator: str, arguments: _Arguments = lambda layer: ()) -> Moves:
     """One operator, with arguments taken from the layer."""
-
-    def moves(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
-        return (Move(operator, arguments(layer)),)
-
-    return moves
+    return lambda layer, read, made: (Move(operator, arguments(layer)),)
 
 
 def _on_one_row(read: Shape, move: Move) -> tuple[Move, ...]:
@@ -98,83 +107,138 @@ _INTERPOLATION = Function(
 # Not quantized: sat-tf has no operations on volumes.
 _OF_VOLUMES = LayerKind(Role.MOVEMENT, quantized=False, keras3=SAME)
 
+
+def _movement(moves: Moves, *, role: Any = Role.MOVEMENT, **others: Any) -> LayerKind:
+    return LayerKind(role, moves=moves, **{"keras3": SAME, **others})
+
+
+def _of_sat_tf(operator: str, arguments: _Arguments) -> LayerKind:
+    return _movement(one_move(operator, arguments), keras3=None)
+
+
+_OF_IMAGES: dict[str, Any] = {"keeps_channels": True, "refuse": refuse_channels_first}
+_RESIZED: dict[str, Any] = {"refuse_at": _refuse_interpolation, "function": _INTERPOLATION}
+_RESHAPE = one_move("RESHAPE")
+
+
+def _pooling(
+    *, mean: bool, whole: bool = False, on_images: Any = None, quantized: bool = False, **of: Any
+) -> LayerKind:
+    """The row of a pooling; only that of images is quantized."""
+    return LayerKind(
+        Role.MEAN if mean else Role.MOVEMENT,
+        quantized=quantized,
+        pooling=Pooling(mean, whole, on_images),
+        keras3=SAME if whole else Keras3(channels_last=True),
+        **of,
+    )
+
+
+_POOLED_IMAGES: dict[str, Any] = {"quantized": True, "refuse": refuse_channels_first}
+
+
+def _largest_of_all(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
+    rows, columns, channels = read
+    window = ((rows, columns), (1, 1), "VALID")
+    suffix = "" if layer.keepdims else "pixel"
+    pixel = Move("MAX_POOL_2D", window, (1, 1, channels), suffix)
+    return (pixel,) if layer.keepdims else (pixel, Move("RESHAPE"))
+
+
+def _window(layer: Any) -> tuple[Any, ...]:
+    return tuple(layer.pool_size), tuple(layer.strides), layer.padding.upper()
+
+
+def _refuse_concatenation(layer: Any) -> str | None:
+    if layer.axis == 0:
+        return "received axis=0, the batch, expected another one; use axis=-1, the channels"
+    return None
+
+
+def _combining(role: Role, combination: Combination) -> LayerKind:
+    return LayerKind(role, combination=combination, keras3=SAME)
+
+
 KINDS: Kinds = {
-    L.Flatten: LayerKind(
-        Role.MOVEMENT,
-        refuse_at=_refuse_flatten_at,
-        moves=one_move("RESHAPE"),
-        reshapes=True,
-        keras3=SAME,
-    ),
-    L.Reshape: LayerKind(Role.MOVEMENT, moves=one_move("RESHAPE"), reshapes=True, keras3=SAME),
-    L.Permute: LayerKind(
-        Role.MOVEMENT, moves=one_move("TRANSPOSE", lambda layer: (tuple(layer.dims),)), keras3=SAME
-    ),
-    L.ZeroPadding1D: LayerKind(
-        Role.MOVEMENT, moves=_pad_sequence, keeps_channels=True, keras3=SAME
-    ),
-    L.ZeroPadding2D: LayerKind(
-        Role.MOVEMENT,
-        refuse_channels_first,
-        moves=one_move("PAD", lambda layer: ((*map(tuple, layer.padding), (0, 0)),)),
-        keeps_channels=True,
+    L.Flatten: _movement(_RESHAPE, refuse_at=_refuse_flatten_at, reshapes=True),
+    L.Reshape: _movement(_RESHAPE, reshapes=True),
+    L.Permute: _movement(one_move("TRANSPOSE", lambda layer: (tuple(layer.dims),))),
+    L.ZeroPadding1D: _movement(_pad_sequence, keeps_channels=True),
+    L.ZeroPadding2D: _movement(
+        one_move("PAD", lambda layer: ((*map(tuple, layer.padding), (0, 0)),)),
         short_name="ZeroPad",
-        keras3=SAME,
+        **_OF_IMAGES,
     ),
     L.ZeroPadding3D: _OF_VOLUMES,
-    L.Cropping1D: LayerKind(
-        Role.MOVEMENT,
-        moves=one_move("STRIDED_SLICE", lambda layer: ((_without(*layer.cropping), _ALL),)),
+    L.Cropping1D: _movement(
+        one_move("STRIDED_SLICE", lambda layer: ((_without(*layer.cropping), _ALL),)),
         keeps_channels=True,
-        keras3=SAME,
     ),
-    L.Cropping2D: LayerKind(
-        Role.MOVEMENT,
-        refuse_channels_first,
-        moves=one_move(
-            "STRIDED_SLICE",
-            lambda layer: ((*(_without(*margin) for margin in layer.cropping), _ALL),),
-        ),
-        keeps_channels=True,
-        keras3=SAME,
+    L.Cropping2D: _movement(
+        one_move("STRIDED_SLICE", lambda layer: ((*(_without(*m) for m in layer.cropping), _ALL),)),
+        **_OF_IMAGES,
     ),
     L.Cropping3D: _OF_VOLUMES,
-    L.UpSampling1D: LayerKind(
-        Role.MOVEMENT, moves=_upsample_sequence, keeps_channels=True, keras3=SAME
-    ),
-    L.UpSampling2D: LayerKind(
-        _upsampling_role,
-        refuse_channels_first,
-        refuse_at=_refuse_interpolation,
-        function=_INTERPOLATION,
-        moves=lambda layer, read, made: (Move("RESIZE_NEAREST_NEIGHBOR", (tuple(made[:2]),)),),
-        keeps_channels=True,
-        keras3=SAME,
+    L.UpSampling1D: _movement(_upsample_sequence, keeps_channels=True),
+    L.UpSampling2D: _movement(
+        lambda layer, read, made: (Move("RESIZE_NEAREST_NEIGHBOR", (tuple(made[:2]),)),),
+        role=_upsampling_role,
+        **_OF_IMAGES,
+        **_RESIZED,
     ),
     L.UpSampling3D: _OF_VOLUMES,
-    L.Resizing: LayerKind(
-        _resizing_role,
-        refuse_at=_refuse_interpolation,
-        function=_INTERPOLATION,
-        moves=one_move(
-            "RESIZE_NEAREST_NEIGHBOR", lambda layer: ((int(layer.height), int(layer.width)),)
-        ),
+    L.Resizing: _movement(
+        one_move("RESIZE_NEAREST_NEIGHBOR", lambda layer: ((int(layer.height), int(layer.width)),)),
+        role=_resizing_role,
+        **_RESIZED,
+    ),
+    DepthToSpace: _of_sat_tf("DEPTH_TO_SPACE", lambda layer: (layer.block_size,)),
+    SpaceToDepth: _of_sat_tf("SPACE_TO_DEPTH", lambda layer: (layer.block_size,)),
+    Padding: _of_sat_tf("PAD", lambda layer: (tuple(map(tuple, layer.margins)),)),
+    Gather: _of_sat_tf("GATHER", lambda layer: (tuple(layer.indices), layer.axis)),
+    Slice: _movement(_slice),
+    L.Add: _combining(Role.SUM, Combination.SUM),
+    L.Subtract: _combining(Role.SUM, Combination.DIFFERENCE),
+    L.Average: _combining(Role.SUM, Combination.MEAN),
+    L.Multiply: _combining(Role.PRODUCT, Combination.PRODUCT),
+    L.Maximum: _combining(Role.CONCATENATION, Combination.MAXIMUM),
+    L.Minimum: _combining(Role.CONCATENATION, Combination.MINIMUM),
+    L.Concatenate: LayerKind(
+        Role.CONCATENATION,
+        _refuse_concatenation,
+        combination=Combination.JOINED,
+        short_name="Concat",
         keras3=SAME,
     ),
-    DepthToSpace: LayerKind(
-        Role.MOVEMENT, moves=one_move("DEPTH_TO_SPACE", lambda layer: (layer.block_size,))
+    ConstantSum: LayerKind(Role.SUM, combination=Combination.WITH_MAP),
+    Scaling: LayerKind(Role.SCALING, keras3=SAME),
+    L.MaxPooling1D: _pooling(mean=False, on_images=L.MaxPooling2D),
+    L.MaxPooling2D: _pooling(
+        mean=False,
+        moves=one_move("MAX_POOL_2D", _window),
+        keeps_channels=True,
+        short_name="MaxPool",
+        **_POOLED_IMAGES,
     ),
-    SpaceToDepth: LayerKind(
-        Role.MOVEMENT, moves=one_move("SPACE_TO_DEPTH", lambda layer: (layer.block_size,))
+    L.MaxPooling3D: _pooling(mean=False),
+    L.AveragePooling1D: _pooling(mean=True, on_images=L.AveragePooling2D),
+    L.AveragePooling2D: _pooling(mean=True, short_name="AveragePool", **_POOLED_IMAGES),
+    L.AveragePooling3D: _pooling(mean=True),
+    L.GlobalMaxPooling1D: _pooling(mean=False, whole=True, on_images=L.GlobalMaxPooling2D),
+    L.GlobalMaxPooling2D: _pooling(
+        mean=False,
+        whole=True,
+        moves=_largest_of_all,
+        keeps_channels=True,
+        short_name="GlobalMax",
+        **_POOLED_IMAGES,
     ),
-    Padding: LayerKind(
-        Role.MOVEMENT,
-        moves=one_move(
-            "PAD", lambda layer: (tuple((before, behind) for before, behind in layer.margins),)
-        ),
+    L.GlobalMaxPooling3D: _pooling(mean=False, whole=True),
+    L.GlobalAveragePooling1D: _pooling(mean=True, whole=True, on_images=L.GlobalAveragePooling2D),
+    L.GlobalAveragePooling2D: _pooling(
+        mean=True, whole=True, short_name="GlobalAverage", **_POOLED_IMAGES
     ),
-    Gather: LayerKind(
-        Role.MOVEMENT, moves=one_move("GATHER", lambda layer: (tuple(layer.indices), layer.axis))
-    ),
-    Slice: LayerKind(Role.MOVEMENT, moves=_slice, keras3=SAME),
+    L.GlobalAveragePooling3D: _pooling(mean=True, whole=True),
+    ChannelMean: LayerKind(Role.MEAN),
+    ChannelMax: LayerKind(Role.MOVEMENT, moves=one_move("REDUCE_MAX")),
 }

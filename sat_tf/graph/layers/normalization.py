@@ -43,11 +43,8 @@ class SynchronizedBatchNormalization(keras.layers.BatchNormalization):
         super().__init__(**{**options, "synchronized": True})
 
     def add_weight(self, *args: Any, **options: Any) -> tf.Variable:
-        """A variable; of moving statistics, the first replica's are read and saved.
-
-        All replicas have the same. Their mean, which Keras would take, is rounded: a third of three
-        equal numbers need not be that number.
-        """
+        """A variable; of moving statistics, the first replica's are read and saved."""
+        # All have the same; their mean, which Keras would take, is rounded.
         if options.get("aggregation") == tf.VariableAggregation.MEAN:
             options["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
         return super().add_weight(*args, **options)
@@ -187,11 +184,7 @@ def affine_problem(layer: keras.layers.Layer) -> str | None:
 
 @keras.utils.register_keras_serializable(package="sat_tf")
 class AdaptedNormalization(keras.layers.Normalization):
-    """A Normalization that computes with the mean and the variance that are its weights now.
-
-    Keras' own copies them to constants when it is adapted or loaded from a file of a model, so that
-    weights which are set, or restored in any other way, have no effect.
-    """
+    """A Normalization that computes with its weights of now, not with constants made of them."""
 
     def finalize_state(self) -> None:
         """Takes no constants."""

@@ -15,11 +15,7 @@ L = keras.layers
 
 
 def _contrasted(layer: Any, images: tf.Tensor) -> tf.Tensor:
-    """RandomContrast in training: x becomes (x - mean) · factor + mean.
-
-    Keras uses a kernel of TensorFlow that has no gradient, so that nothing in front of the layer
-    could be trained, not even the clipping level of a quantized Normalization.
-    """
+    """RandomContrast in training, (x - mean) · factor + mean: Keras' own kernel has no gradient."""
     lowest, highest = 1.0 - layer.lower, 1.0 + layer.upper
     # Keras has no public name for a layer's random generator; saved models resume with it.
     generator = layer._random_generator

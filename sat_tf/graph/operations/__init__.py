@@ -1,8 +1,7 @@
 """The registry of operations: what sat-tf knows of each in TensorFlow and Keras 3, and how to ask.
 
-There is a file for each family of them. An operation is one row there: TensorFlow's calls, the
-layers of tf_keras that compute the same, and Keras 3's function, in both directions. No framework
-is imported, so that processes with Keras 3 alone can read it.
+An operation is one row: TensorFlow's calls, the layers of tf_keras that compute the same, and
+Keras 3's function, in both directions. No framework is imported: Keras 3 alone can read it.
 """
 
 from sat_tf.graph.operations import arithmetic, movements, pooling
@@ -25,12 +24,6 @@ LAYERS = {**arithmetic.LAYERS, **movements.LAYERS}
 
 
 def fix_of(function: str) -> str:
-    """The fix for a TensorFlow operation, to be appended to a message; "" where unknown.
-
-    >>> fix_of("math.pow")
-    '; a square is x * x'
-    >>> fix_of("math.sin")
-    ''
-    """
+    """The fix for a TensorFlow operation, to be appended to a message; "" where unknown."""
     row = CALLS.get(function)
     return f"; {row.fix}" if row and row.fix else ""

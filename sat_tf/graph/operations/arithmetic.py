@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from sat_tf.graph.operations.operation import (
     layer_class,
     new_layer,
     number_of,
-    of_one_tensor,
     one_layer,
     only_tensor,
     typed,
@@ -28,22 +28,20 @@ from sat_tf.graph.operations.operation import (
 # -- layers of tf_keras for calls of TensorFlow's functions ----------------------------------------
 
 
-def _layers_of_two(combining: str, formula: str, reverse: str | None) -> Finder:
+def _layers_of_two(
+    combining: str, formula: str, reverse: str | None, call: OldCall
+) -> Replacement | None:
     """A layer of two tensors, or of a tensor and a number in one of two formulas."""
-
-    def find(call: OldCall) -> Replacement | None:
-        first, second = call.argument(0, "x"), call.argument(1, "y")
-        tensors = [value for value in (first, second) if is_keras(value)]
-        if len(tensors) == 2:
-            fits = combining and len(first.shape) == len(second.shape)
-            same = fits and first.dtype == second.dtype
-            return Replacement(tensors, [new_layer(combining)], takes_list=True) if same else None
-        chosen = formula if is_keras(first) else reverse
-        if not tensors or chosen is None:
-            return None
-        return _scaled(tensors[0], chosen, second if is_keras(first) else first)
-
-    return find
+    first, second = call.argument(0, "x"), call.argument(1, "y")
+    tensors = [value for value in (first, second) if is_keras(value)]
+    if len(tensors) == 2:
+        fits = combining and len(first.shape) == len(second.shape)
+        same = fits and first.dtype == second.dtype
+        return Replacement(tensors, [new_layer(combining)], takes_list=True) if same else None
+    chosen = formula if is_keras(first) else reverse
+    if not tensors or chosen is None:
+        return None
+    return _scaled(tensors[0], chosen, second if is_keras(first) else first)
 
 
 def _scaled(tensor: Any, formula: str, number: Any) -> Replacement | None:
@@ -83,21 +81,17 @@ def _with_map(tensor: Any, formula: str, values: np.ndarray) -> Replacement | No
     return Replacement([tensor], layers[formula]) if formula in layers else None
 
 
-def _with_constant(formula: str) -> Finder:
+def _with_constant(formula: str, call: OldCall) -> Replacement | None:
     """A layer of two tensors that is called with one, and with a constant of its rank."""
-
-    def find(call: OldCall) -> Replacement | None:
-        given = call.node.call_args[0]
-        if not isinstance(given, list | tuple) or len(given) != 2:
-            return None
-        (first, second), number = given, constant_of(given[1])
-        if formula == "x + c" and number is None:
-            (first, second), number = (second, first), constant_of(first)
-        if number is None or not is_keras(first) or number.ndim != len(first.shape):
-            return None
-        return _scaled(first, formula, number)
-
-    return find
+    given = call.node.call_args[0]
+    if not isinstance(given, list | tuple) or len(given) != 2:
+        return None
+    (first, second), number = given, constant_of(given[1])
+    if formula == "x + c" and number is None:
+        (first, second), number = (second, first), constant_of(first)
+    if number is None or not is_keras(first) or number.ndim != len(first.shape):
+        return None
+    return _scaled(first, formula, number)
 
 
 def _biased(call: OldCall) -> Replacement | None:
@@ -107,55 +101,8 @@ def _biased(call: OldCall) -> Replacement | None:
     return _scaled(tensor, "x + c", bias)
 
 
-# A tensor, and the ends that its values are clipped to.
-_Ends = tuple[Any, float | None, float | None]
-
-
-def _clipped(call: OldCall) -> Replacement | None:
-    """A clipping merged with those in front of it; from 0 it is a rectifier."""
-    found = _ends(call)
-    if found is None:
-        return None
-    tensor, low, high = found
-    while (inner := _ends_of_maker(call, tensor)) is not None:
-        tensor, lower, higher = inner
-        low, high = _within(lower, low, high, default=low), _within(higher, low, high, default=high)
-    low, high = None if low == -math.inf else low, None if high == math.inf else high
-    if math.inf in (low, high) or -math.inf in (low, high):
-        return None  # it makes everything infinite
-    if low is None and high is None:
-        return one_layer(tensor, "Activation", "linear")
-    if low == 0.0 and (high is None or high > 0.0):
-        return one_layer(tensor, "ReLU", high)
-    return one_layer(tensor, "Clip", low, high)
-
-
-def _within(
-    value: float | None, low: float | None, high: float | None, *, default: float | None
-) -> float | None:
-    """An inner end, clipped to the outer ends."""
-    if value is None:
-        return default
-    value = value if low is None else max(value, low)
-    return value if high is None else min(value, high)
-
-
-def _ends_of_maker(call: OldCall, tensor: Any) -> _Ends | None:
-    """The ends of the clipping that a tensor comes from, if it does."""
-    maker = call.maker_of(tensor)
-    if maker is None:
-        return None
-    if not maker.symbol:
-        from sat_tf.graph.layers.activations import ends_of_rectifier
-
-        ends = ends_of_rectifier(maker.layer)
-        return (maker.node.call_args[0], *ends) if ends else None
-    return _ends(maker)
-
-
-def _ends(call: OldCall) -> _Ends | None:
-    find = _FINDERS.get(call.symbol)
-    return find.ends(call) if isinstance(find, _Clipping) else None
+# A tensor, and the ends that its values are clipped to; infinite ones are none.
+_Ends = tuple[Any, float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,19 +116,47 @@ class _Clipping:
         first, second = call.argument(0, "x"), call.argument(1, "y")
         if self.of_two and is_keras(first) and is_keras(second):
             return Replacement([first, second], [new_layer(self.of_two)], takes_list=True)
-        return _clipped(call)
-
-
-def _ends_of_extremum(is_lowest: bool) -> Callable[[OldCall], _Ends | None]:
-    def find(call: OldCall) -> _Ends | None:
-        first, second = call.argument(0, "x"), call.argument(1, "y")
-        tensor, other = (first, second) if is_keras(first) else (second, first)
-        number = number_of(other)
-        if number is None or not is_keras(tensor):
+        clipped = self.ends(call)
+        if clipped is None:
             return None
-        return (tensor, number, None) if is_lowest else (tensor, None, number)
+        tensor, low, high = clipped
+        # It is merged with those in front of it; from 0 it is a rectifier.
+        while (inner := _ends_of_maker(call, tensor)) is not None:
+            tensor, lower, higher = inner
+            low, high = min(max(lower, low), high), min(max(higher, low), high)
+        if low == math.inf or high == -math.inf:
+            return None  # it makes everything infinite
+        floor, ceiling = (None if math.isinf(end) else end for end in (low, high))
+        if floor is None and ceiling is None:
+            return one_layer(tensor, "Activation", "linear")
+        if floor == 0.0 and high > 0.0:
+            return one_layer(tensor, "ReLU", ceiling)
+        return one_layer(tensor, "Clip", floor, ceiling)
 
-    return find
+
+def _ends_of_maker(call: OldCall, tensor: Any) -> _Ends | None:
+    """The ends of the clipping that a tensor comes from, if it does."""
+    maker = call.maker_of(tensor)
+    if maker is None:
+        return None
+    if maker.symbol:
+        find = _FINDERS.get(maker.symbol)
+        return find.ends(maker) if isinstance(find, _Clipping) else None
+    from sat_tf.graph.layers.activations import ends_of_rectifier
+
+    ends = ends_of_rectifier(maker.layer)
+    if ends is None:
+        return None
+    return maker.node.call_args[0], ends[0], math.inf if ends[1] is None else ends[1]
+
+
+def _ends_of_extremum(is_lowest: bool, call: OldCall) -> _Ends | None:
+    first, second = call.argument(0, "x"), call.argument(1, "y")
+    tensor, other = (first, second) if is_keras(first) else (second, first)
+    number = number_of(other)
+    if number is None or not is_keras(tensor):
+        return None
+    return (tensor, number, math.inf) if is_lowest else (tensor, -math.inf, number)
 
 
 def _ends_of_clip(call: OldCall) -> _Ends | None:
@@ -193,16 +168,8 @@ def _ends_of_clip(call: OldCall) -> _Ends | None:
     return tensor, low, high
 
 
-def _ends_of_rectifier(high: float | None) -> Callable[[OldCall], _Ends | None]:
-    def find(call: OldCall) -> _Ends | None:
-        tensor = only_tensor(call)
-        return None if tensor is None else (tensor, 0.0, high)
-
-    return find
-
-
-def _negative(call: OldCall) -> Replacement | None:
-    return _scaled(call.argument(0, "x"), "x * c", -1.0)
+def _rectified(high: float) -> _Clipping:
+    return _Clipping(lambda call: None if (x := only_tensor(call)) is None else (x, 0.0, high))
 
 
 def _sum(call: OldCall) -> Replacement | None:
@@ -237,12 +204,14 @@ def _cast(call: OldCall) -> Replacement | None:
     return one_layer(tensor, "Activation", "linear") if same else None
 
 
-def _activation(name: str) -> Finder:
-    def find(call: OldCall) -> Replacement | None:
-        tensor = only_tensor(call)
-        return None if tensor is None else one_layer(tensor, "Activation", _function(name))
+def _activation(name: str, call: OldCall) -> Replacement | None:
+    tensor = only_tensor(call)
+    return None if tensor is None else one_layer(tensor, "Activation", _function(name))
 
-    return find
+
+def _stopped(call: OldCall) -> Replacement | None:
+    tensor = only_tensor(call)
+    return None if tensor is None else one_layer(tensor, "StopGradient")
 
 
 def _function(name: str) -> Any:
@@ -253,44 +222,33 @@ def _function(name: str) -> Any:
 
 
 # Layers of tf_keras, by their names, that stand for an operation where an input is a constant.
-LAYERS: dict[str, Finder] = {"Add": _with_constant("x + c"), "Subtract": _with_constant("x - c")}
+LAYERS: dict[str, Finder] = {
+    "Add": partial(_with_constant, "x + c"),
+    "Subtract": partial(_with_constant, "x - c"),
+}
 
 # -- Keras 3, for calls of TensorFlow's functions --------------------------------------------------
 
 
-def _on_first(name: str) -> Callable[..., Any]:
+def _on_first(name: str, keras3: Any, *args: Any, **options: Any) -> Any:
     """Keras 3's function of one tensor, which TensorFlow's functions call by different names."""
-
-    def of(keras3: Any, *args: Any, **options: Any) -> Any:
-        (tensor,) = (*args, *options.values())
-        return getattr(keras3.ops, name)(tensor)
-
-    return of
+    (tensor,) = (*args, *options.values())
+    return getattr(keras3.ops, name)(tensor)
 
 
-def _on_two(name: str) -> Callable[..., Any]:
+def _on_two(name: str, keras3: Any, x: Any, y: Any) -> Any:
     """Keras 3's function of two tensors, or of one and numbers in its type."""
-
-    def of(keras3: Any, x: Any, y: Any) -> Any:
-        return getattr(keras3.ops, name)(*_in_one_type(keras3, x, y))
-
-    return of
-
-
-def _in_one_type(keras3: Any, x: Any, y: Any) -> list[Any]:
     dtype = keras3.backend.standardize_dtype(getattr(x, "dtype", None) or y.dtype)
-    return [np.asarray(v, dtype) if isinstance(v, list) else v for v in (x, y)]
+    operands = [np.asarray(v, dtype) if isinstance(v, list) else v for v in (x, y)]
+    return getattr(keras3.ops, name)(*operands)
 
 
 def _squared_difference(keras3: Any, x: Any, y: Any) -> Any:
-    return keras3.ops.square(keras3.ops.subtract(*_in_one_type(keras3, x, y)))
+    return keras3.ops.square(_on_two("subtract", keras3, x, y))
 
 
-def _along_last(name: str) -> Callable[..., Any]:
-    def of(keras3: Any, logits: Any, axis: int | None = None) -> Any:
-        return getattr(keras3.ops, name)(logits, axis=-1 if axis is None else axis)
-
-    return of
+def _along_last(name: str, keras3: Any, logits: Any, axis: int | None = None) -> Any:
+    return getattr(keras3.ops, name)(logits, axis=-1 if axis is None else axis)
 
 
 def _l2_normalize(keras3: Any, x: Any, axis: Any = None, epsilon: float = 1e-12) -> Any:
@@ -329,6 +287,10 @@ def _layer(name: str, *settings: str) -> Callable[[Any], Twin]:
     return lambda call: new_layer(name, *(getattr(call.operation, one) for one in settings))
 
 
+def _as_layer(name: str, call: Any) -> Twin:
+    return new_layer("Activation", _function(name))
+
+
 def _merge(call: Any) -> Twin:
     """A layer of that name, if there is one, for two tensors of one rank and type."""
     name, dtype = call.row.class_name, call.outputs[0].dtype
@@ -341,15 +303,11 @@ def _merge(call: Any) -> Twin:
     return lambda x1, x2: function(typed(x1, dtype), typed(x2, dtype))
 
 
-def _of_type(dtype: str = "") -> Callable[[Any], Twin]:
+def _of_type(dtype: str, call: Any) -> Twin:
     """A function of two operands in a type; by default that to which Keras 3 promotes both."""
-
-    def twin(call: Any) -> Twin:
-        function = call.function
-        common_type = dtype or call.promoted_type
-        return lambda x1, x2: function(typed(x1, common_type), typed(x2, common_type))
-
-    return twin
+    function = call.function
+    common_type = dtype or call.promoted_type
+    return lambda x1, x2: function(typed(x1, common_type), typed(x2, common_type))
 
 
 def _where(call: Any) -> Twin:
@@ -389,32 +347,27 @@ def _normalize(call: Any) -> Twin:
 
 def _one(name: str, *calls: str, **others: Any) -> OperationKind:
     """An operation of one tensor."""
-    return OperationKind(name, calls, keras3=_on_first(name), twin=with_settings(), **others)
+    defaults = {"keras3": partial(_on_first, name), "twin": with_settings()}
+    return OperationKind(name, calls, **{**defaults, **others})
 
 
 def _two(name: str, *calls: str, twin: Any = _merge, **others: Any) -> OperationKind:
     """An operation of two tensors, or of one and numbers."""
-    return OperationKind(name, calls, **{"keras3": _on_two(name), "twin": twin, **others})
+    return OperationKind(name, calls, **{"keras3": partial(_on_two, name), "twin": twin, **others})
 
 
 def _comparing(name: str, *calls: str) -> OperationKind:
     """An operation of two tensors, to truths."""
-    return _two(name, *calls, twin=_of_type())
+    return _two(name, *calls, twin=partial(_of_type, ""))
 
 
 def _activated(name: str, *calls: str) -> OperationKind:
     """An operation that both Kerases have as an activation function."""
-    return OperationKind(
-        name,
-        calls,
-        layers=_activation(name),
-        keras3=_on_first(name),
-        twin=lambda call: new_layer("Activation", _function(name)),
-    )
+    return _one(name, *calls, layers=partial(_activation, name), twin=partial(_as_layer, name))
 
 
-_LARGER = _Clipping(_ends_of_extremum(is_lowest=True), "Maximum")
-_SMALLER = _Clipping(_ends_of_extremum(is_lowest=False), "Minimum")
+_LARGER = _Clipping(partial(_ends_of_extremum, True), "Maximum")
+_SMALLER = _Clipping(partial(_ends_of_extremum, False), "Minimum")
 _CLIPPED = "sat-tf takes two tensors, or a tensor and one number"
 _SUMMED = (
     "sat-tf takes tensors of one rank, and numbers: one, one a channel, or a map as large as an "
@@ -422,21 +375,25 @@ _SUMMED = (
 )
 
 OF_ONE = (
-    _one("abs", "math.abs", "abs", layers=_activation("absolute"), synonyms=("Absolute",)),
+    _one("abs", "math.abs", "abs", layers=partial(_activation, "absolute"), synonyms=("Absolute",)),
     _one("cos", "math.cos"),
     _one("erf", "math.erf"),
     _one("exp", "math.exp"),
     _one("floor", "math.floor"),
     _one("log", "math.log"),
     _one("logical_not", "math.logical_not"),
-    _one("negative", "math.negative", layers=_negative),
+    _one(
+        "negative",
+        "math.negative",
+        layers=lambda call: _scaled(call.argument(0, "x"), "x * c", -1.0),
+    ),
     _one("reciprocal", "math.reciprocal"),
     _one("rsqrt", "math.rsqrt"),
     _one("sign", "math.sign"),
     _one("sin", "math.sin"),
     _one("sqrt", "math.sqrt"),
     _one("square", "math.square", layers=_square),
-    _one("stop_gradient", "stop_gradient", layers=of_one_tensor("StopGradient")),
+    _one("stop_gradient", "stop_gradient", layers=_stopped),
     _activated("selu", "nn.selu"),
     _activated("sigmoid", "math.sigmoid"),
     _activated("silu", "nn.silu"),
@@ -450,14 +407,14 @@ OF_TWO = (
         "math.add",
         "__operators__.add",
         fix=_SUMMED,
-        layers=_layers_of_two("Add", "x + c", "x + c"),
+        layers=partial(_layers_of_two, "Add", "x + c", "x + c"),
     ),
     _two(
         "divide",
         "math.divide",
         "math.truediv",
         fix="sat-tf divides by numbers: one, or one a channel",
-        layers=_layers_of_two("", "x / c", None),
+        layers=partial(_layers_of_two, "", "x / c", None),
         synonyms=("TrueDivide",),
     ),
     _two("matmul", "linalg.matmul", keras3=_matmul),
@@ -468,22 +425,22 @@ OF_TWO = (
         "math.multiply",
         fix="sat-tf multiplies tensors of one rank, and by numbers other than 0: one, or one a "
         "channel",
-        layers=_layers_of_two("Multiply", "x * c", "x * c"),
+        layers=partial(_layers_of_two, "Multiply", "x * c", "x * c"),
     ),
     _two("power", "math.pow", fix="a square is x * x"),
     _two(
         "subtract",
         "math.subtract",
         fix=_SUMMED,
-        layers=_layers_of_two("Subtract", "x - c", "c - x"),
+        layers=partial(_layers_of_two, "Subtract", "x - c", "c - x"),
     ),
     _comparing("equal", "math.equal"),
     _comparing("greater", "math.greater"),
     _comparing("greater_equal", "math.greater_equal"),
     _comparing("less", "math.less"),
     _comparing("less_equal", "math.less_equal"),
-    _two("logical_and", "math.logical_and", twin=_of_type("bool")),
-    _two("logical_or", "math.logical_or", twin=_of_type("bool")),
+    _two("logical_and", "math.logical_and", twin=partial(_of_type, "bool")),
+    _two("logical_or", "math.logical_or", twin=partial(_of_type, "bool")),
     _comparing("not_equal", "math.not_equal"),
 )
 # Operations with settings of their own, and those that TensorFlow has no function for.
@@ -509,13 +466,7 @@ _OTHERS = (
     OperationKind("conv", ("nn.conv2d", "compat.v1.nn.conv2d"), "use keras.layers.Conv2D"),
     OperationKind("depthwise_conv", ("nn.depthwise_conv2d",), "use keras.layers.DepthwiseConv2D"),
     OperationKind("dropout", ("nn.dropout",), "use keras.layers.Dropout"),
-    OperationKind(
-        "elu",
-        ("nn.elu",),
-        layers=_activation("elu"),
-        keras3=_on_first("elu"),
-        twin=_layer("ELU", "alpha"),
-    ),
+    _one("elu", "nn.elu", layers=partial(_activation, "elu"), twin=_layer("ELU", "alpha")),
     OperationKind(
         "gelu",
         ("nn.gelu",),
@@ -528,7 +479,7 @@ _OTHERS = (
     OperationKind(
         "identity",
         ("identity",),
-        layers=_activation("linear"),
+        layers=partial(_activation, "linear"),
         keras3=lambda keras3, input: input + 0.0,
     ),
     OperationKind(
@@ -539,41 +490,29 @@ _OTHERS = (
         twin=_layer("LeakyReLU", "negative_slope"),
     ),
     _activated("log_sigmoid"),
-    OperationKind(
+    _one(
         "log_softmax",
-        ("nn.log_softmax",),
-        keras3=_along_last("log_softmax"),
+        "nn.log_softmax",
+        keras3=partial(_along_last, "log_softmax"),
         twin=with_settings("axis"),
     ),
     OperationKind("normalize", ("math.l2_normalize",), keras3=_l2_normalize, twin=_normalize),
-    OperationKind(
-        "relu",
-        ("nn.relu",),
-        layers=_Clipping(_ends_of_rectifier(None)),
-        keras3=_on_first("relu"),
-        twin=_layer("ReLU"),
-    ),
-    OperationKind(
-        "relu6",
-        ("nn.relu6",),
-        layers=_Clipping(_ends_of_rectifier(6.0)),
-        keras3=_on_first("relu6"),
-        twin=lambda call: new_layer("ReLU", 6.0),
-    ),
+    _one("relu", "nn.relu", layers=_rectified(math.inf), twin=lambda call: new_layer("ReLU")),
+    _one("relu6", "nn.relu6", layers=_rectified(6.0), twin=lambda call: new_layer("ReLU", 6.0)),
     # Keras 3 has no function of this name; a ReLU with settings calls this operation.
     OperationKind("ReLU", twin=_layer("ReLU", "max_value", "negative_slope", "threshold")),
-    OperationKind(
+    _one(
         "softmax",
-        ("nn.softmax",),
+        "nn.softmax",
         layers=_softmax,
-        keras3=_along_last("softmax"),
+        keras3=partial(_along_last, "softmax"),
         twin=_layer("Softmax", "axis"),
     ),
     OperationKind("squared_difference", ("math.squared_difference",), keras3=_squared_difference),
     _activated("tanh_shrink"),
-    OperationKind(
+    _one(
         "where",
-        ("where",),
+        "where",
         keras3=lambda keras3, condition, x, y: keras3.ops.where(condition, x, y),
         twin=_where,
     ),

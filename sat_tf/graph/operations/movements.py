@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,28 +83,22 @@ def _stacked(call: OldCall) -> Replacement | None:
     return Replacement(list(tensors), joined, takes_list=True, fronts=dict(enumerate(reshapes)))
 
 
-def _divided(*, drops_axis: bool) -> Finder:
+def _divided(drops_axis: bool, call: OldCall) -> Replacement | None:
     """A slice for each of several outputs, along an axis that these keep or drop."""
-
-    def find(call: OldCall) -> Replacement | None:
-        tensor, outputs = call.argument(0, "value"), call.node.outputs
-        axis = axis_of(tensor, call.argument(2, "axis", 0))
-        if axis is None:
-            return None
-        sizes = [1 if drops_axis else output.shape[axis] for output in outputs]
-        if None in sizes:
-            return None
-        ends = np.cumsum(sizes).tolist()
-        dropped = [axis - 1] if drops_axis else []
-        layers = [
-            new_layer(
-                "Slice", _slices(tensor, axis, *bounds, None), dropped, suffix=f"part_{index}"
-            )
-            for index, bounds in enumerate(zip([0, *ends], ends, strict=False))
-        ]
-        return Replacement([tensor], layers, beside=True)
-
-    return find
+    tensor, outputs = call.argument(0, "value"), call.node.outputs
+    axis = axis_of(tensor, call.argument(2, "axis", 0))
+    if axis is None:
+        return None
+    sizes = [1 if drops_axis else output.shape[axis] for output in outputs]
+    if None in sizes:
+        return None
+    ends = np.cumsum(sizes).tolist()
+    dropped = [axis - 1] if drops_axis else []
+    layers = [
+        new_layer("Slice", _slices(tensor, axis, *bounds, None), dropped, suffix=f"part_{index}")
+        for index, bounds in enumerate(zip([0, *ends], ends, strict=False))
+    ]
+    return Replacement([tensor], layers, beside=True)
 
 
 def _slices(tensor: Any, axis: int, *bounds: int | None) -> list[list[int | None]]:
@@ -112,26 +107,22 @@ def _slices(tensor: Any, axis: int, *bounds: int | None) -> list[list[int | None
     return [list(bounds) if one == axis else [None, None, None] for one in axes]
 
 
-def _gathered(axis_at: int) -> Finder:
+def _gathered(axis_at: int, call: OldCall) -> Replacement | None:
     """Parts by constant indices; one index, or equally spaced ones, as a slice."""
-
-    def find(call: OldCall) -> Replacement | None:
-        tensor, indices = call.argument(0, "params"), constant_of(call.argument(1, "indices"))
-        axis = axis_of(tensor, call.argument(axis_at, "axis", 0)) if is_keras(tensor) else None
-        if indices is None or axis is None or call.argument(axis_at + 1, "batch_dims", 0):
-            return None
-        size = tensor.shape[axis]
-        small = indices.size and np.min(indices) >= 0 and (size is None or np.max(indices) < size)
-        if not small or indices.ndim > 1:
-            return None
-        first, stride = int(indices.flat[0]), int(np.diff(indices.flat[:2])[:1].sum()) or 1
-        if indices.ndim == 0 or (stride > 0 and np.all(np.diff(indices) == stride)):
-            stop = first + (indices.size - 1) * stride + 1
-            slices = _slices(tensor, axis, first, stop, stride)
-            return one_layer(tensor, "Slice", slices, [] if indices.ndim else [axis - 1])
-        return one_layer(tensor, "Gather", indices.tolist(), axis - 1)
-
-    return find
+    tensor, indices = call.argument(0, "params"), constant_of(call.argument(1, "indices"))
+    axis = axis_of(tensor, call.argument(axis_at, "axis", 0)) if is_keras(tensor) else None
+    if indices is None or axis is None or call.argument(axis_at + 1, "batch_dims", 0):
+        return None
+    size = tensor.shape[axis]
+    small = indices.size and np.min(indices) >= 0 and (size is None or np.max(indices) < size)
+    if not small or indices.ndim > 1:
+        return None
+    first, stride = int(indices.flat[0]), int(np.diff(indices.flat[:2])[:1].sum()) or 1
+    if indices.ndim == 0 or (stride > 0 and np.all(np.diff(indices) == stride)):
+        stop = first + (indices.size - 1) * stride + 1
+        slices = _slices(tensor, axis, first, stop, stride)
+        return one_layer(tensor, "Slice", slices, [] if indices.ndim else [axis - 1])
+    return one_layer(tensor, "Gather", indices.tolist(), axis - 1)
 
 
 def _rolled(call: OldCall) -> Replacement | None:
@@ -145,15 +136,12 @@ def _rolled(call: OldCall) -> Replacement | None:
     return one_layer(tensor, "Gather", order, axis - 1) if axis else None
 
 
-def _moved_blocks(layer: str) -> Finder:
-    def find(call: OldCall) -> Replacement | None:
-        tensor, size = only_tensor(call), number_of(call.argument(1, "block_size"))
-        formats = [call.argument(at, "data_format", "NHWC") for at in (2, 3)]
-        if tensor is None or size is None or "NCHW" in formats:
-            return None
-        return one_layer(tensor, layer, int(size))
-
-    return find
+def _moved_blocks(layer: str, call: OldCall) -> Replacement | None:
+    tensor, size = only_tensor(call), number_of(call.argument(1, "block_size"))
+    formats = [call.argument(at, "data_format", "NHWC") for at in (2, 3)]
+    if tensor is None or size is None or "NCHW" in formats:
+        return None
+    return one_layer(tensor, layer, int(size))
 
 
 def _resized(call: OldCall) -> Replacement | None:
@@ -187,15 +175,11 @@ def _resized_nearest(call: OldCall) -> Replacement | None:
 _METHODS = ("bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian")
 
 
-def _whole_factors(
-    before: Sequence[int | None], after: Sequence[int | None]
-) -> tuple[int, ...] | None:
-    factors = []
-    for small, large in zip(before, after, strict=True):
-        if small is None or large is None or large % small:
-            return None
-        factors.append(large // small)
-    return tuple(factors)
+def _whole_factors(before: Sequence[Any], after: Sequence[Any]) -> tuple[int, ...] | None:
+    sizes = list(zip(before, after, strict=True))
+    if any(None in pair or pair[1] % pair[0] for pair in sizes):
+        return None
+    return tuple(large // small for small, large in sizes)
 
 
 def _sliced(call: OldCall) -> Replacement | None:
@@ -364,11 +348,17 @@ def _squeeze_twin(call: Any) -> Twin:
 # -- rows ------------------------------------------------------------------------------------------
 
 _PIECES = "sat-tf takes parts of known sizes along an axis behind the batch"
-_BLOCKS = "sat-tf takes images with the channels last"
-_FROM_DEPTH, _TO_DEPTH = _moved_blocks("DepthToSpace"), _moved_blocks("SpaceToDepth")
 _GATHERED = (
     "sat-tf takes a number or a list of numbers, 0 and above, along an axis behind the batch"
 )
+
+
+def _of_blocks(name: str, layer: str, keras3: Any) -> tuple[OperationKind, OperationKind]:
+    fix, layers = "sat-tf takes images with the channels last", partial(_moved_blocks, layer)
+    twin = with_settings("block_size")
+    first = OperationKind(name, (f"nn.{name}",), fix, layers, keras3, twin)
+    return first, OperationKind(f"{name}_v1", (f"compat.v1.nn.{name}",), fix, layers)
+
 
 # A call of "compat.v1" whose arguments have another order has a row of its own.
 OPERATIONS = (
@@ -380,15 +370,7 @@ OPERATIONS = (
         keras3=lambda keras3, values, axis: keras3.ops.concatenate(values, axis=axis),
         twin=_concatenate_twin,
     ),
-    OperationKind(
-        "depth_to_space",
-        ("nn.depth_to_space",),
-        _BLOCKS,
-        _FROM_DEPTH,
-        keras3=_depth_to_space,
-        twin=with_settings("block_size"),
-    ),
-    OperationKind("depth_to_space_v1", ("compat.v1.nn.depth_to_space",), _BLOCKS, _FROM_DEPTH),
+    *_of_blocks("depth_to_space", "DepthToSpace", _depth_to_space),
     OperationKind(
         "expand_dims",
         ("expand_dims",),
@@ -396,12 +378,12 @@ OPERATIONS = (
         keras3=lambda keras3, input, axis: keras3.ops.expand_dims(input, axis),
         twin=with_settings("axis"),
     ),
-    OperationKind("gather", ("gather",), fix=_GATHERED, layers=_gathered(axis_at=3)),
+    OperationKind("gather", ("gather",), fix=_GATHERED, layers=partial(_gathered, 3)),
     OperationKind(
         "gather_v1",
         ("compat.v1.gather",),
         fix=_GATHERED,
-        layers=_gathered(axis_at=4),
+        layers=partial(_gathered, 4),
         keras3=_gather,
     ),
     OperationKind(
@@ -450,17 +432,9 @@ OPERATIONS = (
         fix="sat-tf takes a number along one axis behind the batch, whose size is known",
         layers=_rolled,
     ),
+    *_of_blocks("space_to_depth", "SpaceToDepth", _space_to_depth),
     OperationKind(
-        "space_to_depth",
-        ("nn.space_to_depth",),
-        _BLOCKS,
-        _TO_DEPTH,
-        keras3=_space_to_depth,
-        twin=with_settings("block_size"),
-    ),
-    OperationKind("space_to_depth_v1", ("compat.v1.nn.space_to_depth",), _BLOCKS, _TO_DEPTH),
-    OperationKind(
-        "split", ("split",), fix=_PIECES, layers=_divided(drops_axis=False), twin=_split_twin
+        "split", ("split",), fix=_PIECES, layers=partial(_divided, False), twin=_split_twin
     ),
     OperationKind(
         "squeeze",
@@ -488,5 +462,5 @@ OPERATIONS = (
         keras3=_transpose,
         twin=_transpose_twin,
     ),
-    OperationKind("unstack", ("unstack",), fix=_PIECES, layers=_divided(drops_axis=True)),
+    OperationKind("unstack", ("unstack",), fix=_PIECES, layers=partial(_divided, True)),
 )

@@ -1,14 +1,12 @@
 """A row of the registry of operations, and what rows are made of.
 
-A row is all that sat-tf knows of an operation, in TensorFlow and in Keras 3. It names layers of
-tf_keras and functions of TensorFlow, and is handed the module of Keras 3: TensorFlow and tf_keras
-are imported where they are used, because processes with Keras 3 alone read the rows too.
-
-Beside it stand the call that is rewritten, its arguments, and the layers that replace it.
+TensorFlow and tf_keras are imported where they are used, because processes with Keras 3 alone read
+the rows too, which are handed its module.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +37,9 @@ class OldCall:
     @property
     def dtype(self) -> Any:
         """The type, or the policy, of the layers that replace it."""
-        return _flat(self.node.outputs)[0].dtype if self.symbol else self.layer.dtype_policy
+        outputs = self.node.outputs
+        first = outputs[0] if isinstance(outputs, list | tuple) else outputs
+        return first.dtype if self.symbol else self.layer.dtype_policy
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument of the function, however it was passed."""
@@ -110,16 +110,6 @@ def one_layer(tensor: Any, layer: str, *args: Any, **settings: Any) -> Replaceme
     return Replacement([tensor], [new_layer(layer, *args, **settings)])
 
 
-def of_one_tensor(layer: str, *args: Any, **settings: Any) -> Finder:
-    """A layer of one tensor and no other arguments."""
-
-    def find(call: OldCall) -> Replacement | None:
-        tensor = only_tensor(call)
-        return None if tensor is None else one_layer(tensor, layer, *args, **settings)
-
-    return find
-
-
 def pooled_in_rows(
     call: OldCall, tensor: Any, two_dimensional: Any, size: int, stride: int, padding: str
 ) -> list[NewLayer]:
@@ -135,19 +125,13 @@ def pooled_in_rows(
 def pooled_whole_row(tensor: Any, two_dimensional: Any, *, keepdims: bool) -> list[NewLayer]:
     """A pooling of whole sequences as one of images with one row."""
     length, channels = tensor.shape[1:]
-    layers = [new_layer("Reshape", (1, length or -1, channels), suffix="image")]
+    image = new_layer("Reshape", (1, length or -1, channels), suffix="image")
     if not keepdims:
-        return [*layers, new_layer(two_dimensional)]
-    return [*layers, new_layer(two_dimensional, suffix="pool"), new_layer("Reshape", (1, channels))]
+        return [image, new_layer(two_dimensional)]
+    return [image, new_layer(two_dimensional, suffix="pool"), new_layer("Reshape", (1, channels))]
 
 
 # -- arguments: tensors of the model, or constants -------------------------------------------------
-
-
-def _flat(value: Any) -> list[Any]:
-    import tensorflow as tf
-
-    return tf.nest.flatten(value)
 
 
 def is_keras(value: Any) -> bool:
@@ -214,23 +198,15 @@ class OperationKind:
 
     @property
     def class_name(self) -> str:
-        """The name of the class that Keras 3 has for its function.
-
-        >>> OperationKind("logical_not").class_name
-        'LogicalNot'
-        """
+        """The name of the class that Keras 3 has for its function."""
         return "".join(word[0].upper() + word[1:] for word in self.name.split("_"))
 
 
 def with_settings(*names: str) -> Callable[[Any], Twin]:
     """TensorFlow's function of one tensor, with settings of the same names in both."""
-
-    def twin(call: Any) -> Twin:
-        function = call.function
-        settings = {name: getattr(call.operation, name) for name in names}
-        return lambda x: function(x, **settings)
-
-    return twin
+    return lambda call: partial(
+        call.function, **{name: getattr(call.operation, name) for name in names}
+    )
 
 
 def typed(value: Any, dtype: str) -> Any:

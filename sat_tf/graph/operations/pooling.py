@@ -1,12 +1,11 @@
 """Operations that pool or reduce: rows of the registry."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from sat_tf.graph.operations.operation import (
-    Finder,
     OldCall,
     OperationKind,
     Replacement,
@@ -22,45 +21,37 @@ from sat_tf.graph.operations.operation import (
 # -- layers of tf_keras for calls of TensorFlow's functions ----------------------------------------
 
 
-def _reduced(spatial: str, channel: str) -> Finder:
+def _reduced(spatial: str, channel: str, call: OldCall) -> Replacement | None:
     """A mean or maximum over the pixels of each image, or over the channels of each pixel."""
-
-    def find(call: OldCall) -> Replacement | None:
-        tensor, axis = call.argument(0, "input_tensor"), constant_of(call.argument(1, "axis"))
-        keepdims = bool(call.argument(2, "keepdims", call.node.call_kwargs.get("keep_dims")))
-        if axis is None:
-            return None
-        rank = len(tensor.shape)
-        axes = sorted({int(one) % rank for one in np.atleast_1d(axis)})
-        if axes == [1, 2] and rank == 4:
-            return one_layer(tensor, spatial, keepdims=keepdims)
-        if axes == [1] and rank == 3:
-            return Replacement([tensor], pooled_whole_row(tensor, spatial, keepdims=keepdims))
-        if axes != [rank - 1] or rank < 2:
-            return None
-        if keepdims:
-            return one_layer(tensor, channel)
-        inner = call.shape
-        if not inner or inner.count(None) > 1:
-            return None
-        shape = [-1 if size is None else size for size in inner]
-        return Replacement(
-            [tensor], [new_layer(channel, suffix="channel"), new_layer("Reshape", shape)]
-        )
-
-    return find
+    tensor, axis = call.argument(0, "input_tensor"), constant_of(call.argument(1, "axis"))
+    keepdims = bool(call.argument(2, "keepdims", call.node.call_kwargs.get("keep_dims")))
+    if axis is None:
+        return None
+    rank = len(tensor.shape)
+    axes = sorted({int(one) % rank for one in np.atleast_1d(axis)})
+    if axes == [1, 2] and rank == 4:
+        return one_layer(tensor, spatial, keepdims=keepdims)
+    if axes == [1] and rank == 3:
+        return Replacement([tensor], pooled_whole_row(tensor, spatial, keepdims=keepdims))
+    if axes != [rank - 1] or rank < 2:
+        return None
+    if keepdims:
+        return one_layer(tensor, channel)
+    inner = call.shape
+    if not inner or inner.count(None) > 1:
+        return None
+    shape = [-1 if size is None else size for size in inner]
+    return Replacement(
+        [tensor], [new_layer(channel, suffix="channel"), new_layer("Reshape", shape)]
+    )
 
 
-def _pooled(layer: str) -> Finder:
+def _pooled(layer: str, call: OldCall) -> Replacement | None:
     """Pooling by its window, strides and padding."""
-
-    def find(call: OldCall) -> Replacement | None:
-        size, strides = call.argument(1, "ksize"), call.argument(2, "strides")
-        if str(call.argument(4, "data_format")).startswith("NC"):
-            return None
-        return _pooled_by(call, layer, size, strides, call.argument(3, "padding"))
-
-    return find
+    size, strides = call.argument(1, "ksize"), call.argument(2, "strides")
+    if str(call.argument(4, "data_format")).startswith("NC"):
+        return None
+    return _pooled_by(call, layer, size, strides, call.argument(3, "padding"))
 
 
 def _pooled_by_kind(call: OldCall) -> Replacement | None:
@@ -107,61 +98,54 @@ def _along_images(value: Any, inner: int) -> tuple[int, ...] | None:
 # -- Keras 3, for calls of TensorFlow's functions, and tf_keras, for those of Keras 3's -----------
 
 
-def _over_axes(name: str) -> Callable[..., Any]:
+def _over_axes(
+    name: str, keras3: Any, input_tensor: Any, axis: Any = None, keepdims: bool = False
+) -> Any:
     """Keras 3's function of one tensor, over some of its axes."""
-
-    def of(keras3: Any, input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Any:
-        axes = tuple(axis) if isinstance(axis, list) else axis
-        return getattr(keras3.ops, name)(input_tensor, axes, keepdims=keepdims)
-
-    return of
+    axes = tuple(axis) if isinstance(axis, list) else axis
+    return getattr(keras3.ops, name)(input_tensor, axes, keepdims=keepdims)
 
 
-def _reduction_twin(layer: str = "") -> Callable[[Any], Twin]:
+def _reduction_twin(layer: str, call: Any) -> Twin:
     """A reduction; over rows and columns a layer, if there is one."""
-
-    def twin(call: Any) -> Twin:
-        axis, keepdims = call.operation.axis, call.operation.keepdims
-        rank = len(call.tensors[0].shape)
-        axes = sorted(one % rank for one in np.atleast_1d(axis)) if axis is not None else None
-        if layer and rank == 4 and axes == [1, 2]:
-            return new_layer(layer, keepdims=keepdims, data_format="channels_last")
-        function = call.function
-        return lambda x: function(x, axis=axis, keepdims=keepdims)
-
-    return twin
+    axis, keepdims = call.operation.axis, call.operation.keepdims
+    rank = len(call.tensors[0].shape)
+    axes = sorted(one % rank for one in np.atleast_1d(axis)) if axis is not None else None
+    if layer and rank == 4 and axes == [1, 2]:
+        return new_layer(layer, keepdims=keepdims, data_format="channels_last")
+    function = call.function
+    return lambda x: function(x, axis=axis, keepdims=keepdims)
 
 
-def _pooling_twin(layer: str) -> Callable[[Any], Twin]:
-    def twin(call: Any) -> Twin:
-        operation = call.operation
-        return new_layer(
-            f"{layer}{len(call.tensors[0].shape) - 2}D",
-            operation.pool_size,
-            operation.strides,
-            operation.padding,
-            data_format=operation.data_format or "channels_last",
-        )
-
-    return twin
+def _pooling_twin(layer: str, call: Any) -> Twin:
+    operation = call.operation
+    return new_layer(
+        f"{layer}{len(call.tensors[0].shape) - 2}D",
+        operation.pool_size,
+        operation.strides,
+        operation.padding,
+        data_format=operation.data_format or "channels_last",
+    )
 
 
 # -- rows ------------------------------------------------------------------------------------------
 
 
 def _reducing(
-    name: str,
-    call: str,
-    fix: str = "",
-    *,
-    pooling: str = "",
-    layers: Finder | None = None,
-    synonyms: tuple[str, ...] = (),
+    name: str, call: str, fix: str = "", *, pooling: str = "", **others: Any
 ) -> OperationKind:
     """An operation of one tensor over some of its axes; of rows and columns a layer, `pooling`."""
-    return OperationKind(
-        name, (call,), fix, layers, _over_axes(name), _reduction_twin(pooling), synonyms
-    )
+    by: dict[str, Any] = {
+        "keras3": partial(_over_axes, name),
+        "twin": partial(_reduction_twin, pooling),
+    }
+    return OperationKind(name, (call,), fix, **by, **others)
+
+
+def _pooling(name: str, call: str, layer: str) -> OperationKind:
+    calls = tuple(f"{v1}nn.{call}{rank}" for v1 in ("", "compat.v1.") for rank in ("", "1d", "2d"))
+    layers, twin = partial(_pooled, f"{layer}2D"), partial(_pooling_twin, layer)
+    return OperationKind(name, calls, _POOLING, layers, twin=twin)
 
 
 _POOLING = (
@@ -172,15 +156,13 @@ _REDUCED = (
     "sat-tf takes it over the rows and columns of images, [1, 2], over sequences, 1, or over the "
     "channels, -1"
 )
-_RANKS = ("", "1d", "2d")
-
 REDUCTIONS = (
     _reducing(
         "max",
         "math.reduce_max",
         _REDUCED,
         pooling="GlobalMaxPooling2D",
-        layers=_reduced("GlobalMaxPooling2D", "ChannelMax"),
+        layers=partial(_reduced, "GlobalMaxPooling2D", "ChannelMax"),
         synonyms=("Amax",),
     ),
     _reducing(
@@ -188,7 +170,7 @@ REDUCTIONS = (
         "math.reduce_mean",
         _REDUCED,
         pooling="GlobalAveragePooling2D",
-        layers=_reduced("GlobalAveragePooling2D", "ChannelMean"),
+        layers=partial(_reduced, "GlobalAveragePooling2D", "ChannelMean"),
     ),
     _reducing("min", "math.reduce_min", "the smallest is -tf.reduce_max(-x)"),
     _reducing("prod", "math.reduce_prod"),
@@ -200,20 +182,8 @@ REDUCTIONS = (
 )
 OPERATIONS = (
     *REDUCTIONS,
-    OperationKind(
-        "average_pool",
-        tuple(f"{v1}nn.avg_pool{rank}" for v1 in ("", "compat.v1.") for rank in _RANKS),
-        _POOLING,
-        _pooled("AveragePooling2D"),
-        twin=_pooling_twin("AveragePooling"),
-    ),
-    OperationKind(
-        "max_pool",
-        tuple(f"{v1}nn.max_pool{rank}" for v1 in ("", "compat.v1.") for rank in _RANKS),
-        _POOLING,
-        _pooled("MaxPooling2D"),
-        twin=_pooling_twin("MaxPooling"),
-    ),
+    _pooling("average_pool", "avg_pool", "AveragePooling"),
+    _pooling("max_pool", "max_pool", "MaxPooling"),
     OperationKind(
         "pool", ("compat.v1.nn.pool",), f"{_POOLING}, and without dilation", _pooled_by_kind
     ),

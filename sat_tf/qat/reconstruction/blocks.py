@@ -34,18 +34,8 @@ _BESIDE_A_LAYER = {
 }
 
 
-class Block(NamedTuple):
-    """The end of a block."""
-
-    node: str  # Of the quantized network, whose output is fitted.
-    reference: str  # The node of the float network that computes the same.
-
-
-def find_blocks(network: Network, reference: Network) -> list[Block]:
-    """The blocks of a quantized network, in order; the outputs end the last ones.
-
-    In the float network, layers have the names that they have inside quantized ones.
-    """
+def find_blocks(network: Network, reference: Network) -> dict[str, str]:
+    """The nodes that end the blocks of a quantized network, in order, with their float nodes."""
     ends = dict(zip(network.outputs, reference.outputs, strict=True))
     found: dict[str, str] = {}
     # The nodes that the float network has computed up to the ends that were found.
@@ -64,20 +54,22 @@ def find_blocks(network: Network, reference: Network) -> list[Block]:
         # The float node that computes the same, up to rounding.
         known = ends.get(node.name, name_in_front_of_insertions(network, node.name))
         is_cut = open_tensors == {node.name} or since_end > _MOST_KERNELS
-        is_end = is_cut and since_end and not has_masks and _is_end(network, node)
+        roles = [layer_kinds.role_of(inner_layer(r.layer)) for r in network.consumers(node.name)]
+        goes_on = len(roles) == 1 and roles[0] in _BESIDE_A_LAYER
+        is_end = is_cut and since_end and not has_masks and not goes_on
         if node.name in ends or (is_end and known in reference and known not in passed):
             found[node.name] = known
             passed |= {known, *reference.before(known)}
             since_end = 0
-    return [Block(*pair) for pair in found.items()]
+    return found
 
 
 def find_reference(
     network: Network, float_model: Any, processor: Processor
 ) -> tuple[Network | None, list[str]]:
-    """The float network that a quantized one was made from, with the names of its layers.
+    """The float network that a quantized one was made from, and why it is not the one.
 
-    Returned with it is why it is not the one; it is None where there is no network at all.
+    It has the names of the quantized layers. It is None where there is no network at all.
     """
     quantized = [node for node in network if isinstance(node.layer, QuantizedLayer)]
     annotated = [inner_layer(node.layer).name for node in quantized]
@@ -148,8 +140,7 @@ def _differences(network: Network, reference: Network) -> list[str]:
 def _are_unlike(layer: Any, other: Any) -> bool:
     """Whether the kernels of two layers are no more alike than chance makes them.
 
-    Calibration and training move latent weights, but few so far that no correlation is left. That
-    of n numbers drawn by lot deviates from 0 by 1 / sqrt(n).
+    The correlation of n numbers drawn by lot deviates from 0 by 1 / sqrt(n).
     """
     if layer_kinds.quantized_kernel(layer) is None:
         return False
@@ -162,14 +153,6 @@ def _are_unlike(layer: Any, other: Any) -> bool:
 
 def _shapes(layer: Any) -> list[tuple[int, ...]]:
     return [tuple(variable.shape) for variable in layer.weights]
-
-
-def _is_end(network: Network, node: Node) -> bool:
-    """Whether no normalization, function, sum or quantizer follows that belongs to the layer."""
-    readers = network.consumers(node.name)
-    if len(readers) != 1:
-        return True
-    return layer_kinds.role_of(inner_layer(readers[0].layer)) not in _BESIDE_A_LAYER
 
 
 class Span(NamedTuple):
@@ -243,10 +226,7 @@ class Front:
 def computed(
     nodes: Sequence[Node], given: Mapping[str, Any], *, on_batch_statistics: bool = False
 ) -> dict[str, Any]:
-    """The tensors of nodes in inference, from those that they read.
-
-    With on_batch_statistics=True normalizations are as in training, unless they are frozen.
-    """
+    """The tensors of nodes in inference, or with normalizations as in training, unless frozen."""
     tensors = dict(given)
     for node in nodes:
         inputs = [tensors[name] for name in node.inputs]

@@ -10,11 +10,10 @@ import hashlib
 import itertools
 import json
 import math
-import os
 import pathlib
 import time
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.exact.top_k import classes_of
-from sat_tf.files import check_writable, renamed_when_done
+from sat_tf.files import renamed_when_done
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.messages import RunError, warn
@@ -39,9 +38,8 @@ _IMAGES_A_STEP = 32
 # in codes over the number of codes. The finer a grid is, the less is gained by moving weights to
 # other codes, and a longer step would only do so at random.
 _LEVEL_CODES, _LATENT_SHARE = 2.0, 6.0
-# A fit under way is saved now and then: what is lost takes no longer than this, or than twenty
-# times what it takes to save it.
-_SECONDS_BETWEEN, _COST = 20.0, 20.0
+# A fit under way is saved so often.
+_SECONDS_BETWEEN = 30.0
 # What reading a damaged file raises.
 _DAMAGES = (OSError, EOFError, ValueError, LookupError, TypeError, zipfile.BadZipFile)
 
@@ -54,14 +52,10 @@ class FitSchedule(NamedTuple):
     measured: int  # How often the errors of the held-out images are measured.
 
 
-# -- what is fitted --------------------------------------------------------------------------------
-
-
 class _Trained(NamedTuple):
-    """A variable that is fitted."""
+    """A variable that is fitted, and how far one step moves it, or each number, at a rate of 1."""
 
-    variable: tf.Variable  # The variable itself.
-    # How far one step moves it at a rate of 1; an array has one for each of its numbers.
+    variable: tf.Variable
     unit: float | np.ndarray
 
 
@@ -89,13 +83,12 @@ def trained(layer: keras.layers.Layer) -> list[_Trained]:
 
 
 class _Adam:
-    """Adam, with a unit for each variable.
+    """Adam, with a unit for each variable; Kingma and Ba, 2015.
 
         m = β₁ m + (1 - β₁) g,  v = β₂ v + (1 - β₂) g²,
         w = w - rate · unit · (m / (1 - β₁ᵗ)) / (√(v / (1 - β₂ᵗ)) + ε)
 
-    in step t = 1, 2, ..., and then the constraint of the variable. Reference: Kingma and Ba, "Adam:
-    A Method for Stochastic Optimization", 2015.
+    in step t = 1, 2, ..., and then the constraint of the variable.
     """
 
     _MEAN, _SQUARE, _EPSILON = 0.9, 0.999, 1e-7
@@ -105,11 +98,7 @@ class _Adam:
         zeros = [tf.zeros_like(one.variable) for one in variables]
         self._moments = [(tf.Variable(zero), tf.Variable(zero)) for zero in zeros]
         self._steps = tf.Variable(0.0)
-
-    @property
-    def state(self) -> list[tf.Variable]:
-        """Its moments and the number of its steps."""
-        return [self._steps, *itertools.chain.from_iterable(self._moments)]
+        self.state = [self._steps, *itertools.chain.from_iterable(self._moments)]
 
     def apply(self, gradients: Sequence[tf.Tensor | None], rate: tf.Tensor) -> None:
         """Moves the variables; those that have no gradient stay."""
@@ -127,8 +116,6 @@ class _Adam:
             variable.assign(value if constraint is None else constraint(value))
 
 
-# -- what it is fitted to --------------------------------------------------------------------------
-
 # How an output is a row of classes, if it is one.
 _LOGITS, _PROBABILITIES = "logits", "probabilities"
 # Classes that the float model finds unlikely tell much of it. At T = 1 they would hardly count: it
@@ -137,10 +124,7 @@ TEMPERATURE = 4.0
 
 
 def rows_of_classes(network: Network, name: str, shape: tuple[int | None, ...]) -> str:
-    """How an output is rows of classes: "logits" or "probabilities"; "" where it is not.
-
-    Layers that only move values, or pass them on, do not tell what these are.
-    """
+    """How an output is rows of classes: "logits" or "probabilities"; "" where it is not."""
     maker = network.origin(name, lambda node: layer_kinds.role_of(node.layer).keeps_codes)
     *_, size = shape or (None,)
     if layer_kinds.is_softmax(maker.layer):
@@ -156,11 +140,6 @@ class Aim(NamedTuple):
     # "logits" or "probabilities", if these are its rows, whose divergence counts too.
     rows: str = ""
 
-    @classmethod
-    def of_output(cls, wanted: Rows, reference: Network, name: str) -> "Aim":
-        """The aim of an output, of the float network that makes it by a node of that name."""
-        return cls(wanted, rows_of_classes(reference, name, wanted.shape[1:]))
-
     def mean_square(self) -> float:
         """The mean square of the values, which may be in a file."""
         total = 0.0
@@ -172,8 +151,7 @@ class Aim(NamedTuple):
 def logits_of(outputs: tf.Tensor, row: str) -> tf.Tensor:
     """Logits in float32, which up to a constant of the row are the logarithms of probabilities."""
     outputs = tf.cast(outputs, tf.float32)
-    # A float32 softmax gives 0 below this.
-    tiny = float(np.finfo(np.float32).tiny)
+    tiny = float(np.finfo(np.float32).tiny)  # A float32 softmax gives 0 below this.
     return tf.math.log(tf.maximum(outputs, tiny)) if row == _PROBABILITIES else outputs
 
 
@@ -181,19 +159,11 @@ def soft_divergence(teacher: tf.Tensor, student: tf.Tensor, temperature: float) 
     """How far the student's probabilities are from the teacher's: T² KL(p || q).
 
     p = softmax(teacher / T), q = softmax(student / T), KL(p || q) = Σ_k p_k (log p_k - log q_k).
-    The gradient of the student is T (q - p); without the factor T² it would shrink with T². Both
-    are float32 logits (batch, classes), and the teacher's get no gradient.
-
-    >>> teacher, student = tf.math.log([[0.5, 0.5]]), tf.math.log([[0.25, 0.75]])
-    >>> round(float(soft_divergence(teacher, student, 1.0)[0]), 6)
-    0.143841
+    The gradient of the student is T (q - p); without the factor T² it would shrink with T².
     """
     log_p = tf.nn.log_softmax(tf.stop_gradient(teacher) / temperature)
     log_q = tf.nn.log_softmax(student / temperature)
     return temperature**2 * tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=-1)
-
-
-# -- how far it has come ---------------------------------------------------------------------------
 
 
 class FitState(NamedTuple):
@@ -227,7 +197,6 @@ class Checkpoint:
         """Takes up what the file holds, and gives model and draws the state that they had."""
         self._key, self._model, self._draw, self._blocks = key, model, draw, blocks
         self._begin = self._last = time.monotonic()
-        self._cost = 0.0
         if self.path is not None and self.path.exists():
             self._take_up(self.path)
         if self.is_expected and not self.saved:
@@ -235,7 +204,7 @@ class Checkpoint:
                 f"--resume: {self.path}: received no unfinished reconstruction of this model with "
                 "these images and settings, expected one; leave out --resume to begin a new one."
             )
-        self._weights, self._drawn = model.get_weights(), draw.bit_generator.state
+        self._weights = model.get_weights()
 
     @property
     def seconds_so_far(self) -> float:
@@ -245,48 +214,34 @@ class Checkpoint:
     def finish(self, fit: Mapping[str, Any]) -> None:
         """Adds a finished fit, and saves it with the weights that the model has now."""
         self.fits.append(dict(fit))
-        self.under_way = None
-        self._weights, self._drawn = self._model.get_weights(), self._draw.bit_generator.state
-        self._save()
+        self._weights = self._model.get_weights()
+        self.keep(None)
 
     @property
     def is_due(self) -> bool:
         """Whether so much time has passed that the fit under way is to be saved."""
-        passed = time.monotonic() - self._last
-        return self.path is not None and passed >= max(_SECONDS_BETWEEN, _COST * self._cost)
+        return self.path is not None and time.monotonic() - self._last >= _SECONDS_BETWEEN
 
-    def keep(self, state: FitState) -> None:
-        """Saves the fit that is under way."""
-        self._drawn, self.under_way = self._draw.bit_generator.state, state
-        self._save()
-
-    def _words(self) -> str:
-        words = f"{min(len(self.fits), self._blocks)} of {self._blocks} blocks"
-        if len(self.fits) > self._blocks:
-            return "all of the reconstruction"
-        if self.under_way is None:
-            return f"{words} of the reconstruction"
-        following = "the whole network" if len(self.fits) == self._blocks else "the next one"
-        return f"{words} of the reconstruction, and {self.under_way.done} steps of {following}"
-
-    def _save(self) -> None:
+    def keep(self, state: FitState | None) -> None:
+        """Saves the finished fits, and the one that is under way."""
+        self.under_way = state
         if self.path is None:
             return
-        begin = time.monotonic()
+        lists = [self._weights]
+        if state is not None:
+            lists += [[state.order], [state.best], state.values, state.current, state.moments]
         values = {
             "key": self._key,
             "fits": self.fits,
-            "draw": self._drawn,
+            "draw": self._draw.bit_generator.state,
             "seconds": self.seconds_so_far,
-            "done": None if self.under_way is None else self.under_way.done,
+            "done": 0 if state is None else state.done,
+            "sizes": [*map(len, lists)],
         }
-        arrays = {"values": np.array(json.dumps(values)), **_numbered("weights", self._weights)}
-        if self.under_way is not None:
-            for name, value in self.under_way._asdict().items():
-                arrays |= _numbered(name, value if isinstance(value, list) else [value])
+        arrays = itertools.chain([np.array(json.dumps(values))], *lists)
         try:
             with renamed_when_done(self.path) as temporary, temporary.open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)
+                np.savez(file, *arrays, allow_pickle=False)
             self.saved = self._words()
         except OSError as error:
             warn(
@@ -296,49 +251,37 @@ class Checkpoint:
             )
             self.path = None
         self._last = time.monotonic()
-        self._cost = self._last - begin
+
+    def _words(self) -> str:
+        if len(self.fits) > self._blocks:
+            return "all of the reconstruction"
+        words = f"{len(self.fits)} of {self._blocks} blocks of the reconstruction"
+        state = self.under_way
+        return words if state is None else f"{words}, and {state.done} steps of what follows"
 
     def _take_up(self, path: pathlib.Path) -> None:
         try:
             with np.load(path, allow_pickle=False) as file:
-                values = json.loads(str(file["values"]))
-                if values["key"] != self._key:
-                    if not self.is_expected:
-                        self.say(
-                            f"{path}: passed over, as it is of another model, other images "
-                            "or settings."
-                        )
-                    return
-                weights = list(_listed("weights", file))
-                if values["done"] is not None:
-                    names = ("order", "best", "values", "current", "moments")
-                    order, best, *rest = (list(_listed(name, file)) for name in names)
-                    self.under_way = FitState(values["done"], order[0], best[0], *rest)
-            self._model.set_weights(weights)
-            self._draw.bit_generator.state = values["draw"]
-            self.fits, self.seconds = values["fits"], values["seconds"]
+                text, *arrays = (file[name] for name in file.files)
+            values, left = json.loads(str(text)), iter(arrays)
+            if values["key"] == self._key:
+                sizes = values["sizes"]
+                weights, *state = ([*itertools.islice(left, size)] for size in sizes)
+                if state:
+                    (order,), (best,), *others = state
+                    self.under_way = FitState(values["done"], order, best, *others)
+                self._model.set_weights(weights)
+                self._draw.bit_generator.state = values["draw"]
+                self.fits, self.seconds = values["fits"], values["seconds"]
+                self.saved = self._words()
         except _DAMAGES as error:
             self.under_way = None
             warn(f"{path}: passed over, as it is damaged ({error}).")
             return
-        self.saved = self._words()
-        self.say(f"Going on with {self.saved}, which {path} holds.")
-
-
-def _numbered(name: str, arrays: Sequence[Any]) -> dict[str, np.ndarray]:
-    return {f"{name}/{number}": np.asarray(array) for number, array in enumerate(arrays)}
-
-
-def _listed(name: str, file: Any) -> Iterator[np.ndarray]:
-    count = sum(one.startswith(f"{name}/") for one in file.files)
-    return (file[f"{name}/{number}"] for number in range(count))
-
-
-def as_checkpoint(checkpoint: "Checkpoint | str | os.PathLike[str] | None") -> Checkpoint:
-    """A checkpoint, of which a path says enough."""
-    if isinstance(checkpoint, Checkpoint):
-        return checkpoint
-    return Checkpoint(None if checkpoint is None else check_writable(checkpoint))
+        if self.saved:
+            self.say(f"Going on with {self.saved}, which {path} holds.")
+        elif not self.is_expected:
+            self.say(f"{path}: passed over, as it is of another model, other images or settings.")
 
 
 def key_of(network: Network, reference: Network, images: Images, **settings: Any) -> str:
@@ -372,14 +315,8 @@ def _nameless(value: Any) -> Any:
     return type(value).__name__
 
 
-# -- the fit ---------------------------------------------------------------------------------------
-
-
 class Part:
-    """A part of a quantized network that is fitted at once to the tensors that nodes should make.
-
-    It leaves out the layers whose identities are given.
-    """
+    """A part of a quantized network that is fitted at once, but for some layers by their `id`."""
 
     def __init__(self, span: Span, aims: Mapping[str, Aim], without: Collection[int] = ()) -> None:
         self.span, self._aims = span, aims
@@ -404,10 +341,9 @@ class Part:
         """Gives the part the values with the smallest errors that are found.
 
         The images that are held out measure its errors, none of which may exceed the limit, by
-        default the errors before. The checkpoint gets the fit now and then, and may hold one that
-        has begun. Where a function measures the statistics of normalizations, before the errors,
-        the part is fitted with those of batches; by default they keep what they have. Returned are
-        the errors before, and those that the part has now.
+        default the errors before. Where a function measures the statistics of normalizations,
+        before the errors, the part is fitted with those of batches; by default they keep what they
+        have. Returned are the errors before, and those that the part has now.
         """
         before = best = self.errors(held_out)
         if not self._trained:

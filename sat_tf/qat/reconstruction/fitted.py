@@ -13,8 +13,6 @@ from sat_tf.presentation.tables import digits, percent
 if TYPE_CHECKING:
     import tf_keras as keras
 
-    from sat_tf.qat.reconstruction.fit import Checkpoint
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted:
@@ -92,20 +90,16 @@ def fit(
     float_model: "keras.Model",
     images: Any,
     *,
-    num_images: int,
     steps: int,
-    seed: int,
     measure: Callable[[], dict[str, float]] = dict,
     keep_better: bool = False,
-    progress: bool = True,
-    checkpoint: "Checkpoint | None" = None,
+    **settings: Any,
 ) -> Fitted:
     """Fits a calibrated model in place, also the layers that were frozen when it was trained.
 
-    `measure` gives top1, and top5 of many classes, of the model as its file would be, for which it
-    may move weights: they are put back. With `keep_better` the calibrated model is kept where its
-    top1 is larger: labels then decide between the two. Whatever is raised, also by `measure` and by
-    an interruption, the model has not changed.
+    The settings are those of `reconstruct`. `measure` gives top1, and top5 of many classes, of the
+    model as its file would be. With `keep_better` the calibrated model is kept where its top1 is
+    larger. Whatever is raised, also by an interruption, the model has not changed.
     """
     import tf_keras as keras
 
@@ -122,16 +116,7 @@ def fit(
         try:
             for layer in layers:
                 layer.trainable = True
-            found = reconstruct(
-                model,
-                float_model,
-                images,
-                num_images=num_images,
-                steps=steps,
-                seed=seed,
-                progress=progress,
-                checkpoint=checkpoint,
-            )
+            found = reconstruct(model, float_model, images, steps=steps, **settings)
         finally:
             for layer, was in frozen:
                 layer.trainable = was

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
 from sat_tf.exact.tflite.input_range import InputRange
+from sat_tf.files import check_writable
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError
 from sat_tf.presentation.progress_bar import Progress, image_bar
@@ -26,14 +27,14 @@ from sat_tf.qat.input_range_checks import (
 )
 from sat_tf.qat.layout import quantized_network
 from sat_tf.qat.model_class import processor_of
-from sat_tf.qat.reconstruction.blocks import Block, Front, find_blocks, find_reference
+from sat_tf.qat.reconstruction.blocks import Front, find_blocks, find_reference
 from sat_tf.qat.reconstruction.fit import (
     Aim,
     Checkpoint,
     FitSchedule,
     Part,
-    as_checkpoint,
     key_of,
+    rows_of_classes,
     trained,
 )
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -75,15 +76,6 @@ class BlockFit:
         """Whether the fit has helped, and was kept."""
         return self.error_after < self.error_before
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """Its attributes, as plain values."""
-        return dataclasses.asdict(self)
-
-    def undone(self) -> "BlockFit":
-        """The block as it was, where a fit that has helped it alone was not kept."""
-        return dataclasses.replace(self, error_after=self.error_before)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Reconstruction(RowTable):
@@ -95,7 +87,7 @@ class Reconstruction(RowTable):
         error_before: of the outputs, as for the whole network; see `reconstruct`.
         error_after: of the model that was kept.
         agreement_before: share of places where the largest number of an output is that of the float
-            model, as classes are told; None for outputs of one number.
+            model; None for outputs of one number.
         agreement_after: of the model that was kept.
         num_images: how many images were used.
         held_out: how many of these were not fitted to.
@@ -126,14 +118,11 @@ class Reconstruction(RowTable):
         return [{name: getattr(block, name) for name in self.COLUMNS} for block in self.blocks]
 
     def _headline(self) -> str:
-        line = f"{self.model}: error of the outputs {self.error_before:.3g}"
-        line += (
-            f" to {self.error_after:.3g}" if self.kept else ", as calibrated: nothing was better"
-        )
+        line = f"{self.model}: error of the outputs {self.error_before:.3g} to "
+        line += f"{self.error_after:.3g}" + ("" if self.kept else " (nothing was better)")
         if self.agreement_before is not None:
-            share = percent(1)
-            line += f", answers of the float model {share(self.agreement_before)}"
-            line += f" to {share(self.agreement_after)}" if self.kept else ""
+            before, after = map(percent(1), (self.agreement_before, self.agreement_after))
+            line += f", answers of the float model {before} to {after}"
         return f"{line}, on {self.held_out} held-out images; {self.seconds:.0f} s"
 
     def _tables(self) -> dict[str, Table[BlockFit]]:
@@ -169,50 +158,50 @@ def reconstruct(
 
         min Σ |B(x̂; W, α) - B_float(x)|² / Σ |B_float(x)|²,
 
-    where x̂ is what the quantized blocks in front put out, and x what those of the float model do. A
-    block ends at a tensor that all later layers depend on: in a chain it is a linear layer with its
-    normalization and its activation; around a residual connection, all that is between two sums.
-    Then the whole network is fitted to the outputs of the float model, to the same error plus, of
-    outputs that are a row of logits or probabilities, the divergence T² KL(p_float || p) in nats
-    with p = softmax(logits / T), T = 4. A row of several numbers that a linear layer makes counts
-    as logits, also where it holds coordinates: nothing in a model tells them apart.
+    where x̂ is what quantized blocks in front put out, and x what those of the float model do. A
+    block ends at a tensor that all later layers depend on. Then the whole network is fitted to the
+    outputs of the float model, to the same error plus, of outputs that are a row of logits or
+    probabilities, the divergence T² KL(p_float || p) in nats with p = softmax(logits / T), T = 4. A
+    row of several numbers that a linear layer makes counts as logits, also where it holds
+    coordinates: nothing in a model tells them apart.
 
     This is the objective of AdaRound and BRECQ with the quantizers that the model has: its latent
-    weights are the soft rounding. Blocks are computed as in inference, with the statistics of
-    BatchNormalization as they are; the whole network with those of each batch, unless they are
-    frozen, and they are measured anew afterwards, as are the ranges of outputs.
+    weights are the soft rounding. Blocks are computed as in inference; the whole network with the
+    statistics of each batch, unless normalizations are frozen, and they are measured anew
+    afterwards, as are the ranges of outputs.
 
-    One image in five is held out, 64 at most. A fit is kept only if it makes their error smaller:
-    of a block the best values of four, of the whole network the last. In the end all is as it was
-    unless neither the squared error of the outputs nor the divergence has become larger.
-    Layers that are frozen or left float stay as they are. The same seed gives the same model.
+    One image in five is held out, 64 at most. A fit is kept only if it makes their error smaller.
+    In the end all is as it was unless neither the squared error of the outputs nor the divergence
+    has become larger. Layers that are frozen or left float stay as they are. The same seed gives
+    the same model.
 
     Args:
         model: a model quantized by sat-tf and calibrated, or trained; it is changed in place.
         float_model: the model that it was made from.
         dataset: images, as `calibrate` takes them, uint8 pixels too; labels are not used. 200 are
             enough to gain from, and more are better.
-        num_images: how many to use at most. In memory are the tensors of all of them that one block
-            reads and makes, each above 64 MiB in a temporary file.
+        num_images: how many to use at most. The tensors of all of them that one block reads and
+            makes are in memory, or above 64 MiB in temporary files.
         steps: of Adam for a block, with 32 images each; the whole network gets eight times as many.
         seed: of the choice of the held-out images and the order of the others.
         progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
-        checkpoint: the path of a file that keeps the finished blocks, and now and then the fit
-            that is under way: the same call goes on from there after an interruption, and gives
-            the same model. One of another model, other images or settings is passed over.
+        checkpoint: the path of a file that keeps what is fitted so far: the same call goes on from
+            there after an interruption, and gives the same model. One of another model, other
+            images or settings is passed over.
 
     Returns:
         A `Reconstruction`: the errors of each block before and after, to be printed (`table`) or
         exported (`to_rows`, `write_csv`).
 
     Raises:
-        ValueError: the model is not quantized by sat-tf, not calibrated, or not made from the float
-            model, as shapes and weights tell; all of its layers are frozen; the images are fewer
-            than 32, are non-finite, do not fit its input, or are of another range than its
-            `input_range`, or the float model's statistics tell of another one; the checkpoint
-            cannot be written. Lists every problem. The model has not changed.
+        ValueError: the model is not quantized by sat-tf, not calibrated, frozen, or not made from
+            the float model; the images are fewer than 32, non-finite, or do not fit its input or
+            its `input_range`; the checkpoint cannot be written. Lists every problem. The model has
+            not changed.
     """
-    network, record = quantized_network(model, when="first"), as_checkpoint(checkpoint)
+    network = quantized_network(model, when="first")
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(None if checkpoint is None else check_writable(checkpoint))
     reference, problems = find_reference(network, float_model, processor_of(model))
     problems += _not_ready(network)
     problems += find_problems(steps=(steps, Positive), seed=(seed, Count))
@@ -229,22 +218,18 @@ def reconstruct(
     if problems or reference is None:
         raise ProblemsError("reconstruct", problems)
     start = model.get_weights()
+
+    def compared(name: str, found: InputRange) -> RangeStatistics | None:
+        known_as = reference.inputs[network.inputs.index(name)]
+        return range_statistics(reference, known_as, images, found, call_float_node)
+
     try:
-        compared = functools.partial(_compared, network, reference, images)
         observe_pixels(images, network, len(Batches(images)), compared, by="reconstruct")
         reconstructor = _Reconstructor(network, reference, images, steps=steps, seed=seed)
-        return reconstructor.run(model, record, shown=progress)
+        return reconstructor.run(model, checkpoint, shown=progress)
     except BaseException:  # also an interruption
         model.set_weights(start)
         raise
-
-
-def _compared(
-    network: Network, reference: Network, images: Images, name: str, found: InputRange
-) -> RangeStatistics | None:
-    """The statistics of the float network beside those of images."""
-    known_as = reference.inputs[network.inputs.index(name)]
-    return range_statistics(reference, known_as, images, found, call_float_node)
 
 
 def _not_ready(network: Network) -> list[str]:
@@ -283,8 +268,7 @@ class _Reconstructor:
 
     def run(self, model: keras.Model, checkpoint: Checkpoint, *, shown: bool) -> Reconstruction:
         """Fits the model."""
-        start = model.get_weights()
-        whole = self._whole()
+        start, whole = model.get_weights(), self._whole()
         before, answers = whole.errors(self._held_out), whole.agreement(self._held_out)
         if not np.all(np.isfinite(before)):
             raise ValueError(
@@ -303,24 +287,22 @@ class _Reconstructor:
                 # Done again after an interruption, it comes to the same.
                 if not np.sum(whole.errors(self._held_out)) < np.sum(before):
                     model.set_weights(start)
-                    checkpoint.fits[:] = [
-                        BlockFit(**one).undone().values for one in checkpoint.fits
-                    ]
+                    checkpoint.fits[:] = map(_undone, checkpoint.fits)
                 progress.at("the whole network")
                 # Normalizations get the statistics of the fitted images in the quantized network.
                 batches = Batches(self._images, self._fitted, size=images_at_once(self._network))
                 measure = functools.partial(measure_statistics, self._network, batches, call_node)
                 measuring = {"limit": before, "measure_statistics": measure}
                 self._fit(whole, "", _WHOLE, progress, checkpoint, **measuring)
-        found = [BlockFit(**one) for one in checkpoint.fits]
+        fits = checkpoint.fits
         observe_ranges(self._network, Batches(self._images))
         after = whole.errors(self._held_out)
         if not (np.all(after <= before) and np.any(after < before)):
             model.set_weights(start)
-            found, after = [one.undone() for one in found], before
+            fits, after = [*map(_undone, fits)], before
         return Reconstruction(
             model=model.name,
-            blocks=tuple(found),
+            blocks=tuple(BlockFit(**fit) for fit in fits),
             error_before=float(np.sum(before)),
             error_after=float(np.sum(after)),
             agreement_before=answers,
@@ -335,27 +317,27 @@ class _Reconstructor:
         network, reference = self._network, self._reference
         beside = Front(reference, self._images)
         beside.advance(beside.up_to(reference.outputs), keep=reference.outputs)
-        aims = {
-            made: Aim.of_output(beside.tensors[name], reference, name)
-            for made, name in zip(network.outputs, reference.outputs, strict=True)
-        }
+        aims = {}
+        for made, name in zip(network.outputs, reference.outputs, strict=True):
+            wanted = beside.tensors[name]
+            aims[made] = Aim(wanted, rows_of_classes(reference, name, wanted.shape[1:]))
         return Part(Front(network, self._images).up_to(network.outputs), aims)
 
     def _fit_blocks(
-        self, blocks: Sequence[Block], checkpoint: Checkpoint, progress: Progress
+        self, blocks: Mapping[str, str], checkpoint: Checkpoint, progress: Progress
     ) -> None:
         """Fits one block after the other, but for those that are finished."""
         front, beside = Front(self._network, self._images), Front(self._reference, self._images)
         seen: set[int] = set()
-        for number, block in enumerate(blocks):
+        for number, (node, known) in enumerate(blocks.items()):
             progress.at(f"block {number + 1} of {len(blocks)}")
-            span, wanted = front.up_to([block.node]), beside.up_to([block.reference])
-            beside.advance(wanted, keep=[block.reference, *self._reference.outputs])
+            span, wanted = front.up_to([node]), beside.up_to([known])
+            beside.advance(wanted, keep=[known, *self._reference.outputs])
             if number < len(checkpoint.fits):
                 progress.skip(_BLOCK.steps * self._steps * len(span.nodes))
             else:
-                part = Part(span, {block.node: Aim(beside.tensors[block.reference])}, without=seen)
-                self._fit(part, block.reference, _BLOCK, progress, checkpoint)
+                part = Part(span, {node: Aim(beside.tensors[known])}, without=seen)
+                self._fit(part, known, _BLOCK, progress, checkpoint)
             seen |= {id(node.layer) for node in span.nodes}
             front.advance(span)
 
@@ -373,11 +355,11 @@ class _Reconstructor:
         before, after = part.fit(
             plan, self._fitted, self._held_out, self._draw, progress, checkpoint, **settings
         )
-        fit = BlockFit(
-            block=name,
-            layers=part.layers,
-            error_before=float(np.sum(before)),
-            error_after=float(np.sum(after)),
-            seconds=time.monotonic() - begin,
-        )
-        checkpoint.finish(fit.values)
+        errors = {"error_before": float(np.sum(before)), "error_after": float(np.sum(after))}
+        seconds = time.monotonic() - begin
+        checkpoint.finish({"block": name, "layers": part.layers, **errors, "seconds": seconds})
+
+
+def _undone(fit: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a fit that has helped its block alone, and was not kept."""
+    return {**fit, "error_after": fit["error_before"]}

@@ -28,13 +28,10 @@ _ALL_BITS = 8
 class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     """Weights of `l1.quantize_weights`, each output channel with its own bits (Lou et al. 2020).
 
-    `num_bits` is the mean over channels, which are of one size, and so over weights. The variable
-    `channel_bits`, uint8, of the kernel's rank with length 1 along the other axes, holds those of
-    each channel: `least_error_bits` of the kernel when a model is quantized, and when
-    it gets other bits. Training does not change them.
-
-    Where `num_bits` is not between the limits, all channels have that; policies have it so with 8
-    bits alone, those of first and last layers.
+    `num_bits` is the mean over channels. The variable `channel_bits`, uint8, holds those of each:
+    `least_error_bits` of the kernel when a model is quantized, and when it gets other bits.
+    Training does not change them. Where `num_bits` is not between the limits, all channels have
+    that; policies have it so with 8 bits alone, those of first and last layers.
     """
 
     policy_name: ClassVar[str] = "channel_bits"
@@ -46,11 +43,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     levels_name: ClassVar[str] = "channel_bits"
     levels_type: ClassVar[str] = "uint8"
     levels_settings: ClassVar[tuple[str, ...]] = (
-        "num_bits",
-        "range_axes",
-        "lowest",
-        "highest",
-        "grid",
+        *("num_bits", "range_axes", "lowest", "highest", "grid"),
     )
 
     lowest: int = 2  # The fewest bits of a channel.
@@ -60,17 +53,12 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        problems = [
-            f"{name}={value!r}: expected an integer from 1 to 8."
-            for name, value in (("lowest", self.lowest), ("highest", self.highest))
-            if not is_bits(value)
-        ]
-        if not problems and self.lowest > self.highest:
-            problems.append(
-                f"lowest={self.lowest}, highest={self.highest}: expected lowest to be no more."
+        are_bits = is_bits(self.lowest) and is_bits(self.highest)
+        if not are_bits or self.lowest > self.highest:
+            raise ValueError(
+                f"lowest={self.lowest!r}, highest={self.highest!r}: expected integers from 1 to 8, "
+                "and lowest to be no more."
             )
-        if problems:
-            raise ValueError(" ".join(problems))
         find_grid(self.grid, self.lowest)
         true_or_false("over_size", self.over_size)
 
@@ -90,8 +78,6 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
             f"received a mean that no channels of {made.lowest} to {made.highest} bits have; give "
             f"weight_options {{{limit}}}, or other bits."
         )
-
-    # -- the bits of the channels ------------------------------------------------------------------
 
     @property
     def _possible(self) -> range:
@@ -144,8 +130,6 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         levels = self._levels(variables)
         return l1.weight_codes(latent, levels, self.grid, range_axes=self.range_axes)
 
-    # -- what is known of its codes ----------------------------------------------------------------
-
     @property
     def largest_code(self) -> int:
         return max(-self.code_ends[0], self.code_ends[1])
@@ -193,21 +177,12 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         return f"{line}, {self.lowest} to {self.highest} bits per channel with that mean"
 
 
-# -- which channels have which bits ----------------------------------------------------------------
-
-
 def squared_errors(
     kernel: Tensor, lowest: int, highest: int, grid: str = "auto", *, channel_axes: tuple[int, ...]
 ) -> Tensor:
     """Σ (q - w)² of each channel at each number of bits, with q of `l1.quantize_weights`.
 
-    NaN and infinite weights are left out. What is returned is float64, (channels, highest - lowest
-    + 1), with channels in the order of the memory of the kernel, which is float32.
-
-    >>> import numpy as np
-    >>> kernel = np.float32([[1.0, 2.0], [1.0, -6.0]])
-    >>> squared_errors(kernel, 1, 2, channel_axes=(1,)).numpy().tolist()
-    [[0.0, 0.5], [8.0, 0.0]]
+    NaN and infinite weights are left out. What is returned is (channels, highest - lowest + 1).
     """
     n = namespace(kernel)
     latent = in_float32(n, kernel)
@@ -226,17 +201,8 @@ def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:
 
     Errors that are convex in the bits, as nearly all are, leave nothing to search: bits are given
     one at a time to where the error drops most. Others are replaced by their lower convex
-    envelopes, which makes the same rule a lower bound of the optimum; where that bound is above
-    what the rule reaches, the channels that the gap leaves open are solved by dynamic programming
-    over channels and bits spent. The result is the optimum in both cases. Of equal drops those at
-    fewer bits come first, and then those of the first channels.
-
-    Errors of each channel, a row, are finite, and those at the lowest bits, at one more, and so on.
-
-    >>> least_error_bits(np.array([[9.0, 2.0, 0.0], [5.0, 4.0, 3.9]]), lowest=2, mean=3).tolist()
-    [4, 2]
-    >>> least_error_bits(np.array([[9.0, 9.0, 0.0], [5.0, 1.0, 0.5]]), lowest=2, mean=3).tolist()
-    [4, 2]
+    envelopes; where the result is above their bound, the channels that the gap leaves open are
+    solved by dynamic programming. Of equal drops those at fewer bits, and the first, come first.
     """
     errors = np.asarray(errors, np.float64)
     channels, columns = errors.shape

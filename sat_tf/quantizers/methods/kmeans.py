@@ -18,106 +18,6 @@ from sat_tf.quantizers.scaled import LevelsOfWeights
 from sat_tf.quantizers.values import Variables, true_or_false
 
 
-def quantize_weights(
-    kernel: Tensor, ids: Tensor, num_bits: int, *, keep_zeros: bool = False, each: bool = False
-) -> Tensor:
-    """Gives all weights of a cluster one value.
-
-    Forward, with C_k the mean of the latent weights of cluster k and s = max|C| / 127:
-               q_i = s · round(C_k / s), k the cluster of weight i.
-    Backward:  dL/dw_i = mean of dL/dq over the cluster, which is the gradient of the mean; or, with
-               `each`, dL/dq_i. Rounding is straight-through.
-
-    The paper sums gradients over a cluster where these average them, as most codes for it do: rates
-    then do not depend on how large a cluster is.
-
-    Computed in float32, sums in float64; returned in the type of `kernel`. A NaN weight stays NaN,
-    and the mean leaves NaN and infinite weights out. With `keep_zeros` the value of cluster 0 is 0,
-    and its weights have no gradient.
-
-    >>> kernel, ids = [-1.0, -0.5, 0.25, 0.5], [0, 0, 1, 1]
-    >>> quantize_weights(kernel, ids, 1).numpy().tolist()
-    [-0.75, -0.75, 0.3779527544975281, 0.3779527544975281]
-    """
-    check_bits(num_bits)
-    return computed_in_float32(
-        _forward,
-        _backward,
-        [kernel],
-        ids=namespace(kernel).cast(ids, "int32"),
-        num_bits=num_bits,
-        keep_zeros=keep_zeros,
-        each=each,
-    )
-
-
-def shared_codes(
-    kernel: Tensor, ids: Tensor, num_bits: int, *, keep_zeros: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The code of each cluster, float32, and the scale: round(C / s) and s = max|C| / 127.
-
-    >>> kernel, ids = [-1.0, -0.5, 0.25, 0.5], [0, 0, 1, 1]
-    >>> codes, scale = shared_codes(kernel, ids, 1)
-    >>> codes.numpy().tolist(), float(scale * 127)
-    ([-127.0, 64.0], 0.75)
-    """
-    check_bits(num_bits)
-    n = namespace(kernel)
-    latent, ids = in_float32(n, kernel), n.cast(ids, "int32")
-    means, _ = _means(n, latent, ids, num_bits, keep_zeros)
-    largest = n.max(n.abs(means))
-    # If all are smaller, 1 takes the place of the largest, and all codes are 0.
-    size = n.where(largest >= SMALLEST_SIZE, largest, 1.0)
-    # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
-    scale = size / (float(LARGEST_INT8) + 0.0 * size)
-    return round_half_up(means / scale), scale
-
-
-def weight_codes(
-    kernel: Tensor, ids: Tensor, num_bits: int, *, keep_zeros: bool = False
-) -> tuple[Tensor, Tensor]:
-    """The codes of `quantize_weights`, int32, and their float64 scale; NaN is an error."""
-    n = namespace(kernel)
-    latent, ids = in_float32(n, kernel), n.cast(ids, "int32")
-    codes, scale = shared_codes(latent, ids, num_bits, keep_zeros=keep_zeros)
-    codes = n.where(n.isnan(latent), latent, n.take(codes, ids, axis=0))
-    codes = n.check_numerics(codes, "kmeans: NaN has no integer code")
-    return n.cast(codes, "int32"), n.in_widest(scale)
-
-
-def weight_units(kernel: Tensor, ids: Tensor, num_bits: int, *, keep_zeros: bool = False) -> Tensor:
-    """The clusters, float32, by the first one of those that have the same code."""
-    n = namespace(kernel)
-    codes, _ = shared_codes(kernel, ids, num_bits, keep_zeros=keep_zeros)
-    first = n.argmax(n.cast(codes[:, None] == codes[None, :], "int32"), axis=1)
-    return n.cast(n.take(first, n.cast(ids, "int32"), axis=0), "float32")
-
-
-def nearest_ids(kernel: Tensor, ids: Tensor, num_bits: int, *, keep_zeros: bool = False) -> Tensor:
-    """The clusters whose means are nearest, one of Lloyd's iterations; int32.
-
-    Weights that are not finite stay where they are, and with `keep_zeros` those of cluster 0.
-
-    >>> kernel, ids = [-1.0, 0.4, 0.25, 0.5], [0, 0, 1, 1]
-    >>> nearest_ids(kernel, ids, 1).numpy().tolist()
-    [0, 1, 1, 1]
-    """
-    n = namespace(kernel)
-    latent, ids = in_float32(n, kernel), n.cast(ids, "int32")
-    means, counts = _means(n, latent, ids, num_bits, keep_zeros)
-    usable, stays = counts > 0.0, ~n.isfinite(latent)
-    if keep_zeros:
-        usable = usable & (n.arange(2**num_bits) != 0)
-        stays = stays | (ids == 0)
-    centers = n.where(usable, means, float("inf"))
-    order = n.argsort(centers)
-    centers = n.take(centers, order, axis=0)
-    middle = (centers[1:] + centers[:-1]) / 2.0
-    place = n.searchsorted(middle, n.reshape(latent, [-1]), side="right")
-    found = n.reshape(n.take(order, place, axis=0), ids.shape)
-    return n.where(stays, ids, n.cast(found, "int32"))
-
-
 def _means(
     n: Namespace, kernel: Tensor, ids: Tensor, num_bits: int, keep_zeros: bool
 ) -> tuple[Tensor, Tensor]:
@@ -131,10 +31,23 @@ def _means(
     return means, counts
 
 
+def _codes(
+    n: Namespace, kernel: Tensor, ids: Tensor, num_bits: int, keep_zeros: bool
+) -> tuple[Tensor, Tensor]:
+    """The code of each cluster, float32, and the scale: round(C / s) and s = max|C| / 127."""
+    means, _ = _means(n, kernel, ids, num_bits, keep_zeros)
+    largest = n.max(n.abs(means))
+    # If all are smaller, 1 takes the place of the largest, and all codes are 0.
+    size = n.where(largest >= SMALLEST_SIZE, largest, 1.0)
+    # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
+    scale = size / (float(LARGEST_INT8) + 0.0 * size)
+    return round_half_up(means / scale), scale
+
+
 def _forward(
     n: Namespace, latent: Tensor, *, ids: Tensor, num_bits: int, keep_zeros: bool, each: bool
 ) -> tuple[Tensor, tuple[()]]:
-    codes, scale = shared_codes(latent, ids, num_bits, keep_zeros=keep_zeros)
+    codes, scale = _codes(n, latent, ids, num_bits, keep_zeros)
     made = n.take(codes * scale, ids, axis=0)
     return n.where(n.isnan(latent), latent, made), ()
 
@@ -159,10 +72,19 @@ def _backward(
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class KMeansQuantizer(LevelsOfWeights):
-    """Weights of a layer with 2^b shared values: `quantize_weights` (Han et al. 2016).
+    """Weights of a layer with 2^b shared values (Han et al. 2016).
 
     The variable `cluster_ids`, uint8 and shaped like the kernel, holds which of them share a value.
     k-means over the layer finds that when a model is quantized, and when it gets other bits.
+
+    Forward, with C_k the mean of the latent weights of cluster k and s = max|C| / 127:
+               q_i = s · round(C_k / s), k the cluster of weight i.
+    Backward:  dL/dw_i = mean of dL/dq over the cluster, which is the gradient of the mean; or, with
+               `reassign`, dL/dq_i. Rounding is straight-through.
+
+    The paper sums gradients over a cluster where these average them, as most codes for it do: rates
+    then do not depend on how large a cluster is. Sums are in float64. A NaN weight stays NaN, and
+    the mean leaves NaN and infinite weights out.
     """
 
     policy_name: ClassVar[str] = "kmeans"
@@ -176,14 +98,17 @@ class KMeansQuantizer(LevelsOfWeights):
     range_axes: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
 
     initialization: str = "linear"  # Where centroids start, a row of `INITIALIZATIONS`.
-    keep_zeros: bool = False  # Weights that are 0 stay 0, as in a pruned model; one value is 0.
+    # Weights that are 0 stay 0, as in a pruned model; the value of cluster 0 is 0.
+    keep_zeros: bool = False
     # Weights move to the nearest cluster in every training step. Each has its own gradient then;
     # those of a cluster that share one would keep their distances for ever.
     reassign: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_initialization(self.initialization)
+        if self.initialization not in INITIALIZATIONS:
+            hint = did_you_mean(str(self.initialization), INITIALIZATIONS)
+            raise ValueError(f"initialization={self.initialization!r}: {hint}")
         true_or_false("keep_zeros", self.keep_zeros)
         true_or_false("reassign", self.reassign)
 
@@ -191,16 +116,18 @@ class KMeansQuantizer(LevelsOfWeights):
         return kernel_shape
 
     def first_levels(self, kernel: Tensor) -> Any:
-        return cluster_ids(
-            kernel.numpy(),
-            self.bits,
-            initialization=self.initialization,
-            keep_zeros=self.keep_zeros,
-        )
+        start, keep_zeros = self.initialization, self.keep_zeros
+        return cluster_ids(kernel.numpy(), self.bits, initialization=start, keep_zeros=keep_zeros)
 
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
-        return quantize_weights(
-            latent, levels, self.bits, keep_zeros=self.keep_zeros, each=self.reassign
+        return computed_in_float32(
+            _forward,
+            _backward,
+            [latent],
+            ids=namespace(latent).cast(levels, "int32"),
+            num_bits=self.bits,
+            keep_zeros=self.keep_zeros,
+            each=self.reassign,
         )
 
     @property
@@ -208,23 +135,44 @@ class KMeansQuantizer(LevelsOfWeights):
         return self.reassign
 
     def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
-        found = nearest_ids(latent, levels, self.bits, keep_zeros=self.keep_zeros)
-        return namespace(found).cast(found, self.levels_type)
+        """The clusters whose means are nearest, one of Lloyd's iterations.
+
+        Weights that are not finite stay where they are, and with `keep_zeros` those of cluster 0.
+        """
+        n = namespace(latent)
+        latent, ids = in_float32(n, latent), n.cast(levels, "int32")
+        means, counts = _means(n, latent, ids, self.bits, self.keep_zeros)
+        usable, stays = counts > 0.0, ~n.isfinite(latent)
+        if self.keep_zeros:
+            usable = usable & (n.arange(2**self.bits) != 0)
+            stays = stays | (ids == 0)
+        centers = n.where(usable, means, float("inf"))
+        order = n.argsort(centers)
+        centers = n.take(centers, order, axis=0)
+        middle = (centers[1:] + centers[:-1]) / 2.0
+        place = n.searchsorted(middle, n.reshape(latent, [-1]), side="right")
+        nearest = n.cast(n.reshape(n.take(order, place, axis=0), ids.shape), "int32")
+        return n.cast(n.where(stays, ids, nearest), self.levels_type)
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        codes, scale = weight_codes(
-            latent, variables[self.levels_name], self.bits, keep_zeros=self.keep_zeros
-        )
-        return codes, namespace(scale).reshape(scale, [1] * len(codes.shape))
+        n = namespace(latent)
+        latent, ids = in_float32(n, latent), n.cast(variables[self.levels_name], "int32")
+        codes, scale = _codes(n, latent, ids, self.bits, self.keep_zeros)
+        codes = n.where(n.isnan(latent), latent, n.take(codes, ids, axis=0))
+        codes = n.check_numerics(codes, "kmeans: NaN has no integer code")
+        return n.cast(codes, "int32"), n.reshape(n.in_widest(scale), [1] * len(codes.shape))
+
+    def units(self, latent: Tensor, variables: Variables) -> Tensor:
+        """The clusters, by the first one of those that have the same code."""
+        n = namespace(latent)
+        ids = n.cast(variables[self.levels_name], "int32")
+        codes, _ = _codes(n, in_float32(n, latent), ids, self.bits, self.keep_zeros)
+        first = n.argmax(n.cast(codes[:, None] == codes[None, :], "int32"), axis=1)
+        return n.cast(n.take(first, ids, axis=0), "float32")
 
     @property
     def holds_zero(self) -> bool:
         return self.num_bits is None or self.keep_zeros
-
-    def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        return weight_units(
-            latent, variables[self.levels_name], self.bits, keep_zeros=self.keep_zeros
-        )
 
     def describe(self) -> str:
         bits = "not rounded"
@@ -235,8 +183,6 @@ class KMeansQuantizer(LevelsOfWeights):
         zeros = ", zeros kept" if self.keep_zeros else ""
         return line + zeros + (", weights move between clusters" if self.reassign else "")
 
-
-# -- which weights share a value -------------------------------------------------------------------
 
 # Lloyd's iterations end when no weight changes its cluster; after so many they end anyway.
 _MOST_ITERATIONS = 300
@@ -262,30 +208,16 @@ def cluster_ids(
 
     What is returned is uint8, shaped like the kernel, and larger for larger weights. Only with
     `keep_zeros` cluster 0 is that of zeros: of weights of exactly 0, and no others; 2^b - 1 remain.
-
-    >>> cluster_ids(np.array([0.9, -1.0, 0.0, 1.1, 0.1]), 1).tolist()
-    [1, 0, 0, 1, 0]
-    >>> cluster_ids(np.array([0.9, -1.0, 0.0, 1.1, 0.1]), 2, keep_zeros=True).tolist()
-    [3, 1, 0, 3, 2]
     """
     check_bits(num_bits)
-    check_initialization(initialization)
-    start = INITIALIZATIONS[initialization]
     weights = np.asarray(kernel, np.float64)
     count = 2**num_bits - keep_zeros
     ordered = np.sort(weights[np.isfinite(weights) & ~(keep_zeros & (weights == 0.0))])
     distinct = np.unique(ordered)
     if len(distinct) > count:
-        distinct = _lloyd(ordered, start(ordered, count))
+        distinct = _lloyd(ordered, INITIALIZATIONS[initialization](ordered, count))
     ids = np.searchsorted(_midpoints(distinct), weights, side="right") + keep_zeros
     return np.where(keep_zeros & (weights == 0.0), 0, ids).astype(np.uint8)
-
-
-def check_initialization(initialization: str) -> None:
-    """Raises ValueError where centroids cannot start so."""
-    if initialization not in INITIALIZATIONS:
-        hint = did_you_mean(str(initialization), INITIALIZATIONS)
-        raise ValueError(f"initialization={initialization!r}: {hint}")
 
 
 def _midpoints(centers: np.ndarray) -> np.ndarray:

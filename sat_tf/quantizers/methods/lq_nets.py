@@ -37,11 +37,7 @@ _FIRST_FITS = 8
 
 @functools.cache
 def lq_patterns(num_bits: int) -> list[list[float]]:
-    """All e in {-1, 1}^b, one a row, by which LQ-Nets adds up a basis.
-
-    >>> lq_patterns(2)
-    [[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]
-    """
+    """All e in {-1, 1}^b, one a row, by which LQ-Nets adds up a basis."""
     check_bits(num_bits)
     return [
         [1.0 if number >> place & 1 else -1.0 for place in range(num_bits)]
@@ -56,13 +52,7 @@ def snapped_basis(basis: Tensor) -> tuple[Tensor, Tensor]:
     where that sum is odd the largest of them gets smaller by 1, which makes every level
     (n · e) / 2 an integer from -127 to 127. s / 2 = v · n / n · n, the best for these n.
 
-    The basis has one v a row, float32; one that is not finite counts as zeros. Returned are n,
-    float32 and shaped like the basis, and s, positive: one number in each row.
-
-    >>> import numpy as np
-    >>> integers, scale = snapped_basis(np.float32([[0.5, 1.0]]))
-    >>> integers.numpy().tolist(), scale.numpy().round(4)
-    ([[84.0, 168.0]], array([[0.0119]], dtype=float32))
+    The basis has one v a row; one that is not finite counts as zeros.
     """
     n = namespace(basis)
     bits = basis.shape[-1]
@@ -84,16 +74,10 @@ def snapped_basis(basis: Tensor) -> tuple[Tensor, Tensor]:
     return integers, n.where(is_zero, 2.0 / largest_sum, 2.0 * fit)
 
 
-def levels(basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The codes of a basis in ascending order.
+def levels_of(basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The codes of each row of a basis in ascending order, float32.
 
-    Returned are, for each row v of the basis, a row of 2^b codes, float32; the rows of
-    `lq_patterns` that make them, int32; and the scales of `snapped_basis`.
-
-    >>> import numpy as np
-    >>> codes, order, _ = levels(np.float32([[1.0, 0.5]]))
-    >>> codes.numpy().tolist(), order.numpy().tolist()
-    ([[-126.0, -42.0, 42.0, 126.0]], [[0, 2, 1, 3]])
+    Returned with them are the rows of `lq_patterns` that make them, and the scales.
     """
     n = namespace(basis)
     patterns = n.constant(lq_patterns(basis.shape[-1]), "float32")
@@ -101,63 +85,6 @@ def levels(basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     made = n.matmul(integers, n.transpose(patterns)) / 2.0
     order = n.argsort(made, axis=-1)
     return n.take_along_axis(made, order, axis=-1), order, scale
-
-
-def quantize_weights(kernel: Tensor, basis: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """Moves latent weights to the nearest level of their range.
-
-    Forward: q = s · (n · e) / 2 with the integers n and the scale s of `snapped_basis`, and e that
-    makes it the nearest to w; halfway between two levels it is the upper one.
-    Backward: dq/dw = 1, and the basis has no gradient.
-
-    Computed in float32, returned in the type of `kernel`. A NaN weight stays NaN. The basis has one
-    row of b numbers for each range, in the order of its axes.
-
-    >>> import numpy as np
-    >>> quantize_weights([-3.0, 0.0, 0.4, 1.1], np.float32([[0.5, 1.0]])).numpy()
-    array([-1.5,  0.5,  0.5,  1.5], dtype=float32)
-    """
-    n = namespace(kernel)
-    given = n.tensor(kernel)
-    latent, basis = in_float32(n, given), n.stop_gradient(in_float32(n, basis))
-    held = n.stop_gradient(latent)
-    codes, _, scale = levels(basis)
-    made = n.take_along_axis(codes * scale, _nearest(n, held, codes, scale, range_axes), axis=-1)
-    made = _unrows(n, made, latent.shape, range_axes)
-    made = straight_through(n.where(n.isnan(held), held, made), latent)
-    return n.cast(made, given.dtype)
-
-
-def weight_codes(
-    kernel: Tensor, basis: Tensor, *, range_axes: tuple[int, ...] = ()
-) -> tuple[Tensor, Tensor]:
-    """The codes of `quantize_weights`, int32, and float64 scales of ranges; NaN is an error."""
-    n = namespace(kernel)
-    latent = in_float32(n, kernel)
-    codes, _, scale = levels(n.tensor(basis))
-    made = n.take_along_axis(codes, _nearest(n, latent, codes, scale, range_axes), axis=-1)
-    made = n.where(n.isnan(latent), latent, _unrows(n, made, latent.shape, range_axes))
-    made = n.cast(n.check_numerics(made, "lq_nets: NaN has no integer code"), "int32")
-    return made, n.in_widest(n.reshape(scale, range_shape(latent.shape, range_axes)))
-
-
-def weight_units(kernel: Tensor, basis: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """The levels 0..2^b - 1, float32, by the first one of those that are equal."""
-    n = namespace(kernel)
-    latent = in_float32(n, kernel)
-    codes, _, scale = levels(n.tensor(basis))
-    made = n.take_along_axis(codes, _nearest(n, latent, codes, scale, range_axes), axis=-1)
-    units = n.cast(n.search_rows(codes, made, side="left"), "float32")
-    return _unrows(n, units, latent.shape, range_axes)
-
-
-def level_values(units: Tensor, basis: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """The values of the levels that `weight_units` counts."""
-    n = namespace(units)
-    codes, _, scale = levels(n.tensor(basis))
-    rows = n.cast(_rows(n, units, range_axes), "int32")
-    made = n.take_along_axis(codes * scale, rows, axis=-1)
-    return _unrows(n, made, units.shape, range_axes)
 
 
 def next_basis(
@@ -168,18 +95,13 @@ def next_basis(
     With B the e of the nearest levels, one a column: v* = (B B^T)^-1 B w, and
     v <- m v + (1 - m) v*.
     What B does not tell stays as it is, by a small ridge: v* minimizes
-    mean (w - v* · e)² + 1e-4 |v* - v|². NaN and infinite weights are left out, and what
-    float32 does not hold leaves v as it is.
-
-    >>> import numpy as np
-    >>> kernel = np.float32([-3.0, -1.0, 1.0, 3.0])
-    >>> next_basis(kernel, np.float32([[0.8, 1.7]]), momentum=0.0).numpy().round(3).tolist()
-    [[1.0, 2.0]]
+    mean (w - v* · e)² + 1e-4 |v* - v|². NaN and infinite weights are left out, and what float32
+    does not hold leaves v as it is.
     """
     n = namespace(kernel)
     kernel, basis = n.tensor(kernel), n.tensor(basis)
     rows = _rows(n, kernel, range_axes)
-    codes, order, scale = levels(basis)
+    codes, order, scale = levels_of(basis)
     finite, (ranges, number), size = n.isfinite(rows), codes.shape, basis.shape[-1]
     first = n.reshape(n.arange(ranges, dtype="int32") * number, [ranges, 1])
     ids = n.cast(_nearest(n, kernel, codes, scale, range_axes), "int32") + first
@@ -201,14 +123,7 @@ def next_basis(
 
 
 def first_basis(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """A basis that fits a kernel: 2^(k-1) times what makes the smallest error, and QEM from there.
-
-    A range of zeros has one of zeros, which keeps them.
-
-    >>> import numpy as np
-    >>> first_basis(np.float32([-3.0, -1.0, 1.0, 3.0]), 2).numpy().round(2).tolist()
-    [[1.0, 2.0]]
-    """
+    """A basis that fits a kernel: 2^(k-1) times what makes the least error, and QEM from there."""
     check_bits(num_bits)
     n = namespace(kernel)
     kernel = n.where(n.isfinite(kernel), kernel, 0.0)
@@ -248,7 +163,7 @@ def _kept_first(rank: int, range_axes: tuple[int, ...]) -> list[int]:
 def _rows(n: Namespace, kernel: Tensor, range_axes: tuple[int, ...]) -> Tensor:
     """The weights of each range in a row."""
     order = _kept_first(len(kernel.shape), range_axes)
-    ranges = math.prod(kernel.shape[axis] for axis in {axis % len(order) for axis in range_axes})
+    ranges = math.prod(range_shape(kernel.shape, range_axes))
     return n.reshape(n.transpose(kernel, order), [ranges, -1])
 
 
@@ -262,10 +177,14 @@ def _unrows(
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class LqNetsQuantizer(LevelsOfWeights):
-    """Weights at levels of a basis that is learnt: `quantize_weights` (Zhang et al. 2018).
+    """Weights at levels of a basis that is learnt (Zhang et al. 2018).
 
     The variable `basis` has one row of `num_bits` numbers for the layer or for each channel. It
     starts at what fits the latent weights, and follows them in training.
+
+    Forward: q = s · (n · e) / 2 with the integers n and the scale s of `snapped_basis`, and e that
+    makes it the nearest to w; halfway between two levels it is the upper one. A NaN stays NaN.
+    Backward: dq/dw = 1, and the basis has no gradient.
     """
 
     policy_name: ClassVar[str] = "lq_nets"
@@ -285,20 +204,34 @@ class LqNetsQuantizer(LevelsOfWeights):
         self.momentum = float(self.momentum)
 
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
-        axes = {axis % len(kernel_shape) for axis in self.range_axes}
-        return (math.prod(kernel_shape[axis] for axis in axes), self.bits)
+        return (math.prod(range_shape(kernel_shape, self.range_axes)), self.bits)
 
     def first_levels(self, kernel: Tensor) -> Tensor:
         return first_basis(kernel, self.bits, range_axes=self.range_axes)
 
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
-        return quantize_weights(latent, levels, range_axes=self.range_axes)
+        n = namespace(latent)
+        given = n.tensor(latent)
+        latent, basis = in_float32(n, given), n.stop_gradient(in_float32(n, levels))
+        held = n.stop_gradient(latent)
+        codes, _, scale = levels_of(basis)
+        places = _nearest(n, held, codes, scale, self.range_axes)
+        made = n.take_along_axis(codes * scale, places, axis=-1)
+        made = _unrows(n, made, latent.shape, self.range_axes)
+        made = straight_through(n.where(n.isnan(held), held, made), latent)
+        return n.cast(made, given.dtype)
 
     def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
         return next_basis(latent, levels, range_axes=self.range_axes, momentum=self.momentum)
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        return weight_codes(latent, variables[self.levels_name], range_axes=self.range_axes)
+        n, axes = namespace(latent), self.range_axes
+        latent = in_float32(n, latent)
+        codes, _, scale = levels_of(n.tensor(variables[self.levels_name]))
+        made = n.take_along_axis(codes, _nearest(n, latent, codes, scale, axes), axis=-1)
+        made = n.where(n.isnan(latent), latent, _unrows(n, made, latent.shape, axes))
+        made = n.cast(n.check_numerics(made, "lq_nets: NaN has no integer code"), "int32")
+        return made, n.in_widest(n.reshape(scale, range_shape(latent.shape, axes)))
 
     @property
     def holds_zero(self) -> bool:
@@ -306,12 +239,20 @@ class LqNetsQuantizer(LevelsOfWeights):
         return self.num_bits is None
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        return weight_units(latent, variables[self.levels_name], range_axes=self.range_axes)
+        """The levels 0..2^b - 1, by the first one of those that are equal."""
+        n = namespace(latent)
+        latent = in_float32(n, latent)
+        codes, _, scale = levels_of(n.tensor(variables[self.levels_name]))
+        places = _nearest(n, latent, codes, scale, self.range_axes)
+        units = n.search_rows(codes, n.take_along_axis(codes, places, axis=-1), side="left")
+        return _unrows(n, n.cast(units, "float32"), latent.shape, self.range_axes)
 
     def can_be_held(self, latent: Tensor, variables: Variables) -> Tensor:
         return namespace(latent).ones_like(latent, dtype="bool")
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
-        basis = variables[self.levels_name]
-        values = level_values(units, basis, range_axes=self.range_axes)
-        return namespace(latent).where(held, values, latent)
+        n = namespace(latent)
+        codes, _, scale = levels_of(n.tensor(variables[self.levels_name]))
+        places = n.cast(_rows(n, units, self.range_axes), "int32")
+        values = n.take_along_axis(codes * scale, places, axis=-1)
+        return n.where(held, _unrows(n, values, units.shape, self.range_axes), latent)

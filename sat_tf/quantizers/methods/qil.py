@@ -33,11 +33,7 @@ from sat_tf.quantizers.values import Variables, known_sizes, usual_deviation
 
 
 def qil_largest_code(num_bits: int) -> int:
-    """The highest code of QIL's weights, 2^(b-1) - 1; the lowest is its negative.
-
-    >>> qil_largest_code(2), qil_largest_code(4), qil_largest_code(8)
-    (1, 7, 127)
-    """
+    """The highest code of QIL's weights, 2^(b-1) - 1; the lowest is its negative."""
     check_bits(num_bits)
     if num_bits < FEWEST_SIGNED_BITS:
         raise ValueError(
@@ -48,74 +44,14 @@ def qil_largest_code(num_bits: int) -> int:
 
 
 def first_end(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """The first end of the interval, max|w|, which begins at 0. Non-finite weights are left out.
-
-    What is returned is float32, of the rank of the kernel with length 1 along the other axes, or a
-    scalar.
-
-    >>> import numpy as np
-    >>> first_end(np.float32([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
-    array([[3., 2.]], dtype=float32)
-    """
+    """The first end of the interval, max|w|, which begins at 0. Non-finite weights are left out."""
     n = namespace(kernel)
     axes = tuple(axes_within(len(kernel.shape), range_axes))
     finite = n.where(n.isfinite(kernel), n.abs(kernel), 0.0)
     return n.max(finite, axis=axes, keepdims=bool(range_axes))
 
 
-def quantize_weights(
-    kernel: Tensor,
-    center: Tensor,
-    distance: Tensor,
-    num_bits: grids.Bits,
-    *,
-    gradient_factor: float = 1.0,
-    surrogate: Surrogate = STRAIGHT_THROUGH,
-) -> Tensor:
-    """Quantizes latent weights between c - d and c + d (Jung et al. 2019, Eq. 2 to 5, γ = 1).
-
-    Forward, with h = 2^(b-1) - 1:
-               t = clip((|w| - (c - d)) / (2 d), 0, 1),
-               q = (c + d) / h · sgn(w) · round(h t).
-    Backward, with c + d in front as a constant, where 0 < t < 1, and 0 elsewhere:
-               dq/dw = (c + d) / (2 d),
-               dq/dc = -dq/dw · sgn(w) · f,
-               dq/dd = -dq/dw · sgn(w) · (|w| - c) / d · f.
-
-    Weights with |w| <= c - d are pruned and have no gradient, nor have those that are clipped. With
-    another surrogate its factor comes on top of all three. Computed in float32, returned in the
-    type of `kernel`. A NaN weight stays NaN and adds nothing to dc and dd. Both c >= 0 and d > 0
-    are scalars, or of the rank of the kernel with length 1 along the axes that share an interval; f
-    is the `gradient_factor`.
-
-    >>> quantize_weights([-9.0, -2.0, 0.9, 2.5], 2.0, 1.0, 3).numpy().tolist()
-    [-3.0, -2.0, 0.0, 2.0]
-    """
-    return computed_in_float32(
-        _forward,
-        _backward,
-        [kernel, center, distance],
-        highest=_highest(num_bits),
-        gradient_factor=gradient_factor,
-        surrogate=surrogate,
-    )
-
-
-def weight_scale(center: Tensor, distance: Tensor, num_bits: grids.Bits) -> Tensor:
-    """The real value of one code, (c + d) / h."""
-    n = namespace(center)
-    return _scale(in_float32(n, center) + distance, _highest(num_bits))
-
-
-def weight_codes(kernel: Tensor, center: Tensor, distance: Tensor, num_bits: int) -> Tensor:
-    """The codes of `quantize_weights`, int32; NaN is an error."""
-    n = namespace(kernel)
-    latent, center, distance = (in_float32(n, each) for each in (kernel, center, distance))
-    codes = _codes(n, latent, _position(n, latent, center, distance), _highest(num_bits))
-    return n.cast(n.check_numerics(codes, "qil: NaN has no integer code"), "int32")
-
-
-def _highest(num_bits: grids.Bits) -> Any:
+def _highest(num_bits: Bits) -> Any:
     """`qil_largest_code`, a number, or a float32 tensor where the bits are one."""
     if is_tensor(num_bits):
         return grids.levels(num_bits, "narrow") / 2.0
@@ -133,7 +69,9 @@ def _codes(n: Namespace, latent: Tensor, position: Tensor, highest: Any) -> Tens
     return n.where(n.isnan(latent), latent, codes)
 
 
-def _scale(end: Tensor, highest: Any) -> Tensor:
+def _scale(center: Tensor, distance: Tensor, highest: Any) -> Tensor:
+    """The real value of one code, (c + d) / h."""
+    end = in_float32(namespace(center), center) + distance
     # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
     return end / (highest + 0.0 * end)
 
@@ -142,7 +80,7 @@ def _forward(
     n: Namespace, latent: Tensor, center: Tensor, distance: Tensor, *, highest: Any, **settings: Any
 ) -> tuple[Tensor, tuple[()]]:
     codes = _codes(n, latent, _position(n, latent, center, distance), highest)
-    return codes * _scale(center + distance, highest), ()
+    return codes * _scale(center, distance, highest), ()
 
 
 def _backward(
@@ -176,11 +114,20 @@ SMALLEST_DISTANCE = 1e-8
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class QilQuantizer(ScaledWithSurrogate):
-    """Weights with an interval that is learnt: `quantize_weights` (Jung et al. 2019).
+    """Weights with an interval that is learnt (Jung et al. 2019, Eq. 2 to 5, γ = 1).
 
-    The trainable variables `interval_center` and `interval_distance`, for the layer or for each
-    channel, start at c = d = max|w| / 2, which prunes and clips nothing. c is kept at 0 or above,
-    d positive; they have no weight decay.
+    Forward, with h = 2^(b-1) - 1:
+               t = clip((|w| - (c - d)) / (2 d), 0, 1),
+               q = (c + d) / h · sgn(w) · round(h t).
+    Backward, with c + d in front as a constant, where 0 < t < 1, and 0 elsewhere:
+               dq/dw = (c + d) / (2 d),
+               dq/dc = -dq/dw · sgn(w) · f,
+               dq/dd = -dq/dw · sgn(w) · (|w| - c) / d · f, with f the `gradient_factor`.
+
+    With another surrogate its factor comes on top of all three. A NaN weight stays NaN and adds
+    nothing to dc and dd. The trainable variables `interval_center`, c, and `interval_distance`, d,
+    for the layer or for each channel, start at c = d = max|w| / 2, which prunes and clips nothing.
+    c is kept at 0 or above, d positive; they have no weight decay.
     """
 
     policy_name: ClassVar[str] = "qil"
@@ -213,11 +160,7 @@ class QilQuantizer(ScaledWithSurrogate):
         return {**made, **interval}
 
     def begin(self, kernel: Any, variables: Variables) -> None:
-        """Lets the interval go from 0 to the largest latent weight.
-
-        That of a channel of zeros goes to the largest weight of its layer. Where the whole layer is
-        zero, it stays as it was made.
-        """
+        """Lets the interval of each range, or else its layer, go from 0 to the largest weight."""
         if CENTER not in variables:
             return
         latent = in_float32(namespace(kernel), kernel)
@@ -235,19 +178,22 @@ class QilQuantizer(ScaledWithSurrogate):
             self.begin(latent, variables)
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
-        return quantize_weights(
-            latent,
-            variables[CENTER],
-            variables[DISTANCE],
-            num_bits,
+        return computed_in_float32(
+            _forward,
+            _backward,
+            [latent, variables[CENTER], variables[DISTANCE]],
+            highest=_highest(num_bits),
             gradient_factor=self.gradient_factor,
             surrogate=self.estimator,
         )
 
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        interval = variables[CENTER], variables[DISTANCE]
-        codes = weight_codes(latent, *interval, self.bits)
-        return codes, self.per_range(weight_scale(*interval, self.bits), codes)
+        n, highest = namespace(latent), _highest(self.bits)
+        values = (latent, variables[CENTER], variables[DISTANCE])
+        latent, center, distance = (in_float32(n, each) for each in values)
+        codes = _codes(n, latent, _position(n, latent, center, distance), highest)
+        codes = n.cast(n.check_numerics(codes, "qil: NaN has no integer code"), "int32")
+        return codes, self.per_range(_scale(center, distance, highest), codes)
 
     @property
     def largest_code(self) -> int:

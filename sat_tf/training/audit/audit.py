@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from sat_tf.either_keras import for_keras3
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.messages import ModelError
-from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
+from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, WeightQuantizer
@@ -32,7 +31,12 @@ from sat_tf.training.audit.audited_model import (
     judge_activation,
     judge_layer,
 )
-from sat_tf.training.audit.kappa import GradientFlow, GradientProbe, variance
+from sat_tf.training.audit.kappa import (
+    GradientFlow,
+    GradientProbe,
+    gradient_flow_constants,
+    variance,
+)
 from sat_tf.training.audit.linear_layers import (
     LinearCall,
     find_classifier,
@@ -72,8 +76,7 @@ def audit(
         dataset: images with labels: a pair of arrays, a `tf.data.Dataset`, or a set of
             `sat_tf.training.data`; class numbers or one-hot. Without labels there are no gradients.
         num_images: how many of them to take at most.
-        progress: show a bar of its four steps if it takes more than two seconds, on a terminal or
-            in a notebook.
+        progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
 
     Returns:
         The audit, to be printed (`table`), exported (`to_rows`, `to_frame`, `write_csv`) or shown
@@ -89,57 +92,11 @@ def audit(
         (512, 1, 'broken')
     """
     sample = None if dataset is None else labelled_images(dataset, most=num_images)
-    with image_bar("auditing", 4, shown=progress) as advance:
-        auditor = Auditor(model, sample)
-        advance(1)
-        return auditor(advance)
+    with image_bar("auditing", None, shown=progress):
+        return Auditor(model, sample)()
 
 
-class WeightProbe:
-    """Measures kernels, each time it is called."""
-
-    def __init__(self, linear_calls: Sequence[LinearCall], *, compiled: bool = False) -> None:
-        self._linear_calls = linear_calls
-        self._measure = as_graph(self._run) if compiled else self._run
-
-    def __call__(self) -> dict[str, dict[str, Any]]:
-        """The fields of `LayerAudit` that tell of each kernel, by the names of the calls."""
-        measured, fields = self._measure(), {}
-        for call in self._linear_calls:
-            values, quantizer = measured[call.name], quantizer_of(call)
-            codes = values.get("codes_used")
-            fields[call.name] = {
-                "weights": math.prod(call.shape),
-                "rescale": None if quantizer is None else quantizer.rescale,
-                **{
-                    f"{name}_variance": float(values[name])
-                    for name in ("latent", "clamped", "quantized", "effective")
-                    if name in values
-                },
-            }
-            if quantizer is not None and codes is not None:
-                fields[call.name] |= {
-                    "weight_bits": quantizer.num_bits,
-                    "weight_codes": quantizer.code_count(call.outer.kernel_variables),
-                    "weight_codes_used": int(codes),
-                }
-        return fields
-
-    def codes(self) -> dict[str, tf.Tensor]:
-        """The integers n = 0..top of every kernel that has codes, as uint8."""
-        return {
-            call.name: tf.cast(
-                quantizer.units(_latent(call), call.outer.kernel_variables), tf.uint8
-            )
-            for call in self._linear_calls
-            if (quantizer := quantizer_of(call)) is not None and quantizer.num_bits is not None
-        }
-
-    def _run(self) -> dict[str, dict[str, tf.Tensor]]:
-        return {call.name: _measured_kernel(call) for call in self._linear_calls}
-
-
-def quantizer_of(call: LinearCall) -> WeightQuantizer | None:
+def _quantizer(call: LinearCall) -> WeightQuantizer | None:
     """The quantizer of a call's kernel, if sat-tf quantizes it."""
     outer = call.outer
     if not isinstance(outer, QuantizedLayer) or outer.layer is not call.layer:
@@ -148,27 +105,22 @@ def quantizer_of(call: LinearCall) -> WeightQuantizer | None:
 
 
 def _measured_kernel(call: LinearCall) -> dict[str, tf.Tensor]:
-    """The variances of a kernel and what becomes of it, and how many codes occur."""
-    latent, quantizer = _latent(call), quantizer_of(call)
+    """The fields of `LayerAudit` that are computed from a kernel."""
+    latent, quantizer = _latent(call), _quantizer(call)
     if latent is None:  # a wrapper hides it
         return {}
-    if quantizer is None:
-        values = {"latent": variance(latent)}
-        # The effective kernel of other wrappers exists only while they run.
-        if not isinstance(call.outer, keras.layers.Wrapper):
-            values["effective"] = values["latent"]
-        return values
-    stages = {
-        "latent": latent,
-        **quantizer.stages(latent),
-        "effective": call.outer.effective_kernel(),
-    }
-    values = {name: variance(stage) for name, stage in stages.items()}
-    if quantizer.num_bits is not None:
+    stages = {"latent": latent}
+    if quantizer is not None:
+        stages |= {**quantizer.stages(latent), "effective": call.outer.effective_kernel()}
+    # The effective kernel of other wrappers exists only while they run.
+    elif not isinstance(call.outer, keras.layers.Wrapper):
+        stages["effective"] = latent
+    fields = {f"{name}_variance": variance(stage) for name, stage in stages.items()}
+    if quantizer is not None and quantizer.num_bits is not None:
         units = tf.cast(quantizer.units(latent, call.outer.kernel_variables), tf.int32)
         counts = tf.math.bincount(tf.reshape(units, [-1]), minlength=256, maxlength=256)
-        values["codes_used"] = tf.math.count_nonzero(counts)
-    return values
+        fields["weight_codes_used"] = tf.math.count_nonzero(counts)
+    return fields
 
 
 def _latent(call: LinearCall) -> tf.Tensor | None:
@@ -193,8 +145,8 @@ class Auditor:
         self, model: keras.Model, sample: LabelledImages | None = None, *, compiled: bool = False
     ) -> None:
         network = read_through(model)
-        self.linear_calls = list(linear_calls(network).values())
-        if not self.linear_calls:
+        self._linear_calls = list(linear_calls(network).values())
+        if not self._linear_calls:
             raise ModelError(
                 model.name,
                 "received a model without linear layers, expected at least "
@@ -202,7 +154,11 @@ class Auditor:
             )
         self._model = model
         self._sample = sample
-        self.weights = WeightProbe(self.linear_calls, compiled=compiled)
+
+        def measure() -> dict[str, dict[str, tf.Tensor]]:
+            return {call.name: _measured_kernel(call) for call in self._linear_calls}
+
+        self._measure = as_graph(measure) if compiled else measure
         self._gradients: GradientProbe | None = None
         self._activations: ActivationProbe | None = None
         self._quantizers = (
@@ -220,70 +176,85 @@ class Auditor:
         if self._quantizers:
             self._activations = ActivationProbe(model, sample.images)
         if sample.labels is not None:
-            self._gradients = GradientProbe(model, sample, network=network, compiled=compiled)
+            self._gradients = GradientProbe(
+                model, network, self._linear_calls, sample, compiled=compiled
+            )
 
-    def __call__(self, advance: Advance = no_bar) -> Audit:
+    def __call__(self) -> Audit:
         """Audits the model as it is now."""
         flow = self._gradients() if self._gradients else None
-        advance(1)
         notes = self._notes
         if flow is not None and not math.isfinite(flow.loss):
             notes += ("The loss of these images is NaN or infinite: no gradient can be measured.",)
             flow = None
         layers = self._judged_layers(flow)
-        advance(1)
-        activations = self._judged_activations(flow)
-        advance(1)
-        kappas = [layer.kappa_0 for layer in layers if layer.kappa_0 is not None]
         return Audit(
             model=self._model.name,
             layers=layers,
-            activations=activations,
-            kappa_0=kappas[0] if kappas else None,
+            activations=self._judged_activations(flow),
+            kappa_0=next((layer.kappa_0 for layer in layers if layer.kappa_0 is not None), None),
             num_images=len(self._sample) if self._sample else 0,
             loss=flow.loss if flow else None,
             logit_variance=flow.logit_variance if flow else None,
             notes=notes,
         )
 
+    def codes(self) -> dict[str, tf.Tensor]:
+        """The integers n = 0..top of every kernel that has codes, as uint8."""
+        return {
+            call.name: tf.cast(
+                quantizer.units(_latent(call), call.outer.kernel_variables), tf.uint8
+            )
+            for call in self._linear_calls
+            if (quantizer := _quantizer(call)) is not None and quantizer.num_bits is not None
+        }
+
     def _judged_layers(self, flow: GradientFlow | None) -> tuple[LayerAudit, ...]:
         """Every linear layer as it is measured now, with the rules that it breaks."""
-        rows = []
-        weights = self.weights()
-        flows = {layer.call.name: layer for layer in flow.layers} if flow else {}
-        for call in self.linear_calls:
-            fields = weights[call.name]
-            measured = flows.get(call.name)
-            if measured is not None:
-                fields |= {
-                    "effective_variance": measured.weight_variance,
-                    "gradient_variance": measured.gradient_variance,
-                    "kappa_1": measured.kappa_1,
-                    "kappa_2": measured.kappa_2,
-                }
+        rows, measured, flows = [], self._measure(), flow.flows if flow else {}
+        for call in self._linear_calls:
+            fields: dict[str, Any] = {
+                name: (int if name == "weight_codes_used" else float)(value)
+                for name, value in measured[call.name].items()
+            }
+            quantizer, unknown = _quantizer(call), call.unknown
+            if quantizer is not None:
+                fields["rescale"] = quantizer.rescale
+            if quantizer is not None and "weight_codes_used" in fields:
+                fields["weight_bits"] = quantizer.num_bits
+                fields["weight_codes"] = quantizer.code_count(call.outer.kernel_variables)
+            if call_flow := flows.get(call.name):
+                fields["effective_variance"] = call_flow.weight_variance
+                if not math.isnan(call_flow.gradient_variance):
+                    fields["gradient_variance"] = call_flow.gradient_variance
+                if not unknown:
+                    following = [(flows[name], area or 1) for name, area in call.following]
+                    constants = gradient_flow_constants(call_flow, following)
+                    if np.isfinite(constants).all():
+                        fields["kappa_1"], fields["kappa_2"] = constants
+                    else:
+                        unknown = "no gradient comes back to it"
             is_classifier = (
                 call.layer is self._classifier
                 and call.kernel is layer_kinds.kernels_of(call.layer)[-1]
             )
-            effective = fields.get("effective_variance")
-            area = kappa = None
-            if is_classifier and self._area is not None and effective is not None:
-                area, kappa = self._area, call.fan_in * effective / self._area
+            if is_classifier and self._area is not None and "effective_variance" in fields:
+                fields["pooled_area"] = self._area
+                fields["kappa_0"] = call.fan_in * fields["effective_variance"] / self._area
             row = LayerAudit(
                 name=call.name,
                 kind=type(call.layer).__name__,
                 fan_in=call.fan_in,
                 fan_out=call.fan_out,
+                weights=math.prod(call.shape),
                 normalization=call.normalization,
                 reads_image=call.reads_image,
                 is_classifier=is_classifier,
-                pooled_area=area,
-                kappa_0=kappa,
                 following=tuple(name for name, _ in call.following),
-                unknown=call.unknown if measured is None else measured.unknown,
+                unknown=unknown,
                 **fields,
             )
-            findings = judge_layer(row, measured=measured is not None)
+            findings = tuple(judge_layer(row, measured=call_flow is not None))
             rows.append(dataclasses.replace(row, findings=findings))
         return tuple(rows)
 
@@ -293,16 +264,18 @@ class Auditor:
         rows = []
         for name, layer in self._quantizers.items():
             quantizer: Any = clipping_quantizer(layer)
-            use = uses.get(name)
+            measured: dict[str, Any] = {}
+            if use := uses.get(name):
+                codes = {"codes": len(use.code_counts), "codes_used": use.codes_used}
+                measured = {"clipped": use.clipped, **codes}
+            if flow:
+                measured["level_gradient"] = flow.level_gradients.get(name)
             row = ActivationAudit(
                 name=name,
                 bits=quantizer.num_bits,
                 clipping_level=float(layer.output_variables[CLIPPING_LEVEL].numpy()),
                 ceiling=quantizer.ceiling,
-                clipped=use.clipped if use else None,
-                codes=len(use.code_counts) if use else None,
-                codes_used=use.codes_used if use else None,
-                level_gradient=flow.level_gradients.get(name) if flow else None,
+                **measured,
             )
             rows.append(dataclasses.replace(row, findings=tuple(judge_activation(row))))
         return tuple(rows)
@@ -313,10 +286,7 @@ def _notes(network: Network, sample: LabelledImages | None, *, clips: bool) -> t
     notes = []
     classifier = find_classifier(network)
     if classifier is None:
-        notes.append(
-            "No classifier was found: the output is not that of one linear layer, so there is no "
-            "kappa_0."
-        )
+        notes.append("No classifier was found, so there is no kappa_0: no linear layer is the end.")
     elif pooled_area_before(network, classifier) is None:
         notes.append(
             f"The area that is average-pooled in front of {users_name(classifier)} is not known, "
@@ -342,9 +312,6 @@ def _notes(network: Network, sample: LabelledImages | None, *, clips: bool) -> t
         )
     if sample is not None and sample.labels is None:
         notes.append("The data have no labels, so there are no gradients, kappa_1 and kappa_2.")
-    elif sample is not None and len(sample) < FEW_IMAGES.value:
-        notes.append(
-            f"Measured on {len(sample)} image{'s' if len(sample) > 1 else ''}: gradients of so few "
-            f"are unreliable; give {FEW_IMAGES.value:g} or more."
-        )
+    elif sample is not None and len(sample) < FEW_IMAGES:
+        notes.append(f"Measured on fewer than {FEW_IMAGES} images: such gradients are unreliable.")
     return tuple(notes)

@@ -1,10 +1,8 @@
 """The rules of efficient training as numbers: κ₀ of the classifier, κ₁ and κ₂ of gradients."""
 
 import contextlib
-import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +20,6 @@ from sat_tf.training.audit.linear_layers import (
     activation_name,
     is_linear,
     is_softmax,
-    linear_calls,
     pooled_area_before,
     read_through,
     tail,
@@ -39,8 +36,7 @@ def kappa_0(model: keras.Model) -> float | None:
     pooling. The variance is centred, over the whole kernel. Max-pooling does not count, as in the
     paper.
 
-    None if the output is not that of one linear layer which sat-tf knows, or the size of the pooled
-    map is not fixed.
+    None if no known linear layer makes the output, or the size of the pooled map is not fixed.
     """
     network = read_through(model)
     classifier = tail(network)[-1]
@@ -70,18 +66,12 @@ def variance(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(squares, tf.float64) * tf.square(tf.cast(largest, tf.float64))
 
 
-@dataclasses.dataclass
-class Taps:
-    """The tensors that a forward pass went through."""
-
-    # The effective weights Ξ of each kernel, once per call, by the id of the layer and the
-    # attribute that holds the kernel: the names of layers inside others may repeat.
-    kernels: dict[tuple[int, str], list[tf.Tensor]] = dataclasses.field(default_factory=dict)
-    # The clipping levels, by the name of the user's layer.
-    levels: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
+# The effective weights Ξ of each kernel, once per call, by the id of the layer and the attribute
+# that holds the kernel: the names of layers inside others may repeat.
+_Kernels = dict[tuple[int, str], list[tf.Tensor]]
 
 
-def _tapping(layer: Any, tape: tf.GradientTape, taps: Taps) -> Callable[..., Any]:
+def _tapping(layer: Any, tape: tf.GradientTape, kernels: _Kernels) -> Callable[..., Any]:
     """A linear layer's call, whose kernels are tapped."""
     call = layer.call
 
@@ -92,7 +82,7 @@ def _tapping(layer: Any, tape: tf.GradientTape, taps: Taps) -> Callable[..., Any
                 # compute dtype does not change the gradient.
                 effective = tf.identity(tf.convert_to_tensor(getattr(layer, kernel.attribute)))
                 tape.watch(effective)
-                taps.kernels.setdefault((id(layer), kernel.attribute), []).append(effective)
+                kernels.setdefault((id(layer), kernel.attribute), []).append(effective)
                 stack.enter_context(_replaced(layer, kernel.attribute, effective))
             return call(*arguments, **options)
 
@@ -134,14 +124,13 @@ def _replaced(layer: Any, attribute: str, value: Any) -> Iterator[None]:
             del own[attribute]
 
 
-@dataclasses.dataclass(frozen=True)
-class Flow:
+class Flow(NamedTuple):
     """The quantities of one layer in the law."""
 
     fan_in: int  # N.
     fan_out: int  # N̂.
     weight_variance: float  # VAR[Ξ].
-    gradient_variance: float  # VAR[∂L/∂Ξ].
+    gradient_variance: float  # VAR[∂L/∂Ξ]; NaN if the loss does not depend on it.
 
 
 def gradient_flow_constants(
@@ -167,24 +156,10 @@ def gradient_flow_constants(
         return float(layer.fan_in * layer.weight_variance * normalized), float(plain)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerFlow:
-    """The gradient-flowing law at one linear layer."""
-
-    call: LinearCall  # Of the layer; the law does not hold where that reads the image.
-    weight_variance: float  # VAR[Ξ].
-    gradient_variance: float | None  # VAR[∂L/∂Ξ]; None if the loss does not depend on it.
-    # The constant with BatchNormalization behind; None if it cannot be computed.
-    kappa_1: float | None = None
-    kappa_2: float | None = None  # The constant without; None likewise.
-    unknown: str = ""  # Why there are no constants, if so.
-
-
-@dataclasses.dataclass(frozen=True)
-class GradientFlow:
+class GradientFlow(NamedTuple):
     """One measurement of a model."""
 
-    layers: tuple[LayerFlow, ...]  # One for each multiplication by a kernel, in graph order.
+    flows: dict[str, Flow]  # One for each multiplication by a kernel, by name, in graph order.
     loss: float  # Cross entropy, the mean over the images, in nats.
     logit_variance: float  # Variance of the logits over classes, its mean over the images.
     # Gradient of the loss with respect to each clipping level, by the name of the user's layer.
@@ -192,7 +167,7 @@ class GradientFlow:
 
 
 class GradientProbe:
-    """Measures the gradient-flowing law of a classifier, on the same images whenever it is called.
+    """Measures the gradients of a classifier, on the same images whenever it is called.
 
     The loss is the mean cross entropy over the images. In a quantized model the kernels are the
     effective ones. To be `compiled`, that is traced, pays off after a few calls.
@@ -201,19 +176,17 @@ class GradientProbe:
     def __init__(
         self,
         model: keras.Model,
+        network: Network,
+        calls: Sequence[LinearCall],
         sample: LabelledImages,
         *,
-        network: Network | None = None,
-        compiled: bool = False,
+        compiled: bool,
     ) -> None:
-        network = read_through(model) if network is None else network
         _expect_logits(network)
-        if sample.labels is None:
-            raise ValueError("dataset: received no labels, expected them: gradients need a loss.")
         self._model = model
         self._images = tf.cast(sample.images, model.inputs[0].dtype)
-        self._shares = tf.constant(class_shares(sample.labels, model.output_shape[-1]))
-        self._linear_calls = linear_calls(network)
+        self._shares = tf.constant(class_shares(np.asarray(sample.labels), model.output_shape[-1]))
+        self._linear_calls = calls
         last_layers = [unwrapped(node.layer) for node in tail(network)]
         self._softmaxes = [layer for layer in last_layers if is_softmax(layer)]
         self._frozen = {
@@ -223,52 +196,26 @@ class GradientProbe:
 
     def __call__(self) -> GradientFlow:
         """Measures the model as it is now."""
-        variances, loss, logits, levels = tf.nest.map_structure(
-            lambda tensor: tensor.numpy(), self._measure(self._images, self._shares)
+        variances, *others = tf.nest.map_structure(
+            lambda tensor: float(tensor.numpy()), self._measure(self._images, self._shares)
         )
         flows = {
-            name: Flow(call.fan_in, call.fan_out, *map(float, variances[name]))
-            for name, call in self._linear_calls.items()
-            if name in variances
+            call.name: Flow(call.fan_in, call.fan_out, *variances[call.name])
+            for call in self._linear_calls
+            if call.name in variances
         }
-        layers = []
-        for name, flow in flows.items():
-            call = self._linear_calls[name]
-            constants: tuple[float, float] | tuple[None, None] = (None, None)
-            unknown = call.unknown
-            if not unknown:
-                following = [(flows[behind], area or 1) for behind, area in call.following]
-                constants = gradient_flow_constants(flow, following)
-                if not np.isfinite(constants).all():
-                    constants, unknown = (None, None), "no gradient comes back to it"
-            gradient_variance = flow.gradient_variance
-            layers.append(
-                LayerFlow(
-                    call=call,
-                    weight_variance=flow.weight_variance,
-                    gradient_variance=None if math.isnan(gradient_variance) else gradient_variance,
-                    kappa_1=constants[0],
-                    kappa_2=constants[1],
-                    unknown=unknown,
-                )
-            )
-        return GradientFlow(
-            tuple(layers),
-            float(loss),
-            float(logits),
-            {name: float(value) for name, value in levels.items()},
-        )
+        return GradientFlow(flows, *others)
 
     @contextlib.contextmanager
-    def _tapped(self, tape: tf.GradientTape) -> Iterator[Taps]:
-        """Inside, a call of the model computes as in training, and its tensors are tapped.
+    def _tapped(self, tape: tf.GradientTape) -> Iterator[tuple[_Kernels, dict[str, tf.Tensor]]]:
+        """Gives the kernels and clipping levels that a call of the model inside goes through.
 
-        To be called with training=False, so that nothing is dropped at random and no statistics
-        move. BatchNormalization nevertheless uses the statistics of its batch, as in training,
-        unless it is frozen, or the model itself calls it with training=False. A softmax at the end
-        is left out, so that the output is logits.
+        With training=False nothing is dropped at random and no statistics move; nevertheless
+        BatchNormalization uses the statistics of its batch, unless it is frozen, or the model
+        itself calls it with training=False. The output is logits, without the softmax.
         """
-        taps = Taps()
+        kernels: _Kernels = {}
+        levels = {}
         with contextlib.ExitStack() as stack:
             for layer in self._model._flatten_layers(include_self=False, recursive=True):
                 if isinstance(layer, QuantizedLayer):
@@ -276,11 +223,11 @@ class GradientProbe:
                     if CLIPPING_LEVEL in variables:
                         level = tf.identity(tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
                         tape.watch(level)
-                        taps.levels[layer.layer.name] = level
+                        levels[layer.layer.name] = level
                         variables = {**variables, CLIPPING_LEVEL: level}
                         stack.enter_context(_replaced(layer, "output_variables", variables))
                 elif layer_kinds.kernels_of(layer):
-                    stack.enter_context(_replaced(layer, "call", _tapping(layer, tape, taps)))
+                    stack.enter_context(_replaced(layer, "call", _tapping(layer, tape, kernels)))
                 # Frozen layers use the statistics they have.
                 elif (
                     layer_kinds.is_batch_normalization(layer)
@@ -294,61 +241,49 @@ class GradientProbe:
                 of_layer = ("call", lambda inputs, *_, **__: inputs)
                 softmax = of_function if hasattr(layer, "activation") else of_layer
                 stack.enter_context(_replaced(layer, *softmax))
-            yield taps
+            yield kernels, levels
 
     def _run(self, images: tf.Tensor, shares: tf.Tensor) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with self._tapped(tape) as taps:
+            with self._tapped(tape) as (kernels, levels):
                 logits = tf.cast(self._model(images, training=False), tf.float32)
             losses = tf.nn.softmax_cross_entropy_with_logits(shares, logits)
             loss = tf.reduce_mean(losses)
-        gradients, levels = tape.gradient(loss, (taps.kernels, taps.levels))
+        gradients, slopes = tape.gradient(loss, (kernels, levels))
         variances = {}
-        for call in self._linear_calls.values():
+        for call in self._linear_calls:
             key = id(call.layer), call.kernel.attribute
-            if key not in taps.kernels:
+            if key not in kernels:
                 continue  # a layer inside another that does not call it
-            kernel = taps.kernels[key][0]
             # A layer called twice has the sum of both calls' gradients.
             of_calls = [gradient for gradient in gradients[key] if gradient is not None]
             variances[call.name] = (
-                variance(kernel),
+                variance(kernels[key][0]),
                 variance(tf.add_n(of_calls)) if of_calls else tf.constant(np.nan, tf.float64),
             )
         zero = tf.constant(0.0)
         spread = tf.reduce_mean(tf.math.reduce_variance(logits, axis=-1))
-        slopes = {name: zero if level is None else level for name, level in levels.items()}
+        slopes = {name: zero if slope is None else slope for name, slope in slopes.items()}
         return variances, loss, spread, slopes
 
 
 def _expect_logits(network: Network) -> None:
     """Raises ValueError unless the output is logits of a classifier, or their softmax."""
-    shape = network[network.output].shape
-    if len(shape) != 1 or shape[0] is None or shape[0] < 2:
-        raise ModelError(
-            network.name,
-            f"received an output of shape {shape} for an image, expected logits "
-            "(classes,) of two classes or more; measure without labels, or add a classifier.",
-        )
-    last_calls = tail(network)
-    odd = {
-        activation_name(layer)
-        for node in last_calls
-        if layer_kinds.is_activation(layer := unwrapped(node.layer)) or is_linear(node)
-    } - {"linear", "softmax"}
-    if odd:
-        raise ModelError(
-            network.name,
-            f"received the activation {', '.join(sorted(odd))} at the end, "
-            "expected logits or their softmax, for the cross entropy.",
-        )
-    for node in last_calls:
+    shape, problem = network[network.output].shape, ""
+    if len(shape) != 1 or (shape[0] or 0) < 2:
+        problem = f"received an output of shape {shape} for an image"
+    for node in tail(network):
         outer, layer = node.layer, unwrapped(node.layer)
+        name = activation_name(layer)
+        ends = layer_kinds.is_activation(layer) or is_linear(node)
+        if ends and name not in ("linear", "softmax"):
+            problem = f"received the activation {name} at the end"
         # The wrapper of another scheme restores its softmax at every call.
-        foreign = outer is not layer and not isinstance(outer, QuantizedLayer)
-        if foreign and is_softmax(layer):
-            raise ModelError(
-                network.name,
-                f"received a softmax inside {outer.name} ({type(outer).__name__}), which "
-                "cannot be removed; expected logits as its output.",
-            )
+        elif is_softmax(layer) and outer is not layer and not isinstance(outer, QuantizedLayer):
+            problem = f"received a softmax inside {outer.name}, which cannot be removed"
+    if problem:
+        raise ModelError(
+            network.name,
+            f"{problem}, expected logits (classes,) of two classes or more, or their softmax; "
+            "measure without labels, or change its end.",
+        )

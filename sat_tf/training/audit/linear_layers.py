@@ -2,8 +2,10 @@
 
 import collections
 import dataclasses
+import itertools
 import math
 import re
+from collections.abc import Sequence
 
 import tf_keras as keras
 
@@ -80,13 +82,11 @@ def tail(network: Network) -> list[Node]:
 def find_classifier(network: Network) -> Node | None:
     """Returns the linear layer that makes the output, ignoring softmax, reshaping and dropout."""
     *behind, last = tail(network)
-    layers = [unwrapped(node.layer) for node in behind]
     passes = all(
         layer_kinds.role_of(layer) is Role.IDENTITY
-        or layer_kinds.is_softmax(layer)
         or layer_kinds.reshapes(layer)
-        or "softmax" in _symbol(layer)
-        for layer in layers
+        or is_softmax(layer)
+        for layer in (unwrapped(node.layer) for node in behind)
     )
     return last if is_linear(last) and passes else None
 
@@ -102,60 +102,54 @@ def normalization_behind(network: Network, node: Node) -> str | None:
 
 
 def neighbours(network: Network, node: Node) -> list[tuple[Node, int | None]]:
-    """Returns the linear layers that follow another one, nearest along the graph.
+    """Returns the linear layers that follow another one, with the area k²_pool between, if known.
 
     A layer follows if a path without other linear layers leads to it. A path ends at a sum or a
     concatenation that also reads a layer found before: it has bypassed that layer, which precedes
     the layers behind the sum. It continues through products, because every input of a product
     affects the others; what is behind the product is on the path, also in a sum.
-
-    With each call comes k²_pool, the area that is average-pooled between the two; None if that is
-    not known.
     """
     areas: dict[str, int | None] = {node.name: 1}
     behind_followers: set[str] = set()
     followers = []
     nodes = list(network)
     for reader in nodes[nodes.index(node) + 1 :]:
-        reached = [areas[name] for name in reader.inputs if name in areas]
         behind = [name for name in reader.inputs if name in behind_followers]
         if behind:
             behind_followers.add(reader.name)
+        reached = [areas[name] for name in reader.inputs if name in areas]
         if not reached:
             continue
-        area = None if None in reached else min(filter(None, reached))
         if mixes(reader):
-            followers.append((reader, area))
+            followers.append((reader, _smallest(reached)))
             behind_followers.add(reader.name)
             continue
         layer = unwrapped(reader.layer)
         is_product = layer_kinds.find_kind(layer).role is Role.PRODUCT
         is_product = is_product or "mul" in _symbol(layer).lower()
         if is_product or all(name in areas for name in behind):
-            pooled = _pooled_area(network, reader)
-            areas[reader.name] = None if area is None or pooled is None else area * pooled
+            areas[reader.name] = _smallest(reached, _pooled_area(network, reader))
     return followers
 
 
 def pooled_area_before(network: Network, node: Node) -> int | None:
-    """Returns k²_pool: the area that is average-pooled between the linear layers before and a call.
-
-    Where paths meet, the smallest area counts, because its values are the largest. None if it is
-    not known.
-    """
+    """Returns k²_pool, average-pooled between the linear layers before and a call, if known."""
     areas: dict[str, int | None] = {}
-    for producer in network:
-        if producer is node:
-            break
-        if mixes(producer) or not producer.inputs:
-            areas[producer.name] = 1
-            continue
-        before = [areas[name] for name in producer.inputs]
-        pooled = _pooled_area(network, producer)
-        areas[producer.name] = None
-        if pooled and None not in before:
-            areas[producer.name] = min(filter(None, before)) * pooled
+    for producer in itertools.takewhile(lambda other: other is not node, network):
+        areas[producer.name] = 1
+        if producer.inputs and not mixes(producer):
+            before = [areas[name] for name in producer.inputs]
+            areas[producer.name] = _smallest(before, _pooled_area(network, producer))
     return areas[node.inputs[0]]
+
+
+def _smallest(areas: Sequence[int | None], pooled: int | None = 1) -> int | None:
+    """Returns the area behind a pooling where paths meet; None if one of them is not known.
+
+    The smallest counts, because its values are the largest.
+    """
+    known = [area for area in areas if area is not None]
+    return min(known) * pooled if pooled and len(known) == len(areas) else None
 
 
 def _symbol(layer: keras.layers.Layer) -> str:
@@ -191,9 +185,7 @@ class LinearCall:
     # The layer of the graph it belongs to: itself, its wrapper, or the layer it is inside.
     outer: keras.layers.Layer
     kernel: Kernel  # Which of the layer's kernels it is.
-    # Class of the normalization right behind it, if any. That behind a separable convolution counts
-    # for both its multiplications.
-    normalization: str | None = None
+    normalization: str | None = None  # Class of the one right behind it, if any.
     reads_image: bool = False  # No linear layer comes before it.
     # Names of the calls of layer l + 1, and the area of the pooling in between.
     following: tuple[tuple[str, int | None], ...] = ()
@@ -235,11 +227,22 @@ def linear_calls(network: Network) -> dict[str, LinearCall]:
         # The two multiplications of a separable convolution are linear together: the normalization
         # behind removes the scale of both kernels.
         normalization = normalization_behind(network, node)
+        followers = neighbours(network, node)
+        behind = tuple(
+            (layer_kinds.kernels_of(unwrapped(follower.layer))[0].name(users_name(follower)), area)
+            for follower, area in followers
+            if is_linear(follower)
+        )
+        opaque = [users_name(follower) for follower, _ in followers if not is_linear(follower)]
+        problem = "" if behind else "no linear layer follows"
+        if opaque:
+            problem = f"it is followed by layers that are not known: {', '.join(opaque)}"
+        elif any(area is None for _, area in behind):
+            problem = "how much is averaged behind it is not known"
         reads_image = not any(mixes(network[before]) for before in network.before(node.name))
         for kernel, next_kernel in zip(kernels, (*kernels[1:], None), strict=True):
-            if next_kernel is None:
-                following, unknown = _following(network, node)
-            else:
+            following, unknown = behind, problem
+            if next_kernel is not None:
                 following, unknown = ((next_kernel.name(name), 1),), ""
             if times[id(layer)] > 1:
                 unknown = "the layer is called more than once"
@@ -255,21 +258,3 @@ def linear_calls(network: Network) -> dict[str, LinearCall]:
             )
             calls.setdefault(call.name, call)
     return calls
-
-
-def _following(network: Network, node: Node) -> tuple[tuple[tuple[str, int | None], ...], str]:
-    """Returns the names and areas of the layers behind a call, and why they are not comparable."""
-    followers = neighbours(network, node)
-    following = tuple(
-        (layer_kinds.kernels_of(unwrapped(follower.layer))[0].name(users_name(follower)), area)
-        for follower, area in followers
-        if is_linear(follower)
-    )
-    opaque = [users_name(follower) for follower, _ in followers if not is_linear(follower)]
-    if opaque:
-        return following, f"it is followed by layers that are not known: {', '.join(opaque)}"
-    if not following:
-        return following, "no linear layer follows"
-    if any(area is None for _, area in following):
-        return following, "how much is averaged behind it is not known"
-    return following, ""

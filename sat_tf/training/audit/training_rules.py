@@ -15,7 +15,7 @@ from sat_tf.files import check_writable, refusals_explained, write_text
 from sat_tf.messages import kind_of
 from sat_tf.presentation.tables import write_table
 from sat_tf.qat.walk import as_graph
-from sat_tf.training.audit.audit import Auditor, WeightProbe
+from sat_tf.training.audit.audit import Auditor
 from sat_tf.training.audit.audited_model import Audit, Verdict, share_of
 
 _FIRST = ("row", "verdict", "name")
@@ -24,7 +24,6 @@ RULE_COLUMNS = (
     *(name for name in Audit.COLUMNS if name not in (*_FIRST, "remedies")),
     *("flipped", "moved"),
 )
-_SCALAR = 1  # TensorBoard's DATA_CLASS_SCALAR, which TensorFlow does not define
 
 
 class RuleLog:
@@ -35,15 +34,29 @@ class RuleLog:
 
     def __init__(self, path: str) -> None:
         self._path = check_writable(path)
-        self._read()
-        self._started = False
+        self._earlier: list[dict[str, str]] | None = []
+        if self._path.exists():
+            with self._path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                self._earlier = list(reader)
+            if self._earlier and tuple(reader.fieldnames or ()) != RULE_COLUMNS:
+                raise ValueError(
+                    f"{self._path}: received another table, expected one that TrainingRules has "
+                    "written; choose another name."
+                )
 
     def write(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Adds the rows of a step."""
-        if not self._started:
-            kept = [row.values() for row in self._read() if int(row["step"]) < step]
+        if self._earlier is not None:
+            kept = [
+                row.values()
+                for row in self._earlier
+                # The last line is truncated where the process was killed while it wrote.
+                if (row["step"] or "").isdecimal() and None not in row.values()
+                if int(row["step"]) < step
+            ]
             write_text(self._path, write_table(RULE_COLUMNS, kept))
-            self._started = True
+            self._earlier = None
         values = [[{"step": step, **row}.get(name) for name in RULE_COLUMNS] for row in rows]
         _, _, lines = write_table(RULE_COLUMNS, values).partition("\n")
         with (
@@ -52,53 +65,15 @@ class RuleLog:
         ):
             file.write(lines)
 
-    def _read(self) -> list[dict[str, str]]:
-        if not self._path.exists():
-            return []
-        with self._path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-        if rows and tuple(reader.fieldnames or ()) != RULE_COLUMNS:
-            raise ValueError(
-                f"{self._path}: received another table, expected one that TrainingRules has "
-                "written; choose another name."
-            )
-        # The last line is truncated where the process was killed while it wrote.
-        return [row for row in rows if (row["step"] or "").isdecimal() and None not in row.values()]
 
-
-class CodeFlips:
-    """Compares the codes of a model's weights with those of an earlier step."""
-
-    def __init__(self, weights: WeightProbe) -> None:
-        self._codes = as_graph(weights.codes)
-        self._share = as_graph(
-            lambda earlier, now: {
-                name: tf.reduce_mean(tf.cast(tf.not_equal(codes, now[name]), tf.float32))
-                for name, codes in earlier.items()
-            }
-        )
-        self._before: dict[str, tf.Tensor] = {}
-        self._at_last_measurement: dict[str, tf.Tensor] = {}
-
-    def remember(self) -> None:
-        """Keeps the current codes, to compare them with those of the next step."""
-        self._before = self._codes()
-
-    def measure(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Shares of weights whose code has changed since `remember`, and since the last `measure`.
-
-        By layer; empty if that has not been called, or nothing has codes.
-        """
-        now = self._codes()
-        flipped, moved = (
-            {name: float(share) for name, share in self._share(earlier, now).items()}
-            if earlier
-            else {}
-            for earlier in (self._before, self._at_last_measurement)
-        )
-        self._before, self._at_last_measurement = {}, now
-        return flipped, moved
+def _changed_shares(
+    earlier: dict[str, tf.Tensor], now: dict[str, tf.Tensor]
+) -> dict[str, tf.Tensor]:
+    """The shares of weights whose code has changed, by layer; none without earlier ones."""
+    return {
+        name: tf.reduce_mean(tf.cast(tf.not_equal(codes, now[name]), tf.float32))
+        for name, codes in earlier.items()
+    }
 
 
 _log = logging.getLogger(__name__)
@@ -166,6 +141,10 @@ class TrainingRules(keras.callbacks.Callback):
         self._sample = labelled_images(dataset, most=num_images)
         self._measured_model = model
         self._audited: keras.Model | None = None
+        self._shares = as_graph(_changed_shares)
+        # The codes of weights before a step that is measured, and when they were last measured.
+        self._before: dict[str, tf.Tensor] = {}
+        self._at_last_measurement: dict[str, tf.Tensor] = {}
         self._rule_log = None if csv is None else RuleLog(os.fspath(csv))
         self._log_dir = None if log_dir is None else os.fspath(log_dir)
         self._writer: Any = None
@@ -188,7 +167,8 @@ class TrainingRules(keras.callbacks.Callback):
         model = self._measured_model or self.model
         if self._audited is not model:
             self._auditor = Auditor(model, self._sample, compiled=True)
-            self._flips = CodeFlips(self._auditor.weights)
+            self._codes = as_graph(self._auditor.codes)
+            self._before = self._at_last_measurement = {}
             self._audited = model
         if self._log_dir is not None and self._writer is None:
             self._writer = tf.summary.create_file_writer(self._log_dir)
@@ -209,7 +189,7 @@ class TrainingRules(keras.callbacks.Callback):
         if self._step // self.every > before // self.every:
             self._measure()
         if (self._step + self._stride) // self.every > self._step // self.every:
-            self._flips.remember()
+            self._before = self._codes()
         now = time.perf_counter()
         self._spent += now - start
         self.cost = 100.0 * self._spent / max(now - self._began - self._spent, 1e-9)
@@ -222,7 +202,12 @@ class TrainingRules(keras.callbacks.Callback):
 
     def _measure(self) -> None:
         self.latest = self._auditor()
-        self.flipped, self.moved = self._flips.measure()
+        now = self._codes()
+        self.flipped, self.moved = (
+            {name: float(share) for name, share in self._shares(earlier, now).items()}
+            for earlier in (self._before, self._at_last_measurement)
+        )
+        self._before, self._at_last_measurement = {}, now
         self._warn(self.latest)
         if self._rule_log is not None:
             shares = {"flipped": self.flipped, "moved": self.moved}
@@ -234,32 +219,22 @@ class TrainingRules(keras.callbacks.Callback):
             ]
             self._rule_log.write(self._step, rows)
         if self._writer is not None:
-            # All values are one event: `tf.summary.scalar` would take half a millisecond for each.
-            summary = tf.compat.v1.Summary()
-            for tag, value in self._scalars(self.latest).items():
-                entry = summary.value.add(tag=tag, tensor=tf.make_tensor_proto(value, tf.float32))
-                entry.metadata.plugin_data.plugin_name = "scalars"
-                entry.metadata.data_class = _SCALAR
-            with self._writer.as_default():
-                event = summary.SerializeToString()
-                tf.summary.experimental.write_raw_pb(event, step=self._step)
+            with self._writer.as_default(step=self._step):
+                for tag, value in self._scalars(self.latest).items():
+                    tf.summary.scalar(tag, value)
 
     def _warn(self, audit: Audit) -> None:
-        for name, finding in audit.findings():
-            if finding.verdict is Verdict.BROKEN and (name, finding.rule) not in self._warned:
-                self._warned.add((name, finding.rule))
-                _log.warning(
-                    "step %d: %s breaks %s: %s. Remedy: %s.",
-                    self._step,
-                    name,
-                    finding.rule,
-                    finding.reason,
-                    finding.remedy,
-                )
-        for note in audit.notes:
-            if ("", note) not in self._warned:
-                self._warned.add(("", note))
-                _log.warning("step %d: %s", self._step, note)
+        """Warns of each broken rule of a layer, and of each note, the first time."""
+        messages = {
+            (name, finding.rule): f"{name} breaks {finding.rule}: {finding.reason}. "
+            f"Remedy: {finding.remedy}."
+            for name, finding in audit.findings()
+            if finding.verdict is Verdict.BROKEN
+        } | {("", note): note for note in audit.notes}
+        for key, message in messages.items():
+            if key not in self._warned:
+                self._warned.add(key)
+                _log.warning("step %d: %s", self._step, message)
 
     def _scalars(self, audit: Audit) -> dict[str, float]:
         values: dict[str, float | None] = {
@@ -269,19 +244,21 @@ class TrainingRules(keras.callbacks.Callback):
             "rules/logit_variance": audit.logit_variance,
         }
         for layer in audit.layers:
-            values[f"kappa/{layer.name}"] = layer.kappa
-            values[f"gradient_variance/{layer.name}"] = layer.gradient_variance
-            values[f"weight_variance/{layer.name}"] = layer.effective_variance
-            values[f"weight_codes_used/{layer.name}"] = share_of(
-                layer.weight_codes_used, layer.weight_codes
-            )
+            name, codes = layer.name, share_of(layer.weight_codes_used, layer.weight_codes)
+            values |= {
+                f"kappa/{name}": layer.kappa,
+                f"gradient_variance/{name}": layer.gradient_variance,
+                f"weight_variance/{name}": layer.effective_variance,
+                f"weight_codes_used/{name}": codes,
+            }
         for activation in audit.activations:
-            values[f"clipped/{activation.name}"] = activation.clipped
-            values[f"clipping_level/{activation.name}"] = activation.clipping_level
-            values[f"clipping_level_gradient/{activation.name}"] = activation.level_gradient
-            values[f"codes_used/{activation.name}"] = share_of(
-                activation.codes_used, activation.codes
-            )
-        values.update({f"flipped/{name}": share for name, share in self.flipped.items()})
-        values.update({f"moved/{name}": share for name, share in self.moved.items()})
+            name, codes = activation.name, share_of(activation.codes_used, activation.codes)
+            values |= {
+                f"clipped/{name}": activation.clipped,
+                f"clipping_level/{name}": activation.clipping_level,
+                f"clipping_level_gradient/{name}": activation.level_gradient,
+                f"codes_used/{name}": codes,
+            }
+        values |= {f"flipped/{name}": share for name, share in self.flipped.items()}
+        values |= {f"moved/{name}": share for name, share in self.moved.items()}
         return {tag: value for tag, value in values.items() if value is not None}

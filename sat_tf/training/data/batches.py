@@ -20,10 +20,7 @@ _CHANNELS = 3
 
 
 def shuffled_spans(count: int, order: Order) -> tf.data.Dataset:
-    """Returns the numbers of this process's images in each batch, epoch after epoch.
-
-    The order of an epoch depends on the seed and its number alone.
-    """
+    """Returns the numbers of this process's images in each batch, by seed and epoch alone."""
     begin, size = order.span
 
     @tf.autograph.experimental.do_not_convert
@@ -66,10 +63,7 @@ def held_out_pieces(images: tf.data.Dataset, count: int, order: Order) -> tf.dat
 
 
 def fed(batches: tf.data.Dataset, input_range: InputRange) -> tf.data.Dataset:
-    """Returns batches of images as float32 real values of a range; pixels, where models take them.
-
-    A pixel is looked up among the real values of its channel, which are computed once.
-    """
+    """Returns batches of images as float32 values of a range; pixels, where models take them."""
     if input_range == PIXELS:
         return batches
     every = np.repeat(np.arange(256, dtype=np.uint8)[:, None], _CHANNELS, axis=1)
@@ -94,11 +88,7 @@ def as_given(dataset: tf.data.Dataset, *, deterministic: bool = True) -> tf.data
 
 
 class ArraySource(ImageSource):
-    """Batches of an `ImageSet`.
-
-    Training images are shifted by at most `shift_pixels` in either direction, differently in each
-    epoch; the border is filled with black.
-    """
+    """Batches of an `ImageSet`, shifted by at most `shift_pixels` either way to train on."""
 
     def __init__(self, images: ImageSet, *, shift_pixels: int = 0) -> None:
         expected = f"an integer from 0 (none) to below {images.image_size}, the image's size"
@@ -160,11 +150,7 @@ class ArraySource(ImageSource):
 
 
 def shifted(images: tf.Tensor, most: int, corners: tf.Tensor) -> tf.Tensor:
-    """Shifts every image by a whole number of pixels; the border is filled with black.
-
-    The corners (batch, 2), integers in [0, 2 * most], are where in the image with its border the
-    moved one begins; `most`, the largest shift, leaves it where it is.
-    """
+    """Shifts images by `most` minus the corners (batch, 2) in [0, 2 * most]; lets black in."""
     size = tf.shape(images)
     margins = [[0, 0], [most, most], [most, most], [0, 0]]
     padded = tf.pad(images, margins)

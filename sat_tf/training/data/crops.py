@@ -1,8 +1,4 @@
-"""The square crop that a model is trained on, made in the graph from an encoded picture.
-
-Of a JPEG no more is decoded than its crop needs. Other formats, and JPEGs that are turned by their
-EXIF orientation, are decoded whole by Pillow, and then cropped.
-"""
+"""The square crop that a model is trained on, made in the graph from an encoded picture."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,9 +9,7 @@ import tensorflow as tf
 from sat_tf.pictures import image_of
 from sat_tf.training.data.batches import RANDOM
 
-SMALLEST_AREA = 0.08
-WIDEST_ASPECT = 4 / 3
-TRIES = 10
+WIDEST_ASPECT, TRIES = 4 / 3, 10
 # The factors by which libjpeg can reduce a picture, by averaging, while decoding it.
 _REDUCTIONS = (1, 2, 4, 8)
 # Beyond this Pillow refuses a picture as well, in case it is there to fill the memory.
@@ -25,7 +19,7 @@ _MOST_PIXELS = 178_956_970
 class TrainingCrops(NamedTuple):
     """How training varies a picture."""
 
-    smallest_area: float = SMALLEST_AREA  # Share of the picture's area that a crop has at least.
+    smallest_area: float = 0.08  # Share of the picture's area that a crop has at least.
     mirrors: bool = True  # Every other crop is mirrored.
 
 
@@ -41,13 +35,12 @@ def training_crop(
     turns: bool = False,
     crops: TrainingCrops = INCEPTION,
 ) -> tf.Tensor:
-    """Returns a random crop of a picture, resized, and mirrored or not.
+    """Returns the random crop of a picture that a seed gives, two integers: resized, or mirrored.
 
+    Of an upright JPEG no more is decoded than the crop needs; everything else whole, by Pillow.
     Crops at least twice as large as the result are reduced by averaging, which libjpeg does while
     it decodes; bilinear interpolation does the remaining factor below 2, at which it skips no
     pixels. A filter with antialiasing would take longer than everything else together.
-
-    The same seed, two integers, gives the same crop. The picture `turns` by its EXIF orientation.
     """
 
     # One node in the graph of most JPEGs, where every node of a branch that is not taken costs
@@ -173,10 +166,7 @@ _SEGMENTS = r"\C*(Exif\x00|ICC_PROFILE|Photoshop|ns\.adobe\.com)\C*"
 
 
 def jpeg_may_be_turned(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns whether a JPEG can have an orientation other than upright; a scalar.
-
-    It is a search for the bytes of the entry, because reading it takes a call into Python.
-    """
+    """Returns whether a JPEG can have an orientation other than upright, without any Python."""
     return tf.cond(
         tf.strings.regex_full_match(tf.strings.substr(encoded, 0, _BEGINNING), _SEGMENTS),
         lambda: tf.strings.regex_full_match(tf.strings.substr(encoded, 0, _SEARCHED), _MAYBE),

@@ -95,22 +95,16 @@ class PictureFiles:
             ) from error
 
 
-# Stands for a record that cannot be read.
-_MISSING = b""
-# Files read at a time, interleaved.
-FILES_AT_ONCE = 16
-# More buckets than a set has pictures, so that nearly every one has crops of its own.
-_BUCKETS = 2**62
-# The order of a sample is that of an epoch before the first.
-_SAMPLE = -1
+_MISSING = b""  # Stands for a record that cannot be read.
+FILES_AT_ONCE = 16  # Interleaved.
 
 
 class Share(NamedTuple):
-    """The pictures that one process reads: some of every `of` pictures."""
+    """The pictures that one process reads: `size` of every `of` pictures, from `first` on."""
 
-    first: int = 0  # The first of them.
-    size: int = 1  # How many.
-    of: int = 1  # Of how many.
+    first: int = 0
+    size: int = 1
+    of: int = 1
 
     def bounds(self, count: int) -> tuple[int, int]:
         """Returns the first picture and the end of the share of so many."""
@@ -125,9 +119,8 @@ Read = Callable[[Share, tf.Tensor | None], tf.data.Dataset]
 class RecordFiles:
     """The pictures of a split in record files; a row is the name and the content of a record.
 
-    Every epoch, the files are shuffled, interleaved and drawn from a shuffle buffer. Each of
-    several workers reads a share of its own, so that an epoch has no picture twice; the images of a
-    batch depend on the number of workers.
+    Every epoch, files are shuffled, interleaved and drawn from a shuffle buffer. Each worker reads
+    a share of its own, so that an epoch has no picture twice.
     """
 
     count: int  # How many pictures it has.
@@ -136,8 +129,6 @@ class RecordFiles:
     parse: Callable[..., tuple[tf.Tensor, tf.Tensor]]
     num_classes: int  # Labels are below it.
     shuffle_buffer: int  # Size of the shuffle buffer, in encoded pictures.
-    fix_of_features: str  # The fix if a record lacks the picture or the label.
-    fix_of_labels: str  # The fix if a label is out of range.
 
     def training_rows(self, order: Order) -> tf.data.Dataset:
         first, size = order.span
@@ -146,12 +137,8 @@ class RecordFiles:
         @tf.autograph.experimental.do_not_convert
         def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
             share = Share(first, size, order.batch_size)
-            rows = self._shuffled(share, order.seed, epoch, self.shuffle_buffer)
-            return (
-                rows.take(steps * size)
-                .map(lambda *row: (epoch, *row))
-                .batch(size, drop_remainder=True)
-            )
+            rows = self._shuffled(share, order.seed, epoch, self.shuffle_buffer).take(steps * size)
+            return rows.map(lambda *row: (epoch, *row)).batch(size, drop_remainder=True)
 
         return tf.data.Dataset.range(order.first_epoch, tf.int64.max).flat_map(of_epoch)
 
@@ -160,8 +147,8 @@ class RecordFiles:
 
     def drawn_rows(self, count: int, seed: int) -> tf.data.Dataset:
         buffer = max(self.shuffle_buffer, count)
-        # Inside a function, as `_shuffled` requires.
-        epochs = tf.data.Dataset.range(_SAMPLE, _SAMPLE + 1)
+        # The order of an epoch before the first, inside a function, as `_shuffled` requires.
+        epochs = tf.data.Dataset.range(-1, 0)
         return epochs.flat_map(lambda e: self._shuffled(Share(), seed, e, buffer)).take(count)
 
     def spread_rows(self, most: int) -> tf.data.Dataset:
@@ -183,7 +170,8 @@ class RecordFiles:
         return rows.shuffle(buffer, seed=of_records, reshuffle_each_iteration=False)
 
     def number(self, *row: tf.Tensor) -> tf.Tensor:
-        return tf.strings.to_hash_bucket_fast(row[0], _BUCKETS)
+        # More buckets than a set has pictures, so that nearly every one has crops of its own.
+        return tf.strings.to_hash_bucket_fast(row[0], 2**62)
 
     def read(self, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         picture, label = self.parse(*row[1:])
@@ -205,12 +193,12 @@ class RecordFiles:
         except (tf.errors.OpError, UnicodeDecodeError) as error:
             raise ReadingError(
                 f"{name}: received a record without the picture or the label "
-                f"({tensorflow_reason(error)}); expected both; {self.fix_of_features}."
+                f"({tensorflow_reason(error)}); expected both; correct the names of its features."
             ) from error
         if not 0 <= int(label) < self.num_classes:
             raise ReadingError(
                 f"{name}: received the label {int(label)}, expected 0 to {self.num_classes - 1}; "
-                f"{self.fix_of_labels}."
+                "correct first_label or num_classes, or choose another split."
             )
 
 
@@ -265,8 +253,7 @@ class PictureSource(ImageSource):
     """A source of encoded pictures, from which batches are decoded on all cores.
 
     Pictures to train on are decoded and cropped by TensorFlow, in the graph; those to measure,
-    calibrate and verify with by Pillow, as in every other command. A picture that cannot be decoded
-    is an error that names it.
+    calibrate and verify with by Pillow, as in every other command.
     """
 
     train: EncodedPictures
@@ -284,11 +271,6 @@ class PictureSource(ImageSource):
 
     def __post_init__(self) -> None:
         self.num_train, self.num_test = self.train.count, self.held_out.count
-        self._reading_error: ReadingError | None = None
-
-    @property
-    def reading_error(self) -> ReadingError | None:
-        return self._reading_error
 
     def _training_batches(self, order: Order) -> tf.data.Dataset:
         turns = self.preprocessing.exif_orientation
@@ -296,13 +278,12 @@ class PictureSource(ImageSource):
         def image(epoch: tf.Tensor, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             encoded, label = self.train.read(*row)
             # The crop of a picture does not depend on its batch.
-            key = tf.random.experimental.stateless_fold_in(
-                tf.stack([tf.constant(order.seed, tf.int64), epoch]),
-                self.train.number(*row),
-                alg=RANDOM,
-            )
-            crop = training_crop(encoded, key, self.image_size, turns=turns, crops=self.crops)
-            return crop, label
+            of_epoch = tf.stack([tf.constant(order.seed, tf.int64), epoch])
+            number = self.train.number(*row)
+            key = tf.random.experimental.stateless_fold_in(of_epoch, number, alg=RANDOM)
+            return training_crop(
+                encoded, key, self.image_size, turns=turns, crops=self.crops
+            ), label
 
         pieces = order.in_pieces(self.train.training_rows(order))
         batches = self._images(pieces, image, self.train, has_epochs=True)
@@ -321,30 +302,29 @@ class PictureSource(ImageSource):
         check(self.name, count=(most, Positive))
         return self._sample(self.held_out, self.held_out.spread_rows(most))
 
-    def _sample(
-        self, part: EncodedPictures, rows: tf.data.Dataset
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    def _sample(self, part: EncodedPictures, rows: tf.data.Dataset) -> Any:
         try:
-            pairs = list(self._prepared(part, rows).as_numpy_iterator())
+            images, labels = zip(*self._prepared(part, rows).as_numpy_iterator(), strict=True)
         except tf.errors.OpError as error:
-            raise self._reading_error or ReadingError(
+            raise self.reading_error or ReadingError(
                 f"{self.name}: received files that cannot be read ({tensorflow_reason(error)}); "
                 "expected those found at the start; restore them."
             ) from None
-        images, labels = zip(*pairs, strict=True)
         return np.stack(images), np.array(labels, np.int32)
 
     def _prepared(self, part: EncodedPictures, rows: tf.data.Dataset) -> tf.data.Dataset:
         """Returns pictures prepared like the held-out ones, and their labels."""
         shape = (self.image_size, self.image_size, 3)
 
-        def pixels(content: Any) -> npt.NDArray[np.uint8]:
-            return pixels_of(bytes_of(content), shape, self.preprocessing)
-
         def image(*row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             encoded, label = part.read(*row)
             # Pillow decodes and resizes without the lock of the interpreter, on all cores.
-            return tf.ensure_shape(tf.numpy_function(pixels, [encoded], tf.uint8), shape), label
+            pixels = tf.numpy_function(
+                lambda content: pixels_of(bytes_of(content), shape, self.preprocessing),
+                [encoded],
+                tf.uint8,
+            )
+            return tf.ensure_shape(pixels, shape), label
 
         return self._images(rows.batch(_HELD_OUT_AT_ONCE), image, part).unbatch()
 
@@ -358,36 +338,31 @@ class PictureSource(ImageSource):
     ) -> tf.data.Dataset:
         """Decodes every picture of every piece, on all cores.
 
-        An error in the graph cannot say which picture it is about, so that the pictures of a piece
-        that fails are decoded once more, one after another, until one is found to name.
+        An error in the graph cannot say which picture it is about: those of a piece that fails are
+        decoded once more, one after another, until one is found to name.
         """
-        cores = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        ) or 1
+        cores = os.cpu_count() or 1
         size = tf.nest.flatten(pieces.element_spec)[0].shape[0]
         shape = (size, self.image_size, self.image_size, 3)
-
-        def expect_image(*row: Any) -> None:
-            own = row[1:] if has_epochs else row
-            part.expect_readable(*own)
-            try:
-                encoded, _ = part.read(*map(tf.convert_to_tensor, own))
-                whole_picture(encoded.numpy(), turns=False)  # which gives the better reason
-                image(*map(tf.convert_to_tensor, row))
-            except (tf.errors.OpError, ValueError) as error:
-                raise ReadingError(
-                    f"{part.name(*own)}: received a picture that cannot be read "
-                    f"({tensorflow_reason(error)}); expected a whole JPEG, PNG or other file that "
-                    "Pillow reads; mend or delete it."
-                ) from None
 
         def raise_error(*rows: Any) -> Any:
             try:
                 for row in zip(*rows, strict=True):
-                    expect_image(*row)
+                    own = row[1:] if has_epochs else row
+                    part.expect_readable(*own)
+                    try:
+                        encoded, _ = part.read(*map(tf.convert_to_tensor, own))
+                        whole_picture(encoded.numpy(), turns=False)  # which gives the better reason
+                        image(*map(tf.convert_to_tensor, row))
+                    except (tf.errors.OpError, ValueError) as error:
+                        raise ReadingError(
+                            f"{part.name(*own)}: received a picture that cannot be read "
+                            f"({tensorflow_reason(error)}); expected a whole JPEG, PNG or other "
+                            "file that Pillow reads; mend or delete it."
+                        ) from None
                 raise ReadingError(f"{self.name}: received a picture that can be read only now.")
             except ReadingError as error:
-                self._reading_error = self._reading_error or error
+                self.reading_error = self.reading_error or error
                 raise
 
         # There is nothing for AutoGraph to convert here, and it would take longer than all else

@@ -13,19 +13,11 @@ NUM_CLASSES = 10
 _SCANNED_SIZE = 8
 _LARGEST_SIZE = 512
 _SCANNED_MAX = 16
+_SIZES = f"a positive multiple of 8 up to {_LARGEST_SIZE}; pass 32"
 _ImageSize = Annotated[
-    int,
-    Field(
-        ge=1,
-        le=_LARGEST_SIZE,
-        multiple_of=_SCANNED_SIZE,
-        description=f"a positive multiple of 8 up to {_LARGEST_SIZE}; pass for example 32",
-    ),
+    int, Field(ge=1, le=_LARGEST_SIZE, multiple_of=_SCANNED_SIZE, description=_SIZES)
 ]
-_Share = Annotated[
-    float,
-    Field(gt=0, lt=1, description="a number between 0 and 1, both excluded; pass for example 0.2"),
-]
+_Share = Annotated[float, Field(gt=0, lt=1, description="above 0 and below 1; pass 0.2")]
 
 
 @checked
@@ -61,7 +53,13 @@ def load_digits(
     scans = sklearn.datasets.load_digits()
     images = _enlarge(scans.images.astype(np.int64), image_size)
     labels = scans.target.astype(np.int32)
-    is_test = _stratified(labels, test_fraction, seed)
+    is_test = np.zeros(labels.shape, np.bool_)
+    for label in range(NUM_CLASSES):
+        members = np.flatnonzero(labels == label)
+        count = min(max(1, round(test_fraction * len(members))), len(members) - 1)
+        # RandomState, because NumPy guarantees that its streams never change.
+        order = np.random.RandomState([seed, label]).permutation(len(members))
+        is_test[members[order[:count]]] = True
     return ImageSet(
         name="digits",
         train_images=images[~is_test],
@@ -77,41 +75,15 @@ def _enlarge(scans: npt.NDArray[np.int64], image_size: int) -> npt.NDArray[np.ui
     """(images, 8, 8) values of 0..16 to (images, image_size, image_size, 3) values of 0..255."""
     # Integers throughout, and all images in one matrix product: the pixels are the same on every
     # machine and with every version of every library, which Pillow's or a floating-point resize
-    # would not guarantee.
-    weights, unit = _bilinear(image_size)
+    # would not guarantee. Pixel centres lie at half-integers, and the outermost pixels continue
+    # beyond the border; a scanned pixel is `unit` wide in the units of positions and weights.
+    factor = image_size // _SCANNED_SIZE
+    unit = 2 * factor
+    places = unit * np.arange(_SCANNED_SIZE)
+    positions = (2 * np.arange(image_size) + 1 - factor).clip(0, places[-1])
+    weights = np.maximum(unit - abs(positions[:, None] - places), 0)
     sums = np.einsum("yr,nrc,xc->nyx", weights, scans, weights, optimize=True)
     full = _SCANNED_MAX * unit * unit
     # The nearest integer, ties up.
     values = (2 * 255 * sums + full) // (2 * full)
     return np.repeat(values.astype(np.uint8)[..., None], 3, axis=-1)
-
-
-def _bilinear(image_size: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Integer weights (image_size, 8), and the sum of each row.
-
-    Pixel centres lie at half-integers, and the outermost pixels continue beyond the border.
-    """
-    factor = image_size // _SCANNED_SIZE
-    unit = 2 * factor
-    # Twice `factor` times the position of an enlarged pixel's centre among the scanned centres.
-    position = 2 * np.arange(image_size) + 1 - factor
-    left, rest = np.divmod(position, unit)
-    weights = np.zeros((image_size, _SCANNED_SIZE), np.int64)
-    rows = np.arange(image_size)
-    np.add.at(weights, (rows, left.clip(0, _SCANNED_SIZE - 1)), unit - rest)
-    np.add.at(weights, (rows, (left + 1).clip(0, _SCANNED_SIZE - 1)), rest)
-    return weights, unit
-
-
-def _stratified(
-    labels: npt.NDArray[np.int32], test_fraction: float, seed: int
-) -> npt.NDArray[np.bool_]:
-    """A mask (images,) of the held-out images: the same share of every class."""
-    is_test = np.zeros(labels.shape, np.bool_)
-    for label in range(NUM_CLASSES):
-        members = np.flatnonzero(labels == label)
-        count = min(max(1, round(test_fraction * len(members))), len(members) - 1)
-        # RandomState, because NumPy guarantees that its streams never change.
-        order = np.random.RandomState([seed, label]).permutation(len(members))
-        is_test[members[order[:count]]] = True
-    return is_test

@@ -19,7 +19,6 @@ from sat_tf.exact.tflite.preprocessing import (
 from sat_tf.files import MOST_BYTES, read_bytes
 from sat_tf.messages import ProblemsError, first_ones
 from sat_tf.pictures import Pictures, open_pictures, opened, spread_evenly
-from sat_tf.training.data.cache import cache_folder, load_or_make
 from sat_tf.training.data.source import (
     Area,
     BufferSize,
@@ -29,13 +28,13 @@ from sat_tf.training.data.source import (
     ImageSize,
     ImageSource,
     NumClasses,
+    cache_folder,
+    load_or_make,
 )
 from sat_tf.validation import Positive, checked
 
 # The number of pictures that are opened to learn how large those of a set are.
 _OPENED = 32
-# Pictures that are enlarged by more than this are remarked upon.
-_MOST_ENLARGED = 2
 
 
 def read_tree(data_dir: str | os.PathLike[str]) -> tuple[Pictures, Pictures]:
@@ -90,13 +89,6 @@ def load_folder_tree(
     """
     preprocessing = Preprocessing(resize_ratio=resize_ratio)
     train, held_out = read_tree(data_dir)
-    side, notes = median_side(train.paths), (*train.notes, *held_out.notes)
-    if side is not None and side * _MOST_ENLARGED < image_size:
-        enlarged = (
-            f"half of the pictures have a shorter side of at most {side} pixels, and are enlarged "
-            f"to {image_size}: a smaller image_size shows a model as much, in less time"
-        )
-        notes = (*notes, enlarged)
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.training.data.crops import TrainingCrops
     from sat_tf.training.data.decoding import PictureFiles, PictureSource
@@ -106,7 +98,7 @@ def load_folder_tree(
         held_out=PictureFiles(held_out),
         num_classes=len(train.class_names),
         class_names=train.class_names,
-        notes=notes,
+        notes=(*train.notes, *held_out.notes),
         name=pathlib.Path(data_dir).resolve().name,
         image_size=image_size,
         deterministic=deterministic,
@@ -183,18 +175,14 @@ def load_tfrecords(
     from sat_tf.training.data.decoding import PictureSource, RecordFiles, rows_of_files
 
     counts = [count_records(paths, cache_folder(cache_dir)) for paths in files]
-    problems = []
-    for name, total, number in zip(
-        ("train", "test"), map(sum, counts), (num_train, num_test), strict=True
-    ):
-        names = f"{TRAIN}-*" if name == "train" else "-*, ".join(HELD_OUT) + "-*"
-        if not total:
-            problems.append(f"received no records in {names}; expected pictures; write them again.")
-        elif number not in (None, total):
-            problems.append(
-                f"num_{name}: received {number}, and {names} hold {total} records; expected the "
-                "same; write missing files again, or leave it out."
-            )
+    problems = [
+        f"received {sum(of_each)} records to {verb} with, expected {number or 'at least one'}; "
+        "write missing files again, or correct num_train or num_test."
+        for verb, number, of_each in zip(
+            ("train", "test"), (num_train, num_test), counts, strict=True
+        )
+        if not sum(of_each) or number not in (None, sum(of_each))
+    ]
     if problems:
         raise ProblemsError(str(data_dir), problems)
     keys = {
@@ -213,8 +201,6 @@ def load_tfrecords(
             parse=parse,
             num_classes=num_classes,
             shuffle_buffer=shuffle_buffer,
-            fix_of_features="correct image_key or label_key",
-            fix_of_labels="correct first_label or num_classes",
         )
         for paths, of_each in zip(files, counts, strict=True)
     )
@@ -231,32 +217,25 @@ def load_tfrecords(
 
 
 def find_files(data_dir: str | os.PathLike[str]) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """The files of both splits, sorted by name."""
+    """The files of both splits, such as train-00000-of-01024, in the folder or in its subfolder."""
     root = pathlib.Path(data_dir).expanduser()
-    if not root.is_dir():
-        raise ValueError(
-            f"data_dir: received {root}, which is not a folder; expected one that holds "
-            f"{TRAIN}-* and {HELD_OUT[0]}-*."
-        )
-    # Files such as train-00000-of-01024, in the folder or in its subfolder.
-    files = {
-        name: sorted(
+    train, *others = (
+        sorted(
             path
             for place in (root, root / name)
             for path in place.glob(f"{name}-*")
             if path.is_file()
         )
         for name in (TRAIN, *HELD_OUT)
-    }
-    held_out = next((files[name] for name in HELD_OUT if files[name]), [])
-    problems = [
-        f"received no files {expected}-* in it or in its folders; expected TFRecord files."
-        for expected, paths in ((TRAIN, files[TRAIN]), ("-*, ".join(HELD_OUT), held_out))
-        if not paths
-    ]
-    if problems:
-        raise ProblemsError(str(root), problems)
-    return files[TRAIN], held_out
+    )
+    held_out = next(filter(None, others), [])
+    if not (train and held_out):
+        raise ValueError(
+            f"data_dir: received {root}, which has {len(train)} files {TRAIN}-* and "
+            f"{len(held_out)} files {'-*, '.join(HELD_OUT)}-*, expected TFRecord files of both, in "
+            "it or in folders of these names."
+        )
+    return train, held_out
 
 
 def count_records(files: list[pathlib.Path], cache: pathlib.Path) -> list[int]:

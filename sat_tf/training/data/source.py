@@ -1,9 +1,11 @@
-"""A data set as training needs it: a source of batches, or all of its images in memory."""
+"""A data set as training needs it: a source of batches, or all images in memory or in a cache."""
 
 import abc
 import dataclasses
 import os
-from collections.abc import Iterator
+import pathlib
+import warnings
+from collections.abc import Callable, Collection, Iterator
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -12,24 +14,16 @@ from pydantic import Field
 
 from sat_tf.arguments import is_integer
 from sat_tf.exact.tflite.preprocessing import COVERING, Preprocessing
-from sat_tf.messages import ProblemsError, ReadingError
-from sat_tf.validation import Count, Seed, find_problems, up_to
+from sat_tf.files import renamed_when_done
+from sat_tf.messages import ProblemsError, ReadingError, kind_of
+from sat_tf.validation import Count, Seed, check, up_to
 
-_MOST_CLASSES = 1_000_000  # The models of `sat_tf.training.models` have no more.
-
-# The values that data sets take.
-ImageSize = Annotated[int, up_to(4096, "pass 224")]  # Beyond every published model.
-NumClasses = Annotated[int, up_to(_MOST_CLASSES, "count the classes")]
+# The values that data sets take; the models of `sat_tf.training.models` have no more of either.
+ImageSize = Annotated[int, up_to(4096, "pass 224")]
+NumClasses = Annotated[int, up_to(1_000_000, "count the classes")]
 # TensorFlow reserves the places of a shuffle buffer at once.
 BufferSize = Annotated[int, up_to(10_000_000, "pass 10000")]
-FirstLabel = Annotated[
-    int,
-    Field(
-        ge=-_MOST_CLASSES,
-        le=_MOST_CLASSES,
-        description=f"an integer from {-_MOST_CLASSES:,} to {_MOST_CLASSES:,}; pass 0 or 1",
-    ),
-]
+FirstLabel = Annotated[int, Field(ge=-(10**6), le=10**6, description="an integer, mostly 0 or 1")]
 Area = Annotated[float, Field(gt=0, le=1, description="a number above 0, to 1; pass 0.08")]
 Feature = Annotated[str, Field(description="the name of a feature")]
 Folder = Annotated[str | os.PathLike[str], Field(description="the path of a folder")]
@@ -50,8 +44,6 @@ class Shard:
     def pieces(self, batch_size: int) -> list[tuple[int, int]]:
         """First image and number of images of each piece of this process, replica by replica.
 
-        >>> Shard(worker=0, workers=2, replicas=1).pieces(33)
-        [(0, 17)]
         >>> Shard(worker=1, workers=2, replicas=2).pieces(10)
         [(6, 2), (8, 2)]
         """
@@ -61,11 +53,6 @@ class Shard:
         return [
             (number * size + min(number, longer), size + (number < longer)) for number in numbers
         ]
-
-    def span(self, batch_size: int) -> tuple[int, int]:
-        """First image and number of images of this process in a global batch."""
-        pieces = self.pieces(batch_size)
-        return pieces[0][0], sum(size for _, size in pieces)
 
 
 # The label of images that only pad the last held-out batch; losses and metrics ignore them.
@@ -83,7 +70,8 @@ class Order(NamedTuple):
     @property
     def span(self) -> tuple[int, int]:
         """First image and number of images of this process in a global batch."""
-        return self.shard.span(self.batch_size)
+        pieces = self.shard.pieces(self.batch_size)
+        return pieces[0][0], sum(size for _, size in pieces)
 
     def in_pieces(self, spans: Any) -> Any:
         """Cuts the images of this process into one element for each of its replicas.
@@ -113,11 +101,8 @@ class ImageSource(abc.ABC):
     preprocessing: Preprocessing = COVERING
     decoder: str = ""  # What makes those of files, in words; "" of a set that is none of files.
     notes: tuple[str, ...] = ()  # What to tell those who train on it.
-
-    @property
-    def reading_error(self) -> ReadingError | None:
-        """The first error of reading, for which TensorFlow has raised its own."""
-        return None
+    # The first error of reading, for which TensorFlow has raised its own.
+    reading_error: ReadingError | None = None
 
     def training_batches(
         self, *, batch_size: int, seed: int, first_epoch: int = 0, shard: Shard | None = None
@@ -134,7 +119,8 @@ class ImageSource(abc.ABC):
         `Shard.pieces`. Shapes are static.
         """
         order = Order(batch_size, shard or Shard(), seed, first_epoch)
-        return self._training_batches(self._checked(order, self.num_train))
+        self._check(order, self.num_train)
+        return self._training_batches(order)
 
     def held_out_batches(self, *, batch_size: int = 256, shard: Shard | None = None) -> Any:
         """Every held-out image once, in order, as uint8 images and labels like the training's.
@@ -142,24 +128,22 @@ class ImageSource(abc.ABC):
         The last batch is padded with black images whose label is `NO_LABEL`, so that all batches
         and all pieces have static shapes, and every process has the same number of them.
         """
-        return self._held_out_batches(self._checked(Order(batch_size, shard or Shard()), None))
+        order = Order(batch_size, shard or Shard())
+        self._check(order, None)
+        return self._held_out_batches(order)
 
-    def _checked(self, order: Order, most: int | None) -> Order:
-        """The order, unless some of its values are invalid."""
+    def _check(self, order: Order, most: int | None) -> None:
         pieces = order.shard.workers * order.shard.replicas
         expected = f"an integer of at least {pieces}, an image for each replica of each process"
-        size = Annotated[int, Field(ge=pieces, description=f"{expected}; raise it")]
-        own = {"batch_size": (order.batch_size, size)}
-        problems = find_problems(
-            **own, seed=(order.seed, Seed), first_epoch=(order.first_epoch, Count)
+        if most is not None:
+            expected += f", and at most {most}, the number of training images"
+        size = Annotated[int, Field(ge=pieces, le=most, description=expected)]
+        check(
+            self.name,
+            batch_size=(order.batch_size, size),
+            seed=(order.seed, Seed),
+            first_epoch=(order.first_epoch, Count),
         )
-        if most is not None and not find_problems(**own):
-            expected = f"at most {most}, the number of training images; lower it"
-            fitting = Annotated[int, Field(le=most, description=expected)]
-            problems += find_problems(batch_size=(order.batch_size, fitting))
-        if problems:
-            raise ProblemsError(self.name, problems)
-        return order
 
     @abc.abstractmethod
     def _training_batches(self, order: Order) -> Any:
@@ -204,28 +188,23 @@ class ImageSet:
     class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        problems = []
+        problems = [problem for split in ("train", "test") for problem in self._problems(split)]
         if not (isinstance(self.name, str) and self.name):
-            problems.append(f"name: received {self.name!r}; expected a word; name the set")
+            problems.append(f"name: received {self.name!r}, expected a word.")
         if not is_integer(self.num_classes, lowest=1):
-            problems.append(
-                f"num_classes: received {self.num_classes!r}; expected a positive integer; "
-                "count the classes"
-            )
+            problems.append(f"num_classes: received {self.num_classes!r}, expected 1 or more.")
         elif self.class_names is not None and len(self.class_names) != self.num_classes:
             problems.append(
-                f"class_names: received {len(self.class_names)}; expected {self.num_classes}, one "
-                "for each class; leave them out where they are unknown"
+                f"class_names: received {len(self.class_names)}, expected {self.num_classes}, one "
+                "for each class; leave them out where they are unknown."
             )
-        for split in ("train", "test"):
-            problems += self._problems(split)
         if not problems and self.train_images.shape[1:] != self.test_images.shape[1:]:
             problems.append(
-                f"test_images: received images {self.test_images.shape[1:]}; expected "
-                f"{self.train_images.shape[1:]} as in train_images; resize one of them"
+                f"test_images: received images {self.test_images.shape[1:]}, expected "
+                f"{self.train_images.shape[1:]} as in train_images; resize one of them."
             )
         if problems:
-            raise ProblemsError("ImageSet", (f"{problem}." for problem in problems))
+            raise ProblemsError("ImageSet", problems)
 
     @property
     def image_size(self) -> int:
@@ -235,43 +214,70 @@ class ImageSet:
     def _problems(self, split: str) -> Iterator[str]:
         """Says what is wrong with the images and labels of a split."""
         images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
-        (image_shape, images_are), (shape, labels_are) = (
-            (array.shape, str(array.dtype))
-            if isinstance(array, np.ndarray)
-            else (None, type(array).__name__)
+        shape, labels_shape = (tuple(getattr(a, "shape", ())) for a in (images, labels))
+        received, labels_received = (
+            f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else kind_of(array)
             for array in (images, labels)
         )
-        if images_are != "uint8":
+        size = shape[1] if len(shape) == 4 else 0
+        if not (received.startswith("uint8 ") and size and shape[2:] == (size, 3) and len(images)):
             yield (
-                f"{split}_images: received {images_are}; expected a uint8 array; "
-                "scale the values to 0..255, round and cast them"
+                f"{split}_images: received {received}, expected uint8 (images, size, size, 3); "
+                "crop to squares, scale the values to 0..255, round and cast them."
             )
-        if image_shape is not None and not (
-            len(image_shape) == 4
-            and min(image_shape) > 0
-            and image_shape[1] == image_shape[2]
-            and image_shape[3] == 3
+        if not (labels_received.startswith("int32 ") and labels_shape == shape[:1]):
+            yield (
+                f"{split}_labels: received {labels_received}, expected int32 {shape[:1]}, a class "
+                "number for each image; cast them with .astype('int32')."
+            )
+        elif is_integer(self.num_classes, lowest=1) and np.any(
+            (labels < 0) | (labels >= self.num_classes)
         ):
             yield (
-                f"{split}_images: received shape {image_shape}; expected (images, size, size, 3), "
-                "all of them above 0; crop to squares and repeat a single channel three times"
+                f"{split}_labels: received labels {labels.min()} to {labels.max()}, expected 0 to "
+                f"{self.num_classes - 1}; number the classes from 0 or raise num_classes."
             )
-        if labels_are != "int32":
-            yield (
-                f"{split}_labels: received {labels_are}; expected an int32 array; "
-                "cast class numbers with .astype('int32')"
+
+
+_CACHE_VARIABLE = "SAT_TF_CACHE"
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def cache_folder(folder: str | os.PathLike[str] | None = None) -> pathlib.Path:
+    """The folder that cached files go to; it need not exist."""
+    chosen = folder or os.environ.get(_CACHE_VARIABLE) or "~/.cache/sat_tf"
+    return pathlib.Path(chosen).expanduser()
+
+
+def load_or_make(
+    path: pathlib.Path, make: Callable[[], Arrays], *, names: Collection[str]
+) -> Arrays:
+    """Reads arrays from a file; creates them, and writes them where that is possible.
+
+    The name of the file has to change with everything that the arrays depend on.
+    """
+    if path.is_file():
+        try:
+            # The archive's checksums turn any changed byte of an array into an error here.
+            with np.load(path, allow_pickle=False) as archive:
+                return {name: archive[name] for name in names}
+        except Exception as error:  # A damaged archive raises from many places, with many types.
+            warnings.warn(
+                f"cached file {path}: received a damaged file ({type(error).__name__}: {error}); "
+                "expected arrays; it is created again",
+                stacklevel=2,
             )
-        if shape is not None and (len(shape) != 1 or (image_shape and shape != image_shape[:1])):
-            count = image_shape[0] if image_shape else "images"
-            yield (
-                f"{split}_labels: received shape {shape}; expected ({count},); "
-                "give one class number for each image"
-            )
-        # Labels of another type have been reported above, and may not be comparable with a number.
-        if labels_are == "int32" and labels.size and is_integer(self.num_classes, lowest=1):
-            smallest, largest = int(labels.min()), int(labels.max())
-            if smallest < 0 or largest >= self.num_classes:
-                yield (
-                    f"{split}_labels: received labels {smallest} to {largest}; expected 0 to "
-                    f"{int(self.num_classes) - 1}; number the classes from 0 or raise num_classes"
-                )
+    arrays = make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with renamed_when_done(path) as temporary, temporary.open("xb") as file:
+            # mypy takes every keyword for the only option of savez.
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        warnings.warn(
+            f"cached file {path}: could not be written ({error}); the data is complete, but the "
+            f"next run creates it again; pass a writable cache_dir or set {_CACHE_VARIABLE}",
+            stacklevel=2,
+        )
+    return arrays

@@ -14,14 +14,12 @@ from sat_tf.training.data.source import BufferSize, Folder, ImageSize, ImageSour
 from sat_tf.validation import checked
 
 if TYPE_CHECKING:
-    from sat_tf.training.data.decoding import RecordFiles
+    from sat_tf.training.data.decoding import RecordFiles, Share
 
 # In this order, because the test split of ImageNet has no labels.
 _HELD_OUT = ("validation", "test")
 # A name, a configuration and a version; not a hub or a project and a name.
 _OF_TFDS = re.compile(r"[^:]*(:[\d.*]+)?")
-_OTHER_SPLIT = "choose another split, or build the set again"
-
 
 _Name = Annotated[str, Field(description="a name")]
 
@@ -50,22 +48,36 @@ def load_tfds(
         image_size: height and width of what training and measuring see, in pixels.
         train_split: what to train on, also a part such as "train[:90%]".
         held_out_split: what to measure with; by default validation, or else test.
-        shuffle_buffer: size of the shuffle buffer, in encoded pictures; 10,000 of ImageNet take
-            1.1 GB.
-        deterministic: whether batches hold the same pictures in the same order every time;
-            otherwise the fastest pictures come first.
+        shuffle_buffer: as in `load_tfrecords`.
+        deterministic: as in `load_tfrecords`.
 
     Raises:
         ValueError: an argument is out of its range, there is no such builder, it is not for
             image classification, or it has not been prepared.
         ImportError: tensorflow-datasets is not installed.
     """
-    prepared = _builder(builder, data_dir)
-    image_key, label_key = _image_and_label(prepared)
+    if not _OF_TFDS.fullmatch(builder):
+        raise ValueError(
+            f"builder: received {builder!r}, a set of others, whose code would be downloaded and "
+            "run; expected one that comes with TensorFlow Datasets, or that you have built."
+        )
+    import tensorflow_datasets as tfds
+
+    folder = None if data_dir is None else os.path.expanduser(os.fspath(data_dir))
+    try:
+        prepared = tfds.builder(builder, data_dir=folder)
+    except tfds.core.registered.DatasetNotFoundError as error:
+        lines = str(error).splitlines()  # of which most are a list of all sets
+        hint = next((line for line in lines if line.startswith("Did you mean")), "see its catalog")
+        expected = "expected one of TensorFlow Datasets"
+        raise ValueError(f"builder: received {builder!r}; {expected}; {hint}") from error
+    except (AssertionError, ValueError, RuntimeError) as error:  # no such configuration or version
+        raise ValueError(f"builder: received {builder!r}; {error}") from error
+    keys = _image_and_label(prepared)
     splits = list(prepared.info.splits or {})
     # If nothing has been prepared, the usual name: reading it reports what is missing.
     held_out = held_out_split or next(
-        (name for name in _HELD_OUT if name in splits), None if splits else _HELD_OUT[0]
+        (name for name in _HELD_OUT if name in splits or not splits), None
     )
     if held_out is None:
         raise ValueError(
@@ -73,58 +85,32 @@ def load_tfds(
             f"{', '.join(splits)}; expected {' or '.join(_HELD_OUT)}; name another split, or a "
             "part of one such as held_out_split='train[90%:]' with train_split='train[:90%]'."
         )
+    labels = prepared.info.features[keys[1]]
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.training.data.decoding import PictureSource
 
     return PictureSource(
-        train=_part(prepared, train_split, image_key, label_key, shuffle_buffer),
-        held_out=_part(prepared, held_out, image_key, label_key, shuffle_buffer),
+        train=_part(prepared, train_split, keys, shuffle_buffer),
+        held_out=_part(prepared, held_out, keys, shuffle_buffer),
         name=prepared.name,
         image_size=image_size,
-        num_classes=prepared.info.features[label_key].num_classes,
-        class_names=tuple(prepared.info.features[label_key].names),
+        num_classes=labels.num_classes,
+        class_names=tuple(labels.names),
         deterministic=deterministic,
         preprocessing=AS_IN_IMAGENET,
     )
-
-
-def _builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
-    if not _OF_TFDS.fullmatch(name):
-        raise ValueError(
-            f"builder: received {name!r}, a set of others, whose code would be downloaded and run; "
-            "expected one that comes with TensorFlow Datasets, or that you have built; write its "
-            "name without a colon in front."
-        )
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise ImportError(
-            "tfds: the module tensorflow_datasets is required, and not installed; run "
-            "`pip install tensorflow-datasets`."
-        ) from error
-    folder = None if data_dir is None else os.path.expanduser(os.fspath(data_dir))
-    try:
-        return tfds.builder(name, data_dir=folder)
-    except tfds.core.registered.DatasetNotFoundError as error:
-        # Its message lists all sets, and ends with the nearest one.
-        hints = [line for line in str(error).splitlines() if line.startswith("Did you mean")]
-        expected = f"expected one of TensorFlow Datasets {tfds.__version__}"
-        raise ValueError("; ".join([f"builder: received {name!r}", expected, *hints])) from error
-    except (AssertionError, ValueError, RuntimeError) as error:  # no such configuration or version
-        raise ValueError(f"builder: received {name!r}; {error}") from error
 
 
 def _image_and_label(builder: Any) -> tuple[str, str]:
     """Returns the names of the features that hold the picture and the class."""
     import tensorflow_datasets as tfds
 
-    features = builder.info.features
+    features, supervised = builder.info.features, builder.info.supervised_keys
     items = dict(features.items()) if isinstance(features, tfds.features.FeaturesDict) else {}
     images = [name for name, item in items.items() if isinstance(item, tfds.features.Image)]
     labels = [name for name, item in items.items() if isinstance(item, tfds.features.ClassLabel)]
-    supervised = builder.info.supervised_keys
-    if supervised and len(supervised) == 2 and supervised[0] in images and supervised[1] in labels:
-        return supervised
+    if supervised and supervised[0] in images and supervised[-1] in labels:
+        return supervised[0], supervised[-1]
     if len(images) != 1 or len(labels) != 1:
         received = ", ".join(f"{name} ({type(item).__name__})" for name, item in items.items())
         raise ValueError(
@@ -134,14 +120,13 @@ def _image_and_label(builder: Any) -> tuple[str, str]:
     return images[0], labels[0]
 
 
-def _part(
-    builder: Any, split: str, image_key: str, label_key: str, shuffle_buffer: int
-) -> "RecordFiles":
+def _part(builder: Any, split: str, keys: tuple[str, str], shuffle_buffer: int) -> "RecordFiles":
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-    from sat_tf.training.data.decoding import FILES_AT_ONCE, RecordFiles, Share
+    from sat_tf.training.data.decoding import FILES_AT_ONCE, RecordFiles
 
+    image_key, label_key = keys
     decoders = tfds.decode.PartialDecoding(
         {image_key: True, label_key: True}, decoders={image_key: tfds.decode.SkipDecoding()}
     )
@@ -167,16 +152,12 @@ def _part(
     try:
         count = int(read(split, None).cardinality())
     except AssertionError as error:
-        root = builder.data_dir_root
-        message = (
+        raise ValueError(
             f"tfds: received {builder.name!r}, which is not in {builder.data_dir}; expected a "
-            f"prepared data set; run `tfds build {builder.name} --data_dir={root}`, or name the "
-            f"folder that holds {builder.name}/ in data_dir."
-        )
-        if manual := " ".join((builder.MANUAL_DOWNLOAD_INSTRUCTIONS or "").split()):
-            downloads = f"{root}/downloads/manual"
-            message += f" Before that, download by hand into {downloads}: {manual}"
-        raise ValueError(message) from error
+            f"prepared data set; run `tfds build {builder.name} "
+            f"--data_dir={builder.data_dir_root}`, which says what to download by hand, or name "
+            f"the folder that holds {builder.name}/ in data_dir."
+        ) from error
     except ValueError as error:
         known = ", ".join(builder.info.splits or {})
         raise ValueError(
@@ -187,7 +168,7 @@ def _part(
             f"split: received {split!r} of {builder.name!r} with no images; expected at least one."
         )
 
-    def rows(share: Share, seed: Any) -> tf.data.Dataset:
+    def rows(share: "Share", seed: Any) -> tf.data.Dataset:
         even = math.gcd(*share)
         number, first = share.of // even, share.first // even
         if number == 1:
@@ -205,6 +186,4 @@ def _part(
         parse=lambda encoded, label: (encoded, label),
         num_classes=builder.info.features[label_key].num_classes,
         shuffle_buffer=shuffle_buffer,
-        fix_of_features=_OTHER_SPLIT,
-        fix_of_labels=_OTHER_SPLIT,
     )

@@ -20,7 +20,7 @@ from sat_tf.qat.wrapper import ConstantWeights, quantized_layers
 from sat_tf.report.layers import clipping_levels
 from sat_tf.training.audit.kappa import kappa_0
 from sat_tf.training.data.source import ImageSource
-from sat_tf.training.learner import Learner, training_copy
+from sat_tf.training.learner import training_copy
 from sat_tf.training.run_folder import EPOCHS, METRICS, EpochMetrics, RunFolder, logged
 
 _PROBED_IMAGES = 16
@@ -212,34 +212,29 @@ class StopWhenNotFinite(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         # The running mean stays NaN in every later batch; the message names the first one.
-        self._check("", loss=logs["batch_loss"], share=logs["top1"])
+        self._check("", logs["batch_loss"], logs["top1"])
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks what the held-out images report."""
-        share = logs["top1"]
-        self._check("held-out images, after ", loss=logs["loss"], share=share)
+        self._check("held-out images, after ", logs["loss"], logs["top1"])
 
-    def _check(self, where: str, *, loss: Any, share: Any) -> None:
-        for value, what in ((loss, "the loss"), (share, "a logit")):
-            if not math.isfinite(float(value)):
-                learner: Learner = self.model
-                step = int(learner.optimizer.iterations.numpy())
-                pixels = self._source.training_sample(_PROBED_IMAGES, seed=0)
-                images = self._input_range.fed(pixels)
-                raise RunError(
-                    f"{self._stage} stage, epoch {self._epoch}, {where}step {step}: {what} is NaN "
-                    f"or infinite ({describe_break(learner.student, images)}), expected finite "
-                    f"values; lower stages.{self._stage}.base_learning_rate, lengthen its "
-                    "warmup_epochs, or start from lower clipping levels. Epochs of the stage that "
-                    f"are saved: {self._backup.epochs}."
-                )
+    def _check(self, where: str, loss: Any, share: Any) -> None:
+        if math.isfinite(float(loss)) and math.isfinite(float(share)):
+            return
+        what = "a logit" if math.isfinite(float(loss)) else "the loss"
+        step = int(self.model.optimizer.iterations.numpy())
+        pixels = self._source.training_sample(_PROBED_IMAGES, seed=0)
+        broken = _describe_break(self.model.student, self._input_range.fed(pixels))
+        raise RunError(
+            f"{self._stage} stage, epoch {self._epoch}, {where}step {step}: {what} is NaN or "
+            f"infinite ({broken}), expected finite values; lower "
+            f"stages.{self._stage}.base_learning_rate, lengthen its warmup_epochs, or start from "
+            f"lower clipping levels. Epochs of the stage that are saved: {self._backup.epochs}."
+        )
 
 
-def describe_break(model: keras.Model, images: np.ndarray) -> str:
-    """Says in one sentence which layers of a model diverged, in the order of the network.
-
-    Looks for non-finite variables; if there are none, for the first layer with a non-finite output.
-    """
+def _describe_break(model: keras.Model, images: np.ndarray) -> str:
+    """Says which variables of a model are not finite, or else the output of which layer."""
     broken = [
         f"{layer.name} ({variable.name.rpartition('/')[2].partition(':')[0]})"
         for layer in model.layers
@@ -253,11 +248,8 @@ def describe_break(model: keras.Model, images: np.ndarray) -> str:
     outputs = probe(tf.cast(images, tf.float32), training=False)
     for layer, output in zip(layers, outputs, strict=True):
         # A layer that is called several times, or gives several tensors, has a list of them.
-        if not all(map(_is_finite, tf.nest.flatten(output))):
-            return f"all weights are finite, but the output of {layer.name} is not"
-    decayed = [layer.name for layer in layers if not all(map(_is_finite, layer.losses))]
-    if decayed:
-        return f"all weights are finite, but the weight decay of {first_ones(decayed)} is not"
+        if not all(map(_is_finite, [*tf.nest.flatten(output), *layer.losses])):
+            return f"all weights are finite, but the output or weight decay of {layer.name} is not"
     return "all weights are finite, and so are the outputs of all layers"
 
 

@@ -131,30 +131,22 @@ def _of_file(run: Run, quantized: keras.Model, num_held_out: int) -> dict[str, A
 def write_report(folder: RunFolder, config: Config) -> None:
     """Writes report.html from the files of a run."""
     epochs = EpochMetrics.read(folder)
-    curves = learning_curves(epochs, EPOCHS, targets=_targets(config)) if epochs else []
-    training: dict[str, str] = {}
-    if folder.file(output_folder.RESULTS).exists():
-        results = Results.read(folder)
-        training = {"Learning rate": results.rate(), "Weights of epoch": results.kept()}
-    if any(training.values()):
-        training["Weights by"] = _weights(config.policy)
-    environment = {
-        name.replace("_", " "): ", ".join(map(str, value))
-        if isinstance(value, list)
-        else str(value)
-        for name, value in (folder.read_json(run_folder.ENVIRONMENT) or {}).items()
-        if value is not None
-    }
+    results = Results.read(folder) if folder.file(output_folder.RESULTS).exists() else None
     of_run: dict[str, Any] = {
         "name": config.name,
         "is_run": folder.holds_run,
-        "curves": [chart.to_figure() for chart in curves],
-        "training": {name: words for name, words in training.items() if words},
+        "curves": learning_curves(epochs, EPOCHS, targets=_targets(config)) if epochs else [],
         "num_epochs": len(epochs),
         "epochs": epochs_table(epochs, EPOCHS),
-        "environment": environment,
+        "environment": folder.read_json(run_folder.ENVIRONMENT),
         "config": folder.read_text(output_folder.CONFIG),
     }
+    if results is not None and (results.rate() or results.kept()):
+        of_run["training"] = {
+            "Learning rate": results.rate(),
+            "Weights of epoch": results.kept(),
+            "Weights by": _weights(config.policy),
+        }
     report.write_report(folder, **of_run, **({"verb": "Trained"} if epochs else {}))
 
 

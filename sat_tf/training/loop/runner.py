@@ -225,11 +225,24 @@ def _candidates(run: Run, start: keras.Model) -> Iterator[Candidate]:
 def _end_stage(
     run: Run, state: RunState, name: str, candidates: Iterator[Candidate]
 ) -> keras.Model:
-    """Saves the candidate that a stage ends with, and records its held-out metrics."""
+    """Saves the model that a stage ends with, and records its held-out metrics.
+
+    It is the first candidate that is as good as the stage's best epoch; failing that, the best:
+    statistics that are measured again, and snapped biases, can take some of the accuracy away.
+    """
     if not run.writes:
         _, model = next(candidates)
         return model
-    model, metrics = _best_candidate(run, name, candidates)
+    measured: list[tuple[keras.Model, dict[str, float]]] = []
+    for epoch, model in candidates:  # of which the first is trained now
+        if not measured:
+            run.say(f"{name:9}  measuring held-out top-1")
+        metrics = held_out_metrics(model, run.source, run.input_range)
+        measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
+        best = max((row.held_out_top1 or 0.0 for row in run.rows if row.stage == name), default=0.0)
+        if epoch is None or metrics["top1"] >= best:
+            break
+    model, metrics = max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
     with run.folder.written(MODELS[name]) as temporary:
         model.save(temporary)
     state.finish(name, metrics)
@@ -243,25 +256,6 @@ def _end_stage(
         remark = f": the weights of epoch {kept}, the best on these pictures"
     run.say(f"{name:9}  done: {run.held_out(metrics)}{remark}")
     return model
-
-
-def _best_candidate(
-    run: Run, name: str, candidates: Iterator[Candidate]
-) -> tuple[keras.Model, dict[str, float]]:
-    """The first candidate that is as good as the stage's best epoch; failing that, the best.
-
-    Statistics that are measured again, and snapped biases, can take some of the accuracy away.
-    """
-    measured: list[tuple[keras.Model, dict[str, float]]] = []
-    for epoch, model in candidates:  # of which the first is trained now
-        if not measured:
-            run.say(f"{name:9}  measuring held-out top-1")
-        metrics = held_out_metrics(model, run.source, run.input_range)
-        measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
-        best = max((row.held_out_top1 or 0.0 for row in run.rows if row.stage == name), default=0.0)
-        if epoch is None or metrics["top1"] >= best:
-            break
-    return max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
 
 
 @value_errors_as_run_errors()
@@ -381,17 +375,10 @@ _OF_WORKERS = (
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
+
 _REFUSED = {
-    errno.EACCES,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.ENOENT,
-    errno.ENOSPC,
-    errno.ENOTDIR,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ESTALE,
+    *(errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOENT, errno.ENOSPC),
+    *(errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE),
 }
 
 
@@ -405,15 +392,17 @@ def outside_failures_explained(
     except tf.errors.OpError as error:
         # TensorFlow says "PATH; REASON" of a folder, or of a file in it.
         path = re.escape(str(folder.path))
+        lines = [line.strip() for line in error.message.splitlines() if line.strip()]
+        aborted = [line for line in lines if line.startswith("Collective ops is aborted")]
+        reason = next(iter([*aborted, *lines]), "no reason given")
         if re.search(rf"(?<![\w./-]){path}(/[^;\n]*)?; ", str(error)) is not None:
-            raise _refused(folder, _last_line(error.message)) from error
+            raise _refused(folder, reason) from error
         is_of_workers = isinstance(error, _OF_WORKERS) or "Collective" in error.message
         if shard_of(strategy).workers > 1 and is_of_workers:
             raise RunError(
-                "distribution: another worker no longer answers "
-                f"({_last_line(error.message)}), expected all of them until the run ends; start "
-                "the same command on all of them again: the run resumes behind its last "
-                "finished epoch."
+                f"distribution: another worker no longer answers ({reason}), expected all of them "
+                "until the run ends; start the same command on all of them again: the run resumes "
+                "behind its last finished epoch."
             ) from error
         raise
     except OSError as error:
@@ -428,10 +417,3 @@ def _refused(folder: RunFolder, reason: str) -> RunError:
         "one until the run ends; free some space, or fix its permissions.\n"
         "Then the same command resumes behind the last finished epoch."
     )
-
-
-def _last_line(message: str) -> str:
-    """The message of an error, without the place in the graph."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("Collective ops is aborted")] or lines[:1]
-    return told[0] if told else "no reason given"

@@ -1,5 +1,6 @@
 """The start of a run: its data and models, and whether they fit each other and the settings."""
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -218,19 +219,20 @@ def check_range(
 
     These are `training.float_model`, and the teacher, which is fed what the student is.
     """
-    trained = {}
-    if config.training.float_model is not None:
-        trained[f"training.float_model={config.training.float_model!r}"] = model
     plan, teacher = config.recipes.distillation, read_teacher(config, pixels)
-    if plan is not None and teacher is not None:
-        trained[f"recipes.distillation.teacher={plan.teacher!r}"] = teacher
-    for key, one in trained.items():
+    start = config.training.float_model
+    for key, path, trained in (
+        ("training.float_model", start, None if start is None else model),
+        ("recipes.distillation.teacher", plan and plan.teacher, teacher),
+    ):
+        if trained is None:
+            continue
         images, labels = pixels.held_out_sample(USUAL_IMAGES)
-        found = range_accuracies(one, images, labels, given)
+        found = range_accuracies(trained, images, labels, given)
         if found is None or found.fitting is None:
             continue
-        problem = f"{key}: {found.problem}"
-        if one is teacher:
+        problem = f"{key}={path!r}: {found.problem}"
+        if trained is teacher:
             raise RunError(
                 f"{problem}; save it with a Rescaling or a Normalization layer in front that "
                 "converts the student's range to this, or set "
@@ -267,15 +269,9 @@ def _commit() -> str | None:
     checkout = pathlib.Path(__file__).parents[3]
     if not (checkout / ".git").exists():
         return None
-    try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"],
-            cwd=checkout,
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return described.stdout.strip()
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(
+            command, cwd=checkout, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
+    return None

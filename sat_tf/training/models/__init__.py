@@ -37,17 +37,12 @@ __all__ = [
     "vgg16_bn",
 ]
 
+_FAMILIES = (
+    *(mobilenet_v1, mobilenet_v2, mobilenet_v2_small),
+    *(resnet18, resnet50, preresnet50, vgg16, vgg16_bn),
+)
 MODELS: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
-    {
-        "mobilenet_v1": mobilenet_v1,
-        "mobilenet_v2": mobilenet_v2,
-        "mobilenet_v2_small": mobilenet_v2_small,
-        "resnet18": resnet18,
-        "resnet50": resnet50,
-        "preresnet50": preresnet50,
-        "vgg16": vgg16,
-        "vgg16_bn": vgg16_bn,
-    }
+    {family.__name__: family for family in _FAMILIES}
 )
 
 

@@ -1,9 +1,15 @@
-"""Shared by the model families: channel rounding, and layers from one seed."""
+"""Shared by the model families: the values of options, channel rounding, layers from one seed."""
 
 import dataclasses
 import hashlib
 import importlib
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import Field
+
+from sat_tf.validation import up_to
 
 
 class _OnFirstUse:
@@ -18,6 +24,52 @@ if TYPE_CHECKING:
 else:
     keras = _OnFirstUse()
 __all__ = ["LayerBuilder", "keras", "make_divisible"]
+
+_Family = TypeVar("_Family", bound=Callable[..., Any])
+
+
+def options_of(family: Callable[..., Any], **defaults: Any) -> Callable[[_Family], _Family]:
+    """Gives a function of keywords the options of another family, with other defaults of some."""
+    signature = inspect.signature(family)
+
+    def of(function: _Family) -> _Family:
+        changed: Any = function
+        changed.__signature__ = signature.replace(
+            parameters=[
+                option.replace(default=defaults.get(name, option.default))
+                for name, option in signature.parameters.items()
+            ]
+        )
+        return function
+
+    return of
+
+
+# Beyond every published model, and small enough that one wrong option alone takes no machine down;
+# `build` bounds what several make together.
+ImageSize = Annotated[int, up_to(4096, "pass 224")]
+NumClasses = Annotated[int, up_to(1_000_000, "pass 1000")]
+KernelSize = Annotated[int, up_to(31, "pass 7 for large images, 3 for small ones")]
+HiddenUnits = Annotated[int, up_to(65_536, "pass 4096")]
+Width = Annotated[
+    float, Field(gt=0, le=16, description="a positive number up to 16; 1.0 is the published width")
+]
+StageBlocks = Annotated[
+    Sequence[Annotated[int, Field(ge=1, le=200)]],
+    Field(
+        min_length=1,
+        max_length=8,
+        description="a list of 1 to 8 positive integers up to 200; pass the number of blocks of "
+        "each stage, such as [3, 4, 6, 3]",
+    ),
+]
+Stride = Literal[1, 2]
+Head = Literal["gap", "pool_first"]
+NumberOrNone = Annotated[
+    float | None,
+    Field(gt=0, le=1_000_000, description="a positive number up to 1,000,000, or None"),
+]
+Dropout = Annotated[float, Field(ge=0, lt=1, description="a number in [0, 1); 0.0 drops none")]
 
 
 def make_divisible(channels: float, divisor: int = 8) -> int:
@@ -60,7 +112,7 @@ class LayerBuilder:
             strides=stride,
             padding="same",
             use_bias=use_bias,
-            kernel_initializer=self._rectified_initializer(f"{name}_conv"),
+            kernel_initializer=self.initializer(f"{name}_conv"),
             name=f"{name}_conv",
         )
         outputs = layer(inputs)
@@ -75,29 +127,19 @@ class LayerBuilder:
             strides=stride,
             padding="same",
             use_bias=False,
-            depthwise_initializer=self._rectified_initializer(name),
+            depthwise_initializer=self.initializer(name),
             name=name,
         )
         return self.rectify(self.normalize(layer(inputs), name), name)
 
     def normalize(self, inputs: Any, name: str) -> Any:
         """Batch normalization, named `<name>_bn`."""
-        return keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_bn")(
-            inputs
-        )
+        layer = keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_bn")
+        return layer(inputs)
 
     def rectify(self, inputs: Any, name: str) -> Any:
         """The rectifier, named `<name>_relu`."""
         return keras.layers.ReLU(max_value=self.rectifier_max, name=f"{name}_relu")(inputs)
-
-    def hidden(self, inputs: Any, name: str, *, units: int, dropout: float) -> Any:
-        """Dense layer with bias, rectifier, and dropout if it is above 0."""
-        layer = keras.layers.Dense(
-            units,
-            kernel_initializer=self._rectified_initializer(f"{name}_dense"),
-            name=f"{name}_dense",
-        )
-        return self.drop(self.rectify(layer(inputs), name), f"{name}_dropout", dropout)
 
     def classifier(self, inputs: Any, *, num_classes: int, dropout: float) -> Any:
         """Global average pooling, dropout if it is above 0, and the logits' dense layer."""
@@ -106,16 +148,12 @@ class LayerBuilder:
 
     def logits(self, inputs: Any, *, num_classes: int, stddev: float | None = None) -> Any:
         """The last dense layer, named `classifier`."""
-        seed = self._seed("classifier")
-        if stddev is None:
-            initializer = keras.initializers.VarianceScaling(
-                1.0, "fan_out", "untruncated_normal", seed=seed
-            )
-        else:
+        initializer = self.initializer("classifier", 1.0)
+        if stddev is not None:
+            seed = self._seed("classifier")
             initializer = keras.initializers.RandomNormal(stddev=stddev, seed=seed)
-        return keras.layers.Dense(num_classes, kernel_initializer=initializer, name="classifier")(
-            inputs
-        )
+        layer = keras.layers.Dense(num_classes, kernel_initializer=initializer, name="classifier")
+        return layer(inputs)
 
     def drop(self, inputs: Any, name: str, share: float) -> Any:
         """Dropout if it is above 0."""
@@ -123,9 +161,10 @@ class LayerBuilder:
             return inputs
         return keras.layers.Dropout(share, seed=self._seed(name), name=name)(inputs)
 
-    def _rectified_initializer(self, layer: str) -> Any:
+    def initializer(self, layer: str, scale: float = 2.0) -> Any:
+        """He's for rectifiers, by the outputs; with a scale of 1, that of the classifier."""
         return keras.initializers.VarianceScaling(
-            2.0, "fan_out", "untruncated_normal", seed=self._seed(layer)
+            scale, "fan_out", "untruncated_normal", seed=self._seed(layer)
         )
 
     def _seed(self, layer: str) -> int | None:

@@ -1,89 +1,41 @@
 """MobileNets: of depthwise separable convolutions (V1), and of inverted residual blocks (V2)."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from sat_tf.training.models import options
+from sat_tf.training.models import blocks
 from sat_tf.training.models.blocks import LayerBuilder, keras, make_divisible
 from sat_tf.validation import checked
 
-
-class SeparableBlock(NamedTuple):
-    """One row of MobileNet-V1: a depthwise and a pointwise convolution."""
-
-    channels: int
-    stride: int
-
-
-class InvertedResidualStage(NamedTuple):
-    """One row of a MobileNet-V2: `repeats` blocks, of which only the first one may stride."""
-
-    expansion: int
-    channels: int
-    repeats: int
-    stride: int
-
-
-class MobileNetV2(NamedTuple):
-    """The architecture of a MobileNet-V2: channels of the first and last convolution, and stages.
-
-    The last convolution never has fewer channels than that, however narrow the model is.
-    """
-
-    stem_channels: int
-    stages: tuple[InvertedResidualStage, ...]
-    head_channels: int
-
-
-V1_STEM_CHANNELS = 32
 # Table 1 of Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision
-# Applications", arXiv:1704.04861.
-V1_BLOCKS = (
-    SeparableBlock(channels=64, stride=1),
-    SeparableBlock(channels=128, stride=2),
-    SeparableBlock(channels=128, stride=1),
-    SeparableBlock(channels=256, stride=2),
-    SeparableBlock(channels=256, stride=1),
-    SeparableBlock(channels=512, stride=2),
-    *[SeparableBlock(channels=512, stride=1)] * 5,
-    SeparableBlock(channels=1024, stride=2),
-    SeparableBlock(channels=1024, stride=1),
+# Applications", arXiv:1704.04861: channels of the first convolution; channels and stride of blocks.
+_V1_STEM = 32
+_V1_BLOCKS = (
+    *((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2)),
+    *((512, 1),) * 5,
+    *((1024, 2), (1024, 1)),
 )
+
+
 # Table 2 of Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks",
-# arXiv:1801.04381.
-V2 = MobileNetV2(
-    stem_channels=32,
-    stages=(
-        InvertedResidualStage(expansion=1, channels=16, repeats=1, stride=1),
-        InvertedResidualStage(expansion=6, channels=24, repeats=2, stride=2),
-        InvertedResidualStage(expansion=6, channels=32, repeats=3, stride=2),
-        InvertedResidualStage(expansion=6, channels=64, repeats=4, stride=2),
-        InvertedResidualStage(expansion=6, channels=96, repeats=3, stride=1),
-        InvertedResidualStage(expansion=6, channels=160, repeats=3, stride=2),
-        InvertedResidualStage(expansion=6, channels=320, repeats=1, stride=1),
-    ),
-    head_channels=1280,
+# arXiv:1801.04381: expansion, channels, number of blocks, and stride of the first one.
+_V2_STAGES = (
+    *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+    *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
 )
-V2_SMALL = MobileNetV2(
-    stem_channels=16,
-    stages=(
-        InvertedResidualStage(expansion=1, channels=16, repeats=1, stride=1),
-        InvertedResidualStage(expansion=4, channels=24, repeats=2, stride=2),
-        InvertedResidualStage(expansion=4, channels=40, repeats=2, stride=2),
-    ),
-    head_channels=512,
-)
+_SMALL_STAGES = ((1, 16, 1, 1), (4, 24, 2, 2), (4, 40, 2, 2))
 
 
 @checked
 def mobilenet_v1(
-    image_size: options.ImageSize = 224,
-    num_classes: options.NumClasses = 1000,
+    image_size: blocks.ImageSize = 224,
+    num_classes: blocks.NumClasses = 1000,
     *,
-    width_multiplier: options.Width = 1.0,
-    stem_stride: options.Stride = 2,
-    rectifier_max: options.RectifierMax = 6.0,
-    dropout: options.Dropout = 0.0,
-    seed: options.Seed = None,
+    width_multiplier: blocks.Width = 1.0,
+    stem_stride: blocks.Stride = 2,
+    rectifier_max: blocks.NumberOrNone = 6.0,
+    dropout: blocks.Dropout = 0.0,
+    seed: int | None = None,
 ) -> "keras.Model":
     """Builds MobileNet-V1 as a functional Keras model.
 
@@ -92,8 +44,7 @@ def mobilenet_v1(
     - `stem_stride`: stride of the first convolution: 2 as published, 1 for small images.
 
     Example:
-        >>> model = mobilenet_v1(32, 10, width_multiplier=0.25, stem_stride=1, seed=0)
-        >>> model.output_shape
+        >>> mobilenet_v1(32, 10, width_multiplier=0.25, stem_stride=1, seed=0).output_shape
         (None, 10)
     """
     layers = LayerBuilder(rectifier_max=rectifier_max, seed=seed)
@@ -101,50 +52,41 @@ def mobilenet_v1(
     features = layers.convolution(
         images,
         "stem",
-        channels=make_divisible(V1_STEM_CHANNELS * width_multiplier),
+        channels=make_divisible(_V1_STEM * width_multiplier),
         kernel_size=3,
         stride=stem_stride,
     )
-    for number, block in enumerate(V1_BLOCKS, start=1):
-        name = f"block_{number}"
-        features = layers.depthwise(features, f"{name}_depthwise", stride=block.stride)
-        features = layers.convolution(
-            features,
-            f"{name}_pointwise",
-            channels=make_divisible(block.channels * width_multiplier),
-        )
+    for number, (published, stride) in enumerate(_V1_BLOCKS, start=1):
+        name, channels = f"block_{number}", make_divisible(published * width_multiplier)
+        features = layers.depthwise(features, f"{name}_depthwise", stride=stride)
+        features = layers.convolution(features, f"{name}_pointwise", channels=channels)
     logits = layers.classifier(features, num_classes=num_classes, dropout=dropout)
     return keras.Model(images, logits, name="mobilenet_v1")
 
 
 @checked
-@options.options_of(mobilenet_v1)
+@blocks.options_of(mobilenet_v1)
 def mobilenet_v2(**chosen: Any) -> "keras.Model":
     """Builds MobileNet-V2 as a functional Keras model.
 
     The last convolution never has fewer than 1280 channels, as published. The options are those of
     `mobilenet_v1`.
-
-    Example:
-        >>> model = mobilenet_v2(32, 10, width_multiplier=0.25, stem_stride=1, seed=0)
-        >>> model.output_shape
-        (None, 10)
     """
-    return _mobilenet_v2("mobilenet_v2", V2, chosen)
+    return _mobilenet_v2("mobilenet_v2", 32, _V2_STAGES, 1280, chosen)
 
 
 @checked
 def mobilenet_v2_small(
-    image_size: options.ImageSize = 24,
-    num_classes: options.NumClasses = 1000,
+    image_size: blocks.ImageSize = 24,
+    num_classes: blocks.NumClasses = 1000,
     *,
-    width_multiplier: options.Width = 1.0,
-    head: options.Head = "gap",
-    rectified_inputs: options.RectifiedInputs = False,
-    classifier_stddev: options.Deviation = None,
-    rectifier_max: options.RectifierMax = 6.0,
-    dropout: options.Dropout = 0.0,
-    seed: options.Seed = None,
+    width_multiplier: blocks.Width = 1.0,
+    head: blocks.Head = "gap",
+    rectified_inputs: bool = False,
+    classifier_stddev: blocks.NumberOrNone = None,
+    rectifier_max: blocks.NumberOrNone = 6.0,
+    dropout: blocks.Dropout = 0.0,
+    seed: int | None = None,
 ) -> "keras.Model":
     """Builds a small MobileNet-V2 as a functional Keras model.
 
@@ -164,20 +106,19 @@ def mobilenet_v2_small(
         >>> mobilenet_v2_small(24, 10, head="pool_first", seed=0).output_shape
         (None, 10)
     """
-    return _mobilenet_v2("mobilenet_v2_small", V2_SMALL, locals())
+    return _mobilenet_v2("mobilenet_v2_small", 16, _SMALL_STAGES, 512, locals())
 
 
-# The options that one of the families has hold these values in the other.
-_DEFAULTS: dict[str, Any] = {
-    "stem_stride": 2,
-    "head": "gap",
-    "rectified_inputs": False,
-    "classifier_stddev": None,
-}
-
-
-def _mobilenet_v2(name: str, architecture: MobileNetV2, given: dict[str, Any]) -> "keras.Model":
-    chosen = _DEFAULTS | given
+def _mobilenet_v2(
+    name: str,
+    stem_channels: int,
+    stages: Sequence[tuple[int, int, int, int]],
+    head_channels: int,
+    given: dict[str, Any],
+) -> "keras.Model":
+    # The options that one of the families has hold these values in the other.
+    of_others = {"head": "gap", "rectified_inputs": False, "classifier_stddev": None}
+    chosen: dict[str, Any] = {"stem_stride": 2, **of_others, **given}
     image_size, width = chosen["image_size"], chosen["width_multiplier"]
     layers = LayerBuilder(rectifier_max=chosen["rectifier_max"], seed=chosen["seed"])
 
@@ -188,23 +129,23 @@ def _mobilenet_v2(name: str, architecture: MobileNetV2, given: dict[str, Any]) -
     features = layers.convolution(
         images,
         "stem",
-        channels=make_divisible(architecture.stem_channels * width),
+        channels=make_divisible(stem_channels * width),
         kernel_size=3,
         stride=chosen["stem_stride"],
     )
     number = 0
-    for stage in architecture.stages:
-        channels = make_divisible(stage.channels * width)
-        for repeat in range(stage.repeats):
+    for expansion, published, repeats, first_stride in stages:
+        channels = make_divisible(published * width)
+        for repeat in range(repeats):
             number += 1
-            block, stride = f"block_{number}", stage.stride if repeat == 0 else 1
+            block, stride = f"block_{number}", first_stride if repeat == 0 else 1
             inputs = features
             # A first block, which does not expand, reads the rectifier of the stem.
-            if stage.expansion != 1:
+            if expansion != 1:
                 features = layers.convolution(
                     rectify(inputs, f"{block}_input"),
                     f"{block}_expand",
-                    channels=stage.expansion * inputs.shape[-1],
+                    channels=expansion * inputs.shape[-1],
                 )
             features = layers.depthwise(features, f"{block}_depthwise", stride=stride)
             features = layers.convolution(
@@ -212,7 +153,7 @@ def _mobilenet_v2(name: str, architecture: MobileNetV2, given: dict[str, Any]) -
             )
             if stride == 1 and channels == inputs.shape[-1]:
                 features = keras.layers.Add(name=f"{block}_add")([inputs, features])
-    channels = make_divisible(architecture.head_channels * max(1.0, width))
+    channels = make_divisible(head_channels * max(1.0, width))
     if chosen["head"] == "gap":
         features = layers.convolution(rectify(features, "head_input"), "head", channels=channels)
         features = keras.layers.GlobalAveragePooling2D(name="pool")(features)

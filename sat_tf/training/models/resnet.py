@@ -1,9 +1,8 @@
 """ResNets: residual blocks with the rectifier behind sums, or (Pre) in front of convolutions."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from sat_tf.training.models import options
+from sat_tf.training.models import blocks
 from sat_tf.training.models.blocks import LayerBuilder, keras, make_divisible
 from sat_tf.validation import checked
 
@@ -17,17 +16,17 @@ RESNET50_BLOCKS = (3, 4, 6, 3)
 
 @checked
 def resnet18(
-    image_size: options.ImageSize = 224,
-    num_classes: options.NumClasses = 1000,
+    image_size: blocks.ImageSize = 224,
+    num_classes: blocks.NumClasses = 1000,
     *,
-    width_multiplier: options.Width = 1.0,
-    stage_blocks: options.StageBlocks = RESNET18_BLOCKS,
-    stem_kernel_size: options.KernelSize = 7,
-    stem_stride: options.Stride = 2,
-    stem_pool: options.StemPool = True,
-    rectifier_max: options.RectifierMax = None,
-    dropout: options.Dropout = 0.0,
-    seed: options.Seed = None,
+    width_multiplier: blocks.Width = 1.0,
+    stage_blocks: blocks.StageBlocks = RESNET18_BLOCKS,
+    stem_kernel_size: blocks.KernelSize = 7,
+    stem_stride: blocks.Stride = 2,
+    stem_pool: bool = True,
+    rectifier_max: blocks.NumberOrNone = None,
+    dropout: blocks.Dropout = 0.0,
+    seed: int | None = None,
 ) -> "keras.Model":
     """Builds ResNet-18 as a functional Keras model: two 3x3 convolutions a block.
 
@@ -45,11 +44,11 @@ def resnet18(
         >>> resnet18(32, 10, width_multiplier=0.25, seed=0, **small).output_shape
         (None, 10)
     """
-    return _residual("resnet18", _basic_block, locals())
+    return _residual("resnet18", locals(), is_basic=True)
 
 
 @checked
-@options.options_of(resnet18, stage_blocks=RESNET50_BLOCKS)
+@blocks.options_of(resnet18, stage_blocks=RESNET50_BLOCKS)
 def resnet50(**chosen: Any) -> "keras.Model":
     """Builds ResNet-50 as a functional Keras model: bottlenecks of 1x1, 3x3 and 1x1 convolutions.
 
@@ -59,16 +58,12 @@ def resnet50(**chosen: Any) -> "keras.Model":
 
     The bottlenecks of the first stage have 64 channels inside and 256 outside, those of every other
     one twice as many as the one before. The options are those of `resnet18`.
-
-    Example:
-        >>> resnet50(32, 10, width_multiplier=0.25, stage_blocks=(1, 1), seed=0).output_shape
-        (None, 10)
     """
-    return _residual("resnet50", _bottleneck, chosen)
+    return _residual("resnet50", chosen)
 
 
 @checked
-@options.options_of(resnet18, stage_blocks=RESNET50_BLOCKS)
+@blocks.options_of(resnet18, stage_blocks=RESNET50_BLOCKS)
 def preresnet50(**chosen: Any) -> "keras.Model":
     """Builds the full pre-activation ResNet-50 as a functional Keras model.
 
@@ -78,46 +73,18 @@ def preresnet50(**chosen: Any) -> "keras.Model":
     that strides. The stem is a convolution and a max-pool. Padding is TensorFlow's "same". The
     blocks are those of He et al., "Identity Mappings in Deep Residual Networks", arXiv:1603.05027,
     figure 4 (e); their channels are those of `resnet50`, and the options those of `resnet18`.
-
-    Example:
-        >>> preresnet50(32, 10, width_multiplier=0.25, stage_blocks=(1, 1), seed=0).output_shape
-        (None, 10)
     """
-    return _residual("preresnet50", _preactivated_bottleneck, chosen)
+    return _residual("preresnet50", chosen, is_preactivated=True)
 
 
-class ResidualBlock(NamedTuple):
-    """One residual block."""
-
-    name: str  # Prefix of its layers' names.
-    channels: int  # Outputs of its 3x3 convolutions.
-    stride: int  # Of the 3x3 convolution that strides, and of the shortcut.
-
-
-def plan_blocks(stage_blocks: Sequence[int], width_multiplier: float) -> Iterator[ResidualBlock]:
-    """The blocks of a residual network, from the image on.
-
-    The first stage has 64 channels; every other one doubles the channels of the one before, and
-    halves rows and columns in its first block (table 1 of He et al., arXiv:1512.03385).
-    """
-    number = 0
-    for stage, blocks in enumerate(stage_blocks):
-        channels = make_divisible(STEM_CHANNELS * 2**stage * width_multiplier)
-        for repeat in range(blocks):
-            number += 1
-            yield ResidualBlock(f"block_{number}", channels, 2 if stage > 0 and repeat == 0 else 1)
-
-
-AddBlock = Callable[[LayerBuilder, Any, ResidualBlock], Any]
-
-
-def _residual(name: str, add_block: AddBlock, chosen: dict[str, Any]) -> "keras.Model":
+def _residual(
+    name: str, chosen: dict[str, Any], *, is_basic: bool = False, is_preactivated: bool = False
+) -> "keras.Model":
     image_size, width_multiplier = chosen["image_size"], chosen["width_multiplier"]
     layers = LayerBuilder(rectifier_max=chosen["rectifier_max"], seed=chosen["seed"])
+    images = keras.Input((image_size, image_size, 3), name="image")
     # A preactivated block starts with a normalization and a rectifier: the stem needs none of its
     # own, and the last block is followed by them.
-    is_preactivated = add_block is _preactivated_bottleneck
-    images = keras.Input((image_size, image_size, 3), name="image")
     features = layers.convolution(
         images,
         "stem",
@@ -130,8 +97,22 @@ def _residual(name: str, add_block: AddBlock, chosen: dict[str, Any]) -> "keras.
     if chosen["stem_pool"]:
         pool = keras.layers.MaxPooling2D(3, strides=2, padding="same", name="stem_pool")
         features = pool(features)
-    for block in plan_blocks(chosen["stage_blocks"], width_multiplier):
-        features = add_block(layers, features, block)
+    number = 0
+    for stage, count in enumerate(chosen["stage_blocks"]):
+        # The first stage has 64 channels; every other one doubles the channels of the one before,
+        # and halves rows and columns in its first block.
+        channels = make_divisible(STEM_CHANNELS * 2**stage * width_multiplier)
+        for repeat in range(count):
+            number += 1
+            features = _block(
+                layers,
+                features,
+                f"block_{number}",
+                channels=channels,
+                stride=2 if stage > 0 and repeat == 0 else 1,
+                is_basic=is_basic,
+                is_preactivated=is_preactivated,
+            )
     if is_preactivated:
         features = layers.rectify(layers.normalize(features, "head"), "head")
     logits = layers.classifier(
@@ -140,61 +121,37 @@ def _residual(name: str, add_block: AddBlock, chosen: dict[str, Any]) -> "keras.
     return keras.Model(images, logits, name=name)
 
 
-def _basic_block(layers: LayerBuilder, inputs: Any, block: ResidualBlock) -> Any:
-    name, channels, stride = block
-    outputs = layers.convolution(
-        inputs, f"{name}_first", channels=channels, kernel_size=3, stride=stride
-    )
-    outputs = layers.convolution(
-        outputs, f"{name}_second", channels=channels, kernel_size=3, rectify=False
-    )
-    return layers.rectify(_plus_shortcut(layers, inputs, inputs, outputs, block), name)
-
-
-def _bottleneck(layers: LayerBuilder, inputs: Any, block: ResidualBlock) -> Any:
-    outputs = _squeezed(layers, inputs, block)
-    return layers.rectify(_plus_shortcut(layers, inputs, inputs, outputs, block), block.name)
-
-
-def _preactivated_bottleneck(layers: LayerBuilder, inputs: Any, block: ResidualBlock) -> Any:
-    name = f"{block.name}_pre"
-    activated = layers.rectify(layers.normalize(inputs, name), name)
-    outputs = _squeezed(layers, activated, block, normalize=False)
-    return _plus_shortcut(layers, inputs, activated, outputs, block, normalize=False)
-
-
-def _squeezed(
-    layers: LayerBuilder, inputs: Any, block: ResidualBlock, *, normalize: bool = True
-) -> Any:
-    """The 1x1, 3x3 and 1x1 convolutions of a bottleneck; the last one has no rectifier."""
-    name, channels, stride = block
-    outputs = layers.convolution(inputs, f"{name}_reduce", channels=channels)
-    outputs = layers.convolution(
-        outputs, f"{name}_spatial", channels=channels, kernel_size=3, stride=stride
-    )
-    return layers.convolution(
-        outputs, f"{name}_expand", channels=EXPANSION * channels, normalize=normalize, rectify=False
-    )
-
-
-def _plus_shortcut(
+def _block(
     layers: LayerBuilder,
     inputs: Any,
-    projected: Any,
-    outputs: Any,
-    block: ResidualBlock,
+    name: str,
     *,
-    normalize: bool = True,
+    channels: int,
+    stride: int,
+    is_basic: bool,
+    is_preactivated: bool,
 ) -> Any:
-    """The sum of a block: of `inputs` where they have its shape, else of a 1x1 of `projected`."""
-    channels, shortcut = outputs.shape[-1], inputs
-    if block.stride != 1 or inputs.shape[-1] != channels:
-        shortcut = layers.convolution(
-            projected,
-            f"{block.name}_shortcut",
-            channels=channels,
-            stride=block.stride,
-            normalize=normalize,
-            rectify=False,
+    """Two 3x3 convolutions, or 1x1, 3x3 and 1x1 ones; and a shortcut, a 1x1 if shapes differ."""
+    strides: dict[str, Any] = {"channels": channels, "kernel_size": 3, "stride": stride}
+    unnormalized: dict[str, Any] = {"normalize": not is_preactivated, "rectify": False}
+    activated = inputs
+    if is_preactivated:
+        activated = layers.rectify(layers.normalize(inputs, f"{name}_pre"), f"{name}_pre")
+    if is_basic:
+        outputs = layers.convolution(activated, f"{name}_first", **strides)
+        outputs = layers.convolution(
+            outputs, f"{name}_second", channels=channels, kernel_size=3, rectify=False
         )
-    return keras.layers.Add(name=f"{block.name}_add")([shortcut, outputs])
+    else:
+        outputs = layers.convolution(activated, f"{name}_reduce", channels=channels)
+        outputs = layers.convolution(outputs, f"{name}_spatial", **strides)
+        outputs = layers.convolution(
+            outputs, f"{name}_expand", channels=EXPANSION * channels, **unnormalized
+        )
+    shortcut, wide = inputs, outputs.shape[-1]
+    if stride != 1 or inputs.shape[-1] != wide:
+        shortcut = layers.convolution(
+            activated, f"{name}_shortcut", channels=wide, stride=stride, **unnormalized
+        )
+    total = keras.layers.Add(name=f"{name}_add")([shortcut, outputs])
+    return total if is_preactivated else layers.rectify(total, name)

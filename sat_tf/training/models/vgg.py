@@ -1,40 +1,26 @@
 """VGG: plain 3x3 convolutions, max-pools, and three dense layers."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from sat_tf.training.models import options
+from sat_tf.training.models import blocks
 from sat_tf.training.models.blocks import LayerBuilder, keras, make_divisible
 from sat_tf.validation import checked
 
-
-class VggStage(NamedTuple):
-    """One row of the architecture: convolutions of one width, and a max-pool behind them."""
-
-    channels: int
-    convolutions: int
-
-
-# Column D of table 1 of Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale
-# Image Recognition", arXiv:1409.1556.
-VGG16_STAGES = (
-    VggStage(channels=64, convolutions=2),
-    VggStage(channels=128, convolutions=2),
-    VggStage(channels=256, convolutions=3),
-    VggStage(channels=512, convolutions=3),
-    VggStage(channels=512, convolutions=3),
-)
+# Channels and number of the convolutions of each stage: column D of table 1 of Simonyan and
+# Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", arXiv:1409.1556.
+_STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 
 
 @checked
 def vgg16(
-    image_size: options.ImageSize = 224,
-    num_classes: options.NumClasses = 1000,
+    image_size: blocks.ImageSize = 224,
+    num_classes: blocks.NumClasses = 1000,
     *,
-    width_multiplier: options.Width = 1.0,
-    hidden_units: options.HiddenUnits = 4096,
-    rectifier_max: options.RectifierMax = None,
-    dropout: options.Dropout = 0.0,
-    seed: options.Seed = None,
+    width_multiplier: blocks.Width = 1.0,
+    hidden_units: blocks.HiddenUnits = 4096,
+    rectifier_max: blocks.NumberOrNone = None,
+    dropout: blocks.Dropout = 0.0,
+    seed: int | None = None,
 ) -> "keras.Model":
     """Builds VGG-16 as a functional Keras model, as published: without batch normalization.
 
@@ -52,40 +38,39 @@ def vgg16(
 
 
 @checked
-@options.options_of(vgg16)
+@blocks.options_of(vgg16)
 def vgg16_bn(**chosen: Any) -> "keras.Model":
     """Builds VGG-16 with batch normalization behind every convolution, whose biases stay.
 
     The options are those of `vgg16`.
-
-    Example:
-        >>> vgg16_bn(32, 10, width_multiplier=0.25, hidden_units=64, seed=0).output_shape
-        (None, 10)
     """
     return _vgg16("vgg16_bn", chosen)
 
 
-def _vgg16(name: str, chosen: dict[str, Any]) -> "keras.Model":
+def _vgg16(family: str, chosen: dict[str, Any]) -> "keras.Model":
     layers = LayerBuilder(rectifier_max=chosen["rectifier_max"], seed=chosen["seed"])
     images = keras.Input((chosen["image_size"], chosen["image_size"], 3), name="image")
     features = images
-    for number, stage in enumerate(VGG16_STAGES, start=1):
-        for repeat in range(1, stage.convolutions + 1):
+    for number, (published, convolutions) in enumerate(_STAGES, start=1):
+        for repeat in range(1, convolutions + 1):
             features = layers.convolution(
                 features,
                 f"stage_{number}_{repeat}",
-                channels=make_divisible(stage.channels * chosen["width_multiplier"]),
+                channels=make_divisible(published * chosen["width_multiplier"]),
                 kernel_size=3,
                 use_bias=True,
-                normalize=name == "vgg16_bn",
+                normalize=family == "vgg16_bn",
             )
         # "same" keeps the last row and column of odd sizes, which the published 224 never meets.
         pool = keras.layers.MaxPooling2D(2, padding="same", name=f"stage_{number}_pool")
         features = pool(features)
     features = keras.layers.Flatten(name="flatten")(features)
-    for number in (1, 2):
-        features = layers.hidden(
-            features, f"hidden_{number}", units=chosen["hidden_units"], dropout=chosen["dropout"]
+    for name in ("hidden_1", "hidden_2"):
+        initializer = layers.initializer(f"{name}_dense")
+        dense = keras.layers.Dense(
+            chosen["hidden_units"], kernel_initializer=initializer, name=f"{name}_dense"
         )
+        features = layers.rectify(dense(features), name)
+        features = layers.drop(features, f"{name}_dropout", chosen["dropout"])
     logits = layers.logits(features, num_classes=chosen["num_classes"])
-    return keras.Model(images, logits, name=name)
+    return keras.Model(images, logits, name=family)

@@ -524,7 +524,7 @@ def test_float_sums_are_the_same_everywhere_and_float_means_are_not(pooled, tmp_
 
 @pytest.mark.parametrize(
     ("delegate", "words"),
-    [("YNNPACK", "the delegate YNNPACK, whose rounding is not known"), ("none", "no delegate")],
+    [("YNNPACK", "the delegate YNNPACK here, and may round"), ("none", "no delegate")],
 )
 def test_a_delegate_that_is_not_known_is_warned_of(delegate, words):
     assert words in str(Machine("x86_64", [], delegate).doubt)

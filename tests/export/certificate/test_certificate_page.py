@@ -182,14 +182,3 @@ def test_largest_values_that_8_bits_do_not_tell_apart_are_said(certificate, ties
     assert said == (
         [(f"head: {ties} of 200 images have several largest values"[:40], kind)] if kind else []
     )
-
-
-@pytest.mark.thorough
-def test_labels_say_what_another_class_costs(certificate):
-    found, _ = certificate
-    count = OutputCount("head", (3,), 200, 0.9, 0.1, 0.1, 1.0, "softmax")
-    for right, kind in (({"float": 0.95, "tflite": 0.95}, "good"), ({}, "bad")):
-        other = dataclasses.replace(
-            found, float_outputs=[count], accuracy={"head": right} if right else {}
-        )
-        assert [note.kind for note in other.float_notes] == [kind]

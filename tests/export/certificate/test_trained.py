@@ -41,6 +41,14 @@ def certified(quantized, values, tmp_path):
     return proved(quantized, tmp_path / "model.tflite", values, runtimes=("xnnpack",))[1]
 
 
+def with_output(found, **changes):
+    """The certificate with another output."""
+    runtime = found.runtimes["xnnpack"]
+    changed = dataclasses.replace(runtime.outputs[0], **changes)
+    runtime = dataclasses.replace(runtime, outputs=[changed])
+    return dataclasses.replace(found, runtimes={"xnnpack": runtime})
+
+
 @pytest.fixture(scope="module")
 def few(tmp_path_factory):
     """The certificate of few images."""
@@ -107,14 +115,13 @@ def test_answers_that_part_by_rounded_biases_are_told_why_and_what_to_do(tmp_pat
     quantized = regression()
     found = certified(quantized, VALUES, tmp_path)
     (output,) = found.runtimes["xnnpack"].outputs
-    off = dataclasses.replace(output, values=dataclasses.replace(output.values, off=1))
-    runtime = dataclasses.replace(found.runtimes["xnnpack"], outputs=[off])
+    off = with_output(found, values=dataclasses.replace(output.values, off=1))
     told = {}
     for differing in (0, 50):
         tensor = dataclasses.replace(
             found.trained[0], explained_share=0.3, alone_compared=1000, alone_differing=differing
         )
-        parts = dataclasses.replace(found, runtimes={"xnnpack": runtime}, trained=[tensor])
+        parts = dataclasses.replace(off, trained=[tensor])
         (told[differing],) = (note.words for note in parts.trained_notes)
     assert told[50].startswith(f"{told[0]}; the file has rounded biases and the model has not: ")
     assert "export with snap_biases=True" in told[50]
@@ -201,14 +208,9 @@ def test_only_the_tensor_whose_codes_differ_by_themselves_is_named(small, is_mov
 @pytest.mark.parametrize(
     ("differing", "places", "is_bad"), [(6, 64, True), (5, 8, False), (6, 200, False)]
 )
-def test_answers_part_where_more_than_a_few_classes_are_others(differing, places, is_bad, tmp_path):
-    found = certified(regression(), VALUES[:8], tmp_path)
-    (output,) = found.runtimes["xnnpack"].outputs
-    changed = dataclasses.replace(
-        output, classes_by="labels", values=None, places=places, agreement=1.0 - differing / places
-    )
-    runtime = dataclasses.replace(found.runtimes["xnnpack"], outputs=[changed])
-    found = dataclasses.replace(found, runtimes={"xnnpack": runtime})
+def test_answers_part_where_more_than_a_few_classes_are_others(differing, places, is_bad, few):
+    share = 1.0 - differing / places
+    found = with_output(few, classes_by="labels", values=None, places=places, agreement=share)
     assert bool(found.output_mismatches) == is_bad
     assert found.is_exact != is_bad
 
@@ -228,14 +230,10 @@ def test_answers_part_where_more_than_a_few_classes_are_others(differing, places
     ],
 )
 def test_few_images_do_not_tell_whether_answers_are_kept(images, differing, places, kind, few):
-    found = few
+    changes = {"places": images * places, "agreement": 1.0 - differing / (images * places)}
+    found = with_output(few, classes_by="softmax", values=None, **changes)
+    found = dataclasses.replace(found, num_images=images)
     (output,) = found.runtimes["xnnpack"].outputs
-    share = 1.0 - differing / (images * places)
-    output = dataclasses.replace(
-        output, classes_by="softmax", values=None, places=images * places, agreement=share
-    )
-    runtimes = {"xnnpack": dataclasses.replace(found.runtimes["xnnpack"], outputs=[output])}
-    found = dataclasses.replace(found, num_images=images, runtimes=runtimes)
     beside_float = dataclasses.replace(found, reference="simulation", float_outputs=[output])
     for one in (found, beside_float):
         assert one.verdict.kind == kind
@@ -248,8 +246,8 @@ def test_few_images_do_not_tell_whether_answers_are_kept(images, differing, plac
     file_alone = dataclasses.replace(found, reference="simulation", trained=[])
     assert file_alone.verdict.kind == "good"
     different = dataclasses.replace(found.tensors[0], codes_differing=1)
-    runtimes = {"xnnpack": dataclasses.replace(runtimes["xnnpack"], tensors=[different])}
-    assert dataclasses.replace(found, runtimes=runtimes).verdict.kind == "bad"
+    runtime = dataclasses.replace(found.runtimes["xnnpack"], tensors=[different])
+    assert dataclasses.replace(found, runtimes={"xnnpack": runtime}).verdict.kind == "bad"
 
 
 def test_channels_that_one_scale_leaves_no_codes_part(tmp_path):
@@ -265,17 +263,13 @@ def test_channels_that_one_scale_leaves_no_codes_part(tmp_path):
     assert (found.verdict.kind, found.is_exact) == ("bad", False)
 
 
-def test_numbers_behind_sigmoids_part_where_values_and_classes_do(tmp_path):
-    found = certified(regression(), VALUES[:8], tmp_path)
-    (output,) = found.runtimes["xnnpack"].outputs
+def test_numbers_behind_sigmoids_part_where_values_and_classes_do(few):
+    (output,) = few.runtimes["xnnpack"].outputs
     parts = {}
     for is_off in (False, True):
         values = dataclasses.replace(output.values, off=int(is_off))
-        changed = dataclasses.replace(
-            output, classes_by="sigmoid", values=values, places=200, agreement=0.9
-        )
-        runtime = dataclasses.replace(found.runtimes["xnnpack"], outputs=[changed])
-        parts[is_off] = dataclasses.replace(found, runtimes={"xnnpack": runtime}).trained_notes
+        changes = {"classes_by": "sigmoid", "values": values, "places": 200, "agreement": 0.9}
+        parts[is_off] = with_output(few, **changes).trained_notes
     assert not parts[False]
     assert "another class for 20 of 200 images" in parts[True][0].words
 

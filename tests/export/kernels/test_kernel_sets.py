@@ -9,13 +9,12 @@ import tensorflow as tf
 import sat_tf
 from sat_tf.exact.kernels import functions
 from sat_tf.exact.kernels.bilinear import (
-    OF_BUILTIN,
     OF_XNNPACK,
     OF_XNNPACK_FUSED,
     Grid,
     interpolated,
 )
-from sat_tf.exact.kernels.functions import Grids, powers
+from sat_tf.exact.kernels.functions import Grids
 from sat_tf.exact.kernels.kernel_sets import (
     ARM,
     ARM_UNFUSED,
@@ -218,17 +217,6 @@ def test_float_values_between_pixels_are_those_of_tensorflow_to_the_last_bit(siz
     np.testing.assert_array_equal(interpolated(values, *grids), expected)
 
 
-def test_neighbours_have_weights_of_11_bits_in_xnnpack_and_of_10_elsewhere():
-    grid = Grid(3, 7)
-    exact = np.clip((np.arange(7) + 0.5) * 3 / 7 - 0.5, 0, 2) % 1
-    np.testing.assert_array_equal(OF_XNNPACK.places(grid).weights, np.rint(exact * 2048))
-    found = OF_BUILTIN.places(grid)
-    inside = slice(1, 6)
-    assert np.max(np.abs(found.weights[inside] / 1024 - exact[inside])) < 7 / 1024
-    assert X86.interpolation is OF_XNNPACK
-    assert BUILTIN_X86.interpolation is REFERENCE.interpolation is OF_BUILTIN
-
-
 def test_a_file_tells_that_xnnpack_resizes_alike_on_all_processors():
     content, operation = resizing((10, 12))
     found = operation.portability(read_graph(content, "file"))
@@ -287,13 +275,6 @@ def test_x86_and_arm_differ_in_about_one_code_of_a_thousand_by_one():
     found = BUILTIN_X86.softmax(stored, scale) - BUILTIN_ARM.softmax(stored, scale)
     assert np.max(np.abs(found)) == 1
     assert 1e-4 < np.mean(found != 0) < 3e-3
-
-
-def test_powers_are_those_of_differences_times_the_scale():
-    found = powers(np.float32(0.5))
-    np.testing.assert_allclose(found[:3], [1.0, 0.60653066, 0.36787944], rtol=1e-7)
-    assert found.dtype == np.float32
-    assert found.size == 256
 
 
 ONE, EIGHTH = np.float32(1.0), np.float32(0.125)

@@ -15,10 +15,10 @@ from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.exact.operations.graph import simulate
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import ExportReport
-from sat_tf.export.lowering.float_layer import first_line
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
+from sat_tf.messages import reason_of
 from sat_tf.qat.policy import BitPolicy
 from tests.export.proofs import proved
 from tests.export.zoo import (
@@ -46,14 +46,8 @@ def _unknown(layer_class: type) -> type:
 UpSampling2D, LeakyReLU, Subtract, Multiply, Conv2D, Activation, Pixels, Rescaling = map(
     _unknown,
     (
-        layers.UpSampling2D,
-        layers.LeakyReLU,
-        layers.Subtract,
-        layers.Multiply,
-        layers.Conv2D,
-        layers.Activation,
-        layers.Dense,
-        layers.Rescaling,
+        *(layers.UpSampling2D, layers.LeakyReLU, layers.Subtract, layers.Multiply, layers.Conv2D),
+        *(layers.Activation, layers.Dense, layers.Rescaling),
     ),
 )
 
@@ -318,4 +312,4 @@ def test_a_layer_whose_operators_take_one_image_is_named_and_proved(tmp_path):
 
 def test_of_what_a_layer_raises_the_error_is_said_and_not_its_code():
     error = ValueError('in user code:\n\n    File "own.py", line 3\n    TypeError: no floats\n')
-    assert first_line(error) == "TypeError: no floats"
+    assert reason_of(error) == "no floats"

@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.exact.evaluate import SimulatorTask
 from sat_tf.exact.litert import processes
-from sat_tf.exact.litert.processes import Task, TfliteTask, Worker
-from sat_tf.exact.litert.runtime import RUNTIMES, Interface, MicroRuntime, check_loading
+from sat_tf.exact.litert.runtime import RUNTIMES, MicroRuntime, check_loading
 from sat_tf.exact.operations.graph import Graph
-from sat_tf.exact.operations.graph_file import read_graph, serialize
+from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.row import Constant
 from sat_tf.exact.tflite.tensors import Tensor
@@ -86,12 +84,12 @@ def test_a_file_that_ends_the_process_ends_no_other(small_file):
 def test_the_signal_is_named_and_the_other_runtimes_are_tried(monkeypatch):
     # Answers for the first runtime, and dies in the second.
     code = (
-        "import json, os, sys; names = sys.argv[2:];"
+        "import json, os, sys; names = sys.argv[1:];"
         "print(json.dumps({'runtime': names[0], 'refusal': None}), flush=True);"
         f"len(names) > 1 and os.kill(os.getpid(), {int(signal.SIGABRT)})"
     )
     monkeypatch.setattr(
-        processes, "child_command", lambda *words: [sys.executable, "-c", code, *words]
+        processes, "child_command", lambda words: [sys.executable, "-c", code, *words]
     )
     assert processes.refusals(b"", ["one", "two", "three"]) == {
         "one": None,
@@ -190,51 +188,6 @@ def test_a_file_that_does_not_run_is_not_handed_over(model, graph, tmp_path, mon
     with pytest.raises(ValueError, match=r"output for a black image is not finite"):
         sat_tf.export_tflite(model, tmp_path / "model.tflite")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"older"]
-
-
-class DyingTask(Task):
-    """Ends its process with the second batch."""
-
-    def start(self) -> Interface:
-        return Interface((1,), np.dtype(np.uint8), 1)
-
-    def run(self, images: np.ndarray) -> np.ndarray:
-        if images[0]:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        print("not an answer")
-        return images
-
-
-@pytest.fixture
-def found_by_workers(monkeypatch):
-    """Workers find this test's task where this process does."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-
-
-@pytest.mark.usefixtures("found_by_workers")
-def test_a_task_that_ends_its_process_is_a_value_error():
-    with Worker(DyingTask()) as worker:
-        assert worker.run(np.zeros(1, np.uint8)).tolist() == [0]
-        with pytest.raises(ValueError, match="it ends the process with SIGSEGV"):
-            worker.run(np.ones(1, np.uint8))
-
-
-def test_images_that_a_task_refuses_leave_it_alive(small_file, small_images):
-    with Worker(TfliteTask(small_file.read_bytes(), "xnnpack")) as worker:
-        with pytest.raises(ValueError, match=r"FLOAT32|float32"):
-            worker.run(small_images.astype(np.float32))
-        assert worker.run(small_images).shape == (32, 4)
-
-
-def test_litert_and_the_simulation_give_the_same_outputs(small_file, small_images):
-    content = small_file.read_bytes()
-    tasks = (TfliteTask(content, "xnnpack"), SimulatorTask(read_graph(content, "file")))
-    outputs = []
-    for task in tasks:
-        with Worker(task) as worker:
-            assert worker.interface == tasks[1].start()
-            outputs.append(worker.run(small_images))
-    np.testing.assert_array_equal(*outputs)
 
 
 NEEDS_MICRO = "TFLite Micro is an extra: pip install 'sat-tf[micro]'"

@@ -9,7 +9,7 @@ from sat_tf.exact.operations.pairs import Concatenate, Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean
 from sat_tf.exact.operations.quantize import ShiftImage
 from sat_tf.exact.operations.windows import LinearKind
-from sat_tf.exact.tflite.tensors import Codes, Image, Window, dequantized
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window, dequantized
 from sat_tf.export.lowering.drafts import (
     Draft,
     GraphBuilder,
@@ -25,7 +25,6 @@ from sat_tf.export.lowering.layer_drafts import (
     MeanOfTensors,
     OnOneGrid,
     PairDraft,
-    Part,
     SumWithMap,
     channel_mean,
     identity,
@@ -43,7 +42,7 @@ RNG = np.random.default_rng(0)
 
 
 def _on_one_grid(whole: OperationDraft) -> OnOneGrid:
-    return OnOneGrid(whole, Part(SUM, "sum", SHAPE), Part(X, "x", SHAPE))
+    return OnOneGrid(whole, (SUM, Tensor("sum", SHAPE, None)), (X, Tensor("x", SHAPE, None)))
 
 
 # Drafts by names, with the shape of what they make, and how many codes apart the two ways may be:
@@ -117,11 +116,11 @@ def _builder() -> GraphBuilder:
 def test_codes_and_floats_of_a_draft_are_the_same_values(name):
     draft, shape, codes_apart = DRAFTS[name]
     on_floats = _builder()
-    real = _values(on_floats, draft.lower(on_floats, None, "made", shape))
+    real = _values(on_floats, draft.lower(on_floats, Tensor("made", shape, None)))
     on_codes = _builder()
     low, high = draft.worst_range(lambda read: on_codes.codes(read))
     assert low <= np.min(real) + 1e-5
     assert np.max(real) <= high + 1e-5
     grid: Codes = range_codes(low, high)
-    made = _values(on_codes, on_codes.materialize(draft, grid, "made", shape))
+    made = _values(on_codes, on_codes.materialize(draft, Tensor("made", shape, grid)))
     assert np.max(np.abs(made - real)) <= (codes_apart + 0.05) * float(grid.scale)

@@ -195,7 +195,7 @@ def _pointwise(channels: int, strides: int = 1, *, inputs: int = 8, groups: int 
     [
         (_pointwise(8), ""),
         (_pointwise(8, inputs=7), "its 7 inputs do not fill whole bytes"),
-        (_pointwise(8, 2), "1x1 with strides 2x2: XNNPACK packs 1x1 convolutions without strides"),
+        (_pointwise(8, 2), "XNNPACK packs 1x1 convolutions without strides only"),
         (_pointwise(8, groups=2), "transposed and grouped convolutions read int8 only"),
         (_pointwise(7), ""),
     ],
@@ -208,19 +208,6 @@ def test_a_1x1_convolution_that_stays_int8_says_why(build, expected):
 def test_codes_that_do_not_fit_say_what_they_are():
     notes = _notes(_pointwise(8), BitPolicy.mobile(4, **ODD, first_last_weight_bits=None))
     assert all("INT4 holds -8 to 7" in notes[name] for name in notes if "pointwise" in name)
-
-
-def _no_pixels() -> keras.Model:
-    """A 3x3 convolution between others, and a dense layer at the end."""
-    blocks = [*zoo.block(zoo.convolution(8)), *zoo.block(zoo.convolution(8))]
-    return zoo.chain((9, 9, 3), *blocks, zoo.layers.GlobalAveragePooling2D(), zoo.Dense(5))
-
-
-@pytest.mark.parametrize(("ends", "pack"), [(None, "int2"), (8, "int4")])
-def test_what_would_help_helps(ends, pack):
-    model = _packed(_no_pixels, BitPolicy.mobile(2, first_last_weight_bits=ends))
-    stored = {op.storage for op in _linear(deployed_graph(Network(model), pack=pack)).values()}
-    assert stored > {Storage.INT8}
 
 
 @pytest.mark.parametrize("policy", [BitPolicy.mobile(4, **ODD), BitPolicy.mobile(8)])

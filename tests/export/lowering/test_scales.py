@@ -343,29 +343,24 @@ def test_tensors_on_one_grid_move_together():
     assert len({_scale(moved, name) for name in moved.moved_scales}) == 1
 
 
-def test_a_product_on_the_grid_of_an_image_cannot_move_and_says_so():
-    half = np.float32(0.5)
-    grid = Codes(half, -128)
-    tensors = {"image": grid, "a": Codes(half, 0), "b": Codes(half, -128), "y": grid, "j": grid}
+def test_a_product_on_the_grid_of_an_image_or_of_what_it_reads_cannot_move_and_says_so():
+    half, grid = Codes(np.float32(0.5), -128), Codes(np.float32(0.25), 0)
+    tensors = {"a": Codes(half.scale, 0), "b": half, "y": half, "image": half, "j": half}
     operations = (ShiftImage(("pixels",), "image"), PRODUCT, Concatenate(("y", "image"), "j", 2))
     made = _portable_graph(tensors, *operations)
-    graph = dataclasses.replace(made, images=(Image("pixels", (1, 1, 1), half),))
-    kept = make_portable(graph)
-    assert kept.moved_scales == {}
-    (warning,) = kept.warnings
-    assert warning.startswith("y: on Arm, ")
-    assert "MUL" in warning
-    assert "it shares the grid of an image" in warning
-
-
-def test_a_product_that_shares_its_grid_with_what_it_reads_says_so():
-    grid = Codes(np.float32(0.25), 0)
-    tensors = {"a": grid, "b": Codes(np.float32(0.5), -128), "y": grid, "j": grid}
-    kept = make_portable(_portable_graph(tensors, PRODUCT, Concatenate(("y", "a"), "j", 2)))
+    of_image = dataclasses.replace(made, images=(Image("pixels", (1, 1, 1), half.scale),))
     # Whatever the scale, 0.25 · 0.5 / 0.25 is a half.
-    assert kept.moved_scales == {}
-    (warning,) = kept.warnings
-    assert "it shares its grid with what it reads" in warning
+    tensors = {"a": grid, "b": half, "y": grid, "j": grid}
+    of_input = _portable_graph(tensors, PRODUCT, Concatenate(("y", "a"), "j", 2))
+    for graph, reason in (
+        (of_image, "it shares the grid of an image"),
+        (of_input, "it shares its grid with what it reads"),
+    ):
+        kept = make_portable(graph)
+        assert kept.moved_scales == {}
+        (warning,) = kept.warnings
+        assert warning.startswith("y: on Arm, ")
+        assert reason in warning
 
 
 def test_scales_beyond_all_kernels_are_left_to_the_check_that_refuses_them():

@@ -16,7 +16,7 @@ from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.graph.layers.activations import absolute, gelu_by_tanh, hard_silu
+from sat_tf.graph.layers.activations import gelu_by_tanh, hard_silu
 from sat_tf.graph.network import Network
 from sat_tf.planning.plan import Fate
 from sat_tf.qat.configs import PlacedConfig
@@ -57,13 +57,16 @@ def _images(count: int = 32) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, 12, 12, 3)).astype(np.uint8)
 
 
+def _anew(function):
+    is_layer = isinstance(function, L.Layer)
+    return type(function).from_config(function.get_config()) if is_layer else function
+
+
 def _model(function) -> keras.Model:
     """Two convolutions and a function behind the first: one of its readers is linear."""
-    if isinstance(function, L.Layer):
-        function = type(function).from_config(function.get_config())
     image = keras.Input((12, 12, 3))
     x = L.BatchNormalization()(L.Conv2D(8, 3, name="first")(image))
-    x = L.Conv2D(8, 3, strides=2, name="second")(function(x))
+    x = L.Conv2D(8, 3, strides=2, name="second")(_anew(function)(x))
     x = L.ReLU()(L.BatchNormalization()(x))
     return keras.Model(image, L.Dense(4)(L.GlobalAveragePooling2D()(x)))
 
@@ -100,7 +103,7 @@ def _operators(path) -> list[str]:
 
 def _on_the_npu(path) -> list[str]:
     """The operators of a file of which nothing is left to the CPU."""
-    assert TARGETS["ethos-u55"].elsewhere(_contents(path)) == []
+    assert TARGETS["ethos-u55"].cpu_fallback(_contents(path)) == []
     assert compile_file(path, "ethos-u55-128").on_cpu == ()
     return _operators(path)
 
@@ -297,18 +300,10 @@ def test_slopes_for_cpus_are_not_rounded():
 
 OF_UNITS = BitPolicy.mobile(4, target="ethos-u55", input_range=(0.0, 1.0))
 PIXELS = np.random.default_rng(5).integers(0, 256, (12, 12, 12, 3)).astype(np.uint8)
-# The layer behind the last convolution, and its operators.
-ENDS = {
-    "gelu": (lambda: L.Activation("gelu"), ["GELU"]),
-    "elu": (lambda: L.ELU(), ["ELU"]),
-    "leaky": (lambda: L.LeakyReLU(0.1), ["LEAKY_RELU"]),
-    "prelu": (lambda: L.PReLU(alpha_initializer=SLOPES), ["PRELU"]),
-    "tanh": (lambda: L.Activation("tanh"), ["TANH"]),
-    "swish": (lambda: L.Activation("swish"), ["LOGISTIC", "MUL"]),
-    "hard_silu": (lambda: L.Activation(hard_silu), ["HARD_SWISH"]),
-    "hard_sigmoid": (lambda: L.Activation("hard_sigmoid"), []),
-    "absolute": (lambda: L.Activation(absolute), ["ABS"]),
-}
+# Functions behind the last convolution.
+ENDS = (
+    *("gelu", "elu", "leaky", "prelu", "tanh", "swish", "hard_silu", "hard_sigmoid", "magnitude"),
+)
 
 
 def _body():
@@ -328,14 +323,14 @@ def _of_unit_images(model, policy=OF_UNITS):
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ENDS)
 def test_a_function_at_the_end_makes_integers_on_the_npu(name, tmp_path):
-    function, operators = ENDS[name]
+    function, operators = FUNCTIONS[name]
     path = tmp_path / "model.tflite"
-    report, found = proved(_of_unit_images(_ending(function())), path, PIXELS)
+    report, found = proved(_of_unit_images(_ending(_anew(function))), path, PIXELS)
     assert found.is_portable
     assert found.trained_differing < 0.01
     assert (report.float_operators, report.float_layers, report.cpu_fallback) == ([], [], [])
     assert [made.type for made in _contents(path).outputs] == ["INT8"]
-    assert [name for name in _on_the_npu(path) if name in {*operators}] == operators
+    assert {*_on_the_npu(path)} & OF_FUNCTIONS == operators
 
 
 def test_outputs_of_several_functions_are_integers_on_grids_of_their_own(tmp_path):
@@ -385,7 +380,7 @@ def test_explain_plans_the_last_codes():
     assert plan["end"].fate is Fate.OBSERVED
     assert plan["end"].operators[0] == "GELU"
     assert "rounded to the file's 8-bit codes" in plan["last"].activation_reason
-    assert not plan.elsewhere
+    assert not plan.cpu_fallback
 
 
 def test_files_for_cpus_end_in_float_as_before(tmp_path):
@@ -394,7 +389,7 @@ def test_files_for_cpus_end_in_float_as_before(tmp_path):
     path = tmp_path / "model.tflite"
     report = sat_tf.export_tflite(quantized, path)
     assert report.float_layers == ["end"]
-    with pytest.raises(ValueError, match=r"which end computes in float32.*quantize it for an NPU"):
+    with pytest.raises(ValueError, match=r"end, which is float, .*quantize it for an NPU"):
         sat_tf.export_tflite(quantized, path, output_type="int8")
 
 

@@ -1,8 +1,4 @@
-"""Operators beside the usual ones, one in each model, and models of other tasks."""
-
-import dataclasses
-from collections.abc import Callable
-from typing import Any
+"""Operators beside the usual ones at the end of a model, and models of other tasks."""
 
 import numpy as np
 import pytest
@@ -17,56 +13,11 @@ L = keras.layers
 MAP = np.random.default_rng(8).normal(size=(6, 6, 4)).astype(np.float32)
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """An operation between two convolutions of 4 channels, and its operators in the file."""
-
-    build: Callable[[Any], Any]
-    operators: dict[str, int]
-
-
-_TABLE = {"CAST": 1, "GATHER": 1}
-CASES = {
-    "max_pool2d": Case(lambda x: tf.nn.max_pool2d(x, 3, 2, "SAME"), {"MAX_POOL_2D": 1}),
-    "avg_pool2d": Case(lambda x: tf.nn.avg_pool2d(x, 2, 2, "VALID"), {"AVERAGE_POOL_2D": 0}),
-    "depth_to_space": Case(lambda x: tf.nn.depth_to_space(x, 2), {"DEPTH_TO_SPACE": 1}),
-    "space_to_depth": Case(lambda x: tf.nn.space_to_depth(x, 3), {"SPACE_TO_DEPTH": 1}),
-    "abs": Case(tf.abs, _TABLE),
-    "channel_mean": Case(lambda x: tf.reduce_mean(x, -1, keepdims=True), {"CONV_2D": 3}),
-    "channel_max": Case(lambda x: tf.reduce_max(x, -1, keepdims=True), {"REDUCE_MAX": 1}),
-    "channel_padding": Case(
-        lambda x: tf.pad(x, [[0, 0], [0, 0], [0, 0], [1, 2]]), {"PAD": 1, "CONV_2D": 2}
-    ),
-    "gather": Case(lambda x: tf.gather(x, [3, 0, 0], axis=-1), {"GATHER": 1}),
-    "minimum": Case(lambda x: tf.minimum(x, 1.5), _TABLE),
-    "clip": Case(lambda x: tf.clip_by_value(x, -1.0, 2.0), _TABLE),
-    "relu6": Case(lambda x: tf.minimum(tf.maximum(x, 0.0), 6.0), {"CONV_2D": 2, "CAST": 0}),
-    "split": Case(lambda x: tf.concat(tf.split(x, 2, -1)[::-1], -1), {"STRIDED_SLICE": 2}),
-    "map": Case(lambda x: x + MAP, {"ADD": 1}),
-    "nearest": Case(
-        lambda x: tf.image.resize(x, (4, 9), "nearest"), {"RESIZE_NEAREST_NEIGHBOR": 1}
-    ),
-    "output_padding": Case(
-        L.Conv2DTranspose(4, 3, 2, padding="same", output_padding=1), {"TRANSPOSE_CONV": 1}
-    ),
-    "output_padding_valid": Case(
-        L.Conv2DTranspose(4, (2, 3), (3, 2), output_padding=(2, 1)), {"TRANSPOSE_CONV": 1}
-    ),
-    "rows": Case(
-        lambda x: L.Reshape((-1, 6, 4))(
-            L.Conv1DTranspose(4, 3, 2, padding="same", output_padding=1)(
-                L.DepthwiseConv1D(3, 2, padding="same")(
-                    L.SeparableConv1D(4, 3, padding="causal", dilation_rate=2)(
-                        L.Reshape((36, 4))(x)
-                    )
-                )
-            )
-        ),
-        {"TRANSPOSE_CONV": 1, "PAD": 1},
-    ),
-}
 ENDS = {
     "abs": tf.abs,
+    "max_pool2d": lambda x: tf.nn.max_pool2d(x, 3, 2, "SAME"),
+    "gather": lambda x: tf.gather(x, [3, 0, 0], axis=-1),
+    "nearest": lambda x: tf.image.resize(x, (4, 9), "nearest"),
     "minimum": lambda x: tf.minimum(x, 0.5),
     "clip": lambda x: tf.clip_by_value(x, -0.5, 255.0),
     "clip_to_pixels": lambda x: tf.clip_by_value(x, 0.0, 255.0),
@@ -86,32 +37,6 @@ def test_at_the_end_of_a_model_they_are_integers_too(name, path):
     report, proof = proved(calibrated(keras.Model(image, outputs)), path)
     assert [line.split()[0] for line in report.float_operators] == ["DEQUANTIZE"]
     assert proof.runtimes["xnnpack"].outputs_differing == 0
-
-
-# Each at one number of bits in the short run, and at all of them in the long one.
-SHORT = dict(zip(CASES, (2, 4, 8) * len(CASES), strict=False))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("name", "bits"),
-    [
-        (name, bits) if SHORT[name] == bits else pytest.param(name, bits, marks=pytest.mark.slow)
-        for name in CASES
-        for bits in (2, 4, 8)
-    ],
-)
-def test_litert_computes_the_simulated_integers(name, bits, path):
-    keras.utils.set_random_seed(bits)
-    image = keras.Input((6, 6, 3), name="image")
-    between = CASES[name].build(L.Conv2D(4, 3, padding="same", name="first")(image))
-    last = L.Conv2D(3, 1, activation="relu", name="last")(between)
-    report, proof = proved(calibrated(keras.Model(image, last), bits), path)
-    operators = {kind: report.operators.get(kind, 0) for kind in CASES[name].operators}
-    assert operators == CASES[name].operators
-    assert [line.split()[0] for line in report.float_operators] == ["DEQUANTIZE"]
-    assert proof.runtimes["xnnpack"].outputs_differing == 0
-    assert proof.runtimes["builtin"].codes_compared > 0
 
 
 @pytest.mark.thorough

@@ -208,16 +208,8 @@ def _movement(draw: Draw, tensors: list[Any]) -> Any:
 
 
 _BLOCKS = (
-    _convolution,
-    _convolution,
-    _depthwise,
-    _pointwise,
-    _normalization,
-    _pooling,
-    _sum,
-    _sum,
-    _concatenation,
-    _movement,
+    *(_convolution, _convolution, _depthwise, _pointwise, _normalization, _pooling, _sum, _sum),
+    *(_concatenation, _movement),
 )
 
 

@@ -24,7 +24,7 @@ _LAYERS = sorted({*LAYER_MODELS} - {"floats"})
 
 def _left_to_the_cpu(path, configuration) -> dict[str, int]:
     contents = read_contents(path.read_bytes(), path.name)
-    found = TARGETS[TARGET_OF[configuration]].elsewhere(contents)
+    found = TARGETS[TARGET_OF[configuration]].cpu_fallback(contents)
     return collections.Counter(one.operator for one in found)
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import operator
 import pathlib
 import subprocess
 import sys
@@ -24,13 +25,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 FORMATS = {"keras": "model.keras", "h5": "model.h5", "saved_model": "model"}
 
-MODELS = {
-    "mobile_block": BitPolicy.mobile(4, weight_range="channel"),
-    "preactivation": BitPolicy.paper(2, clipping_gradient="pact", detach_max=True),
-    "softmax_in_the_classifier": BitPolicy(weight_bits=3, input_max=1.0, rescale="stddev"),
-    "residual": BitPolicy(weight_bits=None, activation_bits=None),
-}
-
 
 def _with_unequal_levels(name, policy):
     """A model no two of whose clipping levels, gains and ranges are equal."""
@@ -40,32 +34,6 @@ def _with_unequal_levels(name, policy):
             for variable in variables.values():
                 variable.assign(variable + 0.1 * index)
     return model
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        *((name, "keras") for name in MODELS),
-        ("preactivation", "h5"),
-        ("softmax_in_the_classifier", "h5"),
-        ("softmax_in_the_classifier", "saved_model"),
-        ("residual", "saved_model"),
-    ],
-)
-def test_a_saved_model_comes_back_bit_for_bit(name, form, tmp_path):
-    model = _with_unequal_levels(name, MODELS[name])
-    images = float_models.images()
-    expected = model(images).numpy()
-    model.save(tmp_path / FORMATS[form])
-    loaded = keras.models.load_model(tmp_path / FORMATS[form])
-    np.testing.assert_array_equal(loaded(images), expected)
-    assert [layer.name for layer in loaded.layers] == [layer.name for layer in model.layers]
-    for one, other in zip(model.layers[1:], loaded.layers[1:], strict=True):
-        assert one.quantize_config == other.quantize_config
-        np.testing.assert_equal(one.get_weights(), other.get_weights())
-        for old, new in zip(one.weights, other.weights, strict=True):
-            assert old.trainable == new.trainable
 
 
 @pytest.mark.thorough
@@ -237,12 +205,7 @@ def test_the_model_has_what_it_is_for(model):
         layers.add(type(layer.layer).__name__)
     assert {"OffsetQuantizer", "UnitQuantizer", "StreamQuantizer", "RangeObserver"} <= quantizers
     assert {
-        "Scaling",
-        "Slice",
-        "TensorFlowOperation",
-        "Rescaling",
-        "Conv2DTranspose",
-        "PReLU",
+        *("Scaling", "Slice", "TensorFlowOperation", "Rescaling", "Conv2DTranspose", "PReLU"),
     } <= layers
     names = {node.name for node in Network(model)}
     assert {"quant_inner/conv", "quant_stem", "quant_stem@2"} <= names
@@ -261,19 +224,10 @@ def test_outputs_are_the_same_bit_for_bit_after(trip, model, expected, tmp_path)
     tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
     if "weights" not in trip and trip != "checkpoint":  # into a model with names of its own
         assert {node.name for node in Network(loaded)} == {node.name for node in Network(model)}
+        configs = ([getattr(x, "quantize_config", None) for x in m.layers] for m in (model, loaded))
+        assert [*map(operator.eq, *configs)] == [True] * len(model.layers)
     # One kernel for both calls, as before.
     assert len(loaded.trainable_variables) == len(model.trainable_variables)
-
-
-@pytest.mark.thorough
-def test_a_loaded_model_is_quantized_again_and_exported_alike(model, expected, tmp_path):
-    loaded = TRIPS["keras"](model, tmp_path)
-    again = sat_tf.requantize(loaded, MANY_LAYERS)
-    found = again(_both_images(4))
-    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
-    for name, each in (("one.tflite", model), ("other.tflite", loaded)):
-        sat_tf.export_tflite(each, tmp_path / name)
-    assert (tmp_path / "one.tflite").read_bytes() == (tmp_path / "other.tflite").read_bytes()
 
 
 MANY_FILES = ["many.keras", "many.h5"]

@@ -73,8 +73,8 @@ def _part(wanted, logits):
     layer = L.Activation("linear", name="same")
     network = Network(keras.Model(image, layer(image)))
     span = blocks.Front(network, [logits.astype(np.float32)]).up_to(["same"])
-    aim = fit.Aim.of_output(wanted.astype(np.float32), network, "same")
-    return fit.Part(span, {"same": aim})
+    rows = fit.rows_of_classes(network, "same", wanted.shape[1:])
+    return fit.Part(span, {"same": fit.Aim(wanted.astype(np.float32), rows)})
 
 
 def test_errors_by_hand():
@@ -123,8 +123,8 @@ def test_errors_and_agreement_are_those_of_the_reference():
 )
 def test_rows_of_classes_are_known_by_the_layer_that_makes_them(layers, rows):
     model = keras.Sequential([keras.Input((3,), name="image"), *layers])
-    network, wanted = Network(model), np.ones((2, *model.output_shape[1:]))
-    assert fit.Aim.of_output(wanted, network, network.output).rows == rows
+    network = Network(model)
+    assert fit.rows_of_classes(network, network.output, model.output_shape[1:]) == rows
 
 
 def test_nothing_wanted_but_zeros_has_a_finite_error():
@@ -264,7 +264,6 @@ def model():
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     monkeypatch.setattr(fit, "_SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr(fit, "_COST", 0.0)
 
 
 def _opened(model, path, key="key", **options):
@@ -295,7 +294,7 @@ def test_weights_draws_and_fits_come_back_as_they_were(model, tmp_path):
     model.set_weights([np.zeros((3, 2)), np.zeros(2)])
     again, draw, told = _opened(model, path)
     assert f"Going on with {again.saved}, which {path} holds." == told
-    assert again.saved == "1 of 3 blocks of the reconstruction, and 4 steps of the next one"
+    assert again.saved == "1 of 3 blocks of the reconstruction, and 4 steps of what follows"
     assert again.fits == [FIT]
     assert again.seconds > 0
     np.testing.assert_array_equal(draw.random(3), following)

@@ -204,7 +204,6 @@ class _Interrupted(Progress):
 def progress_of(monkeypatch):
     """Lets reconstructions be interrupted after so many steps, and saves each step."""
     monkeypatch.setattr(fit, "_SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr(fit, "_COST", 0.0)
 
     def use(calls):
         progress = _Interrupted(calls)
@@ -242,7 +241,7 @@ def test_what_was_interrupted_goes_on_and_ends_bit_by_bit_as_without(
     assert progress.places == ["the whole network"]
     assert "Going on with 1 of" in told[0]
     assert f"{blocks} of {blocks} blocks of the reconstruction, and " in told[-1]
-    assert "steps of the whole network, which" in told[-1]
+    assert "steps of what follows, which" in told[-1]
     np.testing.assert_equal(expected, quantized.get_weights())
     errors = [(one.block, one.error_before, one.error_after) for one in found.blocks]
     assert [(one.block, one.error_before, one.error_after) for one in again.blocks] == errors
@@ -264,10 +263,7 @@ def _networks(float_model, policy=None):
 
 
 def _ends(name, policy=None):
-    return [
-        block.reference
-        for block in blocks.find_blocks(*_networks(float_models.build(name), policy))
-    ]
+    return [*blocks.find_blocks(*_networks(float_models.build(name), policy)).values()]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -315,7 +311,7 @@ def _of_everything():
 @pytest.mark.filterwarnings("ignore")
 def test_blocks_of_shared_layers_models_inside_gates_and_several_outputs():
     network, reference = _networks(_of_everything())
-    ends = [block.reference for block in blocks.find_blocks(network, reference)]
+    ends = [*blocks.find_blocks(network, reference).values()]
     assert ends[:3] == ["add", "inside/relu", "gated"]
     assert {*ends[3:]} == {"classes", "box", "score_sigmoid"}
 
@@ -325,9 +321,9 @@ def test_blocks_of_shared_layers_models_inside_gates_and_several_outputs():
 def test_every_block_ends_at_tensors_of_one_shape(name):
     network, reference = _networks(float_models.build(name))
     found = blocks.find_blocks(network, reference)
-    assert [block.node for block in found][-1] in network.outputs
-    for block in found:
-        assert network[block.node].shape == reference[block.reference].shape
+    assert [*found][-1] in network.outputs
+    for node, known in found.items():
+        assert network[node].shape == reference[known].shape
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -336,11 +332,11 @@ def test_a_front_holds_what_is_still_read_and_computes_what_the_model_does(monke
     network, reference = _networks(float_models.build("mobile_block"))
     given = float_models.images(70)
     front = blocks.Front(network, [given])
-    for block in blocks.find_blocks(network, reference):
-        span = front.up_to([block.node])
-        front.advance(span, keep=[block.node])
+    for end in blocks.find_blocks(network, reference):
+        span = front.up_to([end])
+        front.advance(span, keep=[end])
         read = {node.name for node in network if node.name in front.tensors}
-        assert read - {block.node} <= {name for node in network for name in node.inputs}
+        assert read - {end} <= {name for node in network for name in node.inputs}
         assert len(front.tensors) <= 2
     (logits,) = front.tensors.values()
     computed = dict(network.computed({network.input: given}))[network.output].numpy()

@@ -4,18 +4,28 @@ import numpy as np
 import pytest
 
 from sat_tf.core.tensors import namespace
-from sat_tf.quantizers.methods import kmeans
-from sat_tf.quantizers.methods.kmeans import cluster_ids
+from sat_tf.quantizers.methods.kmeans import KMeansQuantizer, cluster_ids
 from tests import reference
 from tests.core.execution import LONG_MODES, MODES, array, draw, tensor, value_and_gradients
 
 BITS = range(1, 9)
 
 
-def _run(latent, ids, bits, upstream=None, mode="eager", **choice):
-    return value_and_gradients(
-        lambda w: kmeans.quantize_weights(w, ids, bits, **choice), [latent], upstream, mode
+def _run(latent, ids, bits, upstream=None, mode="eager", **options):
+    quantizer = KMeansQuantizer(num_bits=bits, **options)
+    return value_and_gradients(lambda w: quantizer.values(w, ids), [latent], upstream, mode)
+
+
+def _codes(latent, ids, bits, **options):
+    codes, scales = KMeansQuantizer(num_bits=bits, **options).codes_and_scales(
+        tensor(latent), {"cluster_ids": ids}
     )
+    return array(codes).tolist(), array(scales).item()
+
+
+def _nearest(latent, ids, bits, **options):
+    quantizer = KMeansQuantizer(num_bits=bits, **options)
+    return array(quantizer.next_levels(tensor(latent), tensor(np.uint8(ids)))).tolist()
 
 
 # 2 bits, with clusters 0, 1, 2 and none in 3. The largest mean is 1.27, so that s is 0.01.
@@ -32,11 +42,10 @@ def test_2_bit_weights_worked_by_hand(mode):
     value, gradient = _run(w, ids, 2, upstream, mode)
     np.testing.assert_allclose(value, [-1.27, -1.27, 0.15, 0.15, 0.80], rtol=1e-5)
     assert gradient.tolist() == [2, 2, 6, 6, 11]
-    assert _run(w, ids, 2, upstream, mode, each=True)[1].tolist() == upstream.tolist()
-    codes, scale = kmeans.weight_codes(w, ids, 2)
-    assert array(codes).tolist() == [-127, -127, 15, 15, 80]
-    assert float(scale) == pytest.approx(0.01, rel=1e-6)
-    assert array(kmeans.weight_units(w, ids, 2)).tolist() == ids
+    assert _run(w, ids, 2, upstream, mode, reassign=True)[1].tolist() == upstream.tolist()
+    assert _codes(w, ids, 2) == ([-127, -127, 15, 15, 80], pytest.approx(0.01, rel=1e-6))
+    units = KMeansQuantizer(num_bits=2).units(tensor(w), {"cluster_ids": ids})
+    assert array(units).tolist() == ids
 
 
 def test_weights_of_0_stay_0_and_have_no_gradient_where_they_are_kept():
@@ -86,8 +95,7 @@ def test_a_constant_kernel_is_one_value(value):
         made, gradient = _run(weights, ids, 2, keep_zeros=keep_zeros)
         np.testing.assert_allclose(made, weights, rtol=1e-6, atol=1e-20)
         assert np.isfinite(gradient).all()
-        _, scale = kmeans.weight_codes(weights, ids, 2, keep_zeros=keep_zeros)
-        assert float(scale) > 0.0
+        assert _codes(weights, ids, 2, keep_zeros=keep_zeros)[1] > 0.0
 
 
 def test_what_is_not_finite_harms_nothing_else():
@@ -98,7 +106,7 @@ def test_what_is_not_finite_harms_nothing_else():
     np.testing.assert_allclose(value[[1, 3]], 0.6, rtol=1e-6)
     assert np.isfinite(value[1:]).all()
     assert np.isfinite(gradient).all()
-    assert array(kmeans.nearest_ids(latent, ids, 1))[0] == ids[0]
+    assert _nearest(latent, ids, 1)[0] == ids[0]
     assert cluster_ids(np.full((3,), np.nan), 2).max() < 4
 
 
@@ -109,16 +117,15 @@ def test_weights_move_to_the_nearest_mean_none_to_an_empty_cluster_and_others_th
     latent = np.array([0.0, 0.0, 1.0, 1.2, 3.0, 3.2], np.float32)
     ids = np.array([0, 0, 1, 1, 2, 2])  # and none in 3
     latent[3] = 2.9
-    found = array(kmeans.nearest_ids(latent, ids, 2, keep_zeros=keep_zeros))
-    assert found.tolist() == [0, 0, 1, 2, 2, 2]  # means 0, 1.95 and 3.1; 1 is as near to 0 as not
+    found = _nearest(latent, ids, 2, keep_zeros=keep_zeros)
+    assert found == [0, 0, 1, 2, 2, 2]  # means 0, 1.95 and 3.1; 1 is as near to 0 as not
     latent[2] = 0.1
-    moved = array(kmeans.nearest_ids(latent, ids, 2, keep_zeros=keep_zeros))
+    moved = _nearest(latent, ids, 2, keep_zeros=keep_zeros)
     assert moved[2] == (1 if keep_zeros else 0)
     latent = np.float32([-1.0, 0.4, 0.25, 0.5, 0.0, np.nan, np.inf])
     ids = np.uint8([1, 1, 2, 2, 0, 3, 0])
-    found = kmeans.nearest_ids(latent, ids, 2, keep_zeros=keep_zeros)
     # Means: 0 of cluster 0, -0.3 and 0.375, and none of cluster 3.
-    assert array(found).tolist() == [1, 2, 2, 2, 0, 3, 0]
+    assert _nearest(latent, ids, 2, keep_zeros=keep_zeros) == [1, 2, 2, 2, 0, 3, 0]
 
 
 def test_sums_are_by_id():
@@ -135,20 +142,7 @@ def test_1_bit_weights_worked_by_hand(mode):
     value, gradient = _run(latent, ids, 1, upstream, mode)
     np.testing.assert_allclose(value, [-0.75, -0.75, 64 * 0.75 / 127, 64 * 0.75 / 127], rtol=1e-6)
     assert gradient.tolist() == [2.0, 2.0, 6.5, 6.5]
-    _, gradient = _run(latent, ids, 1, upstream, mode, each=True)
+    _, gradient = _run(latent, ids, 1, upstream, mode, reassign=True)
     np.testing.assert_array_equal(gradient, upstream)
-    _, gradient = _run(latent, ids, 1, upstream, mode, each=True, keep_zeros=True)
+    _, gradient = _run(latent, ids, 1, upstream, mode, reassign=True, keep_zeros=True)
     assert gradient.tolist() == [0.0, 0.0, 5.0, 8.0]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_nan_and_infinite_weights_are_left_out_of_the_mean(mode):
-    latent, ids = np.float32([np.nan, 1.0, np.inf, -2.0]), np.uint8([0, 0, 0, 1])
-    value, _ = _run(latent, ids, 2, mode=mode)
-    np.testing.assert_allclose(value, [np.nan, 64 * 2 / 127, 64 * 2 / 127, -2.0], rtol=1e-6)
-
-
-def test_a_layer_of_zeros_stays_zero():
-    value, gradient = _run(np.zeros(4, np.float32), np.uint8([0, 1, 2, 3]), 2)
-    assert value.tolist() == [0.0] * 4
-    assert gradient.tolist() == [1.0] * 4

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 import sat_tf
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.lsq import LsqQuantizer
-from sat_tf.quantizers.methods import kmeans, lq_nets
+from sat_tf.quantizers.methods import lq_nets
 from sat_tf.quantizers.methods.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.methods.kmeans import INITIALIZATIONS, KMeansQuantizer, cluster_ids
 from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer
@@ -270,8 +270,9 @@ def test_clusters_are_ordered_and_codes_times_the_scale_are_the_weights(
         np.diff(others[np.argsort(weights[weights != 0] if keep_zeros else weights)]) >= 0
     ).all()
     assert not keep_zeros or ((ids == 0) == (weights == 0)).all()
-    codes, scale = kmeans.weight_codes(weights, ids, bits, **choice)
-    value = kmeans.quantize_weights(weights, ids, bits, **choice).numpy()
+    quantizer = KMeansQuantizer(num_bits=bits, **choice)
+    codes, scale = quantizer.codes_and_scales(weights, {"cluster_ids": ids})
+    value = quantizer.values(weights, ids).numpy()
     np.testing.assert_array_equal(value, codes.numpy().astype(np.float32) * np.float32(scale))
     assert np.abs(codes).max() <= 127
     assert len(np.unique(value)) <= 2**bits
@@ -282,7 +283,7 @@ def test_fewer_distinct_weights_than_clusters_have_a_cluster_each(bits):
     weights = np.resize(np.array([-0.5, 0.25], np.float32), (3, 3, 4, 5))
     ids = cluster_ids(weights, bits)
     assert np.unique(ids).tolist() == [0, 1]
-    value = kmeans.quantize_weights(weights, ids, bits).numpy()
+    value = KMeansQuantizer(num_bits=bits).values(weights, ids).numpy()
     np.testing.assert_allclose(value, weights, atol=0.5 / 254)
 
 

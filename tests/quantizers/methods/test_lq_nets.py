@@ -7,8 +7,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.quantizers.methods import lq_nets
+from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer
 from tests import reference
-from tests.core.execution import BACKEND, LONG_MODES, MODES, array, draw, value_and_gradients
+from tests.core.execution import (
+    BACKEND,
+    LONG_MODES,
+    MODES,
+    array,
+    draw,
+    tensor,
+    value_and_gradients,
+)
 
 BITS = range(1, 9)
 
@@ -26,10 +35,22 @@ def _ranges(array, axes):
     return rows, lambda made: np.moveaxis(made.reshape(moved.shape), range(len(keep)), keep)
 
 
+def _values(latent, basis, range_axes=()):
+    return LqNetsQuantizer(num_bits=basis.shape[-1], range_axes=range_axes).values(latent, basis)
+
+
+def _codes(latent, basis, range_axes=()):
+    quantizer = LqNetsQuantizer(num_bits=basis.shape[-1], range_axes=range_axes)
+    return quantizer.codes_and_scales(latent, {"basis": basis})
+
+
+def _units(latent, basis, range_axes=()):
+    quantizer = LqNetsQuantizer(num_bits=basis.shape[-1], range_axes=range_axes)
+    return quantizer.units(latent, {"basis": basis})
+
+
 def _run(latent, basis, upstream=None, mode="eager", **choice):
-    return value_and_gradients(
-        lambda w: lq_nets.quantize_weights(w, basis, **choice), [latent], upstream, mode
-    )
+    return value_and_gradients(lambda w: _values(w, basis, **choice), [latent], upstream, mode)
 
 
 # 2 bits: t = 1.27 / 253, so that v / t is 126.5 and 126.5, both round to 127, and s = 0.01.
@@ -48,10 +69,10 @@ def test_2_bit_weights_worked_by_hand(mode):
     wanted = [-1.26, -1.26, -0.42, -0.42, 0.42, 0.42, 1.26, 1.26]
     np.testing.assert_allclose(value, wanted, rtol=1e-6)
     assert gradient.tolist() == [1.0] * 8
-    codes, scales = lq_nets.weight_codes(w, basis)
+    codes, scales = _codes(w, basis)
     assert array(codes).tolist() == [-126, -126, -42, -42, 42, 42, 126, 126]
     assert array(scales).ravel() == pytest.approx([0.01], rel=1e-6)
-    assert array(lq_nets.weight_units(w, basis)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert array(_units(w, basis)).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 # 1 bit: B is the signs, and v* = mean |w|, as in XNOR-Net: (3 + 1 + 0.5 + 1.5) / 4 = 1.5.
@@ -91,7 +112,7 @@ def test_the_next_basis_is_that_of_the_reference(bits, axes):
     rows, _ = _ranges(latent, axes)
     basis = _basis(bits, len(rows))
     # Either of two equal levels could be the nearest.
-    codes, _, _ = lq_nets.levels(basis)
+    codes, _, _ = lq_nets.levels_of(basis)
     assert (np.diff(array(codes)) > 0).all()
     found = array(lq_nets.next_basis(latent, basis, range_axes=axes, momentum=0.25))
     fits = [reference.lq_fit(row, v) for row, v in zip(rows, basis, strict=True)]
@@ -109,7 +130,7 @@ def test_the_next_basis_is_that_of_the_reference(bits, axes):
 )
 def test_every_level_is_an_integer_of_int8(basis):
     integers, scale = map(array, lq_nets.snapped_basis(basis))
-    codes = array(lq_nets.levels(basis)[0])
+    codes = array(lq_nets.levels_of(basis)[0])
     assert (scale > 0.0).all()
     np.testing.assert_array_equal(codes, np.round(codes))
     assert np.abs(codes).max() <= 127
@@ -127,13 +148,14 @@ def test_every_level_is_an_integer_of_int8(basis):
 def test_codes_times_scales_are_the_weights(bits, axes):
     latent = draw()
     basis = lq_nets.first_basis(latent, bits, range_axes=axes)
-    codes, scales = lq_nets.weight_codes(latent, basis, range_axes=axes)
-    value = array(lq_nets.quantize_weights(latent, basis, range_axes=axes))
+    codes, scales = _codes(latent, basis, range_axes=axes)
+    value = array(_values(latent, basis, range_axes=axes))
     products = array(codes).astype(np.float32) * array(scales).astype(np.float32)
     np.testing.assert_array_equal(products, value)
-    units = lq_nets.weight_units(latent, basis, range_axes=axes)
+    units = _units(latent, basis, range_axes=axes)
     assert array(units).max() < 2**bits
-    found = lq_nets.level_values(units, basis, range_axes=axes)
+    quantizer, held = LqNetsQuantizer(num_bits=bits, range_axes=axes), tensor(latent) > -np.inf
+    found = quantizer.hold(tensor(latent), {"basis": basis}, units, held)
     np.testing.assert_array_equal(array(found), value)
 
 
@@ -144,7 +166,7 @@ def test_the_first_basis_is_better_than_a_uniform_grid_and_training_keeps_it_goo
     basis = lq_nets.first_basis(latent, bits)
 
     def error(v):
-        return np.mean((array(lq_nets.quantize_weights(latent, v)) - latent) ** 2) / variance
+        return np.mean((array(_values(latent, v)) - latent) ** 2) / variance
 
     # The best uniform quantizer of a normal distribution, which is 0.3634 at 1 bit.
     uniform = [0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.00104, 0.000304, 0.0001]
@@ -160,14 +182,14 @@ def test_a_range_of_zeros_stays_zero_and_comes_back_when_it_is_not():
     latent[..., 0] = 0.0
     basis = lq_nets.first_basis(latent, 2, range_axes=(3,))
     assert not array(basis)[0].any()
-    value = array(lq_nets.quantize_weights(latent, basis, range_axes=(3,)))
+    value = array(_values(latent, basis, range_axes=(3,)))
     assert not value[..., 0].any()
     basis = lq_nets.next_basis(latent, basis, range_axes=(3,))
     assert not array(basis)[0].any()
     latent[..., 0] = draw()[..., 0]
     for _ in range(40):
         basis = lq_nets.next_basis(latent, basis, range_axes=(3,))
-    made = array(lq_nets.quantize_weights(latent, basis, range_axes=(3,)))
+    made = array(_values(latent, basis, range_axes=(3,)))
     off = ((made - latent) ** 2).mean((0, 1, 2)) / latent.var((0, 1, 2))
     assert off[0] < 0.25
 
@@ -179,7 +201,7 @@ def test_a_constant_kernel_is_one_level_and_its_basis_stays_finite(value):
         basis = lq_nets.first_basis(latent, bits)
         for _ in range(3):
             basis = lq_nets.next_basis(latent, basis)
-        made = array(lq_nets.quantize_weights(latent, basis))
+        made = array(_values(latent, basis))
         assert len(np.unique(made)) == 1
         np.testing.assert_allclose(made, latent, rtol=0.02)
 
@@ -209,10 +231,10 @@ def test_what_is_not_finite_harms_nothing_else():
 def test_a_basis_beyond_float32_counts_as_zeros_and_does_not_spread(value):
     basis = np.array([[value, value, 0.5], [0.5, 0.5, 0.25]], np.float32)
     latent = np.stack([np.full(9, 3e38, np.float32), draw((9,))])
-    codes, order, _ = lq_nets.levels(basis)
+    codes, order, _ = lq_nets.levels_of(basis)
     assert not array(codes)[0].any()
     assert np.sort(array(order)).tolist() == [list(range(8))] * 2
-    made = array(lq_nets.quantize_weights(latent, basis, range_axes=(0,)))
+    made = array(_values(latent, basis, range_axes=(0,)))
     assert not made[0].any()
     found = array(lq_nets.next_basis(latent, basis, range_axes=(0,)))
     alone = array(lq_nets.next_basis(latent[1:], basis[1:], range_axes=(0,)))

@@ -14,22 +14,32 @@ from sat_tf.quantizers.methods.qil import SMALLEST_DISTANCE, QilQuantizer, qil_l
 from sat_tf.quantizers.protocol import Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
 from tests import reference
-from tests.core.execution import LONG_MODES, MODES, array, draw, value_and_gradients
+from tests.core.execution import LONG_MODES, MODES, array, draw, tensor, value_and_gradients
 from tests.quantizers.held import SHAPE, built, drawn, started
 
 BITS = range(2, 9)
 # Nearer than this to a tie, in codes, float32 may round either way.
 TIE = 1e-3
+NAMES = ("interval_center", "interval_distance")
 
 
-def _weights(latent, center, distance, bits, upstream=None, mode="eager", **choice):
-    interval = [np.asarray(each, np.float32) for each in (center, distance)]
+def _interval(center, distance):
+    return {"interval_center": np.float32(center), "interval_distance": np.float32(distance)}
+
+
+def _weights(latent, center, distance, bits, upstream=None, mode="eager", **options):
+    quantizer = QilQuantizer(num_bits=bits, **{"gradient_factor": 1.0, **options})
     return value_and_gradients(
-        lambda w, c, d: qil.quantize_weights(w, c, d, bits, **choice),
-        [latent, *interval],
+        lambda w, *values: quantizer.quantized(w, dict(zip(NAMES, values, strict=True)), bits),
+        [latent, *_interval(center, distance).values()],
         upstream,
         mode,
     )
+
+
+def _codes_and_scale(latent, center, distance, bits):
+    quantizer, variables = QilQuantizer(num_bits=bits), _interval(center, distance)
+    return map(array, quantizer.codes_and_scales(tensor(latent), variables))
 
 
 # 3 bits: codes -3..3, c = 2 and d = 1: from 1 to 3, one code is 1 of 3. The upstream gradient is 1.
@@ -46,7 +56,7 @@ def test_3_bit_weights_worked_by_hand(mode):
     value, by_w, by_c, by_d = _weights(w, 2.0, 1.0, 3, mode=mode)
     codes = [-3, -3, -2, 0, 0, 0, 0, 0, 0, 1, 2, 3]
     assert value.tolist() == codes
-    assert array(qil.weight_codes(w, 2.0, 1.0, 3)).tolist() == codes
+    assert next(_codes_and_scale(w, 2.0, 1.0, 3)).tolist() == codes
     assert by_w.tolist() == [0, 0, 1.5, 1.5, 0, 0, 0, 0, 0, 1.5, 1.5, 0]
     assert by_c == pytest.approx(0.0, abs=1e-6)
     assert by_d == pytest.approx(0.75 - 1.2 + 0.9, abs=1e-6)
@@ -70,7 +80,14 @@ def test_weights_and_gradients_are_those_of_the_reference(bits, axes, mode):
     latent[tie] *= 1.02
     for surrogate in (STRAIGHT_THROUGH, Surrogate("ewgs", 0.5), Surrogate("dsq")):
         value, by_w, *by_interval = _weights(
-            latent, center, distance, bits, upstream, mode, surrogate=surrogate
+            latent,
+            center,
+            distance,
+            bits,
+            upstream,
+            mode,
+            surrogate=surrogate.name,
+            surrogate_strength=surrogate.strength,
         )
         expected = reference.qil_quantize(latent, center, distance, bits)
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
@@ -90,16 +107,15 @@ def test_weights_and_gradients_are_those_of_the_reference(bits, axes, mode):
     latent=hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(-9, 9, width=32)),
 )
 def test_codes_fit_their_bits_keep_the_sign_and_prune_and_clip(bits, center, distance, latent):
-    codes = array(qil.weight_codes(latent, center, distance, bits))
+    codes, scale = _codes_and_scale(latent, center, distance, bits)
     largest = qil_largest_code(bits)
     assert np.abs(codes).max() <= largest
     assert (codes * np.sign(latent) >= 0).all()
     assert (codes[np.abs(latent) < center - 1.01 * distance] == 0).all()
     beyond = np.abs(latent) > center + 1.01 * distance
     assert (np.abs(codes[beyond]) == largest).all()
-    scale = array(qil.weight_scale(center, distance, bits))
-    value = array(qil.quantize_weights(latent, center, distance, bits))
-    np.testing.assert_array_equal(value, codes.astype(np.float32) * scale)
+    value, *_ = _weights(latent, center, distance, bits)
+    np.testing.assert_array_equal(value, codes.astype(np.float32) * scale.astype(np.float32))
 
 
 # QIL is the narrow grid up to the largest weight where nothing is pruned or clipped.
@@ -136,9 +152,7 @@ def test_gradients_on_both_sides_of_each_edge(bits, sign):
 @pytest.mark.parametrize("surrogate", ["ste", "ewgs", "dsq"])
 def test_a_nan_weight_stays_in_its_own_element(surrogate, mode):
     latent = np.float32([np.nan, np.inf, -np.inf, 2.0])
-    value, by_w, by_c, by_d = _weights(
-        latent, 2.0, 1.0, 3, mode=mode, surrogate=Surrogate(surrogate)
-    )
+    value, by_w, by_c, by_d = _weights(latent, 2.0, 1.0, 3, mode=mode, surrogate=surrogate)
     np.testing.assert_array_equal(value, [np.nan, 3.0, -3.0, 2.0])
     assert by_w[:3].tolist() == [0, 0, 0]
     assert np.isfinite([by_w[3], by_c, by_d]).all()

@@ -15,9 +15,8 @@ from PIL import Image
 
 from sat_tf.training import data
 from sat_tf.training.data.batches import ArraySource, shifted
-from sat_tf.training.data.cache import cache_folder, load_or_make
 from sat_tf.training.data.digits import load_digits
-from sat_tf.training.data.source import ImageSet, Shard
+from sat_tf.training.data.source import ImageSet, Shard, cache_folder, load_or_make
 from tests.training.data import contract
 from tests.training.data.contract import pieces
 

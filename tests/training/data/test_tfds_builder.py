@@ -121,12 +121,7 @@ def test_a_builder_of_another_kind_is_named_with_what_it_holds(tmp_path):
 def test_missing_imagenet_is_answered_with_the_way_to_get_it(tmp_path):
     with pytest.raises(ValueError, match="received 'imagenet2012', which is not in") as error:
         data.source("tfds", data_dir=tmp_path)
-    for text in (
-        "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar",
-        str(tmp_path / "downloads" / "manual"),
-        f"tfds build imagenet2012 --data_dir={tmp_path}",
-    ):
-        assert text in str(error.value)
+    assert f"tfds build imagenet2012 --data_dir={tmp_path}" in str(error.value)
 
 
 def test_other_sets_that_are_missing_are_answered_with_the_command(tmp_path):
@@ -161,7 +156,7 @@ def test_odd_pictures_in_parts_of_splits_are_read(data_dir, split):
 
 def test_labels_out_of_range_are_answered_with_another_split(data_dir):
     source = open_snapshots(data_dir, "odd")
-    with pytest.raises(ReadingError, match="received the label -1, expected 0 to 16; choose anoth"):
+    with pytest.raises(ReadingError, match="received the label -1, expected 0 to 16; correct"):
         source.held_out_sample(5)
 
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 from PIL import Image
 from rich.console import Console
 
-from sat_tf.commands import evaluate
-from sat_tf.commands.export import export
+from sat_tf.commands import evaluate, export
+from sat_tf.commands.main import command_parser
 from sat_tf.commands.train import folder_config, train
 from sat_tf.exact.tflite.metadata import Metadata, read_metadata
 from sat_tf.exact.tflite.preprocessing import RESIZED_AND_CROPPED
@@ -89,7 +89,8 @@ def test_its_file_knows_the_classes_and_the_preprocessing(tmp_path):
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == ["labels.txt", "preprocessing.json"]
     # The same from the run folder, and of its own held-out pictures.
-    export(str(folder.path), console, out=str(tmp_path / "again.tflite"))
+    again = [str(folder.path), "--out", str(tmp_path / "again.tflite")]
+    export.run(command_parser("export").parse_args(again), console)
     assert (tmp_path / "again.tflite").read_bytes() == path.read_bytes()
     words = {"file": path, "images": str(root), "labels": None, "num_images": None}
     evaluate.run(argparse.Namespace(**words), console)

@@ -321,13 +321,7 @@ def test_the_table_holds_every_number_of_a_run(differing):
     Console(file=text, width=100).print(results.table("a run"))
     for part in (
         "float model, held-out top-1 (359 images)",
-        "98.77 %",
-        "98.25 %",
-        "(128 images)",
-        "98.00 %",
-        "423,018",
-        "636,432",
-        "296,109",
+        *("98.77 %", "98.25 %", "(128 images)", "98.00 %", "423,018", "636,432", "296,109"),
         "54,379,166",
         f" {differing} ",
         "120",

@@ -1,5 +1,5 @@
 import functools
-import math
+import re
 
 import pytest
 from rich.console import Console
@@ -18,6 +18,7 @@ from sat_tf.training.config import config_text, parse_config
 from sat_tf.training.loop.outcome import _weights, write_report
 from sat_tf.training.run_folder import EPOCHS, EpochMetrics, RunFolder
 from tests.export.certificate.test_certificate_page import outline
+from tests.presentation.test_charts import texts
 from tests.training.report_folder import HOSTILE, fill
 
 
@@ -33,20 +34,9 @@ def test_the_report_holds_all_there_is_to_know(tmp_path):
     for words in (
         "97.03 % top-1 in 636,432 bytes",
         "0 of 54,379,166 codes differ",
-        "float model",
-        "99.90 %",
-        "Learning curves",
-        "block_2_relu",
-        "15 of 16",
-        "dorefa",
-        "constant 0.316",
-        "423,018",
-        "296,109",
-        "certificate.html",
-        "builtin: 1,234 of 54,379,166 codes differ",
-        "2.21.0",
-        "weight_bits: 4",
-        "seed",
+        *("float model", "99.90 %", "Learning curves", "block_2_relu", "15 of 16", "dorefa"),
+        *("constant 0.316", "423,018", "296,109", "certificate.html"),
+        *("builtin: 1,234 of 54,379,166 codes differ", "2.21.0", "weight_bits: 4", "seed"),
     ):
         assert words in found.text, words
 
@@ -171,23 +161,14 @@ def test_it_loads_nothing_and_links_only_to_the_certificate(tmp_path):
     page = shown(fill(RunFolder(tmp_path)))
     for word in ("<script", "url(", "@import", "http:", "https:", "<link"):
         assert word not in page
-    assert "<img" not in page
+    assert page.count("<img ") == page.count('src="data:') == 4
     assert set(outline(page).links) == {"certificate.html", "certificate.json"}
-
-
-def test_every_drawing_has_a_name_and_a_description(tmp_path):
-    page = shown(fill(RunFolder(tmp_path)))
-    assert page.count('role="img"') == page.count("<desc>") == 4
-    assert "training from 0.6065 to" in page
-    assert "training, with weight decay from 1.213 to" in page
-    assert "mean of all layers from 2.4 to 3.6" in page
-    assert page.index("<h1>") < page.index("<h2>")
 
 
 def test_hostile_names_are_text(tmp_path):
     page = shown(fill(RunFolder(tmp_path), layer=HOSTILE))
     assert "<script" not in page
-    assert page.count("&lt;script&gt;") >= 3  # table, curve and legend
+    assert page.count("&lt;script&gt;") >= 2
 
 
 @pytest.mark.parametrize(
@@ -285,39 +266,21 @@ def epoch(stage="float", number=1, **changes):
     return EpochMetrics(stage=stage, **{**fields, **more, "data_loss": 0.03, **changes})
 
 
-def lines(chart):
-    return {line.label: line for line in chart.lines}
-
-
-def ys(line):
-    return [y for _, y in line.points]
+def drawn(*rows):
+    return {re.search('alt="(.*?)"', chart)[1]: texts(chart) for chart in learning_curves(rows)}
 
 
 def test_the_loss_of_the_images_and_the_one_with_weight_decay_are_separate_curves():
-    loss = lines(learning_curves([epoch(), epoch(number=2)])[0])
-    assert ys(loss["training"]) == [0.03, 0.03]
-    assert not loss["training"].dashed
-    assert ys(loss["training, with weight decay"]) == [0.44, 0.44]
-    assert loss["training, with weight decay"].dashed
-    assert ys(loss["held out"]) == [0.05, 0.05]
+    charts = drawn(epoch(), epoch(number=2))
+    assert list(charts) == ["Loss", "Accuracy (%)", "Learning rate"]
+    assert {"training", "training, with weight decay", "held out"} < set(charts["Loss"])
 
 
-def test_a_run_without_the_loss_of_the_images_still_says_what_its_loss_is():
-    rows = [epoch(data_loss=None, held_out_loss=None)]
-    assert set(lines(learning_curves(rows)[0])) == {"training, with weight decay"}
+def test_a_run_without_the_loss_of_the_images_has_no_curve_of_it():
+    assert "training" not in drawn(epoch(data_loss=None))["Loss"]
 
 
-def test_no_line_joins_two_stages():
-    rows = [epoch(stage, number) for stage in ("float", "quantized") for number in (1, 2)]
-    found = learning_curves(rows)
-    assert [chart.title for chart in found] == ["Loss", "Accuracy (%)", "Learning rate"]
-    for chart in found:
-        for line in chart.lines:
-            assert [math.isnan(y) for y in ys(line)] == [False, False, True, False, False]
-
-
-def test_the_mean_clipping_level_has_a_curve_in_the_stage_that_has_levels():
-    rows = [epoch(), *(epoch("quantized", number, clipping_level=3.0) for number in (1, 2))]
-    (chart,) = (chart for chart in learning_curves(rows) if chart.title == "Clipping level")
-    (line,) = chart.lines
-    assert line.points == [(4.0, 3.0), (6.0, 3.0)]
+def test_stages_are_named_in_every_chart_and_levels_are_of_those_that_have_them():
+    charts = drawn(epoch(), epoch("quantized", clipping_level=3.0))
+    assert list(charts)[-1] == "Clipping level"
+    assert all({"float", "quantized"} < set(words) for words in charts.values())

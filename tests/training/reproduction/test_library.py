@@ -12,7 +12,6 @@ from sat_tf.training.paper_rows import Row, data_sets, entries, find
 from sat_tf.training.reproduction import (
     add_outcomes,
     markdown,
-    outcome_of,
     read_outcomes,
     show,
     summary,
@@ -180,43 +179,6 @@ def test_files_that_do_not_say_how_many_images_a_file_was_measured_on_are_read(t
     assert read_outcomes(file) == [outcome(seed=1, tflite_images=None)]
     add_outcomes(file, [outcome(seed=2)])
     assert read_outcomes(file) == [outcome(seed=1, tflite_images=None), outcome(seed=2)]
-
-
-def test_an_outcome_has_the_quantized_model_and_shares_in_percent():
-    results = {
-        "tflite_top1": 0.625,
-        "tflite_images": 64,
-        "codes_differing": 0,
-        "held_out_images": 80,
-        "seconds": 12.345,
-    }
-    found = outcome_of(
-        "row",
-        "glyphs",
-        ["a=1", "b=2"],
-        "run",
-        results=results,
-        stages={"float": {"top1": 0.9, "top5": 1.0}, "quantized": {"top1": 0.61249, "top5": 0.7}},
-        environment={"seed": 4, "commit": "c", "started": "now"},
-    )
-    assert (found.top1, found.top5, found.tflite_top1) == (61.249, 70.0, 62.5)
-    assert (found.images, found.tflite_images) == (80, 64)
-    assert (found.changes, found.seed, found.seconds, found.date) == ("a=1; b=2", 4, 12.3, "now")
-
-
-def test_of_a_run_without_a_quantized_stage_it_has_the_float_model():
-    results = {"held_out_images": 1, "seconds": 1}
-    results |= dict.fromkeys(("tflite_top1", "tflite_images", "codes_differing"))
-    found = outcome_of(
-        "row",
-        "glyphs",
-        [],
-        "run",
-        results=results,
-        stages={"float": {"top1": 0.9}},
-        environment={"seed": 0, "commit": None, "started": "now"},
-    )
-    assert (found.top1, found.top5, found.tflite_top1) == (90.0, None, None)
 
 
 def _add(path, seed):

@@ -238,7 +238,7 @@ def test_images_without_a_label_do_not_count_whatever_their_logits(make):
     metric.update_state([0, 1, NO_LABEL, NO_LABEL], logits[:4])
     assert float(metric.result()) == 1.0
     metric.update_state([NO_LABEL], logits[:1])
-    assert metric.images == 2
+    assert metric.count == 2
     assert float(metric.result()) == 1.0
 
 

@@ -63,9 +63,14 @@ def test_every_step_is_that_of_the_formula_in_double_precision(first, peak, warm
     )
 
 
+def schedule_of(stage, steps_per_epoch):
+    config = make_optimizer(stage, steps_per_epoch).get_config()
+    return WarmupCosine(**config["learning_rate"]["config"])
+
+
 def test_a_stage_counts_its_warm_up_in_steps():
     stage = StageConfig(epochs=10, warmup_epochs=2.5, batch_size=512, base_learning_rate=0.1)
-    schedule = WarmupCosine.of_stage(stage, steps_per_epoch=6)
+    schedule = schedule_of(stage, steps_per_epoch=6)
     assert (schedule.warmup_steps, schedule.total_steps) == (15, 60)
     assert float(schedule(0)) == pytest.approx(0.1)
     assert float(schedule(15)) == pytest.approx(0.2)
@@ -73,8 +78,8 @@ def test_a_stage_counts_its_warm_up_in_steps():
 
 def test_a_warm_up_that_rounds_to_the_whole_stage_leaves_a_step_to_cool():
     stage = StageConfig(epochs=1, warmup_epochs=0.9, batch_size=256)
-    assert WarmupCosine.of_stage(stage, steps_per_epoch=3).warmup_steps == 2
-    assert WarmupCosine.of_stage(stage, steps_per_epoch=1).warmup_steps == 0
+    assert schedule_of(stage, steps_per_epoch=3).warmup_steps == 2
+    assert schedule_of(stage, steps_per_epoch=1).warmup_steps == 0
 
 
 def test_an_optimizer_with_the_schedule_survives_serialization():
