@@ -173,8 +173,8 @@ REMOVED = {
     "milliseconds",
     "allocate.seconds": "use fewer weight_bits and activation_bits, which are proven sooner",
     "allocate.cost": "use sat_tf.allocate(model, cost=table) in Python for costs of your own",
-    "allocate.curve": _FOR_EACH_BUDGET,
-    "allocate.write_picture": _FOR_EACH_BUDGET,
+    "Allocation.curve": _FOR_EACH_BUDGET,
+    "Allocation.write_picture": _FOR_EACH_BUDGET,
     "Plan.write_diagram": IN_A_VIEWER,
     "Plan.elsewhere": "use cpu_fallback",
     **{
@@ -221,7 +221,7 @@ REMOVED = {
 def instead_of(name: str, known: Iterable[str] = ()) -> str:
     """Returns the end of a sentence: what to do in place of a name, or which one may be meant.
 
-    >>> instead_of("allocate.byte", ["bytes"]), instead_of("allocate.curve")
+    >>> instead_of("allocate.byte", ["bytes"]), instead_of("Allocation.curve")
     ('. Did you mean bytes?', '; use sat_tf.allocate once for each value of the budget.')
     """
     if name in REMOVED:
