@@ -221,7 +221,7 @@ def reason_of(error: BaseException) -> str:
     reason = lines[around[-1] + 1] if around else lines[0]
     if reason == "in user code:":
         reason = ([text for line in lines for text in _OF_A_CLASS.findall(line)] or [reason])[-1]
-    return shortened(printable(reason))
+    return shortened(printable(reason.split(" for '{{node ")[0]))
 
 
 _BETWEEN = {

@@ -68,8 +68,7 @@ class Quantization:
         from sat_tf.qat.reconstruction.fit import Checkpoint
         from sat_tf.qat.scheme import quantize_model
         from sat_tf.report.layers import SAMPLE, layer_rows
-        from sat_tf.report.report import write_layers, write_report
-        from sat_tf.report.training import of_training
+        from sat_tf.report.report import of_training, write_layers, write_report
 
         begun, pictures, folder = time.monotonic(), self.pictures, self.folder
         unfinished = folder.file(output_folder.UNFINISHED)
