@@ -13,7 +13,6 @@ from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, bits, usual_policy
 from sat_tf.exact.targets.ethos_u import compiler_options
 from sat_tf.messages import (
-    REMOVED,
     ProblemsError,
     RunError,
     problems_of,
@@ -59,12 +58,6 @@ def add_arguments(parser: Parser) -> None:
         required=True,
         help=f"what the model may use at most: {', '.join(NAMES)}; see below",
     )
-    parser.refused = {
-        "--cost": REMOVED["allocate.cost"],
-        "--latency": "use --npu ethos-u55-128 or another Ethos-U, whose compiler estimates "
-        "milliseconds",
-        "--seconds": "use fewer --bits, which are proven sooner",
-    }
     parser.add_argument(
         "--npu",
         metavar="NAME[,SYSTEM,MODE]",
@@ -136,15 +129,12 @@ def _budget(words: list[str]) -> dict[str, Any]:
     problems = []
     for word in words:
         name, equals, text = word.partition("=")
-        if not equals:
-            problems.append(f"{word!r}: expected LIMIT=VALUE, such as bytes=500000.")
-        elif name in budget:
-            problems.append(f"{name}: received twice, expected once.")
-        else:
-            try:
-                budget[name] = text if text.endswith("%") else float(text)
-            except ValueError:
-                budget[name] = text
+        if not equals or name in budget:
+            problems.append(f"{word!r}: expected LIMIT=VALUE, such as bytes=500000, once for each.")
+        try:
+            budget[name] = text if text.endswith("%") else float(text)
+        except ValueError:
+            budget[name] = text
     if problems:
         raise RunError(ProblemsError("--budget", problems))
     return budget
@@ -161,8 +151,6 @@ def _npu(text: str) -> dict[str, str]:
     npu = dict(zip(("configuration", "system_config", "memory_mode"), words, strict=False))
     try:
         compiler_options(**npu)  # which the compiler is called with for each layer
-    except ValueError as error:
-        raise ValueError(f"--npu: {error}") from error
-    except ImportError as error:  # the compiler is an extra
-        raise RunError(str(error)) from error
+    except (ValueError, ImportError) as error:  # the compiler is an extra
+        raise RunError(f"--npu: {error}") from error
     return npu

@@ -19,7 +19,7 @@ from sat_tf.export.export import ExportReport, export_tflite
 from sat_tf.export.verify import verify_tflite
 from sat_tf.messages import first_ones
 from sat_tf.output_folder import OutputFolder
-from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, render_page
+from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, render
 from sat_tf.qat.finetune import FineTuned, distances_in_words
 from sat_tf.qat.reconstruction.fitted import Fitted
 from sat_tf.report.curves import CHARTS, HELD_OUT, LOSS, Metric, epochs_table, learning_curves
@@ -83,7 +83,7 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
         "first_ones": first_ones,
         "saved_processor": saved_processor,
     }
-    page = render_page("report/report.html", **(values | of_run))
+    page = render("report/report.html", **(values | of_run))
     # The page comes last: a folder with it is one whose run is finished.
     folder.write_text(output_folder.REPORT, page)
 
