@@ -114,6 +114,13 @@ def nearest(received: str, known: Iterable[str]) -> str | None:
     return by_letters[found[0]] if found else None
 
 
+# What shows the graph of a file.
+IN_A_VIEWER = (
+    "open the .tflite file in Netron, or in Model Explorer with the overlay that --out FILE.json, "
+    "in Python write_overlay(path), writes"
+)
+_FOR_EACH_BUDGET = "use sat_tf.allocate once for each value of the budget"
+_IN_STATEMENTS = "use statements, which has the sentence"
 _NO_CHECKPOINTS = "leave it out: every epoch is saved as it ends, and replaces the one before"
 _NO_COMPILER = (
     "use 'int8', or the Ethos-U that the file is for: no compiler confirms what this one takes"
@@ -123,6 +130,30 @@ REMOVED = {
     "allocate.ideal_bytes": "use average_weight_bits, which are 8 · ideal bytes / weights",
     "allocate.bit_operations": "use average_bits, or milliseconds of an npu",
     "allocate.compiled_bytes": "use milliseconds of the npu, or bytes of the .tflite file",
+    "allocate.latency": "use npu='ethos-u55-128', or another whose compiler estimates milliseconds",
+    "allocate.seconds": "use fewer weight_bits and activation_bits, which are proven sooner",
+    "allocate.cost": "use sat_tf.allocate(model, cost=table) in Python for costs of your own",
+    "allocate.curve": _FOR_EACH_BUDGET,
+    "allocate.write_picture": _FOR_EACH_BUDGET,
+    "Plan.write_diagram": IN_A_VIEWER,
+    "Plan.elsewhere": "use cpu_fallback",
+    **{
+        f"{owner}.{former}": f"use {name}"
+        for owner in ("Certificate", "ExportReport")
+        for former, name in (
+            ("islands", "float_layers"),
+            ("holds", "portability"),
+            ("elsewhere", "cpu_fallback"),
+        )
+    },
+    "Certificate.parting": "use output_mismatches, or trained_notes, which has the sentences",
+    "Certificate.few_images": "use has_few_images, or verdict, which has the sentence",
+    "Certificate.of_float": _IN_STATEMENTS,
+    "Certificate.measured_on": _IN_STATEMENTS,
+    "Certificate.beyond_proof": _IN_STATEMENTS,
+    "Certificate.left_to_the_cpu": _IN_STATEMENTS,
+    "Certificate.target_title": "use target, the name of the processor",
+    "Certificate.float_verdict": "use largest_float_difference of runtimes['xnnpack']",
     "sat_tf.export.deployed_model": "use sat_tf.export.snap_biases or sat_tf.export.simulate",
     "max_corrupt": "leave it out: a picture that cannot be read is an error that names it",
     "labelled": "leave it out: without labels, --epochs trains on answers of the float model",

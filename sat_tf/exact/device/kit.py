@@ -1,4 +1,4 @@
-"""The proof kit: a zip of a file, images, what every tensor must be, and a script that checks it."""
+"""The proof kit: a zip of a file, images, what tensors must be, and a script that checks them."""
 
 import dataclasses
 import hashlib
