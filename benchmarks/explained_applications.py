@@ -22,7 +22,7 @@ def explain_one(name: str) -> dict[str, Any]:
     import tf_keras as keras
 
     import sat_tf
-    from sat_tf.planning.preview import by_layer
+    from sat_tf.planning.deployment import by_layer
 
     model = getattr(keras.applications, name)(weights=None)
     kinds = {layer.name: type(layer).__name__ for layer in model.layers}

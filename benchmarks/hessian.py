@@ -23,7 +23,7 @@ import tf_keras as keras
 
 from sat_tf.analysis.allocation.choices import Choice, ModelChoices
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
-from sat_tf.analysis.one_at_a_time import one_at_a_time
+from sat_tf.analysis.sensitivity import OneAtATime
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, call_in_inference, layer_of_call
 from sat_tf.graph.rewrite import network_of_layers
@@ -261,11 +261,15 @@ def hessian_costs(
     network = network_of_layers(model)
     flat = network.model
     sample = labelled_images(dataset, most=num_images)
-    runner, _ = one_at_a_time(network, fewest, sample.images, progress=progress)
+    runner = OneAtATime(network, fewest, sample.images, progress=progress)
     layers = runner.layers
-    names = {found.layer.name: layer_of_call(found.layer.name) for found in layers}
-    kernels = {names[one.layer.name]: one.layer for one in layers if "weights" in one.quantizations}
-    readers = {one.layer.name: one.layer for one in layers if "activations" in one.quantizations}
+    names = {one.fields["name"]: layer_of_call(one.fields["name"]) for one in layers}
+    kernels = {
+        names[one.fields["name"]]: one.fields for one in layers if "weights" in one.quantizations
+    }
+    readers = {
+        one.fields["name"]: one.fields for one in layers if "activations" in one.quantizations
+    }
     traces = model_traces(
         flat,
         sample,
@@ -282,12 +286,12 @@ def hessian_costs(
     errors = runner.activation_errors(sample.images[: runner.images_at_once()])
     weights: dict[str, dict[int | None, float]] = {}
     for name, one in kernels.items():
-        bits = range(one.weight_bits or _MOST_BITS, _MOST_BITS + 1)
+        bits = range(one["weight_bits"] or _MOST_BITS, _MOST_BITS + 1)
         trace = abs(traces.kernels[name])
-        weights[name] = {b: trace * e for b, e in zip(bits, one.weight_errors, strict=True)}
+        weights[name] = {b: trace * e for b, e in zip(bits, one["weight_errors"], strict=True)}
     activations: dict[str, dict[int | None, float]] = {}
     for call, one in readers.items():
-        bits = range(one.activation_bits or _MOST_BITS, _MOST_BITS + 1)
+        bits = range(one["activation_bits"] or _MOST_BITS, _MOST_BITS + 1)
         own = activations.setdefault(names[call], {})
         # No errors are known of a tensor that is 0 on all images, which loses nothing.
         own_errors = errors.get(call) or (0.0,) * len(bits)

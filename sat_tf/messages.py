@@ -221,8 +221,8 @@ REMOVED = {
 def instead_of(name: str, known: Iterable[str] = ()) -> str:
     """Returns the end of a sentence: what to do in place of a name, or which one may be meant.
 
-    >>> instead_of("Plan.write_diagrm", ["write_csv"]), instead_of("allocate.curve")
-    ('. Known: write_csv.', '; use sat_tf.allocate once for each value of the budget.')
+    >>> instead_of("allocate.byte", ["bytes"]), instead_of("allocate.curve")
+    ('. Did you mean bytes?', '; use sat_tf.allocate once for each value of the budget.')
     """
     if name in REMOVED:
         return f"; {REMOVED[name]}."
@@ -302,7 +302,7 @@ def is_standard_error(stream: Any) -> bool:
 def reason_of(error: BaseException) -> str:
     r"""Returns the first line of an error, or the name of its class where it says nothing.
 
-    Keras puts lines around the reason, in bold, and TensorFlow the way to it; these are left out.
+    What Keras and TensorFlow put around the reason, in bold, and the node behind it are left out.
 
     >>> reason_of(OSError("disk full")), reason_of(OSError())
     ('disk full', 'OSError')
@@ -316,7 +316,7 @@ def reason_of(error: BaseException) -> str:
     reason = lines[around[-1] + 1] if around else lines[0]
     if reason == "in user code:":
         reason = ([text for line in lines for text in _OF_A_CLASS.findall(line)] or [reason])[-1]
-    return shortened(printable(reason))
+    return shortened(printable(reason.split(" for '{{node ")[0]))
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

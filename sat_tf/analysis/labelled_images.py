@@ -25,28 +25,33 @@ class LabelledImages:
 
 
 def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages:
-    """The first images of a data set.
+    """Returns the first images of a data set: a pair of arrays, an iterable, or images alone.
 
-    Args:
-        dataset: a pair (images, labels) of arrays; a `tf.data.Dataset`, or another iterable, of
-            batches or single images with their labels; images alone; a data set of
-            `sat_tf.training.data`, whose held-out images are taken. Labels are class numbers,
-            negative ones for images without a label, or one number for each class.
-        most: how many images at most.
+    Labels are class numbers, negative ones for images without a label, or one number for each
+    class.
     """
     if most < 1:
         raise ValueError(f"num_images: received {most}, expected 1 or more.")
+    arrays = (np.ndarray, tf.Tensor)
     if isinstance(dataset, LabelledImages):
         images, labels = dataset.images, dataset.labels
     elif hasattr(dataset, "held_out_sample"):
         images, labels = dataset.held_out_sample(most)
     elif hasattr(dataset, "test_images"):
         images, labels = dataset.test_images, dataset.test_labels
-    elif isinstance(dataset, np.ndarray | tf.Tensor):
+    elif isinstance(dataset, arrays):
         images, labels = dataset, None
-    elif isinstance(dataset, tuple | list) and len(dataset) == 2 and _are_arrays(*dataset):
+    elif (
+        isinstance(dataset, tuple | list)
+        and len(dataset) == 2
+        and (np.ndim(dataset[0]) > 1 or isinstance(dataset[0], arrays))
+        and (dataset[1] is None or isinstance(dataset[1], (*arrays, list)))
+    ):
         images, labels = dataset
-    elif isinstance(dataset, tuple) and len({_rank(each) for each in dataset}) > 1:
+    elif isinstance(dataset, tuple) and (
+        # Pairs may be the elements of an iterable.
+        len({np.ndim(each) if isinstance(each, arrays) else -1 for each in dataset}) > 1
+    ):
         raise ValueError(
             f"dataset: received a tuple of {len(dataset)}, expected a pair (images, labels); leave "
             "weights of images out."
@@ -103,11 +108,7 @@ def expect_fitting(sample: LabelledImages, model: keras.Model) -> None:
 
 
 def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """The labels as float32 shares (n, num_classes) for the cross entropy.
-
-    >>> class_shares(np.array([1, 0]), 3).tolist()
-    [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
-    """
+    """The labels as float32 shares (n, num_classes) for the cross entropy."""
     if labels.ndim == 1:
         if not np.array_equal(labels, np.round(labels)):
             raise ValueError(
@@ -134,20 +135,10 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
     return shares
 
 
-def _are_arrays(images: Any, labels: Any) -> bool:
-    of_images = np.ndim(images) > 1 or isinstance(images, np.ndarray | tf.Tensor)
-    return of_images and (labels is None or isinstance(labels, np.ndarray | tf.Tensor | list))
-
-
-def _rank(array: Any) -> int:
-    """The number of axes of an array; -1 of a pair, as the elements of an iterable may be."""
-    return np.ndim(array) if isinstance(array, np.ndarray | tf.Tensor) else -1
-
-
 def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
     """Batches or single images, concatenated until there are enough."""
-    parts: list[tuple[np.ndarray, np.ndarray | None]] = []
-    count = 0
+    all_images: list[np.ndarray] = []
+    all_labels: list[Any] = []
     # A `tf.data.Dataset` tells whether it is batched, if it knows its shapes.
     spec = getattr(dataset, "element_spec", None)
     shape = getattr(spec[0] if isinstance(spec, tuple | list) else spec, "shape", None)
@@ -163,18 +154,16 @@ def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
         single = images.ndim == 3 if single is None else single
         if single:
             images, labels = images[None], None if labels is None else np.asarray(labels)[None]
-        if images.ndim < 2 or (parts and images.shape[1:] != parts[0][0].shape[1:]):
+        if images.ndim < 2 or (all_images and images.shape[1:] != all_images[0].shape[1:]):
             raise ValueError(
                 f"dataset: received an element of shape {images.shape}, expected images of one "
                 "size; pass (images, labels), or batches of them."
             )
-        parts.append((images, None if labels is None else np.asarray(labels)))
-        count += len(images)
-        if count >= most:
+        all_images.append(images)
+        all_labels.append(labels)
+        if sum(map(len, all_images)) >= most:
             break
-    if not parts:
+    if not all_images:
         raise ValueError("dataset: received no images, expected at least one; it is empty.")
-    if any(labels is None for _, labels in parts):
-        return np.concatenate([images for images, _ in parts]), None
-    images, labels = zip(*parts, strict=True)
-    return np.concatenate(images), np.concatenate(labels)
+    images = np.concatenate(all_images)
+    return images, None if any(each is None for each in all_labels) else np.concatenate(all_labels)

@@ -77,12 +77,9 @@ def range_accuracies(
     """Measures a float model in the range that it is fed, and in the other usual ranges.
 
     Another range is clearly better if its top-1 is higher by 5 points, by 3 standard errors of the
-    difference and by 8 pictures, and higher than the share of the most frequent class, which an
-    untrained model can reach. Pixels are uint8 (n, rows, columns, channels), and labels class
-    numbers (n,), negative ones for images without a label.
-
-    Returned is None if the model is not a classifier or already contains its range, or there are no
-    labels.
+    difference and by 8 pictures, and higher than the share of the most frequent class. Labels are
+    class numbers (n,), negative ones for images without a label. None is returned for a model that
+    is no classifier or contains its range, and without labels.
     """
     # A range that is one of the usual ones is measured once.
     measured = _measured(model, pixels, labels, list(dict.fromkeys((given, *_USUAL))))
@@ -94,7 +91,7 @@ def range_accuracies(
         for found, hits in right.items()
         if np.mean(hits) > most_frequent and _is_clear(hits, right[given])
     ]
-    top1 = _top1(right)
+    top1 = {found: float(np.mean(hits)) for found, hits in right.items()}
     fitting = max(better, key=top1.__getitem__, default=None)
     return RangeAccuracies(given, fitting, top1, len(right[given]), most_frequent)
 
@@ -112,7 +109,7 @@ def found_range(
         )
         raise ValueError(f"{subject}: received {received}; {_GIVE}.")
     right, most_frequent = measured
-    top1 = _top1(right)
+    top1 = {found: float(np.mean(hits)) for found, hits in right.items()}
     best = max(top1, key=top1.__getitem__)
     found = RangeAccuracies(best, best, top1, len(right[best]), most_frequent)
     close = [other for other in right if other != best and not _is_clear(right[best], right[other])]
@@ -132,10 +129,7 @@ def found_range(
 def _measured(
     model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, ranges: Sequence[InputRange]
 ) -> tuple[dict[InputRange, np.ndarray], float] | None:
-    """The pictures that are right in each range, and the share of the largest class.
-
-    None where `range_accuracies` has none.
-    """
+    """The pictures that are right in each range, and the share of the largest class; or None."""
     has_range = any(isinstance(layer, QuantizedLayer) for layer in model.layers)
     shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
     if has_range or labels is None or len(shapes) != 2 or len(shapes[1]) != 2:
@@ -154,10 +148,6 @@ def _measured(
             # Those with non-finite outputs have no class.
             right[found] = classes_of(np.concatenate(outputs)) == labels
     return right, float(np.max(np.unique(labels, return_counts=True)[1])) / len(labels)
-
-
-def _top1(right: dict[InputRange, np.ndarray]) -> dict[InputRange, float]:
-    return {found: float(np.mean(hits)) for found, hits in right.items()}
 
 
 def _is_clear(better: np.ndarray, than: np.ndarray) -> bool:

@@ -1,9 +1,14 @@
 """Layer-wise sensitivity: one layer at a time quantized, the others float."""
 
+import contextlib
+import dataclasses
 import math
-from typing import Any
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.labelled_images import (
@@ -12,28 +17,242 @@ from sat_tf.analysis.labelled_images import (
     expect_fitting,
     labelled_images,
 )
-from sat_tf.analysis.one_at_a_time import one_at_a_time
 from sat_tf.analysis.range_accuracy import range_accuracies
 from sat_tf.analysis.sensitivity_result import METRICS, Damage, LayerSensitivity, Sensitivity
 from sat_tf.either_keras import for_keras3
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, PIXELS
 from sat_tf.exact.top_k import top_hits
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.network import Network, check_one_of_each
+from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.network import Network, Node, call_in_inference, check_one_of_each
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ModelError, did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.qat.layout import is_quantized
+from sat_tf.qat.calibrate import calibrate, float_weights
+from sat_tf.qat.configs import make_variables
+from sat_tf.qat.layout import GuessedClippingLevelsWarning, call_name, is_quantized, maker_of_codes
+from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.qat.scheme import quantize_model
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, Predecessor, WeightQuantizer
+from sat_tf.quantizers.values import SampledValues
+
+# All tensors of one batch are kept, and take no more than this.
+_BYTES_AT_ONCE = 2**28
+_IMAGES_AT_ONCE = 64
+_SAMPLED_VALUES = 4096
+
+
+class Quantization(NamedTuple):
+    """Tensors of a layer that are quantized together; those that are None stay float."""
+
+    layer: str  # Name of the float model's layer.
+    kernel: tf.Tensor | None = None  # Its quantized kernel, rescaled to the float one.
+    reads: QuantizedLayer | None = None  # The quantizer of the tensor it reads.
+    makes: QuantizedLayer | None = None  # The quantizer of the tensor it makes, for a stream.
+
+
+class LayerQuantizations(NamedTuple):
+    """A linear layer or a stream, and its tensors to quantize."""
+
+    fields: dict[str, Any]  # Of its `LayerSensitivity`.
+    # All of its tensors, and each alone, by the names that damages have in a `LayerSensitivity`.
+    quantizations: dict[str, Quantization]
+
+
+class OneAtATime:
+    """Runs a float model, and again with one layer quantized, from that layer on.
+
+    The layer has the codes of the quantized model, which keeps the function. Activations are
+    quantized on their way into this layer only.
+    """
+
+    def __init__(
+        self, network: Network, policy: BitPolicy, images: np.ndarray, *, progress: bool
+    ) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
+            keeping = dataclasses.replace(policy, latent_start="keep_function")
+            self.quantized = quantize_model(network.model, keeping)
+        # Clipping levels are set for the tensors of the float model; nothing else is changed.
+        options: dict[str, Any] = {"batch_normalization": False, "progress": progress}
+        with float_weights(self.quantized.layers):
+            calibrate(self.quantized, images, num_images=len(images), **options)
+        self._streams = place(network, {node.name: None for node in network}, policy).streams
+        self._network, self._nodes = network, list(network)
+        self._place = {node.name: index for index, node in enumerate(self._nodes)}
+        self._quantized = Network(self.quantized)
+        self.last_layer = network[network.output].layer
+        self.layers: list[LayerQuantizations] = []
+        for node in self._quantized:
+            layer = node.layer
+            if isinstance(layer, QuantizedLayer) and not layer.quantize_config.inserted:
+                quantized_layer = self._quantizations_of(node, network[call_name(node)])
+                if len(quantized_layer.quantizations) > 1:
+                    self.layers.append(quantized_layer)
+
+    def images_at_once(self) -> int:
+        """The batch size that fits into memory."""
+        sizes = [float(np.prod([size or 1 for size in node.shape])) for node in self._nodes]
+        return int(np.clip(_BYTES_AT_ONCE / (8.0 * sum(sizes)), 1, _IMAGES_AT_ONCE))
+
+    def outputs(
+        self, images: np.ndarray, quantizations: list[Quantization]
+    ) -> Iterator[np.ndarray]:
+        """The float model's output for a batch, then the output with each quantization."""
+        tensors = self._float_tensors(images)
+        yield tensors[self._network.output].numpy()
+        for quantization in quantizations:
+            yield self._output_with(quantization, tensors).numpy()
+
+    def activation_errors(self, images: np.ndarray) -> dict[str, tuple[float, ...]]:
+        """Mean square error of the tensors that layers read, at their bits, one more, up to 8."""
+        errors = {}
+        tensors = self._float_tensors(images)
+        for each in self.layers:
+            reads = each.quantizations["damage"].reads
+            if reads is not None and (quantizer := _activation_quantizer(reads)) is not None:
+                (name,) = self._network[each.fields["name"]].inputs
+                errors[each.fields["name"]] = _rounding_errors(tensors[name].numpy(), quantizer)
+        return errors
+
+    def _float_tensors(self, images: np.ndarray) -> dict[str, Any]:
+        return dict(self._network.computed({self._network.input: tf.cast(images, tf.float32)}))
+
+    def _output_with(self, quantization: Quantization, tensors: dict[str, Any]) -> tf.Tensor:
+        node, output = self._network[quantization.layer], tensors[quantization.layer]
+        if quantization.kernel is not None or quantization.reads is not None:
+            inputs = [tensors[name] for name in node.inputs]
+            if quantization.reads is not None:
+                inputs = [_quantize(quantization.reads, tensor) for tensor in inputs]
+            with _kernel_of(node.layer, quantization.kernel):
+                output = call_in_inference(node, node.layer, inputs)
+        if quantization.makes is not None:
+            output = _quantize(quantization.makes, output)
+        changed: dict[str, Any] = {node.name: output}
+        for node in self._nodes[self._place[quantization.layer] + 1 :]:
+            if any(name in changed for name in node.inputs):
+                inputs = [changed.get(name, tensors[name]) for name in node.inputs]
+                changed[node.name] = call_in_inference(node, node.layer, inputs)
+        return changed.get(self._network.output, tensors[self._network.output])
+
+    def _quantizations_of(self, node: Node, own: Node) -> LayerQuantizations:
+        """The quantized tensors of one layer; there may be none."""
+        layer, name = node.layer, own.name
+        reads, kernel, num_weights = None, None, 0
+        weight_bits: int | None = None
+        weight_errors: tuple[float, ...] = ()
+        is_stream = own.name in self._streams and _activation_quantizer(layer) is not None
+        makes = layer if is_stream else None
+        counted = own
+        if layer_kinds.role_of(own.layer) is Role.LINEAR:
+            # The layer whose quantizer makes the codes that it reads, unless these are a stream's.
+            maker = maker_of_codes(self._quantized, node.inputs[0])
+            is_quantized = isinstance(output_quantizer(maker.layer), ActivationQuantizer)
+            if is_quantized and call_name(maker) not in self._streams:
+                reads = maker.layer
+            counted = self._network[own.inputs[0]]
+            latent_kernel = layer_kinds.kernel_of(own.layer)
+            num_weights = int(np.prod(latent_kernel.shape))
+            quantizer = layer.quantize_config.weights
+            if quantizer is not None and quantizer.num_bits is not None:
+                weight_bits = quantizer.num_bits
+                kernel = layer.effective_kernel()
+                weight_errors = _weight_errors(layer, latent_kernel, quantizer, weight_bits)
+        quantizations = {
+            "damage": Quantization(name, kernel, reads, makes),
+            "weights": Quantization(name, kernel=kernel),
+            "activations": Quantization(name, reads=reads),
+            "stream": Quantization(name, makes=makes),
+        }
+        quantizations = {
+            part: tensors
+            for part, tensors in quantizations.items()
+            if any(tensor is not None for tensor in tensors[1:])
+        }
+        fields = {
+            "name": name,
+            "kind": type(own.layer).__name__,
+            "weight_bits": weight_bits,
+            "activation_bits": reads and int(reads.quantize_config.output.num_bits),
+            "stream_bits": makes and int(makes.quantize_config.output.num_bits),
+            "num_weights": num_weights,
+            "values_read": _count(counted.shape),
+            "values_made": _count(own.shape),
+            "weight_errors": weight_errors,
+        }
+        return LayerQuantizations(fields, quantizations)
+
+
+def _weight_errors(
+    layer: QuantizedLayer, kernel: tf.Variable, quantizer: WeightQuantizer, num_bits: int
+) -> tuple[float, ...]:
+    variable, errors = layer_kinds.kernel_of(layer.layer), []
+    latent = tf.convert_to_tensor(variable)
+    for bits in range(num_bits, 9):
+        finer = quantizer.with_settings(num_bits=bits)
+        # Its own variables: levels of few bits would leave it the error of few bits.
+        variables = make_variables(keras.layers.Layer(), finer.variables(kernel.shape))
+        finer.begin(variable, variables)
+        before = Predecessor(quantizer, layer.kernel_variables, keep_function=True)
+        finer.carry(latent, variables, before)
+        errors.append(float(tf.reduce_mean((finer(latent, False, variables) - kernel) ** 2)))
+    return tuple(errors)
+
+
+def _activation_quantizer(layer: QuantizedLayer) -> ActivationQuantizer | None:
+    quantizer = layer.quantize_config.output
+    return quantizer if isinstance(quantizer, ActivationQuantizer) else None
+
+
+def _rounding_errors(values: np.ndarray, quantizer: ActivationQuantizer) -> tuple[float, ...]:
+    """Mean square errors at the best clipping level of each number of bits."""
+    values = np.random.default_rng(0).choice(values.reshape(-1), _SAMPLED_VALUES)
+    largest = float(np.max(np.abs(values)))
+    if largest == 0.0:
+        return ()
+    errors = []
+    for bits in range(quantizer.num_bits, 9):
+        finer = quantizer.with_settings(num_bits=bits)
+        variables = {}
+        if finer.has_clipping_level:
+            best = finer.best_range(SampledValues(values, largest))
+            variables = {name: tf.constant(value) for name, value in best.items()}
+        quantized = finer(tf.constant(values), False, variables)
+        errors.append(float(tf.reduce_mean((quantized - values) ** 2)))
+    return tuple(errors)
+
+
+def _quantize(layer: QuantizedLayer, tensor: tf.Tensor) -> tf.Tensor:
+    quantizer: Any = _activation_quantizer(layer)
+    return quantizer(tensor, False, layer.output_variables)
+
+
+@contextlib.contextmanager
+def _kernel_of(layer: keras.layers.Layer, kernel: tf.Tensor | None) -> Iterator[None]:
+    """Replaces the kernel for one call, past Keras, which would stop tracking the variable."""
+    if kernel is None:
+        yield
+        return
+    name = layer_kinds.kernel_name(layer)
+    own = vars(layer)[name]
+    vars(layer)[name] = tf.cast(kernel, layer.compute_dtype)
+    try:
+        yield
+    finally:
+        vars(layer)[name] = own
+
+
+def _count(shape: tuple[int | None, ...]) -> int:
+    return 0 if None in shape else math.prod(size or 0 for size in shape)
+
 
 USUAL_IMAGES = 256
 
 
 class DamageMeter:
-    """Accumulates the damage over batches of outputs, compared with the float model's.
-
-    The outputs are a row of classes, or not, and of these probabilities, or logits.
-    """
+    """Accumulates the damage over batches of outputs, compared with the float model's."""
 
     def __init__(self, *, probabilities: bool, classes: bool) -> None:
         self._probabilities = probabilities
@@ -44,7 +263,7 @@ class DamageMeter:
         self._error = self._size = self._divergence = 0.0
 
     def add(self, own: np.ndarray, reference: np.ndarray, labels: np.ndarray | None) -> None:
-        """Adds one batch of outputs, the float model's, and the classes of the images."""
+        """Adds a batch of outputs, the float model's, and the classes of the images."""
         own, reference = own.astype(np.float64), reference.astype(np.float64)
         self._count += len(own)
         self._error += float(np.sum(np.square(own - reference)))
@@ -134,7 +353,7 @@ def sensitivity(
     if not (policy.states_input_range and policy.range_of(model.input_names[0]) == PIXELS):
         _refuse_other_range(model, sample.images, classes)
     metric = _metric(metric, model, classes)
-    runner, quantized = one_at_a_time(network, policy, sample.images, progress=progress)
+    runner = OneAtATime(network, policy, sample.images, progress=progress)
     quantizations = [
         quantization for each in runner.layers for quantization in each.quantizations.values()
     ]
@@ -156,7 +375,7 @@ def sensitivity(
                 output = _finite(output, f"the model with {quantization.layer} quantized")
                 meter.add(output, reference, labels)
                 advance(len(batch))
-            whole = _finite(quantized(batch, training=False).numpy(), "the quantized model")
+            whole = _finite(runner.quantized(batch, training=False).numpy(), "the quantized model")
             together.add(whole, reference, labels)
             num_right += 0 if labels is None else top_hits(reference, labels, 1)
     errors = runner.activation_errors(sample.images[:every])
@@ -164,8 +383,8 @@ def sensitivity(
     layers = []
     for each in runner.layers:
         damages: Any = {name: next(meters).damage() for name in each.quantizations}
-        found = errors.get(each.layer.name, ())
-        layers.append(LayerSensitivity(**vars(each.layer), **damages, activation_errors=found))
+        read = errors.get(each.fields["name"], ())
+        layers.append(LayerSensitivity(**each.fields, **damages, activation_errors=read))
     return Sensitivity(
         model=model.name,
         policy=policy,

@@ -8,10 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from sat_tf.arguments import is_number
-from sat_tf.messages import say
 from sat_tf.planning.plan import Plan
 from sat_tf.presentation import charts
 from sat_tf.presentation.overlay import Mark, write_overlay
@@ -56,7 +53,11 @@ class Metric:
         return value
 
     def loss(self, damage: Damage) -> float:
-        """Returns its value, but never below 0: quantizing gains an image only by chance."""
+        """The estimated loss at some bits, in units that can be added up.
+
+        It is proportional to the power of the rounding error, or where that is not known, to the
+        square of the scale.
+        """
         return max(self.of(damage) or 0.0, 0.0)
 
     def show(self, damage: Damage | None) -> str:
@@ -75,8 +76,8 @@ METRICS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QuantizableLayer:
-    """A linear layer or a stream of a quantized model."""
+class LayerSensitivity:
+    """The loss with one layer quantized, a linear one or a stream, and all others float."""
 
     name: str  # Of the float model's layer.
     kind: str  # Its class.
@@ -92,31 +93,12 @@ class QuantizableLayer:
     values_made: int  # How many values it makes for an image; 0 if the image size is open.
     # Mean square error of the kernel at its bits, at one more, and so on to 8.
     weight_errors: tuple[float, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerSensitivity(QuantizableLayer):
-    """The loss with one layer quantized and all others float."""
-
     damage: Damage  # With all of this quantized.
     weights: Damage | None = None  # With its kernel alone quantized, if it has one.
     activations: Damage | None = None  # With the tensor it reads alone quantized.
     stream: Damage | None = None  # With the tensor it makes alone quantized.
     # Mean square error of what it reads, as `weight_errors`.
     activation_errors: tuple[float, ...] = ()
-
-    def widths(self) -> list["BitWidth"]:
-        """The numbers of bits of its tensors."""
-        tensors = (
-            ("weight_bits", self.num_weights, self.weights, self.weight_errors),
-            ("activation_bits", self.values_read, self.activations, self.activation_errors),
-            ("stream_bits", self.values_made, self.stream, ()),
-        )
-        return [
-            BitWidth(self.name, field, bits, size, damage, errors)
-            for field, size, damage, errors in tensors
-            if (bits := getattr(self, field)) is not None and damage is not None
-        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,11 +139,7 @@ def mean_bits(bits: Mapping[BitWidth, int], field: str) -> float:
 
 
 def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float) -> Bits:
-    """The bits of each layer with the least estimated loss, within a mean.
-
-    The mean holds for weights and for activations separately. Each bit in turn goes to where it
-    saves most for its cost; layers that no longer fit are skipped.
-    """
+    """Gives bit by bit to where it saves most, within a mean of weights and of activations."""
     bits = {width: width.bits for width in widths}
     # Top-1 cannot distinguish layers that lose no image.
     metric = "divergence" if metric == "top1" else metric
@@ -190,10 +168,9 @@ def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float)
 
 
 def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, together: Damage) -> Bits:
-    """The fewest layers raised to 8 bits so that at most `max_drop` is lost, by estimate.
+    """Raises the fewest layers to 8 bits so that at most `max_drop` is lost, by estimate.
 
-    The losses of layers quantized alone are added up, and the sum is scaled to the measured loss of
-    the whole quantized model.
+    The losses of layers alone are added up, and scaled to that of the whole quantized model.
     """
     bits = {width: width.bits for width in widths}
     measured = METRICS[metric].loss(together)
@@ -219,11 +196,9 @@ def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, togeth
         bits[width] = MOST_BITS
     least = lost() if whole > 0.0 else measured
     if least > max_drop:
-        factor, unit = METRICS[metric].unit
         raise ValueError(
             f"max_drop={max_drop:g}: received less than the estimated loss with 8 bits everywhere, "
-            f"{least:.3g}{f' ({factor * least:.3g} {unit})' if unit else ''}; expected at least "
-            "that; leave layers float, or measure with more images."
+            f"{least:.3g}; expected at least that; leave layers float, or measure with more images."
         )
     return bits
 
@@ -256,9 +231,10 @@ class Sensitivity(RowTable):
 
     def ranked(self) -> list[LayerSensitivity]:
         """The layers, the one that loses most first."""
+        metric = METRICS[self.metric]
 
         def lost(layer: LayerSensitivity) -> tuple[float, float]:
-            return METRICS[self.metric].of(layer.damage) or 0.0, layer.damage.distance
+            return metric.of(layer.damage) or 0.0, layer.damage.distance
 
         return sorted(self.layers, key=lost, reverse=True)
 
@@ -268,12 +244,10 @@ class Sensitivity(RowTable):
         """Overrides that give the sensitive layers more bits, up to 8.
 
         Give one of the two. With `average_bits`, bits go one by one to where they save most, as
-        long as the mean stays within it: over all weights of linear layers, first and last
-        included, and over all values that linear layers read, except the image.
-        With `max_drop`, layers are raised to 8 bits until the model is estimated to lose no more.
-        Estimates add up what layers lose alone, with the power of rounding noise at their bits;
-        measure the suggested policy to be sure. Layers differ most when measured at the fewest bits
-        of interest.
+        long as the means stay within it: over all weights of linear layers, and over all values
+        that they read, except the image. With `max_drop`, layers are raised to 8 bits until the
+        model is estimated to lose no more. Estimates add up what layers lose alone; measure the
+        suggested policy to be sure.
 
         Args:
             max_drop: the most that may be lost, in the unit of `Damage`: for top1 a share of the
@@ -301,11 +275,11 @@ class Sensitivity(RowTable):
                     "one of a fixed size, whose activations can be counted; build it for one, or "
                     "give max_drop."
                 )
-            bits = within_average(self._widths(), self.metric, average_bits)
+            bits = within_average(self.widths(), self.metric, average_bits)
         elif max_drop is not None:
             if not is_number(max_drop) or not 0.0 <= float(max_drop) < math.inf:
                 raise ValueError(f"max_drop={max_drop!r}: expected a number of 0 or more.")
-            bits = within_drop(self._widths(), self.metric, max_drop, self.together)
+            bits = within_drop(self.widths(), self.metric, max_drop, self.together)
         overrides: dict[str, dict[str, Any]] = self.policy.to_dict()["overrides"]
         for width, number in bits.items():
             if number > width.bits:
@@ -316,14 +290,25 @@ class Sensitivity(RowTable):
 
     def mean_weight_bits(self) -> float:
         """Mean bits of all quantized weights of linear layers."""
-        return mean_bits({width: width.bits for width in self._widths()}, "weight_bits")
+        return mean_bits({width: width.bits for width in self.widths()}, "weight_bits")
 
     def mean_activation_bits(self) -> float:
         """Mean bits of the activations that linear layers read, except the image."""
-        return mean_bits({width: width.bits for width in self._widths()}, "activation_bits")
+        return mean_bits({width: width.bits for width in self.widths()}, "activation_bits")
 
-    def _widths(self) -> list[BitWidth]:
-        return [width for layer in self.layers for width in layer.widths()]
+    def widths(self) -> list[BitWidth]:
+        """The numbers of bits of all tensors."""
+        widths = []
+        for layer in self.layers:
+            for field, size, damage, errors in (
+                ("weight_bits", layer.num_weights, layer.weights, layer.weight_errors),
+                ("activation_bits", layer.values_read, layer.activations, layer.activation_errors),
+                ("stream_bits", layer.values_made, layer.stream, ()),
+            ):
+                bits = getattr(layer, field)
+                if bits is not None and damage is not None:
+                    widths.append(BitWidth(layer.name, field, bits, size, damage, errors))
+        return widths
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each layer, all with the same keys, in graph order."""
@@ -335,15 +320,6 @@ class Sensitivity(RowTable):
                     row[f"{prefix}{metric.field}"] = metric.of(getattr(layer, part))
             rows.append(row)
         return rows
-
-    def print_to(self, console: Console) -> None:
-        """Prints what the whole model loses, and each layer, the one that loses most first."""
-        for line in self._summary():
-            say(console, line)
-        self.print_tables(console)
-
-    def _headline(self) -> str:
-        return self._summary()[0]
 
     def _tables(self) -> dict[str, Table[LayerSensitivity]]:
         ranking = METRICS[self.metric]
@@ -367,35 +343,27 @@ class Sensitivity(RowTable):
         ]
         return {"one layer quantized, the others float": Table(columns=columns, rows=self.ranked())}
 
-    def _notes(self) -> list[str]:
-        return self._summary()[1:]
+    def _headline(self) -> str:
+        measured = "" if self.top1 is None else f", top-1 {100 * self.top1:.1f} % as float"
+        return (
+            f"{self.model}: {self.num_images} images{measured}; {len(self.layers)} layers, ranked "
+            f"by {METRICS[self.metric].short}"
+        )
 
-    def _summary(self) -> list[str]:
-        """The measurement, the loss of the whole model, and how to read the table."""
-        lost = []
-        for metric in METRICS.values():
-            if metric.of(self.together) is not None:
-                shown = f"{metric.short} {metric.show(self.together)} {metric.unit[1]}"
-                lost.append(shown.rstrip())
-        start = f"{self.model}: {self.num_images} images"
-        if self.top1 is not None:
-            start += f", top-1 {100 * self.top1:.1f} % as float"
+    def _notes(self) -> list[str]:
+        lost = [
+            f"{metric.short} {metric.show(self.together)} {metric.unit[1]}".rstrip()
+            for metric in METRICS.values()
+            if metric.of(self.together) is not None
+        ]
         return [
-            f"{start}; {len(self.layers)} layers, ranked by {METRICS[self.metric].short}",
             f"all of them quantized, without training: {', '.join(lost)}",
             "bits: w of the kernel, a of what the layer reads, s of the stream it makes; the last "
             "two columns are the layer's kernel and what it reads, alone",
         ]
 
     def write_picture(self, path: str | os.PathLike[str]) -> None:
-        """Draws what each layer loses; the file appears whole, or not at all.
-
-        Args:
-            path: ends in .png or .svg.
-
-        Raises:
-            ValueError: the path cannot be written, or has another suffix.
-        """
+        """Draws what each layer loses, to a file that ends in .png or .svg."""
         charts.write(lambda: _draw(self), path)
 
     def write_overlay(self, path: str | os.PathLike[str], plan: Plan) -> None:
@@ -406,9 +374,6 @@ class Sensitivity(RowTable):
         Args:
             path: of a .json file.
             plan: of the model, `sat_tf.explain(model, policy)`, which knows the tensors of layers.
-
-        Raises:
-            ValueError: the path cannot be written, or the model cannot be exported.
         """
         metric = METRICS[self.metric]
         factor, unit = metric.unit
@@ -426,11 +391,12 @@ def _bits(layer: LayerSensitivity) -> str:
     return "".join(f"{letter}{bits}" for letter, bits in named if bits is not None)
 
 
-_STYLES: dict[str, dict[str, Any]] = {
-    "kernel": {"color": charts.BLUE, "marker": "o", "s": 42},
-    "what it reads": {"color": charts.ORANGE, "marker": "s", "s": 42},
-    "all": {"facecolors": "none", "edgecolors": charts.BLACK, "marker": "D", "s": 72},
-    "stream": {"color": charts.GREEN, "marker": "^", "s": 52},
+# By what is quantized: the field of `LayerSensitivity`, and the style of its marks.
+_STYLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "kernel": ("weights", {"color": charts.BLUE, "marker": "o", "s": 42}),
+    "what it reads": ("activations", {"color": charts.ORANGE, "marker": "s", "s": 42}),
+    "stream": ("stream", {"color": charts.GREEN, "marker": "^", "s": 52}),
+    "all": ("damage", {"facecolors": "none", "edgecolors": charts.BLACK, "marker": "D", "s": 72}),
 }
 
 
@@ -440,39 +406,23 @@ def _draw(measured: Sensitivity) -> "Picture":
     layers = [layer for layer in measured.layers if layer in chosen]
     metric = METRICS[measured.metric]
     factor, unit = metric.unit
-    marks = []  # The values of each layer, by what is quantized.
-    for layer in layers:
-        damages = {
-            "stream": layer.stream,
-            "kernel": layer.weights,
-            "what it reads": layer.activations,
-            "all": layer.damage if layer.weights and layer.activations else None,
-        }
-        values = {label: metric.of(damage) for label, damage in damages.items()}
-        marks.append({label: factor * each for label, each in values.items() if each is not None})
     # Letters of 13 points, and rows as high: still readable at half the size.
     width = 7.2 + 0.05 * max((len(layer.name) for layer in layers), default=0)
     picture, axes = charts.canvas(size=(width, 1.9 + 0.27 * max(len(layers), 4)))
-    for row, of_layer in enumerate(marks):
-        line = [0.0, max(of_layer.values())]
-        axes.plot(line, [row, row], color="#D0D0D0", linewidth=1.2, zorder=1)
-    for label, style in _STYLES.items():
-        points = [(of_layer[label], row) for row, of_layer in enumerate(marks) if label in of_layer]
-        if points:
-            across, down = zip(*points, strict=True)
-            axes.scatter(across, down, label=label, zorder=2, **style)
+    drawn: list[float] = []
+    for label, (part, style) in _STYLES.items():
+        values = [metric.of(getattr(layer, part)) for layer in layers]
+        rows = [row for row, value in enumerate(values) if value is not None]
+        across = [factor * value for value in values if value is not None]
+        axes.scatter(across, rows, label=label, zorder=2, **style)
+        drawn += across
+    axes.grid(axis="y", color="#D0D0D0", linewidth=1.2)
     axes.set_yticks(range(len(layers)), [layer.name for layer in layers])
     axes.set_ylim(len(layers) - 0.4, -0.6)
     axes.set_xlabel(f"{metric.title} ({unit})" if unit else metric.title)
-    drawn = [value for of_layer in marks for value in of_layer.values()]
     # A linear axis would hide the smaller half of values that differ much.
     if drawn and min(drawn) > 0.0 and max(drawn) > _WIDE_RANGE * min(drawn):
         axes.set_xscale("log")
-        axes.set_xlim(0.6 * min(drawn), 1.7 * max(drawn))
-    elif drawn:  # drops of top-1 can be 0 or negative
-        low, high = min(0.0, *drawn), max(0.0, *drawn)
-        margin = 0.05 * ((high - low) or 1.0)
-        axes.set_xlim(low - (margin if low < 0.0 else 0.4 * margin), high + margin)
     title = f"{measured.model}: one layer quantized, the others float"
     if more := len(measured.layers) - len(layers):
         title += f"\nthe {len(layers)} layers that lose most; {more} lose less"

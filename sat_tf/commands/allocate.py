@@ -136,15 +136,12 @@ def _budget(words: list[str]) -> dict[str, Any]:
     problems = []
     for word in words:
         name, equals, text = word.partition("=")
-        if not equals:
-            problems.append(f"{word!r}: expected LIMIT=VALUE, such as bytes=500000.")
-        elif name in budget:
-            problems.append(f"{name}: received twice, expected once.")
-        else:
-            try:
-                budget[name] = text if text.endswith("%") else float(text)
-            except ValueError:
-                budget[name] = text
+        if not equals or name in budget:
+            problems.append(f"{word!r}: expected LIMIT=VALUE, such as bytes=500000, once for each.")
+        try:
+            budget[name] = text if text.endswith("%") else float(text)
+        except ValueError:
+            budget[name] = text
     if problems:
         raise RunError(ProblemsError("--budget", problems))
     return budget
@@ -161,8 +158,6 @@ def _npu(text: str) -> dict[str, str]:
     npu = dict(zip(("configuration", "system_config", "memory_mode"), words, strict=False))
     try:
         compiler_options(**npu)  # which the compiler is called with for each layer
-    except ValueError as error:
-        raise ValueError(f"--npu: {error}") from error
-    except ImportError as error:  # the compiler is an extra
-        raise RunError(str(error)) from error
+    except (ValueError, ImportError) as error:  # the compiler is an extra
+        raise RunError(f"--npu: {error}") from error
     return npu

@@ -2,7 +2,6 @@
 
 import argparse
 import pathlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -18,7 +17,7 @@ from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, asked_policy, with_input_range
 from sat_tf.commands.quantize import expect_float
-from sat_tf.exact.tflite.input_range import INPUT_TYPES, can_be_pictures
+from sat_tf.exact.tflite.input_range import INPUT_TYPES
 from sat_tf.messages import IN_A_VIEWER, RunError, say
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy
@@ -98,32 +97,26 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             is_pixels = not (asked.states_input_range or is_built_by_name(name))
         plan = explain(model, asked, image_size=size)
         plan.print_to(console)
-        if is_pixels and not plan.problems:
-            for note in _guesses(model, plan.policy):
-                say(console, f"Note: {note}", style="yellow")
+        if is_pixels and not plan.problems and _is_guessed(model, plan.policy):
+            say(
+                console,
+                "Note: the model is taken to be fed pixels, 0 to 255; --images finds its range as "
+                "sat-tf quantize does, --input_range gives it, and --policy input_type=int8 (or "
+                "float32) says that it is fed no pixels.",
+                style="yellow",
+            )
         write_outputs(arguments, html=plan.write_page, csv=plan.write_csv, json=plan.write_overlay)
     return not plan.problems
 
 
-def _guesses(model: "keras.Model", policy: BitPolicy) -> Iterator[str]:
-    """What is taken for granted of the inputs, because neither the policy nor the model says it."""
+def _is_guessed(model: "keras.Model", policy: BitPolicy) -> bool:
+    """Whether an input is taken for pixels that neither the policy nor the model speaks of."""
     from sat_tf.graph.rewrite import network_of_layers
-    from sat_tf.planning.decisions import guessed_pixels
     from sat_tf.qat.inputs import converts_pixels
 
     network = network_of_layers(model)
-    guesses = {name: guessed_pixels(network, policy, name) for name in network.inputs}
-    for name, guess in guesses.items():
-        if guess:
-            yield (
-                f"{name}: {guess}; --images FILE.npy, of what it is fed, finds out as sat-tf "
-                "quantize does, and --policy input_type=int8 (or float32) says that it is none."
-            )
-    if list(guesses.values()) != [""] or policy.type_of(network.input) != INPUT_TYPES[0]:
-        return
-    name = network.input
-    if can_be_pictures(network[name].shape) and not converts_pixels(network, name):
-        yield (
-            "the model is taken to be fed pixels, 0 to 255; --images DIR finds its range as "
-            "sat-tf quantize does, and --input_range gives it."
-        )
+    return any(
+        policy.type_of(name) == INPUT_TYPES[0] and not converts_pixels(network, name)
+        for name in network.inputs
+        if not policy.states_type_of(name)
+    )

@@ -2,7 +2,7 @@
 
 import atexit
 import contextlib
-import errno
+import functools
 import gc
 import importlib
 import logging
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sat_tf.commands.parser import SHELLS, Parser, completion
@@ -20,9 +20,9 @@ from sat_tf.interruption import ending_of
 from sat_tf.messages import (
     ReadingError,
     RunError,
+    did_you_mean,
     in_one_line,
     missing_package,
-    nearest,
     say,
     shown,
 )
@@ -57,9 +57,8 @@ COMMANDS = [name for group in _COMMANDS.values() for name in group]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status.
 
-    It is 0 when all went well, 1 where a headline is red, a strict audit finds a broken rule, or a
-    model cannot be quantized as asked, 2 if the input is invalid or a run failed, 130 after Ctrl-C,
-    and 143 after SIGTERM where nothing was to be saved.
+    It is 0 when all went well, 1 where the outcome is bad, such as a red headline, 2 if the input
+    is invalid or a run failed, 130 after Ctrl-C, and 143 after SIGTERM with nothing to save.
     """
     words = sys.argv[1:] if arguments is None else arguments
     if arguments is None:
@@ -109,36 +108,23 @@ def _run(words: Sequence[str]) -> bool | None:
             return None
         top.error(f"received no COMMAND, expected one of {', '.join(COMMANDS)}")
     if name not in COMMANDS:
-        meant = nearest(name, COMMANDS)
-        fix = f"Did you mean {meant}?" if meant else f"Known: {', '.join(COMMANDS)}."
-        top.error(f"{name!r} is no command. {fix}")
+        top.error(f"{name!r} is no command. {did_you_mean(name, COMMANDS)}")
     parser = command_parser(name)
-    parser.elsewhere = lambda option: [
-        f"sat-tf {other}" for other in COMMANDS if option in command_parser(other).options
-    ]
     parsed = parser.parse_args(words[1:])
     console = make_console()
     if not console.is_terminal:  # every row of a table stays on one line, whatever COLUMNS says
         console = make_console(width=_WIDTH_WITHOUT_TERMINAL)
-    with _own_temporary_files():
-        outcome: bool | None = parsed.command(parsed, console)
-    return outcome
-
-
-@contextlib.contextmanager
-def _own_temporary_files() -> Iterator[None]:
-    """Lets temporary files be made in a folder that goes with the command.
-
-    Keras and TensorFlow leave theirs behind where they are interrupted.
-    """
-    before = tempfile.tempdir
+    former = tempfile.tempdir
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # whoever needs such a file says that there is no room
+        # Keras and TensorFlow leave temporary files behind where they are interrupted: these go
+        # with the command. Whoever needs one says that there is no room.
+        with contextlib.suppress(OSError):
             tempfile.tempdir = stack.enter_context(temporary_folder())
         try:
-            yield
+            outcome: bool | None = parsed.command(parsed, console)
         finally:
-            tempfile.tempdir = before
+            tempfile.tempdir = former
+    return outcome
 
 
 def command_parser(name: str) -> Parser:
@@ -160,19 +146,16 @@ def _show_warning(message: Warning | str, *where: Any, **further: Any) -> None:
 
 
 class _Once(logging.Handler):
-    """Shows what sat-tf logs of a thing, such as a corrupt picture, the first time in a command."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._known: set[tuple[Any, ...]] = set()
+    """Shows what sat-tf logs the first time in a command."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints a record; the first two of its arguments say what it is about."""
-        arguments = record.args if isinstance(record.args, tuple) else ()
-        about = (record.msg, *arguments[:2])
-        if about not in self._known:
-            self._known.add(about)
-            _show_warning(record.getMessage())
+        """Prints a record."""
+        _show_once(record.getMessage())
+
+
+@functools.cache
+def _show_once(message: str) -> None:
+    _show_warning(message)
 
 
 def report_errors(command: Callable[[], bool | None]) -> int:
@@ -197,7 +180,11 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, RunError | ReadingError):
         return shown(error)
     if isinstance(error, OSError):  # a full disk, or a folder that vanished
-        return shown(_refused(error))
+        return shown(
+            f"{error.filename or 'a file, perhaps a temporary one'}: cannot be read or written "
+            f"({error.strerror or error}), expected a disk with room and permission; free some "
+            "space, or name another folder; TMPDIR names that of temporary files."
+        )
     if isinstance(error, ModuleNotFoundError):
         return missing_package(error)
     tensorflow = sys.modules.get("tensorflow")  # not imported only for this check
@@ -205,20 +192,3 @@ def _sentence(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or exhausted:
         return "out of memory; use a smaller model, smaller or fewer images, or a smaller batch."
     return None
-
-
-def _refused(error: OSError) -> str:
-    """Says what the system has refused, with the fix, where nobody has said it better."""
-    what = error.filename
-    if not what:
-        try:
-            what = f"a file, perhaps one of the temporary ones in {tempfile.gettempdir()}"
-        except OSError:
-            what = "all folders for temporary files"
-    if error.errno == errno.ENAMETOOLONG:
-        return f"{what}: received a name that is too long, expected a shorter one; choose one."
-    return (
-        f"{what}: cannot be read or written ({error.strerror or error}), expected a disk with room "
-        "and permission; free some space, or name another folder; TMPDIR names that of temporary "
-        "files."
-    )

@@ -1,16 +1,15 @@
 """The parser of a command, whose errors name the option that was meant, and its completion."""
 
 import argparse
-import dataclasses
 import functools
 import re
 import shlex
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
-from sat_tf.messages import first_ones, nearest, shown
+from sat_tf.messages import nearest, shown
 
 RANGE = "--input_range"
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -61,8 +60,6 @@ class Parser(argparse.ArgumentParser):
     fields: Iterable[str] = ()  # Names that --policy takes as KEY=VALUE.
     # Why the command does not have an option that one would look for.
     refused: Mapping[str, str] = types.MappingProxyType({})
-    # Names the commands that have an option.
-    elsewhere: Callable[[str], Sequence[str]] = staticmethod(lambda option: ())
 
     def __init__(self, **settings: Any) -> None:
         # A word that is cut short today may be another option tomorrow.
@@ -111,10 +108,8 @@ class Parser(argparse.ArgumentParser):
         """Ends the sentence on an option that is not there by what to write in its place."""
         if option in self.refused:
             return f": {self.refused[option]}."
-        if meant := self._meant(option):
-            return f". Did you mean {meant}?"
-        having = self.elsewhere(option)
-        return f", but of {first_ones(having)}." if having else "."
+        meant = self._meant(option)
+        return f". Did you mean {meant}?" if meant else "."
 
     def _meant(self, option: str) -> str | None:
         word = option.lstrip("-").replace("-", "_").lower()
@@ -124,10 +119,9 @@ class Parser(argparse.ArgumentParser):
                 return known[name]
         for said in _SAID_BY.get(word, ()):
             name, _, value = said.lstrip("-").partition(" ")
-            files = self.get_default("endings") or ()
-            if value.startswith("FILE") and value.removeprefix("FILE") not in files:
-                continue
-            if not said.startswith("--") or name in known:
+            ending = value.removeprefix("FILE")
+            is_written = ending == value or ending in (self.get_default("endings") or ())
+            if not said.startswith("--") or (name in known and is_written):
                 return said
         if word in self.fields:
             return f"--policy {word}=VALUE"
@@ -151,11 +145,7 @@ def _unknown(words: Sequence[str], known: Iterable[str]) -> Iterator[str]:
 
 
 def with_negative_ranges(words: Sequence[str]) -> list[str]:
-    """The words of a command line, with a negative range joined to its --input_range.
-
-    >>> with_negative_ranges(["--input_range", "-1,1", "model.keras"])
-    ['--input_range=-1,1', 'model.keras']
-    """
+    """The words of a command line, with a negative range joined to its --input_range."""
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] == RANGE and _NEGATIVE.match(word):
@@ -168,40 +158,26 @@ def with_negative_ranges(words: Sequence[str]) -> list[str]:
 # -- scripts that let a shell complete the words of `sat-tf` ------------------------------------
 
 SHELLS = ("bash", "zsh", "fish")
-# What options with such metavars take are files; metavars in small letters are values themselves.
-_FILES = re.compile(r"FILE|DIR|MODEL|TFLITE|SOURCE")
+# Metavars in small letters are values themselves.
 _VALUES = re.compile(r"[a-z0-9_]+(\|[a-z0-9_]+)+")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Word:
+class _Word(NamedTuple):
     """An option, or a word without one."""
 
-    names: tuple[str, ...]  # Of the option; () of a word without one.
+    names: Sequence[str]  # Of the option; none of a word without one.
     about: str  # What it does.
-    values: tuple[str, ...]  # That it takes, as far as they are few.
-    takes_files: bool  # Whether names of files are among them.
-    takes_value: bool  # Whether a value follows.
-
-    @classmethod
-    def of(cls, action: argparse.Action) -> "_Word":
-        metavar = action.metavar if isinstance(action.metavar, str) else ""
-        values = tuple(map(str, action.choices or getattr(action, "values", None) or ()))
-        if not values and _VALUES.fullmatch(metavar):
-            values = tuple(metavar.split("|"))
-        return cls(
-            names=tuple(action.option_strings),
-            about=(action.help or "").replace("%%", "%"),
-            values=values,
-            takes_files=bool(_FILES.search(metavar)) and not values,
-            takes_value=action.nargs != 0,
-        )
+    values: Sequence[str]  # That it takes, as far as they are few.
 
 
 def _words(parser: argparse.ArgumentParser) -> Iterator[_Word]:
     """The words of a command, and of its actions where it has some."""
     for action in parser._actions:  # argparse has no public list of them
-        yield _Word.of(action)
+        values = list(map(str, action.choices or getattr(action, "values", None) or ()))
+        if not values and _VALUES.fullmatch(str(action.metavar)):
+            values = str(action.metavar).split("|")
+        about = (action.help or "").replace("%%", "%").partition(";")[0]
+        yield _Word(action.option_strings, about, values)
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
                 yield from _words(inner)
@@ -211,14 +187,31 @@ def completion(shell: str, top: Parser, commands: Mapping[str, tuple[str, Parser
     """The script for a shell."""
     words = {name: list(_words(parser)) for name, (_, parser) in commands.items()}
     if shell == "fish":
-        return _fish(
-            list(_words(top)), {name: about for name, (about, _) in commands.items()}, words
+        first = "complete -c sat-tf -n __fish_use_subcommand"
+        lines = ["# Completes the words of sat-tf:  sat-tf --completion fish | source"]
+        for name, (about, _) in commands.items():
+            lines.append(f"{first} -f -a {name} -d {shlex.quote(about)}")
+        lines += [f"{first} {_of_fish(word)}" for word in _words(top)]
+        for name, own in words.items():
+            seen = f"complete -c sat-tf -n '__fish_seen_subcommand_from {name}'"
+            lines += [f"{seen} {_of_fish(word)}" for word in own]
+        return "\n".join(lines) + "\n"
+    cases = []
+    for command, own in words.items():
+        for name, values in ((name, word.values) for word in own for name in word.names):
+            if values:
+                cases.append(f"*:{command}:{name}) words={shlex.quote(' '.join(values))};;")
+        options = shlex.quote(" ".join(name for word in own for name in word.names))
+        free = shlex.quote(" ".join(each for word in own if not word.names for each in word.values))
+        cases.append(
+            f"*:{command}:*) if [[ $cur == -* ]]; then words={options}; "
+            f"else words={free}; files=1; fi;;"
         )
-    first = [*commands, *(name for word in _words(top) for name in word.names)]
+    names = [*commands, *(name for word in _words(top) for name in word.names)]
     script = _BASH.format(
-        first=shlex.quote(" ".join(first)),
+        first=shlex.quote(" ".join(names)),
         shells=" ".join(SHELLS),
-        cases="\n".join(map(_case, words, words.values())),
+        cases="\n".join(f"        {case}" for case in cases),
     )
     return _ZSH + script if shell == "zsh" else script
 
@@ -228,23 +221,18 @@ _ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bash
 _BASH = """\
 # Completes the words of sat-tf:  source <(sat-tf --completion bash)
 _sat_tf() {{
-    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} words= files= options=
-    local command=${{COMP_WORDS[1]}}
+    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} words= files=
     # Bash takes --option=value for three words.
     if [[ $cur == "=" ]]; then
         cur=
     elif [[ $prev == "=" && $COMP_CWORD -gt 2 ]]; then
         prev=${{COMP_WORDS[COMP_CWORD-2]}}
     fi
-    if [[ $COMP_CWORD -eq 1 ]]; then
-        words={first}
-    elif [[ $command == --completion ]]; then
-        words='{shells}'
-    else
-        case $command in
+    case "$COMP_CWORD:${{COMP_WORDS[1]}}:$prev" in
+        1:*) words={first};;
+        *:--completion:*) words='{shells}';;
 {cases}
-        esac
-    fi
+    esac
     local IFS=$'\\n'
     COMPREPLY=()
     if [[ $words ]]; then
@@ -260,54 +248,9 @@ complete -F _sat_tf sat-tf
 """
 
 
-def _case(command: str, words: list[_Word]) -> str:
-    """The lines that choose what can follow a word of a command."""
-    options = [name for word in words for name in word.names]
-    free = [word for word in words if not word.names]
-    values = [value for word in free for value in word.values]
-    lines = [f"            {command})", "                case $prev in"]
-    for word in words:
-        if word.names and word.takes_value:
-            chosen = f"words={shlex.quote(' '.join(word.values))} files={'1' * word.takes_files}"
-            lines.append(f"                    {'|'.join(word.names)}) {chosen};;")
-    others = (
-        f"words={shlex.quote(' '.join(values))} files={'1' * any(one.takes_files for one in free)}"
-    )
-    lines += [
-        "                    *)",
-        "                        if [[ $cur == -* ]]; then",
-        f"                            words={shlex.quote(' '.join(options))}",
-        "                        else",
-        f"                            {others}",
-        "                        fi;;",
-        "                esac;;",
-    ]
-    return "\n".join(lines)
-
-
-def _fish(top: list[_Word], commands: Mapping[str, str], words: Mapping[str, list[_Word]]) -> str:
-    """The script for fish, which shows what each word does."""
-    lines = ["# Completes the words of sat-tf:  sat-tf --completion fish | source"]
-    first = "complete -c sat-tf -n __fish_use_subcommand"
-    for name, about in commands.items():
-        lines.append(f"{first} -f -a {name} -d {shlex.quote(about)}")
-    lines += [f"{first} {_of_fish(word)}" for word in top if word.names]
-    for name, own in words.items():
-        seen = f"complete -c sat-tf -n '__fish_seen_subcommand_from {name}'"
-        lines += [f"{seen} {_of_fish(word)}" for word in own]
-    return "\n".join(lines) + "\n"
-
-
 def _of_fish(word: _Word) -> str:
     """The options of fish's `complete` for one word."""
     parts = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in word.names]
-    if word.takes_value:
-        if word.names:
-            parts.append("-r" if word.takes_files else "-x")
-        if word.values:
-            parts.append(f"-a {shlex.quote(' '.join(word.values))}")
-        elif word.takes_files:
-            parts.append("-F")
-    if word.names:
-        parts.append(f"-d {shlex.quote(word.about.partition(';')[0])}")
-    return " ".join(parts)
+    if word.values:
+        parts.append(f"{'-x ' if word.names else ''}-a {shlex.quote(' '.join(word.values))}")
+    return " ".join([*parts, f"-d {shlex.quote(word.about)}"])

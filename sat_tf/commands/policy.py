@@ -81,10 +81,9 @@ def _input_range(text: str) -> Any:
 def asked_policy(
     arguments: argparse.Namespace, config: pathlib.Path | None = None
 ) -> BitPolicy | None:
-    """The policy that the options say, `BitPolicy.mobile(--bits)` where no file says more.
+    """The policy that the options say; None if none speaks of it.
 
-    A file of --policy has all fields, and so has a run; --bits changes those of it, KEY=VALUE
-    these, and the other options come last. None if no option speaks of it: see `usual_policy`.
+    --bits changes a file or a run, KEY=VALUE these, and the other options come last.
     """
     words, asked_bits = arguments.policy, getattr(arguments, "bits", None)
     files = [word for word in words if "=" not in word]
@@ -167,15 +166,11 @@ def with_input_range(
     console: Console,
     *,
     is_trained: bool = True,
-    doubts: list[str] | None = None,
 ) -> BitPolicy:
-    """The policy with the range of a float model's input.
+    """The policy with the range of a float model's input: the given one, or the one that is found.
 
-    It is the one that is given; else pixels where the model's own layers convert them; else the
-    usual range in which the model is clearly most accurate, or the only one that its statistics of
-    BatchNormalization fit. Prints which it is, and a note where a given one may be wrong, which
-    `doubts` gets as well. A model that may not be trained yet is fed pixels where no range is more
-    accurate than others.
+    Prints which it is, and a note where a given one may be wrong. A model that may not be trained
+    yet is fed pixels where no range is more accurate than others.
     """
     from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range, range_accuracies
     from sat_tf.graph.rewrite import network_of_layers
@@ -200,15 +195,14 @@ def with_input_range(
                 f"that it was trained with, which is {statistics.likely} by {statistics}; give "
                 f"{RANGE}={fitting}."
             )
-        accuracies, note = range_accuracies(model, pixels, labels, given), None
-        if accuracies is not None and accuracies.fitting is not None:
+        accuracies = range_accuracies(model, pixels, labels, given)
+        if accuracies is None:
+            return policy
+        note = accuracies.guessing_problem if is_trained else None
+        if accuracies.fitting is not None:
             note = f"{subject}: {accuracies.problem}."
-        elif accuracies is not None and is_trained:
-            note = accuracies.guessing_problem
         if note is not None:
             say(console, f"Note: {note}", style="yellow")
-            if doubts is not None:
-                doubts.append(note)
         return policy
     say(console, f"Looking for the input range on {len(pixels):,} images")
     try:

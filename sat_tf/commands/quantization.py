@@ -1,14 +1,16 @@
 """The road of `sat-tf quantize`: calibrate, reconstruct, fine-tune, export, verify, report."""
 
-import contextlib
+import argparse
 import dataclasses
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
+import tf_keras as keras
 from rich.console import Console
 
 from sat_tf import output_folder
@@ -19,20 +21,23 @@ from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.tflite.metadata import label_text
 from sat_tf.exact.tflite.preprocessing import COVERING
 from sat_tf.exact.top_k import classes_of
+from sat_tf.export.lowering.pipeline import snap_biases
 from sat_tf.interruption import ending_of
 from sat_tf.messages import RunError, first_ones, reason_of, say
 from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.presentation.tables import Marked, marked_text
+from sat_tf.qat.calibrate import calibrate
+from sat_tf.qat.finetune import FineTuned, finetune, remove_backups
+from sat_tf.qat.images import fed_batches
+from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.reconstruction.fit import Checkpoint
 from sat_tf.qat.reconstruction.fitted import Fitted, fit
+from sat_tf.qat.scheme import quantize_model
+from sat_tf.report.layers import SAMPLE, layer_rows
+from sat_tf.report.report import of_training, write_file, write_layers, write_report
 from sat_tf.report.results import Results, of_certificate
-
-if TYPE_CHECKING:
-    import tf_keras as keras
-
-    from sat_tf.qat.finetune import FineTuned
-    from sat_tf.qat.reconstruction.fit import Checkpoint
 
 _BATCH_SIZE = 32
 
@@ -41,40 +46,22 @@ _BATCH_SIZE = 32
 class Quantization:
     """What is done to a float model, on which pictures, and where the files go."""
 
-    model: "keras.Model"
+    model: keras.Model
     policy: BitPolicy
     pictures: QuantizationImages
     folder: OutputFolder
     console: Console
-    steps: int  # Of reconstruction for each block; 0 for none.
-    epochs: int  # Of training; 0 for none.
     row: str  # What the float model's outputs are: see `finetune.row_of`.
-    learning_rate: float | None  # The highest of the training; None has a trial choose it.
-    seed: int  # Of all that is drawn.
-    output_type: str | None  # See `sat_tf.export_tflite`.
-    # Go on with what the folder holds unfinished (True), begin anew (False), or go on if there is
-    # something (None).
-    resume: bool | None
-    is_verbose: bool  # Print all that is to be known of the file.
+    steps: int  # Of reconstruction for each block; 0 for none.
+    arguments: argparse.Namespace  # Of the command.
 
     def write(self) -> None:
         """Quantizes the model, exports it, verifies the file, and writes results and a report."""
         self._expect_unfinished()
-        from sat_tf.export.lowering.pipeline import snap_biases
-        from sat_tf.qat.calibrate import calibrate
-        from sat_tf.qat.finetune import remove_backups
-        from sat_tf.qat.images import fed_batches
-        from sat_tf.qat.layout import GuessedClippingLevelsWarning
-        from sat_tf.qat.reconstruction.fit import Checkpoint
-        from sat_tf.qat.scheme import quantize_model
-        from sat_tf.report.layers import SAMPLE, layer_rows
-        from sat_tf.report.report import write_layers, write_report
-        from sat_tf.report.training import of_training
-
         begun, pictures, folder = time.monotonic(), self.pictures, self.folder
         unfinished = folder.file(output_folder.UNFINISHED)
         backups = folder.file(output_folder.BACKUPS)
-        if self.resume is False:
+        if self.arguments.resume is False:
             unfinished.unlink(missing_ok=True)
             remove_backups(backups)
         say(self.console, f"Calibrating on {len(pictures.images):,} images")
@@ -85,34 +72,69 @@ class Quantization:
         batches = fed_batches(pictures.images, feed)
         calibrate(quantized, batches, num_images=len(pictures.images), keep_function=True)
         checkpoint = Checkpoint(
-            unfinished, say=functools.partial(say, self.console), is_expected=bool(self.resume)
+            unfinished,
+            say=functools.partial(say, self.console),
+            is_expected=bool(self.arguments.resume),
         )
         fitted, tuned = None, None
-        with _saying_what_is_saved(checkpoint, folder), folder.opened():
-            # Before all is done, only what an interrupted command goes on with is there.
-            if self.steps:
-                fitted = self._reconstruct(quantized, feed, checkpoint)
-            if self.epochs:
-                tuned = self._train(quantized, checkpoint)
-            snap_biases(quantized)
-            folder.start()  # what is there belongs to other pictures
-            if fitted is not None:
-                fitted.write(folder)
-            certificate = self._export(quantized, is_trained=tuned is not None)
-            if fitted is not None and fitted.kept and pictures.held_out.images is pictures.images:
-                say(
-                    self.console,
-                    "Note: four in five of these pictures are those that it was fitted to; how it "
-                    "answers others stands above, behind its reconstruction.",
-                    style="yellow",
+        try:
+            with folder.opened():
+                # Before all is done, only what an interrupted command goes on with is there.
+                if self.steps:
+                    fitted = self._reconstruct(quantized, feed, checkpoint)
+                if self.arguments.epochs:
+                    tuned = self._train(quantized, checkpoint)
+                snap_biases(quantized)
+                folder.start()  # what is there belongs to other pictures
+                if fitted is not None:
+                    fitted.write(folder)
+                certificate = self._export(quantized, is_trained=tuned is not None)
+                if (
+                    fitted is not None
+                    and fitted.kept
+                    and pictures.held_out.images is pictures.images
+                ):
+                    self._note(
+                        "four in five of these pictures are those that it was fitted to; how it "
+                        "answers others stands above, behind its reconstruction."
+                    )
+                write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
+                measured: dict[str, Any] = {}
+                has_labels = pictures.held_out.labels is not None
+                if tuned is not None:
+                    score = "top1" if has_labels else "agreement"
+                    measured = {
+                        f"quantized_{score}": tuned.epochs[tuned.kept_epoch].score,
+                        f"start_{score}": tuned.epochs[0].score,
+                        "learning_rate": tuned.learning_rate,
+                        "tried_learning_rates": tuned.tried or None,
+                        "kept_epoch": tuned.kept_epoch,
+                    }
+                if has_labels:
+                    measured["float_top1"] = certificate.top1["float"]
+                    measured["quantized_top1"] = certificate.top1["quantized"]
+                results = Results(
+                    held_out_images=len(pictures.held_out.images),
+                    parameters=self.model.count_params(),
+                    seconds=time.monotonic() - begun,
+                    given_float_model=True,
+                    reconstruction=fitted,
+                    **measured,
+                    **of_certificate(certificate),
                 )
-            write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
-            results = self._results(certificate, fitted, tuned, time.monotonic() - begun)
-            if pictures.held_out.labels is not None or tuned is not None:
-                folder.write_json(output_folder.RESULTS, results.to_dict())
-            write_report(folder, **({} if tuned is None else of_training(tuned, results)))
+                if measured:
+                    folder.write_json(output_folder.RESULTS, results.to_dict())
+                write_report(folder, **({} if tuned is None else of_training(tuned, results)))
+        except KeyboardInterrupt as interrupt:
+            said = "nothing is saved yet: the same command begins again"
+            if checkpoint.saved:
+                said = f"saved in {folder.path}: {checkpoint.saved}; the same command goes on"
+            raise type(interrupt)(f"{ending_of(interrupt)[0]}; {said}") from None
         unfinished.unlink(missing_ok=True)
         remove_backups(backups)
+
+    def _note(self, text: str) -> None:
+        say(self.console, f"Note: {text}", style="yellow")
 
     def _expect_unfinished(self) -> None:
         """Refuses the folder of a run, and to resume what is not there."""
@@ -123,22 +145,20 @@ class Quantization:
                 "one with --out."
             )
         is_reconstructing = self.steps and folder.file(output_folder.UNFINISHED).is_file()
-        is_training = self.epochs and folder.file(output_folder.BACKUPS).is_dir()
-        if self.resume and not (is_reconstructing or is_training):
-            what = " or training" if self.epochs else ""
+        is_training = self.arguments.epochs and folder.file(output_folder.BACKUPS).is_dir()
+        if self.arguments.resume and not (is_reconstructing or is_training):
+            what = " or training" if self.arguments.epochs else ""
             raise RunError(
                 f"--resume: {folder.path}: received no unfinished reconstruction{what}, expected "
                 "one; leave out --resume to begin a new one."
             )
 
-    def _export(self, quantized: "keras.Model", *, is_trained: bool) -> Certificate:
+    def _export(self, quantized: keras.Model, *, is_trained: bool) -> Certificate:
         """Writes the file, its certificate and the model; prints what is to be said of them."""
-        from sat_tf.report.report import write_file
-
         pictures, held_out, folder = self.pictures, self.pictures.held_out, self.folder
         preprocessing = COVERING if pictures.training.array is None else None
         class_names = pictures.training.class_names or None
-        options: dict[str, Any] = {"output_type": self.output_type}
+        options: dict[str, Any] = {"output_type": self.arguments.output_type}
         labels: Any = held_out.labels
         if len(self.model.outputs) == 1:  # as TFLite Metadata are
             options |= {"labels": class_names, "preprocessing": preprocessing}
@@ -170,7 +190,7 @@ class Quantization:
             say(self.console, f"Note: {warning}")
         for statement in report.on_target:
             say(self.console, marked_text(statement))
-        if self.is_verbose:
+        if self.arguments.verbose:
             path = str(folder.file(output_folder.TFLITE_MODEL))
             print_certificate(certificate, path, self.console)
             return certificate
@@ -180,49 +200,13 @@ class Quantization:
             say(self.console, marked_text(note))
         return certificate
 
-    def _results(
-        self,
-        certificate: Certificate,
-        fitted: Fitted | None,
-        tuned: "FineTuned | None",
-        seconds: float,
-    ) -> Results:
-        has_labels = self.pictures.held_out.labels is not None
-        measured: dict[str, Any] = {}
-        if tuned is not None:
-            score = "top1" if has_labels else "agreement"
-            measured = {
-                f"quantized_{score}": tuned.epochs[tuned.kept_epoch].score,
-                f"start_{score}": tuned.epochs[0].score,
-                "learning_rate": tuned.learning_rate,
-                "tried_learning_rates": tuned.tried or None,
-                "kept_epoch": tuned.kept_epoch,
-            }
-        if has_labels:
-            measured["float_top1"] = certificate.top1["float"]
-            measured["quantized_top1"] = certificate.top1["quantized"]
-        return Results(
-            held_out_images=len(self.pictures.held_out.images),
-            parameters=self.model.count_params(),
-            seconds=seconds,
-            given_float_model=True,
-            reconstruction=fitted,
-            **measured,
-            **of_certificate(certificate),
-        )
-
     def _reconstruct(
         self,
-        quantized: "keras.Model",
+        quantized: keras.Model,
         feed: Callable[[np.ndarray], np.ndarray],
-        checkpoint: "Checkpoint",
+        checkpoint: Checkpoint,
     ) -> Fitted | None:
         """Fits a calibrated model in place, and says what that gains; None where it stays."""
-        import tf_keras as keras
-
-        from sat_tf.export.lowering.pipeline import snap_biases
-        from sat_tf.qat.images import fed_batches
-
         pictures = self.pictures
 
         def measure() -> dict[str, float]:
@@ -244,7 +228,7 @@ class Quantization:
                 fed_batches(pictures.images, feed),
                 num_images=len(pictures.images),
                 steps=self.steps,
-                seed=self.seed,
+                seed=self.arguments.seed,
                 measure=measure,
                 keep_better=True,
                 checkpoint=checkpoint,
@@ -252,19 +236,13 @@ class Quantization:
         except RunError:
             raise  # there is nothing to resume
         except ValueError as error:
-            say(self.console, f"Note: calibrated only. {error}", style="yellow")
+            self._note(f"calibrated only. {error}")
             return None
         say(self.console, f"Reconstructed {fitted.how}: {fitted.gained}")
         return fitted
 
-    def _train(self, quantized: "keras.Model", checkpoint: "Checkpoint") -> "FineTuned":
+    def _train(self, quantized: keras.Model, checkpoint: Checkpoint) -> FineTuned:
         """Trains a calibrated model in place, and says what that gains."""
-        import tensorflow as tf
-        import tf_keras as keras
-
-        from sat_tf.export.lowering.pipeline import snap_biases
-        from sat_tf.qat.finetune import finetune
-
         pictures, training, folder = self.pictures, self.pictures.training, self.folder
         if training.labels is None:
             say(
@@ -273,28 +251,25 @@ class Quantization:
                 "answers.",
             )
             if self.row == "logits":
-                say(
-                    self.console,
-                    "Note: the outputs are taken for logits of classes, which nothing in the model "
-                    "tells from coordinates and other values; leave out --epochs where they are "
-                    "such.",
-                    style="yellow",
+                self._note(
+                    "the outputs are taken for logits of classes, which nothing in the model tells "
+                    "from coordinates and other values; leave out --epochs where they are such."
                 )
         # One without an integer form is refused before it is trained.
         snap_biases(quantized)
         batch_size = min(_BATCH_SIZE, len(training))
-        total = self.epochs * (len(training) // batch_size) * batch_size
+        total = self.arguments.epochs * (len(training) // batch_size) * batch_size
         saved = [0]  # epochs
 
         def note(epochs: int) -> None:
             saved.append(epochs)
-            checkpoint.saved = f"{epochs} of {self.epochs} epochs of the training"
+            checkpoint.saved = f"{epochs} of {self.arguments.epochs} epochs of the training"
 
         with image_bar("training", total) as advance:
 
             def begin(epoch: int, logs: Any) -> None:
                 if epoch > saved[-1]:  # of an earlier process
-                    advance.skip(epoch * total // self.epochs)
+                    advance.skip(epoch * total // self.arguments.epochs)
                     note(epoch)
 
             told = keras.callbacks.LambdaCallback(
@@ -310,12 +285,12 @@ class Quantization:
                     training.labels,
                     held_out=(pictures.held_out.images, pictures.held_out.labels),
                     sample=pictures.images,
-                    epochs=self.epochs,
-                    learning_rate=self.learning_rate,
+                    epochs=self.arguments.epochs,
+                    learning_rate=self.arguments.learning_rate,
                     batch_size=batch_size,
-                    seed=self.seed,
+                    seed=self.arguments.seed,
                     folder=folder.file(output_folder.BACKUPS),
-                    is_expected=bool(self.resume) and not self.steps,
+                    is_expected=bool(self.arguments.resume) and not self.steps,
                     finish=snap_biases,
                     say=functools.partial(say, self.console),
                     callbacks=[told],
@@ -328,29 +303,14 @@ class Quantization:
                     "writable folder until the end; free some space, or fix its permissions.\nThen "
                     "the same command goes on from the last epoch."
                 ) from error
-        epoch = tuned.kept_epoch
-        which = (
-            f"that of epoch {epoch}" if epoch else "the one before training: no epoch was better"
+        say(
+            self.console,
+            "Kept is the best model on the held-out pictures, that of epoch "
+            f"{tuned.kept_epoch}; 0 is the one before training.",
         )
-        say(self.console, f"Kept is the best model on the held-out pictures, {which}.")
         if tuned.passed_over:
             paths = getattr(training, "paths", tuned.passed_over)
             names = first_ones([str(paths[place]) for place in tuned.passed_over])
             count = f"{len(tuned.passed_over):,} pictures to train on"
-            say(self.console, f"Note: {count} could not be read: {names}", style="yellow")
+            self._note(f"{count} could not be read: {names}")
         return tuned
-
-
-@contextlib.contextmanager
-def _saying_what_is_saved(checkpoint: "Checkpoint", folder: OutputFolder) -> Iterator[None]:
-    """Lets an interruption say what the same command goes on with, and what is lost."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        word, _ = ending_of(interrupt)
-        said = (
-            f"saved in {folder.path}: {checkpoint.saved}; the same command goes on from there"
-            if checkpoint.saved
-            else "nothing is saved yet: the same command begins again"
-        )
-        raise type(interrupt)(f"{word}; {said}") from None

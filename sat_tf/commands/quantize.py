@@ -13,7 +13,6 @@ from sat_tf.commands.models import quiet_tensorflow, read_keras_model
 from sat_tf.commands.options import OWN_TYPE, add_output_type, add_resume, add_trust, nonempty, seed
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, usual_policy, with_input_range
-from sat_tf.commands.quantization import Quantization
 from sat_tf.commands.verification_table import conclude
 from sat_tf.exact.certificate.certificate import Certificate, read_certificate
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
@@ -97,7 +96,6 @@ def add_arguments(parser: Parser) -> None:
         "--seed", metavar="N", type=seed, default=0, help="of all that is drawn; default: 0"
     )
     parser.refused = {
-        **parser.refused,
         "--set": "give --learning_rate and --seed; all settings of a training are those of "
         "sat-tf train, whose training.float_model takes a trained model",
     }
@@ -120,6 +118,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     quiet_tensorflow()
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)
+    from sat_tf.commands.quantization import Quantization
     from sat_tf.qat.finetune import row_of
     from sat_tf.qat.reconstruction.reconstruct import STEPS
     from sat_tf.report.report import headline_of
@@ -133,19 +132,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             raise RunError(
                 f"{path}: received {why_not}, expected one to train: of one output, a row of the "
                 "logits or probabilities of classes; leave out --epochs."
-                + (
-                    f" {arguments.bits} bits are then reconstructed from the float model."
-                    if arguments.bits <= _MOST_RECONSTRUCTED
-                    else ""
-                )
             )
         pictures = find_pictures(
             images, model, policy, console, to_train=bool(epochs), labels=arguments.labels
         )
-        doubts: list[str] = []
-        policy = with_input_range(
-            policy, model, str(path), pictures.held_out.sample, console, doubts=doubts
-        )
+        policy = with_input_range(policy, model, str(path), pictures.held_out.sample, console)
         Quantization(
             model=model,
             policy=policy,
@@ -153,17 +144,10 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             folder=folder,
             console=console,
             steps=STEPS if is_reconstructed else 0,
-            epochs=epochs,
             row=row,
-            learning_rate=arguments.learning_rate,
-            seed=arguments.seed,
-            output_type=arguments.output_type,
-            resume=arguments.resume,
-            is_verbose=arguments.verbose,
+            arguments=arguments,
         ).write()
     print_ending(arguments.bits, folder, why_not, console)
-    for doubt in doubts:  # what stands far above is easily passed over
-        say(console, f"Note: {doubt}", style="yellow")
     return conclude(folder.file(TFLITE_MODEL), headline_of(folder), console)
 
 
@@ -200,18 +184,14 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
     certificate = read_certificate(folder.file(output_folder.CERTIFICATE))
     has_results = folder.file(output_folder.RESULTS).exists()
     results = Results.read(folder) if has_results else None
-    model, *others = (
-        folder.file(name)
-        for name in (
-            output_folder.TFLITE_MODEL,
-            output_folder.CERTIFICATE_PAGE,
-            output_folder.REPORT,
-            output_folder.QUANTIZED_MODEL,
-        )
-        if folder.file(name).exists()
+    names = (
+        output_folder.TFLITE_MODEL,
+        output_folder.CERTIFICATE_PAGE,
+        output_folder.REPORT,
+        output_folder.QUANTIZED_MODEL,
     )
+    model, *others = (folder.file(name) for name in names if folder.file(name).exists())
     headline = headline_of(folder) or certificate.verdict
-    files = f"{model} for the device; beside it {', '.join(one.name for one in others)}"
     # Without labels nothing tells which answers are right.
     is_measured = results is not None and results.gained is not None
     lines: dict[str, str | Marked] = {
@@ -219,7 +199,7 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
         "Size": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
         "Proof": headline,
         "Next": next_step(bits, headline, results, why_not, is_exact=certificate.is_exact),
-        "Files": files,
+        "Files": f"{model} for the device; beside it {', '.join(one.name for one in others)}",
     }
     for label, words in lines.items():
         say(console, Text.assemble(f"{label + ':':{_LABEL_WIDTH}}", marked_text(words)))
@@ -253,26 +233,17 @@ def next_step(
             return ready
     is_trained = results is not None and results.learning_rate is not None
     gained = None if results is None else results.gained
+    trains = f"--epochs refuses {why_not}" if why_not else "--epochs 5 trains"
     if gained is None:
         if is_trained or bits >= _FEWEST_WITHOUT_TRAINING:
             return ready
-        trains = "" if why_not else "; --epochs 5 trains, also without labels"
         return (
             f"{bits} bits without training can cost accuracy; with pictures in folders of the "
-            f"model's classes, or --labels of an .npy file, it is measured{trains}"
+            f"model's classes, or --labels of an .npy file, it is measured; {trains}"
         )
     if gained >= -_SMALL_LOSS:
         return ready
-    if is_trained:
-        how = "after training"
-        fix = (
-            "more epochs and more bits cost less, and sat-tf sensitivity names the layers to blame"
-        )
-    elif why_not:
-        how = "without training"
-        fix = f"--epochs refuses {why_not}, " + (
-            "more bits cost less" if bits < 8 else "sat-tf sensitivity names the layers to blame"
-        )
-    else:
-        how, fix = "without training", "--epochs 5 trains"
-    return f"{bits} bits {how} cost {-100 * gained:.2f} points of top-1; {fix}"
+    how = "after" if is_trained else "without"
+    fix = "sat-tf sensitivity names the layers to blame"
+    fix = fix if is_trained else f"{trains}; {fix}" if why_not else trains
+    return f"{bits} bits {how} training cost {-100 * gained:.2f} points of top-1; {fix}"

@@ -33,7 +33,7 @@ from sat_tf.presentation.tables import (
     Table,
     digits,
     marked_text,
-    render_page,
+    render,
 )
 
 
@@ -239,7 +239,7 @@ class OperatorComparison(RowTable):
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes all of it as one HTML page; the file appears whole, or not at all."""
-        page = render_page(
+        page = render(
             "exact/operators.html",
             file=self.file,
             headline=self._headline(),

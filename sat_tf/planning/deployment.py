@@ -1,24 +1,141 @@
-"""How the export will lower a network: operations and refusals, and what each layer costs."""
+"""The quantized network that a placement gives, and how the export will lower it to a file."""
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from sat_tf.exact.operations.graph import Graph
+from sat_tf.exact.operations.linear import Linear, linear_operations, map_linear
 from sat_tf.exact.operations.operation import Operation
+from sat_tf.exact.targets.table import TARGETS, CpuFallback
+from sat_tf.exact.tflite.contents import read_contents
+from sat_tf.export.export import file_content
 from sat_tf.export.lowering.float_layer import float_layers, float_operators, spliced_bytes
-from sat_tf.export.lowering.layers import find_problems
-from sat_tf.export.lowering.packing import FileSettings, pack_graph
+from sat_tf.export.lowering.layers import KernelOutline, find_problems
+from sat_tf.export.lowering.packing import FileSettings, is_trained, pack_graph
 from sat_tf.export.lowering.trace import trace
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, layer_of_call
 from sat_tf.messages import problems_of
 from sat_tf.planning.plan import Export
-from sat_tf.planning.preview import Shape, by_layer, kernel_outlines, names_in_file
-from sat_tf.qat.layout import in_inference, user_name
+from sat_tf.qat.layout import arranged, in_inference, inner_layer, user_name
+from sat_tf.qat.placement import Placement
+from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL
+
+
+def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:
+    """The problems of each layer, without its name; those of no layer are left out."""
+    # The longest name first: names may hold slashes.
+    layers = sorted(names, key=len, reverse=True)
+    of_layers: dict[str, list[str]] = {}
+    for problem in problems:
+        for name in layers:
+            if problem.startswith((f"{name}: ", f"{name}/")):
+                text = problem[len(name) + 1 :].strip()
+                if text not in of_layers.setdefault(name, []):
+                    of_layers[name].append(text)
+                break
+    return of_layers
+
+
+Shape = tuple[int | None, ...]
+
+
+def preview(network: Network, placement: Placement) -> Network:
+    """The graph of the quantized model, with built quantizers, on the float model's own layers."""
+    view = arranged(network, placement, lambda node: node.layer)
+    for index, node in enumerate(view):
+        if isinstance(node.layer, QuantizedLayer) and not node.layer.built:
+            shapes = [tf.TensorShape((None, *view[name].shape)) for name in node.inputs]
+            node.layer.build(shapes if node.takes_list or len(shapes) != 1 else shapes[0])
+            assume_ranges(node.layer, index)
+    return view
+
+
+def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
+    """Codes of the right number and shape for linear layers, which take next to no memory."""
+    outlines = {}
+    for node in network:
+        quantizer = weight_quantizer(node.layer)
+        if quantizer is None:
+            continue
+        layer = inner_layer(node.layer)
+        kernel, axes = layer_kinds.kernel_of(layer), layer_kinds.find_support(layer).channel_axes
+        shape = tuple(kernel.shape)
+        channels = int(np.prod([shape[axis] for axis in axes]))
+        # Channels with their own ranges have their own scales.
+        scales = np.linspace(1.0, 2.0, channels) if quantizer.channels_differ else np.ones(channels)
+        inside = [axis for axis, size in enumerate(shape) if axis not in axes and size > 1]
+        codes = np.zeros((), np.int16)
+        if quantizer.num_bits is not None and inside:
+            ends = np.array(quantizer.code_ends_of(kernel), np.int16)
+            lined = [-1 if axis == inside[-1] else 1 for axis in range(len(shape))]
+            codes = np.resize(ends, shape[inside[-1]]).reshape(lined)
+        outlines[node.name] = KernelOutline(np.broadcast_to(codes, shape), scales)
+    return outlines
+
+
+def assume_ranges(layer: QuantizedLayer, index: int) -> None:
+    """Gives the activations of a layer a range of its own, as after training.
+
+    The file has operators between unequal grids.
+    """
+    apart = 1.0 + index * 2.0**-12
+    variables = layer.output_variables
+    if layer.quantize_config.output is not None:
+        layer.quantize_config.output.assume_fed(variables, apart)
+    if CLIPPING_LEVEL in variables:
+        variables[CLIPPING_LEVEL].assign(variables[CLIPPING_LEVEL] * apart)
+
+
+def planned_content(
+    graph: Graph, places: Mapping[str, Sequence[int]], settings: FileSettings
+) -> bytes:
+    """The file, with codes of the right number and size in it."""
+    numbers = {
+        graph.operations[index].output: number
+        for number, indices in enumerate(places.values())
+        for index in indices
+    }
+    filled = map_linear(graph.operations, lambda one: _filled(one, numbers.get(one.output)))
+    graph = settings.ended(dataclasses.replace(graph, operations=filled))
+    return file_content(graph, settings.of_graph(graph))
+
+
+def names_in_file(graph: Graph, settings: FileSettings) -> dict[str, str]:
+    """Returns the names in the file of tensors that have others in the graph."""
+    return {former: name for name, former in settings.ended(graph).former_names.items()}
+
+
+def planned_cpu_fallback(graph: Graph, settings: FileSettings) -> tuple[list[CpuFallback], int]:
+    """The operators of the planned file that its target leaves to the CPU, and how many it has."""
+    trained = [one.output for one in linear_operations(graph.operations) if is_trained(one)]
+    outputs = [operation.output for operation in graph.operations]
+    places = {output: [outputs.index(output)] for output in trained}
+    contents = read_contents(planned_content(graph, places, settings), graph.name)
+    return TARGETS[settings.target].cpu_fallback(contents), len(contents.operators)
+
+
+def _filled(operation: Linear, number: int | None) -> Linear:
+    """The operation with a kernel that no other layer has: a file holds equal ones once."""
+    bias = np.zeros(np.shape(operation.bias))
+    if number is None:
+        return dataclasses.replace(operation, bias=bias)
+    kernel = np.zeros(operation.kernel.shape, np.int8)
+    # The number in base 2, a byte a digit: -1 has all its bits set in every storage, so that bytes
+    # of different storages differ too.
+    digits = np.array([int(digit) for digit in f"{number:b}"][::-1])
+    codes = np.repeat(-digits, 8 // operation.storage.value)[: kernel.size]
+    kernel.reshape(-1)[: len(codes)] = codes
+    return dataclasses.replace(operation, kernel=kernel, bias=bias)
+
 
 _FLOAT_BYTES = 4
 
@@ -202,8 +319,7 @@ FLOAT_BITS = 32
 def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
     """Products of weights and inputs for one image; None if they are not known.
 
-    One multiply-add for each weight and each place where it is used. Layers without weights, and
-    those with one for each channel, such as a normalization, count as 0.
+    Layers without weights, and those with one for each channel, count as 0.
     """
     kind = layer_kinds.find_kind(node.layer)
     if kind.kernels and input_shapes:
@@ -226,11 +342,7 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
 def bit_operations(
     products: int | None, weight_bits: int | None, reading_bits: int | None
 ) -> int | None:
-    """BOPs: multiply-adds times the bits of both factors; None, for float values, counts as 32.
-
-    >>> bit_operations(100, 4, 8), bit_operations(100, None, None), bit_operations(None, 4, 4)
-    (3200, 102400, None)
-    """
+    """BOPs: multiply-adds times the bits of both factors; None, for float values, counts as 32."""
     if products is None:
         return None
     return products * (weight_bits or FLOAT_BITS) * (reading_bits or FLOAT_BITS)
@@ -245,10 +357,9 @@ _END = 200
 
 
 def bytes_of(deployed: Deployment) -> dict[str, int]:
-    """The bytes of each layer, and of each inserted quantizer, by its name, with their constants.
+    """The bytes of each layer and inserted quantizer, by its name, with their constants.
 
-    An operator into which several layers are fused counts for the linear one, if there is one. The
-    first input has what belongs to no operator.
+    Those of a fused operator count for the linear layer, those of no operator for the first input.
     """
     if deployed.graph is None:
         return {}

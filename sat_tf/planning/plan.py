@@ -5,16 +5,14 @@ import dataclasses
 import enum
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.text import Text
+from markupsafe import Markup
 
 from sat_tf.exact.targets.table import TARGETS, CpuFallback, Target
 from sat_tf.files import write_text
-from sat_tf.messages import did_you_mean, first_ones, say
+from sat_tf.messages import did_you_mean, first_ones
 from sat_tf.presentation.overlay import BIT_COLORS, Mark, write_overlay
 from sat_tf.presentation.tables import (
     Cell,
@@ -22,8 +20,7 @@ from sat_tf.presentation.tables import (
     Marked,
     RowTable,
     Table,
-    marked_text,
-    render_page,
+    render,
 )
 from sat_tf.qat.policy import BitPolicy
 
@@ -244,72 +241,51 @@ class Plan(RowTable):
         """The rows as plain values, all with the same keys; None where something is unknown."""
         return [{name: _plain(row, name) for name in _COLUMNS} for row in self.rows]
 
-    def print_to(self, console: Console) -> None:
-        """Prints the layers, the sums, and the problems."""
-        numbers = _NUMBERS if console.width >= _WIDE else _NUMBERS[2:]
-        title = f"{self.model}: quantization plan"
-        table = _layers(self, numbers).to_rich(title=title, title_justify="left", box=SIMPLE_HEAD)
-        console.print(table)
-        console.print(Text.assemble(f"{self.model}: ", marked_text(_verdict(self))), soft_wrap=True)
-        for line in _summary(self):
-            say(console, line)
-        for title, problems in self._listed_problems().items():
-            console.print(Text(f"{title}:", style="red"))
-            for problem in problems:
-                say(console, f"  {problem}")
-        if self.problems:
-            console.print(
-                "The rows above are with unsupported='float' (--unsupported=float), which leaves "
-                "such layers float, and without such overrides."
-            )
-        for line in (*_reasons(self), *(f"note: {note}" for note in self.notes)):
-            say(console, line)
-        for statement in _on_target(self):
-            say(console, marked_text(statement))
-
-    def _listed_problems(self) -> dict[str, tuple[str, ...]]:
-        titled = {
-            "cannot be quantized as asked": self.problems,
-            "cannot be exported": self.export_problems,
-        }
-        return {title: problems for title, problems in titled.items() if problems}
-
     def _headline(self) -> Marked:
-        verdict = _verdict(self)
-        return verdict._replace(words=f"{self.model} {verdict.words}")
+        if self.problems:
+            number = len(self.problems)
+            return Marked(f"{self.model} cannot be quantized as asked; problems: {number}", "bad")
+        if self.export_problems:
+            words = f"can be quantized, but not exported; problems: {len(self.export_problems)}"
+            return Marked(f"{self.model} {words}", "bad")
+        left = f"; layers left float: {len(self.float_layers)}" if self.float_layers else ""
+        return Marked(f"{self.model} can be quantized and exported{left}", "good")
 
     def _tables(self) -> dict[str, Table[Any]]:
-        return {"Quantization plan": _layers(self)}
+        layers = Table(
+            columns=[*_WORDS, *_NUMBERS],
+            rows=self.rows,
+            kind=lambda row: _STYLES.get(row.fate, ""),
+            totals=["in all", *[""] * (len(_WORDS) - 1), *(each.cell(self) for each in _NUMBERS)],
+        )
+        return {"Quantization plan": layers}
 
     def _notes(self) -> list[Cell]:
-        return [
+        notes: list[Cell] = [
             *(Marked(problem, "bad") for problem in (*self.problems, *self.export_problems)),
             *_summary(self),
-            *_on_target(self),
             *_reasons(self),
             *(f"note: {note}" for note in self.notes),
         ]
+        if self.problems:
+            notes.append(
+                "The rows above are with unsupported='float' (--unsupported=float), which leaves "
+                "such layers float, and without such overrides."
+            )
+        if self.file_operators is not None:
+            # How much runs on an NPU, or what a CPU refuses, and why.
+            notes += self.target.statements(self.cpu_fallback, self.file_operators)
+        return notes
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes a page with the table: one file of HTML, with nothing to load."""
-        page = render_page(
-            "planning/plan_page.html",
-            plan=self,
-            verdict=_verdict(self),
-            summary=_summary(self),
-            reasons=_reasons(self),
-            layers=_layers(self).to_html("layers"),
-            on_target=_on_target(self),
-            policy={name: str(value) for name, value in self.policy.to_dict().items()},
-        )
-        write_text(path, page)
+        policy = {name: str(value) for name, value in self.policy.to_dict().items()}
+        shown = Markup(self._repr_html_())
+        template = "planning/plan_page.html"
+        write_text(path, render(template, model=self.model, shown=shown, policy=policy))
 
     def write_overlay(self, path: str | os.PathLike[str]) -> None:
-        """Writes what the plan says of each tensor of the file, for Model Explorer to show on it.
-
-        Nodes have the bits of their weights and of their output, its range and their bytes, and the
-        colour of the bits. The tensors are those of the file that `export_tflite` writes.
-        """
+        """Writes bits, ranges and bytes of each tensor of the file, for Model Explorer to show."""
         rows_of: dict[str, list[LayerPlan]] = {}
         for row in self.rows:
             for tensor in self.tensors(row.name):
@@ -347,9 +323,8 @@ def _mark(rows: Iterable[LayerPlan]) -> Mark:
 
 
 def _total(numbers: Iterable[int | None]) -> int | None:
-    listed = list(numbers)
-    known = [number for number in listed if number is not None]
-    return sum(known) if len(known) == len(listed) else None
+    known = list(numbers)
+    return None if None in known else sum(number or 0 for number in known)
 
 
 # -- on a terminal --------------------------------------------------------------------------------
@@ -365,34 +340,16 @@ def _number_text(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}" if value else _NONE
 
 
-# A layer and a whole plan have the same numbers.
+# A layer and a whole plan have the same numbers; the CSV has those for which there is no room.
 _NUMBERS: tuple[Column[Any], ...] = tuple(
-    Column(title, operator.attrgetter(field), _number_text, number=True, wrap="never")
-    for title, field in (
-        ("parameters", "parameters"),
-        ("multiply-adds", "multiply_adds"),
-        ("BOPs", "bit_operations"),
-        ("bytes", "bytes"),
+    Column(title, operator.attrgetter(field), _number_text, number=True, least_width=width)
+    for title, field, width in (
+        ("parameters", "parameters", _WIDE),
+        ("multiply-adds", "multiply_adds", _WIDE),
+        ("BOPs", "bit_operations", 0),
+        ("bytes", "bytes", 0),
     )
 )
-
-
-def _verdict(plan: Plan) -> Marked:
-    """Whether the model can be quantized and exported, in a few words."""
-    if plan.problems:
-        return Marked(f"cannot be quantized as asked; problems: {len(plan.problems)}", "bad")
-    if plan.export_problems:
-        number = len(plan.export_problems)
-        return Marked(f"can be quantized, but not exported; problems: {number}", "bad")
-    left = f"; layers left float: {len(plan.float_layers)}" if plan.float_layers else ""
-    return Marked(f"can be quantized and exported{left}", "good")
-
-
-def _on_target(plan: Plan) -> list[Marked]:
-    """How much of the file runs on its NPU, or what a CPU refuses, and why."""
-    if plan.file_operators is None:
-        return []
-    return plan.target.statements(plan.cpu_fallback, plan.file_operators)
 
 
 def _summary(plan: Plan) -> list[str]:
@@ -408,33 +365,12 @@ def _summary(plan: Plan) -> list[str]:
     if products is not None and bops is not None and whole is not None:
         share = f", {bops / whole:.4f} of float32" if whole else ""
         line = f"{products:,} multiply-adds an image, {bops:,} bit operations (BOPs){share}"
-    elif any(None in row.shape for row in plan.rows):
-        line = "multiply-adds: unknown, because image sizes are open; give image_size"
     else:
-        known = sum(row.multiply_adds or 0 for row in plan.rows)
         unknown = [row.name for row in plan.rows if row.multiply_adds is None]
-        known = sum(row.multiply_adds or 0 for row in plan.rows)
-        line = f"multiply-adds: at least {known:,}; unknown for {', '.join(unknown)}"
-    lines.append(line)
-    if plan.bytes is None:
-        lines.append(f"TFLite file: unknown; float: about {plan.float_bytes:,} bytes")
-    else:
-        lines.append(
-            f"TFLite file: about {plan.bytes:,} bytes, {plan.bytes / plan.float_bytes:.2f} of a "
-            f"float one ({plan.float_bytes:,})"
-        )
-    return lines
-
-
-def _layers(plan: Plan, numbers: Sequence[Column[Any]] | None = None) -> Table[LayerPlan]:
-    """The layers, and the sums below them."""
-    numbers = _NUMBERS if numbers is None else numbers
-    return Table(
-        columns=[*_WORDS, *numbers],
-        rows=plan.rows,
-        kind=lambda row: _STYLES.get(row.fate, ""),
-        totals=["in all", *[""] * (len(_WORDS) - 1), *(number.cell(plan) for number in numbers)],
-    )
+        line = f"multiply-adds: unknown for {first_ones(unknown)}; give image_size where it is open"
+    size = "unknown" if plan.bytes is None else f"about {plan.bytes:,} bytes"
+    file = f"TFLite file: {size}; a float one: about {plan.float_bytes:,} bytes"
+    return [*lines, line, file]
 
 
 def _kind(row: LayerPlan) -> str:
@@ -483,11 +419,11 @@ def _file(row: LayerPlan) -> str:
 
 
 _WORDS: tuple[Column[LayerPlan], ...] = (
-    Column("layer", lambda row: row.name, wrap="fold"),
-    Column("kind", _kind, wrap="fold"),
-    Column("weights", _weights, wrap="fold"),
-    Column("output", _output, wrap="fold"),
-    Column("in the file", _file, wrap="fold"),
+    Column("layer", lambda row: row.name),
+    Column("kind", _kind),
+    Column("weights", _weights),
+    Column("output", _output),
+    Column("in the file", _file),
 )
 
 

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, 
 import jinja2
 import rich.table
 from markupsafe import Markup, escape
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 
 from sat_tf.files import write_text
-from sat_tf.messages import in_one_line, instead_of, printable
+from sat_tf.messages import in_one_line, instead_of, printable, say
 from sat_tf.presentation.terminal import FittingTable, make_console
 
 if TYPE_CHECKING:
@@ -52,29 +53,17 @@ Cell = str | Marked | Markup
 
 
 def digits(form: str, missing: str = "") -> Callable[[Any], str]:
-    """A function that formats numbers, and shows None as `missing`.
-
-    >>> digits(".3g")(0.12345), digits(",")(1234), digits("", "-")(None)
-    ('0.123', '1,234', '-')
-    """
+    """A function that formats numbers, and shows None as `missing`."""
     return lambda value: missing if value is None else format(value, form)
 
 
 def percent(decimals: int = 2, unit: str = " %", missing: str = "") -> Callable[[Any], str]:
-    """A function that formats shares in percent, and shows None as `missing`.
-
-    >>> percent()(0.5), percent(1, unit="")(0.5), percent(missing="-")(None)
-    ('50.00 %', '50.0', '-')
-    """
+    """A function that formats shares in percent, and shows None as `missing`."""
     return lambda share: missing if share is None else f"{100 * share:.{decimals}f}{unit}"
 
 
 def points(share: float) -> str:
-    """A difference of shares in percentage points, with its sign; none has a plus.
-
-    >>> points(0.0125), points(-0.00001)
-    ('+1.25', '+0.00')
-    """
+    """A difference of shares in percentage points, with its sign; none has a plus."""
     return f"{round(100 * share, 2) + 0.0:+.2f}"
 
 
@@ -83,11 +72,6 @@ def plain(value: Any) -> Cell:
     if isinstance(value, str | Marked):
         return value
     return "" if value is None else str(value)
-
-
-def render_page(template: str, **values: Any) -> str:
-    """A whole page: `render` as ordinary text."""
-    return str(render(template, **values))
 
 
 def render(template: str, **values: Any) -> Markup:
@@ -122,17 +106,9 @@ class Column(Generic[_Row]):
     value: Callable[[_Row], Any]  # Of a row.
     show: Callable[[Any], Cell] = plain  # Formats that value for readers.
     _: dataclasses.KW_ONLY
-    unit: str = ""  # Of the shown value, behind the title.
     number: bool = False  # It is aligned to the right.
-    # How cells wrap on a terminal: "never" keeps names on one line where there is room for 24
-    # letters of them, "fold" also breaks words.
-    wrap: str = ""
+    wrap: str = ""  # On a terminal "never" keeps up to 24 letters of a name together.
     least_width: int = 0  # Terminals with fewer columns of letters leave it out.
-
-    @property
-    def head(self) -> str:
-        """The title with the unit."""
-        return f"{self.title} {self.unit}" if self.unit else self.title
 
     def cell(self, row: _Row) -> Cell:
         """The shown value of a row."""
@@ -166,15 +142,17 @@ class Table(Generic[_Row]):
 
     def for_width(self, width: int) -> "Table[_Row]":
         """The same without the columns that a terminal of this width leaves out."""
-        columns = [column for column in self.columns if column.least_width <= width]
-        return dataclasses.replace(self, columns=columns)
+        kept = [place for place, each in enumerate(self.columns) if each.least_width <= width]
+        columns = [self.columns[place] for place in kept]
+        totals = [self.totals[place] for place in kept if self.totals]
+        return dataclasses.replace(self, columns=columns, totals=totals)
 
     def to_rich(self, **options: Any) -> rich.table.Table:
         """The table for a terminal."""
         table = FittingTable(**options)
         for column in self.columns:
             table.add_column(
-                column.head,
+                column.title,
                 justify="right" if column.number else "left",
                 no_wrap=column.wrap == "never",
             )
@@ -192,7 +170,7 @@ class Table(Generic[_Row]):
             rows.append(("", list(self.totals)))
         return render(
             "presentation/table.html",
-            heads=[(column.head, column.number) for column in self.columns],
+            heads=[(column.title, column.number) for column in self.columns],
             rows=rows,
             label=label,
             zip=zip,
@@ -207,7 +185,7 @@ class Table(Generic[_Row]):
             return f"`{cell.words}`" if cell.kind == "code" else cell.words
 
         lines = [
-            [column.head for column in self.columns],
+            [column.title for column in self.columns],
             ["---:" if column.number else "---" for column in self.columns],
             *(map(shown, cells) for cells in self.cells()),
         ]
@@ -222,15 +200,8 @@ def marked_text(cell: Cell) -> Text:
 
 
 def _breakable(name: str) -> Markup:
-    """A name that may go on in another line behind its words, and not in the middle of one.
-
-    >>> _breakable("block_1/add<int8>")
-    Markup('block_<wbr>1/<wbr>add&lt;int8&gt;')
-    """
-    text = str(escape(printable(name)))
-    for end in ("_", "/"):
-        text = text.replace(end, f"{end}<wbr>")
-    return Markup(text)
+    """A name that may go on in another line behind its words, and not in the middle of one."""
+    return Markup(re.sub("([_/])", r"\1<wbr>", str(escape(printable(name)))))
 
 
 # A spreadsheet computes what begins like this, unless an apostrophe stands in front.
@@ -238,20 +209,9 @@ _FORMULA = re.compile(r"\s*[=+\-@]\s*\S")
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    r"""A header line, and a line for each row; six digits of every float.
-
-    Names are text: their control characters are shown, and none of them is a formula.
-
-    >>> print(write_table(["name", "loss"], [["=1+1", -0.5], ["a\x1b[2J", None]]), end="")
-    name,loss
-    '=1+1,-0.5
-    a\x1b[2J,
-    """
+    """A header line, and a line for each row, with six digits of floats and no formula."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(_as_text, columns))
-    for row in rows:
-        writer.writerow(map(_as_text, row))
+    csv.writer(text, lineterminator="\n").writerows(map(_as_text, row) for row in (columns, *rows))
     return text.getvalue()
 
 
@@ -262,19 +222,14 @@ def _as_text(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = printable(value)
-    if _FORMULA.match(text):
-        try:
-            float(text)
-        except ValueError:
-            return f"'{text}"
-    return text
+    is_number = re.fullmatch(r"\s*[+-]?[\d.]+(e[+-]?\d+)?\s*", text, re.IGNORECASE)
+    return f"'{text}" if _FORMULA.match(text) and not is_number else text
 
 
 class Displayed(abc.ABC):
     """A result as the value of an expression: a line in the interpreter, tables in notebooks.
 
-    The interpreter shows `repr`, notebooks show `_repr_html_`. This is the first of the bases, and
-    dataclasses need `repr=False`: else their own representation hides this one.
+    Dataclasses need `repr=False`: else their own representation hides this one.
     """
 
     @abc.abstractmethod
@@ -294,9 +249,7 @@ class Displayed(abc.ABC):
         def __getattr__(self, name: str) -> NoReturn:
             """Says what to use in place of a name of earlier versions."""
             owner = type(self).__name__
-            article = "an" if owner[0] in "AEIOU" else "a"
-            instead = instead_of(f"{owner}.{name}")
-            raise AttributeError(f"{article} {owner} has no {name!r}{instead}")
+            raise AttributeError(f"{owner} has no {name!r}{instead_of(f'{owner}.{name}')}")
 
     def __repr__(self) -> str:
         headline = self._headline()
@@ -327,16 +280,19 @@ class RowTable(Displayed):
     def to_rows(self) -> list[dict[str, Any]]:
         """The rows, all with the same keys."""
 
-    @abc.abstractmethod
     def print_to(self, console: Console) -> None:
-        """Prints the result."""
+        """Prints the tables, and below them the most important finding and the sentences."""
+        self.print_tables(console)
+        for line in (self._headline(), *self._notes()):
+            say(console, marked_text(line))
 
     def print_tables(self, console: Console) -> None:
         """Prints the tables that have rows, without the columns for which there is no room."""
+        style: dict[str, Any] = {"box": SIMPLE_HEAD, "collapse_padding": True, "pad_edge": False}
         for title, table in self._tables().items():
             if table.rows:
                 fitting = table.for_width(console.width)
-                console.print(fitting.to_rich(title=title, title_justify="left"))
+                console.print(fitting.to_rich(title=title, title_justify="left", **style))
 
     def table(self, width: int | None = None) -> str:
         """The result as text for a terminal of a width, by default as wide as needed."""

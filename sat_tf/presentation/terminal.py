@@ -1,9 +1,9 @@
-"""A terminal: consoles that never obey what they show, and tables that fit, heads and all."""
+"""A terminal: consoles that never obey what they show, and tables whose words stay whole."""
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import rich.table
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
@@ -17,9 +17,16 @@ _LEAST_NAME = 24
 _ANY_WIDTH = 100_000
 
 
+class _Console(Console):
+    """A console whose lines may be longer than the terminal is wide, which wraps them."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*objects, **{"crop": False, **options})
+
+
 def make_console(**options: Any) -> Console:
     """A console on which control characters are text."""
-    console = Console(**options)
+    console = _Console(**options)
     console.push_render_hook(_Printable())
     return console
 
@@ -42,77 +49,29 @@ class _Shown:
 
 
 class FittingTable(rich.table.Table):
-    """A table that is never cut: heads wrap between words, names fold, numbers stay whole.
-
-    Where even so not all columns have room beside each other, those that are left follow in a
-    table below, behind the first column again.
-    """
+    """A table of whole words and numbers, wider than a terminal that has no room for them."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Renders the table, or the tables that it is divided into."""
-        whole = options.update(width=_ANY_WIDTH)
-        sizes = [_Sizes.of(column, console, whole) for column in self.columns]
-        following = list(range(1, len(self.columns)))
-        for number in range(len(self.columns)):
-            for count in range(len(following), -1, -1):
-                chosen = [0, *following[:count]]
-                part = copy.copy(self)  # whose cells wrap where their widths ask for it
-                part.columns = [
-                    dataclasses.replace(
-                        self.columns[place], _index=index, width=1, no_wrap=False, overflow="fold"
-                    )
-                    for index, place in enumerate(chosen)
-                ]
-                own = [sizes[place] for place in chosen]
-                # The frame and the padding: the columns have the width 1.
-                framed = rich.table.Table.__rich_measure__(part, console, whole).maximum
-                room = options.max_width - (framed - len(part.columns))
-                if count <= 1 or sum(size.least for size in own) <= room:
-                    break
-            for column, width in zip(part.columns, _divided(room, own), strict=True):
-                column.width = width
-            following = following[count:]
-            part.title = None if number else self.title
-            part.caption = None if following else self.caption
-            yield from rich.table.Table.__rich_console__(part, console, options)
-            if not following:
-                break
-
-
-class _Sizes(NamedTuple):
-    """How wide a column can be."""
-
-    least: int  # Without a word or a number that is cut.
-    whole: int  # Without a line that is wrapped.
-
-    @classmethod
-    def of(cls, column: rich.table.Column, console: Console, options: ConsoleOptions) -> "_Sizes":
-        """The sizes of a column of texts."""
-        head = Measurement.get(console, options, column.header)
-        cells = [Measurement.get(console, options, cell) for cell in column.cells]
-        longest = max((cell.maximum for cell in cells), default=0)
-        word = max((cell.minimum for cell in cells), default=0)
-        if column.justify == "right":
-            least = longest
-        else:
-            least = min(longest if column.no_wrap else word, _LEAST_NAME)
-        return cls(max(head.minimum, least), max(head.maximum, longest))
-
-
-def _divided(room: int, sizes: Sequence[_Sizes]) -> list[int]:
-    """The widths of columns: as they are whole, the least wanting first, as far as there is room.
-
-    >>> _divided(40, [_Sizes(10, 40), _Sizes(5, 8)]), _divided(10, [_Sizes(10, 40), _Sizes(5, 8)])
-    ([32, 8], [5, 5])
-    """
-    widths = [size.least for size in sizes]
-    spare = room - sum(widths)
-    wanting = sorted(range(len(sizes)), key=lambda place: sizes[place].whole - widths[place])
-    for left, place in enumerate(wanting):
-        more = min(sizes[place].whole - widths[place], spare // (len(wanting) - left))
-        widths[place] += max(more, 0)
-        spare -= max(more, 0)
-    # A terminal that is too narrow for words breaks them.
-    while sum(widths) > max(room, len(widths)):
-        widths[widths.index(max(widths))] -= 1
-    return widths
+        """Renders the table; where columns wrap, those that want least are whole first."""
+        unlimited, least, wanted = options.update(width=_ANY_WIDTH), [], []
+        for column in self.columns:
+            head = Measurement.get(console, unlimited, column.header)
+            cells = [Measurement.get(console, unlimited, cell) for cell in column.cells]
+            longest = max((cell.maximum for cell in cells), default=0)
+            word = max((cell.minimum for cell in cells), default=0)
+            name = min(longest if column.no_wrap else word, _LEAST_NAME)
+            least.append(max(head.minimum, longest if column.justify == "right" else name))
+            wanted.append(max(head.maximum, longest) - least[-1])
+        table = copy.copy(self)
+        table.columns = [
+            dataclasses.replace(column, width=width, no_wrap=False, overflow="fold")
+            for column, width in zip(self.columns, least, strict=True)
+        ]
+        spare = options.max_width - rich.table.Table.__rich_measure__(table, console, unlimited)[1]
+        for place in sorted(range(len(wanted)), key=wanted.__getitem__):
+            left = sum(size >= wanted[place] for size in wanted)
+            more = max(min(wanted[place], spare // left), 0)
+            table.columns[place].width = least[place] + more
+            spare -= more
+        whole = options.update(width=max(options.max_width, _ANY_WIDTH if spare < 0 else 0))
+        yield from rich.table.Table.__rich_console__(table, console, whole)

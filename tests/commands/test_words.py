@@ -256,7 +256,6 @@ def test_options_are_completed_anywhere(completed):
         (["quantize", "--target", "="], "litert"),
         (["quantize", "--output_type", "=", "in"], ["int8"]),
         (["sensitivity", "--metric", ""], ["top1", "distance", "divergence"]),
-        (["quantize", "--bits", ""], []),
     ],
 )
 def test_values_of_options_are_completed(words, expected, completed):

@@ -52,7 +52,7 @@ def test_a_notebook_shows_the_verdict_and_every_layer(plan, refused):
 def test_the_table_lists_every_problem_and_the_way_to_float(refused):
     for problem in (*refused.problems, *refused.export_problems):
         assert problem in refused.table()
-    assert "open; give image_size" in refused.table()
+    assert "give image_size where it is open" in refused.table()
     assert "--unsupported=float" in " ".join(refused.table().split())
 
 

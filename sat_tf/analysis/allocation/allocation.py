@@ -3,12 +3,11 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tf_keras as keras
-from pydantic import Field
 
 from sat_tf.analysis.allocation.budget import LIMITS, Knapsack, Solution, read_budget, solve
 from sat_tf.analysis.allocation.choices import (
@@ -28,15 +27,11 @@ from sat_tf.graph.network import layer_of_call
 from sat_tf.messages import ProblemsError, did_you_mean, first_ones, instead_of, shortened
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.validation import check
 
 ALL_BITS = tuple(range(2, 9))
-# The file may be shorter than the sum over layers by some tens of bytes, or longer by fewer. The
-# limit on the sum is first raised by so many, so that nothing that fits is left out; if the file of
-# the choice is too long, which is what counts, it is lowered.
-_BYTES_ASIDE = (64, 0, -16, -64, -512)
-# A tensor of fewer bits is clipped by its operator, which has an option more in the file.
-_UNCLIPPED_BITS, _CLIPPING_BYTES = 8, 4
+# A file may be shorter than the sum over its layers by some tens of bytes: the limit on the sum is
+# raised by so many, so that nothing that fits is left out.
+_BYTES_ASIDE = 64
 _LARGEST_COST = 1e300  # so that sums of many are finite
 
 
@@ -48,56 +43,36 @@ class BitProblem:
     options: Sequence[tuple[LayerChoices, Choice]]  # Those of the knapsack.
     knapsack: Knapsack  # What is used whatever is chosen counts with the first item.
     units: Mapping[str, float]  # What each quantity is counted in.
-    # What the options add to a file but for its alignment, in which a small kernel may go under.
-    contents: np.ndarray
 
     def chosen(self, options: np.ndarray) -> dict[str, Choice]:
         """Returns the bits of each layer."""
         return {layer.name: bits for layer, bits in (self.options[option] for option in options)}
 
-    def solutions(self) -> Iterator[Solution]:
-        """Yields the cheapest choice within the limits, then cheap ones of fewer and fewer bytes.
+    def cheapest(self, most_bytes: float) -> Solution | None:
+        """Returns the cheapest choice, whose sum of bytes is so large where they are limited."""
+        limits = {**self.knapsack.limits}
+        if "bytes" in limits:
+            limits["bytes"] = most_bytes
+        return solve(dataclasses.replace(self.knapsack, limits=limits))
 
-        The last ones are the cheapest of the fewest bytes, by the sum over layers and by contents.
-        All have the bound of the first limit on the sum, which leaves out nothing that fits.
+    def smallest(self) -> Solution | None:
+        """Returns the cheapest of the choices with the fewest bytes."""
+        limits = {name: limit for name, limit in self.knapsack.limits.items() if name != "bytes"}
+        lengths = self.knapsack.usage["bytes"]
+        fewest = solve(dataclasses.replace(self.knapsack, cost=lengths, limits=limits))
+        return fewest and self.cheapest(fewest.cost)
 
-        Raises:
-            ValueError: no choice keeps the other limits; with the smallest possible value of each.
-        """
-        problem, limits = self.knapsack, self.knapsack.limits
-        bound = math.fsum(
-            problem.cost[problem.item == item].min() for item in np.unique(problem.item)
-        )
-        for aside in _BYTES_ASIDE:
-            raised = {name: limit + aside * (name == "bytes") for name, limit in limits.items()}
-            solution = solve(dataclasses.replace(problem, limits=raised))
-            if solution is None:
-                break
-            bound = solution.bound if aside == _BYTES_ASIDE[0] else bound
-            yield dataclasses.replace(solution, bound=bound)
-        others = {name: limit for name, limit in limits.items() if name != "bytes"}
-        for lengths in (problem.usage.get("bytes", self.contents), self.contents):
-            fewest = solve(dataclasses.replace(problem, cost=lengths, limits=others))
-            if fewest is None or "bytes" not in limits:
-                raise self.refusal()
-            usage = {**problem.usage, "bytes": lengths}
-            within = {**others, "bytes": fewest.cost}
-            solution = solve(dataclasses.replace(problem, usage=usage, limits=within)) or fewest
-            yield dataclasses.replace(solution, bound=bound)
-
-    def refusal(self, fewest_bytes: int | None = None) -> ProblemsError:
-        """Returns the error that no choice keeps the limits; the bytes are those of a file."""
+    def refusal(self, fewest_bytes: float = 0.0) -> ProblemsError:
+        """Returns the error that no choice keeps the limits; no file is shorter than the bytes."""
         limits = self.knapsack.limits
         least = {name: self.knapsack.ends(name)[0] for name in limits}
-        if fewest_bytes is not None:
-            least["bytes"] = fewest_bytes
+        if "bytes" in limits:
+            least["bytes"] = fewest_bytes or least["bytes"]
         too_low = [name for name, limit in limits.items() if least[name] > limit]
-        estimated = fewest_bytes is None
         problems = [
             f"{name}={LIMITS[name].show(limits[name] / self.units[name])}: the "
             f"smallest possible is {LIMITS[name].show(least[name] / self.units[name])}"
-            f"{'' if too_low else ', without the others'}"
-            f"{' (some bytes more or less)' if name == 'bytes' and estimated else ''}."
+            f"{'' if too_low else ', without the others'}."
             for name in too_low or least
         ]
         return ProblemsError(
@@ -117,29 +92,16 @@ def make_problem(
     """Returns the knapsack of a model, whose options cost nothing yet."""
     layers, sizes = choices.layers, choices.sizes
     options = [(layer, bits) for layer in layers for bits in layer.choices]
-    usage: dict[str, list[float]] = {}
+    usage: dict[str, Sequence[float]] = {}
     units: dict[str, float] = {}
     unknown = {"bytes": f"there is no file: {choices.file_problem}"}
-    contents = np.zeros(len(options))
     if sizes is not None:
-        free = [layer for layer in layers if layer.chooses_activations]
-        # The clipping of a tensor with several readers counts with the first one.
-        first = {layer.tie if layer.tie >= 0 else layer.name: layer for layer in reversed(free)}
-        clipped = {
-            layer.name for layer in first.values() if _UNCLIPPED_BITS in layer.activation_bits
-        }
-        clipping = [
-            _CLIPPING_BYTES * (layer.name in clipped and bits != _UNCLIPPED_BITS)
-            for layer, (_, bits) in options
-        ]
-        contents += clipping
-        contents += [sizes.kernel_bytes(layer.name, bits) for layer, (bits, _) in options]
         usage["bytes"] = [
-            sizes.added(layer.name, bits) + (sizes.base if layer is layers[0] else 0) + clips
-            for (layer, (bits, _)), clips in zip(options, clipping, strict=True)
+            sizes.kernel_bytes(layer.name, bits) + (sizes.base if layer is layers[0] else 0)
+            for layer, (bits, _) in options
         ]
     if milliseconds is not None:
-        usage["milliseconds"] = list(milliseconds)
+        usage["milliseconds"] = milliseconds
     usage["average_weight_bits"] = [layer.num_weights * (bits or 0) for layer, (bits, _) in options]
     units["average_weight_bits"] = sum(layer.num_weights for layer in layers if layer.usual_bits)
     values = [layer.values_read for layer in layers]
@@ -161,46 +123,40 @@ def make_problem(
     if problems := [f"{name}: {unknown[name]}" for name in limits if name not in usage]:
         raise ProblemsError("budget", problems)
     units = {name: units.get(name, 1) or 1 for name in usage}
+    absolute: dict[str, float] = {}
     knapsack = Knapsack(
         item=np.repeat(np.arange(len(layers)), [len(layer.choices) for layer in layers]),
         cost=np.zeros(len(options)),
         usage={name: np.array(used, np.float64) for name, used in usage.items()},
-        limits={},
+        limits=absolute,
         level=np.array([bits or 0 for _, (_, bits) in options]),
         tie=np.array([layer.tie if layer.chooses_activations else -1 for layer in layers]),
     )
-    absolute = {
-        name: float(limit[:-1]) / 100.0 * knapsack.ends(name)[1]
-        if isinstance(limit, str)
-        else limit * units[name]
-        for name, limit in limits.items()
-    }
-    knapsack = dataclasses.replace(knapsack, limits=absolute)
-    return BitProblem(choices, options, knapsack, units, contents)
+    for name, limit in limits.items():
+        if isinstance(limit, str):
+            absolute[name] = float(limit[:-1]) / 100.0 * knapsack.ends(name)[1]
+        else:
+            absolute[name] = limit * units[name]
+    return BitProblem(choices, options, knapsack, units)
 
 
 def costs_of_sensitivity(measured: Sensitivity, layers: Sequence[LayerChoices]) -> list[float]:
     """Returns the estimated losses of all choices from a measured model, in units that add up.
 
-    What a tensor loses at the measured bits is taken to fall with the power of its rounding error,
-    which is known for all bits from the measured ones to 8. Of a classifier it is the divergence of
-    the classes, else the squared distance of the outputs. Costs of layers are added up, and so are
-    those of a layer's kernel and of what it reads: whoever takes them for the whole model assumes
-    that rounding errors do not meet.
+    What a tensor loses is taken to fall with the power of its rounding error: of a classifier the
+    divergence of the classes, else the squared distance of the outputs.
     """
     # By layer, field of the policy, and bits.
     of_bits: dict[tuple[str, str, int | None], float] = collections.defaultdict(float)
-    for measured_layer in measured.layers:
-        name = layer_of_call(measured_layer.name)
-        for width in measured_layer.widths():
-            metric = "distance" if width.damage.divergence is None else "divergence"
-            for bits in range(width.bits, MOST_BITS + 1):
-                of_bits[name, width.field, bits] += width.loss(metric, bits)
+    for width in measured.widths():
+        metric = "distance" if width.damage.divergence is None else "divergence"
+        for bits in range(width.bits, MOST_BITS + 1):
+            of_bits[layer_of_call(width.layer), width.field, bits] += width.loss(metric, bits)
     problems: list[str] = []
     costs: list[float] = []
     for layer in layers:
         free = {"weight_bits": layer.chooses_weights, "activation_bits": layer.chooses_activations}
-        for field in [field for field, is_free in free.items() if is_free]:
+        for field in (field for field, is_free in free.items() if is_free):
             every = getattr(layer, field)
             if missing := [bits for bits in every if (layer.name, field, bits) not in of_bits]:
                 problems.append(
@@ -219,8 +175,7 @@ def costs_of_sensitivity(measured: Sensitivity, layers: Sequence[LayerChoices]) 
 def costs_of_table(table: Mapping[Any, Any], layers: Sequence[LayerChoices]) -> list[float]:
     """Returns the costs of all choices in a table {layer: {(weight bits, activation bits): cost}}.
 
-    Keys may be weight bits alone, where the cost is the same for all activation bits; None, or a
-    number in place of a mapping, is for every choice. Layers without a choice may be left out.
+    Keys may be weight bits alone, or None for every choice, as a number in place of a mapping is.
     """
     names = [layer.name for layer in layers]
     problems = [
@@ -238,15 +193,12 @@ def costs_of_table(table: Mapping[Any, Any], layers: Sequence[LayerChoices]) -> 
             cost_of = dict.fromkeys(layer.choices, cost_of)
         for key, cost in cost_of.items():
             pair = key if isinstance(key, tuple) and len(key) == 2 else (key,)
-            if not all(bits is None or is_integer(bits, lowest=1, limit=9) for bits in pair):
-                problems.append(
-                    f"{layer.name}[{key!r}]: expected (weight bits, activation bits), or weight "
-                    "bits; write {(4, 8): ...} or {4: ...}."
-                )
-            elif not is_number(cost) or not 0.0 <= float(cost) <= _LARGEST_COST:
+            is_key = all(bits is None or is_integer(bits, lowest=1, limit=9) for bits in pair)
+            if not (is_key and is_number(cost) and 0.0 <= float(cost) <= _LARGEST_COST):
                 problems.append(
                     f"{layer.name}[{key!r}]: received {cost!r}, expected a finite number of 0 or "
-                    "more."
+                    "more for (weight bits, activation bits), or for weight bits; write {(4, 8): "
+                    "1.0} or {4: 1.0}."
                 )
         of_choices = {
             choice: cost_of.get(choice, cost_of.get(choice[0], cost_of.get(None)))
@@ -261,9 +213,6 @@ def costs_of_table(table: Mapping[Any, Any], layers: Sequence[LayerChoices]) -> 
     if problems:
         raise ProblemsError("cost", problems)
     return [float(cost) for cost in costs]
-
-
-_Enough = Annotated[int, Field(ge=2, description="2 or more; pass 64")]
 
 
 @for_keras3()
@@ -321,11 +270,9 @@ def allocate(
 
     Raises:
         ImportError: there is an `npu`, and its compiler is not installed.
-        TypeError: an argument that there is not; says what to use in place of removed ones.
         ValueError: an invalid argument; a budget that no choice keeps, with the smallest possible
-            value of each limit; a `pack` that `export_tflite` would refuse, because it packs no
-            kernel of the choice, or of any; a table with problems, all of which are listed; a model
-            that cannot be quantized or has nothing to choose; data that do not fit, or give NaN.
+            value of each limit; a `pack` that packs no kernel of the choice; a table with problems;
+            a model that cannot be quantized or has nothing to choose; data that do not fit.
 
     Example:
         found = sat_tf.allocate(model, (images, labels), budget={"bytes": 500_000})
@@ -357,7 +304,6 @@ def allocate(
         )
     if problem_of_pack := packing_problem(pack):
         raise ValueError(f"pack: {problem_of_pack}")
-    check("allocate", num_images=(num_images, _Enough))
     refuse_all_but_float(model)
     choices = ModelChoices(model, policy, weight_bits, activation_bits, pack=pack)
     milliseconds = None if npu is None else milliseconds_of(model, choices, weight_bits, npu)
@@ -365,8 +311,8 @@ def allocate(
     knapsack = problem.knapsack
     if is_measured:
         # Whether any choice keeps the limits is known before it is measured, which takes long.
-        smallest = dataclasses.replace(knapsack, cost=problem.contents)
-        _fitting(model, dataclasses.replace(problem, knapsack=smallest), pack)
+        if problem.cheapest(knapsack.limits.get("bytes", math.inf) + _BYTES_ASIDE) is None:
+            raise problem.refusal()
         fewest = choices.policy_at(min(weight_bits), min(activation_bits))
         cost = sensitivity(model, dataset, fewest, num_images=num_images, progress=progress)
     knapsack.cost[:] = (costs_of_table if is_table else costs_of_sensitivity)(cost, choices.layers)
@@ -376,69 +322,59 @@ def allocate(
             "which all bits would cost the same; give images as the model is used with."
         )
     solution, policy, length = _fitting(model, problem, pack)
+    used = knapsack.used(solution.chosen) | ({} if length is None else {"bytes": length})
+    totals = {}
+    for name, unit in problem.units.items():
+        least, most = knapsack.ends(name)
+        totals[name] = Total(
+            name=name,
+            value=float(used[name] / unit),
+            limit=knapsack.limits[name] / unit if name in knapsack.limits else None,
+            fewest=min(least, used[name]) / unit,
+            most=max(most, used[name]) / unit,
+        )
     return Allocation(
         model=model.name,
         policy=policy,
-        layers=_allocated_layers(problem, solution),
-        totals=_totals(problem, solution, {} if length is None else {"bytes": length}),
+        layers=tuple(_allocated_layer(problem, option) for option in solution.chosen),
+        totals=totals,
         proof=solution,
         cost_kind="table" if is_table else "sensitivity",
         pack=pack,
     )
 
 
-def _allocated_layers(problem: BitProblem, solution: Solution) -> tuple[AllocatedLayer, ...]:
-    choices, knapsack = problem.choices, problem.knapsack
-    sizes, milliseconds = choices.sizes, knapsack.usage.get("milliseconds")
-    layers = []
-    for option in solution.chosen:
-        layer, (weight_bits, activation_bits) = problem.options[option]
-        tied = [other.name for other in choices.layers if other.tie == layer.tie >= 0]
-        layers.append(
-            AllocatedLayer(
-                name=layer.name,
-                kind=layer.kind,
-                weight_bits=weight_bits,
-                activation_bits=activation_bits,
-                chosen=layer.chosen,
-                tied=", ".join(name for name in tied if name != layer.name),
-                num_weights=layer.num_weights,
-                bytes=None if sizes is None else sizes.kernel_bytes(layer.name, weight_bits),
-                milliseconds=None if milliseconds is None else float(milliseconds[option]),
-                cost=float(knapsack.cost[option]),
-            )
-        )
-    return tuple(layers)
-
-
-def _totals(problem: BitProblem, solution: Solution, in_file: dict[str, float]) -> dict[str, Total]:
-    """Returns what the model uses of each quantity; what the file says is taken from there."""
-    knapsack = problem.knapsack
-    used = knapsack.used(solution.chosen) | in_file
-    totals = {}
-    for name, unit in problem.units.items():
-        fewest, most = knapsack.ends(name)
-        totals[name] = Total(
-            name=name,
-            value=float(used[name] / unit),
-            limit=knapsack.limits[name] / unit if name in knapsack.limits else None,
-            fewest=min(fewest, used[name]) / unit,
-            most=max(most, used[name]) / unit,
-        )
-    return totals
+def _allocated_layer(problem: BitProblem, option: int) -> AllocatedLayer:
+    layer, (weight_bits, activation_bits) = problem.options[option]
+    sizes, milliseconds = problem.choices.sizes, problem.knapsack.usage.get("milliseconds")
+    tied = [other.name for other in problem.choices.layers if other.tie == layer.tie >= 0]
+    return AllocatedLayer(
+        name=layer.name,
+        kind=layer.kind,
+        weight_bits=weight_bits,
+        activation_bits=activation_bits,
+        chosen=layer.chosen,
+        tied=", ".join(name for name in tied if name != layer.name),
+        num_weights=layer.num_weights,
+        bytes=None if sizes is None else sizes.kernel_bytes(layer.name, weight_bits),
+        milliseconds=None if milliseconds is None else float(milliseconds[option]),
+        cost=float(problem.knapsack.cost[option]),
+    )
 
 
 def _fitting(
     model: keras.Model, problem: BitProblem, pack: str
 ) -> tuple[Solution, BitPolicy, int | None]:
     """Returns the cheapest solution whose file keeps its limit, its policy, and those bytes."""
-    lengths = []
-    for solution in problem.solutions():
+    limit = problem.knapsack.limits.get("bytes", math.inf)
+    solution, lengths = problem.cheapest(limit + _BYTES_ASIDE), dict[bytes, int]()
+    bound = solution.bound if solution else 0.0
+    while solution is not None and (key := solution.chosen.tobytes()) not in lengths:
         policy = problem.choices.policy_of(problem.chosen(solution.chosen))
         if problem.choices.sizes is None:
             return solution, policy, None
         try:
-            lengths.append(file_bytes(model, policy, pack=pack))
+            lengths[key] = length = file_bytes(model, policy, pack=pack)
         except NothingPackedError as error:
             raise ValueError(
                 f"allocate, pack={pack!r}: received a budget that the choice of the least cost "
@@ -446,9 +382,12 @@ def _fitting(
                 "this packing, expected one that takes fewer; lower a limit, such as "
                 "average_weight_bits, or use pack='auto'."
             ) from error
-        if lengths[-1] <= problem.knapsack.limits.get("bytes", math.inf):
-            return solution, policy, lengths[-1]
-    raise problem.refusal(min(lengths))
+        if length <= limit:
+            return dataclasses.replace(solution, bound=bound), policy, length
+        # The limit on the sum is lowered by what the file is too long.
+        lowered = problem.knapsack.used(solution.chosen)["bytes"] - (length - limit)
+        solution = problem.cheapest(lowered) or problem.smallest()
+    raise problem.refusal(min(lengths.values(), default=0.0))
 
 
 def _bits(name: str, values: Any) -> tuple[int, ...]:

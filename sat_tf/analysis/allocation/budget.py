@@ -7,9 +7,7 @@ subject to  Σ y[k] = 1                         over the options k of each item
             y[k] in {0, 1}
 """
 
-import contextlib
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -55,17 +53,7 @@ NAMES = (*LIMITS, *SHORT)
 
 
 def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
-    """Returns the limits that a budget sets, by the names of `LIMITS`: numbers, or shares.
-
-    >>> read_budget({"bytes": "60%", "average_bits": 4})["average_weight_bits"]
-    4.0
-    >>> read_budget({"byte": 4, "average_bits": -1})
-    Traceback (most recent call last):
-      ...
-    sat_tf.messages.ProblemsError: budget: 2 problems
-      - 'byte' is not a limit. Did you mean bytes?
-      - average_bits=-1: expected a number above 0, or a share such as '60%'.
-    """
+    """Returns the limits that a budget sets, by the names of `LIMITS`: numbers, or shares."""
     if not isinstance(budget, Mapping) or not budget:
         raise ValueError(
             f"budget={budget!r}: expected a mapping with at least one limit of {', '.join(NAMES)}; "
@@ -74,31 +62,29 @@ def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
     limits: dict[str, float | str] = {}
     problems: list[str] = []
     for name, value in budget.items():
+        is_share = isinstance(value, str) and value.endswith("%")
+        try:
+            number = float(value[:-1] if is_share else value) if is_share or is_number(value) else 0
+        except ValueError:
+            number = 0.0
+        names = SHORT.get(name, (name,))
         if name not in NAMES:
             problems.append(f"{name!r} is not a limit{instead_of(f'allocate.{name}', NAMES)}")
-            continue
-        is_share = isinstance(value, str) and value.endswith("%")
-        number = math.nan
-        if is_share or is_number(value):
-            with contextlib.suppress(ValueError):
-                number = float(value.removesuffix("%") if is_share else value)
-        if not 0.0 < number < math.inf:
+        elif not 0.0 < number < math.inf:
             problems.append(
                 f"{name}={value!r}: expected a number above 0, or a share such as '60%'."
             )
-            continue
-        if name == "milliseconds" and not npu:
+        elif name == "milliseconds" and not npu:
             problems.append(
                 f"{name}={value!r}: received no `npu`, expected the Ethos-U whose compiler "
                 "estimates them; name its configuration, such as 'ethos-u55-128'."
             )
-        for limit in SHORT.get(name, (name,)):
-            if limit in limits:
-                problems.append(
-                    f"{limit}: received two limits, by it and by average_bits, expected one; leave "
-                    "one out."
-                )
-            limits[limit] = value if is_share else number
+        problems += [
+            f"{limit}: received two limits, by it and by average_bits, expected one; leave one out."
+            for limit in names
+            if limit in limits
+        ]
+        limits |= dict.fromkeys(names, value if is_share else number)
     if problems:
         raise ProblemsError("budget", problems)
     return limits
@@ -157,19 +143,7 @@ class Solution:
 def solve(problem: Knapsack) -> Solution | None:
     """Returns the cheapest choice within the limits; None where no choice is within them.
 
-    Limits on integers are kept exactly. Where the choice oversteps another one by less than HiGHS
-    sees, it is solved once more with limits that are lower by that; the bound is the first one's.
-
-    >>> pair = Knapsack(
-    ...     item=np.array([0, 0, 1, 1]),
-    ...     cost=np.array([5.0, 0.0, 3.0, 0.0]),
-    ...     usage={"bytes": np.array([1.0, 4.0, 1.0, 4.0])},
-    ...     limits={"bytes": 5.0},
-    ...     level=np.array([2, 8, 2, 8]),
-    ...     tie=np.array([-1, -1]),
-    ... )
-    >>> solve(pair)
-    Solution(chosen=array([1, 2]), cost=3.0, bound=3.0)
+    Limits on integers are kept exactly, others to the part in a million that HiGHS sees.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -178,42 +152,38 @@ def solve(problem: Knapsack) -> Solution | None:
     least = np.array([problem.cost[each].min() for each in options])
     above = problem.cost - least[problem.item]
     unit = float(above.max()) / _LARGEST_COST or 1.0
-    items = np.arange(len(problem.tie))
-    one_each = LinearConstraint(np.equal.outer(items, problem.item).astype(float), 1.0, 1.0)
-    ties = []
+    of_items = np.equal.outer(np.arange(len(options)), problem.item).astype(float)
+    constraints = [LinearConstraint(of_items, 1.0, 1.0)]
     for tie in np.unique(problem.tie[problem.tie >= 0]):
-        for pair in itertools.pairwise(np.flatnonzero(problem.tie == tie)):
-            for level in np.unique(problem.level[np.isin(problem.item, pair)]):
-                sides = np.equal.outer(pair, problem.item) * (problem.level == level).astype(float)
-                ties.append(LinearConstraint(np.diff(sides, axis=0), 0.0, 0.0))
-    bound = -math.inf
-    for lowered in (0.0, 2 * _TOLERANCE):
-        limits = []
-        for name, limit in problem.limits.items():  # in units in which HiGHS keeps them
-            usage = problem.usage[name]
-            most = float(np.abs(usage).max())
-            scale, margin = most or 1.0, 0.0
-            if np.all(usage == np.rint(usage)):  # as far from the next integer as from this one
-                scale, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
-                limit = scale * math.floor(limit / scale * (1.0 + _ROUNDING))
-            top = limit / scale + margin - lowered * most / scale
-            limits.append(LinearConstraint(usage[np.newaxis] / scale, -np.inf, top))
-        result = milp(
-            above / unit,
-            integrality=np.ones(len(above)),
-            bounds=Bounds(0.0, 1.0),
-            constraints=[one_each, *limits, *ties],
-            options={"mip_rel_gap": 0.0},
+        of_tie = of_items[problem.tie == tie]
+        for level in np.unique(problem.level):
+            differences = np.diff(of_tie * (problem.level == level), axis=0)
+            if np.any(differences):
+                constraints.append(LinearConstraint(differences, 0.0, 0.0))
+    for name, limit in problem.limits.items():  # in units in which HiGHS keeps them
+        usage = problem.usage[name]
+        scale, margin = float(np.abs(usage).max()) or 1.0, 0.0
+        if np.all(usage == np.rint(usage)):  # as far from the next integer as from this one
+            scale, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
+            limit = scale * math.floor(limit / scale * (1.0 + _ROUNDING))
+        constraints.append(
+            LinearConstraint(usage[np.newaxis] / scale, -np.inf, limit / scale + margin)
         )
-        if result.status == 2:
-            return None
-        if result.status != 0:
-            raise RuntimeError(f"the solver found no proof: {result.message}")
-        if lowered == 0.0:
-            bound = math.fsum(least) + float(result.mip_dual_bound) * unit
-        chosen = np.array([each[np.argmax(result.x[each])] for each in options])
-        if problem.within(chosen):
-            cost = math.fsum(problem.cost[chosen])
-            is_optimal = cost - bound <= 2 * _TOLERANCE * unit
-            return Solution(chosen, cost, cost if is_optimal else bound)
-    raise RuntimeError("the solver oversteps a limit in its last digits; change it a little.")
+    result = milp(
+        above / unit,
+        integrality=np.ones(len(above)),
+        bounds=Bounds(0.0, 1.0),
+        constraints=constraints,
+        options={"mip_rel_gap": 0.0},
+    )
+    if result.status == 2:
+        return None
+    if result.status != 0:
+        raise RuntimeError(f"the solver found no proof: {result.message}")
+    bound = math.fsum(least) + float(result.mip_dual_bound) * unit
+    chosen = np.array([each[np.argmax(result.x[each])] for each in options])
+    if not problem.within(chosen):
+        raise RuntimeError("the solver oversteps a limit in its last digits; change it a little.")
+    cost = math.fsum(problem.cost[chosen])
+    is_optimal = cost - bound <= 2 * _TOLERANCE * unit
+    return Solution(chosen, cost, cost if is_optimal else bound)

@@ -1,8 +1,4 @@
-"""The bits that each layer of a model can have, which layers share a grid, and how long they take.
-
-Layers that read one quantized tensor share its grid: their activation bits are equal, so that the
-file needs no operator between two grids.
-"""
+"""The bits that each layer of a model can have; those that read one tensor share its grid."""
 
 import dataclasses
 import glob
@@ -21,10 +17,10 @@ from sat_tf.export.export import export_tflite
 from sat_tf.export.lowering.packing import NothingPackedError
 from sat_tf.graph import layer_kinds
 from sat_tf.messages import ModelError, first_ones
+from sat_tf.planning.deployment import assume_ranges
 from sat_tf.planning.explain import Source, plan_of, read_source
 from sat_tf.planning.file_size import FileSizes
 from sat_tf.planning.plan import Fate, LayerPlan, Plan
-from sat_tf.planning.preview import assume_ranges
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.scheme import quantize_model
@@ -85,8 +81,8 @@ class ModelChoices:
         if all(layer.chosen == "neither" for layer in self.layers):
             raise ModelError(
                 model.name,
-                f"received {len(self.layers)} quantized linear layers, whose "
-                "bits the policy settles all, expected some that follow its weight_bits or "
+                f"received {len(self.layers)} quantized linear layers, whose bits the policy "
+                "settles all, expected some that follow its weight_bits or "
                 "activation_bits: layers beside the first and the last one, or "
                 "first_last_weight_bits=None, and no overrides of their bits.",
             )
@@ -147,8 +143,9 @@ def _layers(
     activation_bits: tuple[int, ...],
 ) -> tuple[LayerChoices, ...]:
     """Returns the choices of each layer, by three plans: what follows the policy's bits differs."""
-    named = ("weight_bits", "activation_bits")
-    rounded = [name for name in named if getattr(policy, name) is not None]
+    rounded = [
+        name for name in ("weight_bits", "activation_bits") if getattr(policy, name) is not None
+    ]
     probes = [_changed(policy, **dict.fromkeys(rounded, bits)) for bits in _PROBES]
     usual, low, high = plans = [plan_of(source, each) for each in (policy, *probes)]
     for plan in plans:
@@ -174,16 +171,16 @@ def _layers(
     layers: list[LayerChoices] = []
     for name, rows in calls.items():
         first, free = rows[0].name, following[name]
-        low_weights, high_weights, weights = (plan[first].weights for plan in (low, high, usual))
-        follows = bool(low_weights and high_weights and low_weights.bits != high_weights.bits)
-        usual_bits = weights.bits if weights else None
+        planned = [plan[first].weights for plan in plans]
+        bits, *of_probes = [weights.bits if weights else None for weights in planned]
+        follows = of_probes[0] != of_probes[1]
         layers.append(
             LayerChoices(
                 name=name,
                 kind=rows[0].kind,
                 num_weights=math.prod(layer_kinds.kernel_of(source.network[first].layer).shape),
-                usual_bits=usual_bits,
-                weight_bits=weight_bits if follows else (usual_bits,),
+                usual_bits=bits,
+                weight_bits=weight_bits if follows else (bits,),
                 activation_bits=activation_bits if free else (usual[first].reading_bits,),
                 chooses_weights=follows,
                 chooses_activations=bool(free),
@@ -242,13 +239,11 @@ def milliseconds_of(
 ) -> list[float]:
     """Returns the milliseconds of each choice, layer by layer; the rest counts with the first one.
 
-    A file is compiled for each number of weight bits, of all layers that are chosen for. Bits of
-    activations change nothing, since all are int8 there, and their ranges are made up.
+    A file is compiled for each number of weight bits; all activations are int8 there.
     """
     if choices.sizes is None:
         raise ValueError(f"npu: there is no file to compile: {choices.file_problem}")
-    of_layers = choices.sizes.tensors()
-    tensors = {layer.name: of_layers[layer.name] for layer in choices.layers}
+    tensors = choices.sizes.tensors()
     of_bits: dict[int | None, dict[str, float]] = {}
     rest = 0.0
     for bits in weight_bits:

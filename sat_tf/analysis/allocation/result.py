@@ -3,14 +3,13 @@
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
-from rich.console import Console
 
 from sat_tf.analysis.allocation.budget import LIMITS, Solution
 from sat_tf.files import write_text
-from sat_tf.messages import did_you_mean, instead_of, say
+from sat_tf.messages import did_you_mean
 from sat_tf.presentation.tables import Column, RowTable, Table, digits
 from sat_tf.qat.policy import BitPolicy
 
@@ -50,12 +49,11 @@ class Total:
         return LIMITS[self.name].show(getattr(self, field))
 
 
-_bits = digits("", "float")
 _LAYER: list[Column[AllocatedLayer]] = [
     Column("layer", lambda layer: layer.name, wrap="never"),
     Column("kind", lambda layer: layer.kind, wrap="never", least_width=_WIDE),
-    Column("weights", lambda layer: layer.weight_bits, _bits, number=True),
-    Column("activations", lambda layer: layer.activation_bits, _bits, number=True),
+    Column("weights", lambda layer: layer.weight_bits, digits("", "float"), number=True),
+    Column("activations", lambda layer: layer.activation_bits, digits("", "float"), number=True),
     Column("chosen", lambda layer: layer.chosen, wrap="never", least_width=_WIDE),
     Column("kernel bytes", lambda layer: layer.bytes, digits(",", _NONE), number=True),
     Column("ms", lambda layer: layer.milliseconds, digits(".3g", _NONE), number=True),
@@ -102,9 +100,6 @@ class Allocation(RowTable):
         hint = did_you_mean(name, [layer.name for layer in self.layers])
         raise KeyError(f"{name!r} is not a quantized linear layer. {hint}")
 
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"an Allocation has no {name!r}{instead_of(f'allocate.{name}')}")
-
     def policy_yaml(self) -> str:
         """Returns the policy as YAML; `BitPolicy(**yaml.safe_load(text))` is the policy."""
         named = {"weight_bits", "activation_bits", "overrides", *self.policy.changes()}
@@ -112,22 +107,12 @@ class Allocation(RowTable):
         return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
     def write_policy(self, path: str | os.PathLike[str]) -> None:
-        """Writes the policy as YAML; the file appears whole, or not at all.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
+        """Writes the policy as YAML; the file appears whole, or not at all."""
         write_text(path, self.policy_yaml())
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Returns a row for each layer, all with the same keys, in graph order."""
         return [dataclasses.asdict(layer) for layer in self.layers]
-
-    def print_to(self, console: Console) -> None:
-        """Prints the layers, the totals against their limits, and the proof."""
-        self.print_tables(console)
-        for line in self._notes():
-            say(console, line)
 
     def _headline(self) -> str:
         limits = ", ".join(
@@ -146,8 +131,7 @@ class Allocation(RowTable):
 
     def _notes(self) -> list[str]:
         proof = self.proof
-        proven = "not proven optimal" if proof.gap else "proven optimal"
         return [
             f"cost {proof.cost:.6g}; no choice within the limits costs less than {proof.bound:.6g}"
-            f": {proven} (gap {proof.gap:.2g})."
+            f": {'not proven' if proof.gap else 'proven'} optimal (gap {proof.gap:.2g})."
         ]

@@ -15,7 +15,7 @@ from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.operations.operation import Basis
 from sat_tf.exact.targets.processors import saved_processor
 from sat_tf.presentation.charts import histogram
-from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent, render_page
+from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent, render
 
 # The model that outputs are compared with, by its name in a certificate.
 _REFERENCE_TITLES = {"keras": "Keras", "simulation": "the simulation"}
@@ -27,7 +27,7 @@ _Runtime = tuple[str, RuntimeCount]
 
 def certificate_page(certificate: CertificateRecord) -> str:
     """Returns HTML that shows all of a certificate."""
-    return render_page(
+    return render(
         "exact/certificate/page.html",
         certificate=certificate,
         rules=rules,

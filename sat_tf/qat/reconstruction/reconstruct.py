@@ -9,13 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import tf_keras as keras
-from rich.console import Console
 
 from sat_tf.either_keras import for_keras3
 from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.files import check_writable
 from sat_tf.graph.network import Network
-from sat_tf.messages import ProblemsError, say
+from sat_tf.messages import ProblemsError
 from sat_tf.presentation.progress_bar import Progress, image_bar
 from sat_tf.presentation.tables import Column, RowTable, Table, digits, percent
 from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
@@ -118,11 +117,6 @@ class Reconstruction(RowTable):
         """A row for each block."""
         return [{name: getattr(block, name) for name in self.COLUMNS} for block in self.blocks]
 
-    def print_to(self, console: Console) -> None:
-        """Prints what the model has gained, and the errors of every block."""
-        say(console, self._headline())
-        self.print_tables(console)
-
     def _headline(self) -> str:
         line = f"{self.model}: error of the outputs {self.error_before:.3g} to "
         line += f"{self.error_after:.3g}" + ("" if self.kept else " (nothing was better)")
@@ -139,7 +133,7 @@ class Reconstruction(RowTable):
             Column("error", lambda one: one.error_before, number, number=True),
             Column("fitted", lambda one: one.error_after, number, number=True),
             Column("kept", lambda one: "yes" if one.kept else "no"),
-            Column("time", lambda one: one.seconds, digits(".1f"), unit="(s)", number=True),
+            Column("time (s)", lambda one: one.seconds, digits(".1f"), number=True),
         ]
         title = "errors of what blocks put out, on the held-out images"
         return {title: Table(columns=columns, rows=self.blocks)}

@@ -21,7 +21,7 @@ from sat_tf.presentation.tables import (
     digits,
     marked_text,
     percent,
-    render_page,
+    render,
 )
 
 
@@ -361,7 +361,7 @@ class Audit(RowTable):
             for title, table in self._tables().items()
             if table.rows
         }
-        page = render_page(
+        page = render(
             "training/audit/page.html",
             audit=self,
             headline=self._headline(),

@@ -379,7 +379,7 @@ def test_explain_plans_the_last_codes():
     plan = sat_tf.explain(_ending(L.Activation("gelu", name="end")), OF_UNITS)
     assert plan["end"].fate is Fate.OBSERVED
     assert plan["end"].operators[0] == "GELU"
-    assert "a function of codes reads it" in plan["last"].activation_reason
+    assert "rounded to the file's 8-bit codes" in plan["last"].activation_reason
     assert not plan.cpu_fallback
 
 

@@ -186,7 +186,7 @@ class _Interrupted(Progress):
     """Interrupts the work after so many calls; sooner or later in a block, or in the whole."""
 
     def __init__(self, calls):
-        super().__init__("", None)
+        super().__init__()
         self.calls, self.places = calls, []
 
     def __call__(self, count):
