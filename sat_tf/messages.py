@@ -158,11 +158,45 @@ def nearest(received: str, known: Iterable[str]) -> str | None:
     return by_letters[found[0]] if found else None
 
 
+# What shows the graph of a file.
+IN_A_VIEWER = (
+    "open the .tflite file in Netron, or in Model Explorer with the overlay that --out FILE.json, "
+    "in Python write_overlay(path), writes"
+)
+_FOR_EACH_BUDGET = "use sat_tf.allocate once for each value of the budget"
 # Names of earlier versions, with what to do in their place.
 REMOVED = {
     "allocate.ideal_bytes": "use average_weight_bits, which are 8 · ideal bytes / weights",
     "allocate.bit_operations": "use average_bits, or milliseconds of an npu",
     "allocate.compiled_bytes": "use milliseconds of the npu, or bytes of the .tflite file",
+    "allocate.latency": "use npu='ethos-u55-128' or another Ethos-U, whose compiler estimates "
+    "milliseconds",
+    "allocate.seconds": "use fewer weight_bits and activation_bits, which are proven sooner",
+    "allocate.cost": "use sat_tf.allocate(model, cost=table) in Python for costs of your own",
+    "allocate.curve": _FOR_EACH_BUDGET,
+    "allocate.write_picture": _FOR_EACH_BUDGET,
+    "Plan.write_diagram": IN_A_VIEWER,
+    "Plan.elsewhere": "use cpu_fallback",
+    **{
+        f"{owner}.{former}": f"use {name}"
+        for owner in ("Certificate", "ExportReport")
+        for former, name in (
+            ("islands", "float_layers"),
+            ("holds", "portability"),
+            ("elsewhere", "cpu_fallback"),
+        )
+    },
+    "Certificate.parting": "use output_mismatches, or trained_notes, which has the sentences",
+    "Certificate.few_images": "use has_few_images, or verdict, which has the sentence",
+    **dict.fromkeys(
+        (
+            f"Certificate.{name}"
+            for name in ("of_float", "measured_on", "beyond_proof", "left_to_the_cpu")
+        ),
+        "use statements, which has the sentence",
+    ),
+    "Certificate.target_title": "use target, the name of the processor",
+    "Certificate.float_verdict": "use largest_float_difference of runtimes['xnnpack']",
     "sat_tf.export.deployed_model": "use sat_tf.export.snap_biases, which gives a model the biases "
     "of its file, so that it computes its codes, or sat_tf.export.simulate, which computes every "
     "code of a file",
@@ -187,8 +221,8 @@ REMOVED = {
 def instead_of(name: str, known: Iterable[str] = ()) -> str:
     """Returns the end of a sentence: what to do in place of a name, or which one may be meant.
 
-    >>> instead_of("allocate.byte", ["bytes"]), instead_of("allocate.bit_operations")
-    ('. Did you mean bytes?', '; use average_bits, or milliseconds of an npu.')
+    >>> instead_of("allocate.byte", ["bytes"]), instead_of("allocate.curve")
+    ('. Did you mean bytes?', '; use sat_tf.allocate once for each value of the budget.')
     """
     if name in REMOVED:
         return f"; {REMOVED[name]}."
@@ -268,7 +302,7 @@ def is_standard_error(stream: Any) -> bool:
 def reason_of(error: BaseException) -> str:
     r"""Returns the first line of an error, or the name of its class where it says nothing.
 
-    Keras puts lines around the reason, in bold, and TensorFlow the way to it; these are left out.
+    What Keras and TensorFlow put around the reason, in bold, and the node behind it are left out.
 
     >>> reason_of(OSError("disk full")), reason_of(OSError())
     ('disk full', 'OSError')
@@ -282,7 +316,7 @@ def reason_of(error: BaseException) -> str:
     reason = lines[around[-1] + 1] if around else lines[0]
     if reason == "in user code:":
         reason = ([text for line in lines for text in _OF_A_CLASS.findall(line)] or [reason])[-1]
-    return shortened(printable(reason))
+    return shortened(printable(reason.split(" for '{{node ")[0]))
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

@@ -13,6 +13,7 @@ from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, bits, usual_policy
 from sat_tf.exact.targets.ethos_u import compiler_options
 from sat_tf.messages import (
+    REMOVED,
     ProblemsError,
     RunError,
     problems_of,
@@ -58,6 +59,12 @@ def add_arguments(parser: Parser) -> None:
         required=True,
         help=f"what the model may use at most: {', '.join(NAMES)}; see below",
     )
+    parser.refused = {
+        "--cost": REMOVED["allocate.cost"],
+        "--latency": "use --npu ethos-u55-128 or another Ethos-U, whose compiler estimates "
+        "milliseconds",
+        "--seconds": "use fewer --bits, which are proven sooner",
+    }
     parser.add_argument(
         "--npu",
         metavar="NAME[,SYSTEM,MODE]",

@@ -2,7 +2,7 @@
 
 import argparse
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -46,7 +46,7 @@ def several(one: Callable[[str], int]) -> Callable[[str], tuple[int, ...]]:
     return lambda text: tuple(dict.fromkeys(one(word.strip()) for word in text.split(",")))
 
 
-def add_outputs(parser: Parser, **kinds: str) -> None:
+def add_outputs(parser: Parser, *, instead: Mapping[str, str] | None = None, **kinds: str) -> None:
     """Adds --out, for files of some kinds, each with its ending, that a command writes if asked."""
     listed = "; ".join(f".{ending}: {what}" for ending, what in kinds.items())
     parser.add_argument(
@@ -57,7 +57,7 @@ def add_outputs(parser: Parser, **kinds: str) -> None:
         default=[],
         help=f"a file to write, which its ending chooses: {listed}; can be given several times",
     )
-    parser.set_defaults(endings=tuple(f".{ending}" for ending in kinds))
+    parser.set_defaults(endings=tuple(f".{ending}" for ending in kinds), instead=instead or {})
 
 
 def check_outputs(arguments: argparse.Namespace) -> None:
@@ -65,9 +65,10 @@ def check_outputs(arguments: argparse.Namespace) -> None:
     problems = []
     for path in map(pathlib.Path, arguments.out):
         if path.suffix.lower() not in arguments.endings:
+            fix = arguments.instead.get(path.suffix.lower(), "give it such a name")
             problems.append(
                 f"{path}: received {path.suffix or 'no ending'}, expected one of "
-                f"{', '.join(arguments.endings)}; give it such a name."
+                f"{', '.join(arguments.endings)}; {fix}."
             )
             continue
         try:

@@ -3,7 +3,6 @@
 import argparse
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 from rich.console import Console
 
@@ -40,33 +39,51 @@ def add_arguments(parser: Parser) -> None:
     """Adds the command's arguments."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    action = _action(actions, "list", _list, "show rows with the values printed in the paper")
-    _add_rows(action, "*")
+    def add(
+        name: str, do: Callable[..., bool], summary: str, count: str
+    ) -> argparse.ArgumentParser:
+        action: argparse.ArgumentParser = actions.add_parser(
+            name, help=summary, description=summary
+        )
+        action.set_defaults(action=do)
+        words = "name of a row, or a pattern in quotes such as 'table4/*'"
+        action.add_argument("rows", metavar="ROW", nargs=count, help=words)
+        return action
 
-    action = _action(actions, "run", _run, "train rows, and record the outcomes")
-    _add_rows(action, "+")
-    _add_settings(action)
-    action.add_argument(
+    show_rows = add("list", _list, "show rows with the values printed in the paper", "*")
+    train = add("run", _run, "train rows, and record the outcomes", "+")
+    show_config = add("show", _show, "print the whole configuration of a row as YAML", "+")
+    print_table = add("table", _table, "print rows as Markdown", "*")
+    for action in (show_rows, train, print_table):
+        action.add_argument(
+            "--results",
+            metavar="FILE",
+            default=_RESULTS,
+            help=f"CSV to which outcomes are added; default: {_RESULTS}",
+        )
+    for action in (train, show_config):
+        action.add_argument(
+            "--data",
+            metavar="NAME",
+            help="what to train on; `sat-tf paper list` names all; default: imagenet2012, and "
+            "glyphs for glyphs/*",
+        )
+        action.add_argument("--data_dir", metavar="DIR", help="folder of the images")
+        add_overrides(action, "change one setting, with a dotted key; can be given several times")
+    train.add_argument(
         "--seeds",
         metavar="N,N,...",
         type=several(seed),
         default=(None,),
         help="run every row with each of these seeds; default: 0",
     )
-    action.add_argument(
+    train.add_argument(
         "--out",
         metavar="DIR",
         type=nonempty,
         default=_RUN_DIR,
         help=f"where each run has a folder of its own; default: {_RUN_DIR}",
     )
-
-    action = _action(actions, "show", _show, "print the whole configuration of a row as YAML")
-    _add_rows(action, "+", has_results=False)
-    _add_settings(action)
-
-    action = _action(actions, "table", _table, "print rows as Markdown")
-    _add_rows(action, "*")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
@@ -132,38 +149,3 @@ def _found(patterns: list[str]) -> list[Entry]:
     if problems:
         raise RunError(ProblemsError("sat-tf paper", problems))
     return rows
-
-
-def _action(
-    actions: Any, name: str, do: Callable[..., bool], summary: str
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, description=summary)
-    parser.set_defaults(action=do)
-    return parser
-
-
-def _add_rows(parser: argparse.ArgumentParser, count: str, *, has_results: bool = True) -> None:
-    parser.add_argument(
-        "rows",
-        metavar="ROW",
-        nargs=count,
-        help="name of a row, or a pattern in quotes such as 'table4/*'",
-    )
-    if has_results:
-        parser.add_argument(
-            "--results",
-            metavar="FILE",
-            default=_RESULTS,
-            help=f"CSV to which outcomes are added; default: {_RESULTS}",
-        )
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data",
-        metavar="NAME",
-        help="what to train on; `sat-tf paper list` names all; default: imagenet2012, and glyphs "
-        "for glyphs/*",
-    )
-    parser.add_argument("--data_dir", metavar="DIR", help="folder of the images")
-    add_overrides(parser, "change one setting, with a dotted key; can be given several times")

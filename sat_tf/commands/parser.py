@@ -23,8 +23,15 @@ _SAID_BY: Mapping[str, Sequence[str]] = {
     "activation_bits": ("--bits", "--policy activation_bits=N", "--set policy.activation_bits=N"),
     "bits": ("--set policy.weight_bits=N --set policy.activation_bits=N",),
     "calibration_data": ("--images",),
+    "csv": ("--out FILE.csv",),
     "data": ("--images",),
-    "dataset": ("--images",),
+    "data_dir": ("--images",),
+    "dataset": (
+        "--images PIXELS.npy --labels LABELS.npy, written with np.save of what "
+        "sat_tf.training.data.source(NAME).held_out_sample(N) gives",
+    ),
+    "description": ("sat_tf.export_tflite(model, path, description=...) in Python",),
+    "diagram": ("--out FILE.json",),
     "epochs": ("--set stages.quantized.epochs=N",),
     "image_size": ("--set data.options.image_size=N",),
     "images": ("--data",),
@@ -35,9 +42,13 @@ _SAID_BY: Mapping[str, Sequence[str]] = {
     "model": ("the model as a word without --model, before a file",),
     "output": ("--out",),
     "output_dir": ("--out",),
-    "page": ("--out",),
+    "page": ("--out FILE.html",),
+    "picture": ("--out FILE.svg",),
+    "preprocessing": (RANGE,),
+    "processes": ("sat_tf.export.evaluate_tflite(..., processes=N) in Python",),
     "run_dir": ("--out",),
     "seed": ("--set seed=N",),
+    "simulator": ("sat-tf verify, whose table has the simulation's top-1 too",),
     "unsupported": ("--set policy.unsupported=float",),
     "weight_bits": ("--bits", "--policy weight_bits=N", "--set policy.weight_bits=N"),
 }
@@ -107,7 +118,10 @@ class Parser(argparse.ArgumentParser):
             if name.startswith(word) or word == "".join(part[:1] for part in name.split("_")):
                 return known[name]
         for said in _SAID_BY.get(word, ()):
-            if not said.startswith("--") or said.lstrip("-").partition(" ")[0] in known:
+            name, _, value = said.lstrip("-").partition(" ")
+            ending = value.removeprefix("FILE")
+            is_written = ending == value or ending in (self.get_default("endings") or ())
+            if not said.startswith("--") or (name in known and is_written):
                 return said
         if word in self.fields:
             return f"--policy {word}=VALUE"

@@ -95,6 +95,10 @@ def add_arguments(parser: Parser) -> None:
     parser.advanced.add_argument(
         "--seed", metavar="N", type=seed, default=0, help="of all that is drawn; default: 0"
     )
+    parser.refused = {
+        "--set": "give --learning_rate and --seed; all settings of a training are those of "
+        "sat-tf train, whose training.float_model takes a trained model",
+    }
     add_trust(parser)
 
 

@@ -16,7 +16,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 import jinja2
 import rich.table
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sat_tf.files import write_text
-from sat_tf.messages import in_one_line, printable, say
+from sat_tf.messages import in_one_line, instead_of, printable, say
 from sat_tf.presentation.terminal import FittingTable, make_console
 
 if TYPE_CHECKING:
@@ -243,6 +243,13 @@ class Displayed(abc.ABC):
     def _notes(self) -> Sequence[Cell]:
         """Sentences below the tables; empty ones are left out."""
         return ()
+
+    if not TYPE_CHECKING:  # where a name that is wrong stays an error
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Says what to use in place of a name of earlier versions."""
+            owner = type(self).__name__
+            raise AttributeError(f"{owner} has no {name!r}{instead_of(f'{owner}.{name}')}")
 
     def __repr__(self) -> str:
         headline = self._headline()

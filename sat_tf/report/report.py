@@ -20,7 +20,9 @@ from sat_tf.export.verify import verify_tflite
 from sat_tf.messages import first_ones
 from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, render
+from sat_tf.qat.finetune import FineTuned, distances_in_words
 from sat_tf.qat.reconstruction.fitted import Fitted
+from sat_tf.report.curves import CHARTS, HELD_OUT, LOSS, Metric, epochs_table, learning_curves
 from sat_tf.report.layers import LayerRow
 from sat_tf.report.results import ModelAccuracy, Results
 
@@ -112,6 +114,37 @@ def _accuracies(results: Results) -> str:
     ]
     table = Table(columns=columns, rows=results.accuracies()).without_empty("")
     return table.to_html(results.score.title)
+
+
+def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
+    """The values of the report's template that a training fills."""
+    title, number = results.score.title, digits(".4g")
+    score = f"{title.capitalize()} (%)"
+    metrics = {
+        "epoch": Metric("epoch"),
+        "learning_rate": Metric("learning rate", number),
+        "loss": Metric("loss", number, "", LOSS, "training"),
+        "score": Metric(f"held-out {title}", percent(), "", score, "held out", HELD_OUT),
+        "held_out_loss": Metric("held-out loss", number, "", LOSS, "held out", HELD_OUT),
+    }
+    curves = learning_curves(
+        tuned.epochs,
+        metrics,
+        {LOSS: CHARTS[LOSS], score: (100.0, {})},
+        across="epoch",
+        targets="the answers of the float model",
+    )
+    return {
+        "verb": "Trained",
+        "training": {
+            "Learning rate": results.rate(),
+            "Trial": distances_in_words(tuned.tried) if tuned.tried else "",
+            "Weights of epoch": results.kept(),
+        },
+        "curves": curves,
+        "num_epochs": len(tuned.epochs) - 1,
+        "epochs": epochs_table(tuned.epochs, metrics),
+    }
 
 
 def headline_of(folder: OutputFolder) -> Marked | None:

@@ -1,5 +1,6 @@
 """The configuration of a run: its keys, defaults and files, and that for a folder of pictures."""
 
+import json
 import math
 import os
 import pathlib
@@ -273,8 +274,7 @@ class FolderChoice(NamedTuple):
     @property
     def data_override(self) -> str:
         """The setting that names the folder."""
-        quoted = self.data_dir.replace("'", "''")
-        return f"data.options.data_dir='{quoted}'"
+        return f"data.options.data_dir={json.dumps(self.data_dir, ensure_ascii=False)}"
 
     def overrides(self, changes: Iterable[str] = ()) -> list[str]:
         """The settings, as `parse_config` takes them; stages that changes shorten warm up less."""

@@ -337,16 +337,17 @@ class OscillationLog(keras.callbacks.Callback):
             self.folder.write_text(OSCILLATIONS, write_table(OscillationCount.columns(), cells))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass
 class StageRecipes:
     """The recipes of a configuration as one stage takes them."""
 
-    image_loss: ImageLoss  # The loss of each image.
-    after_step: Sequence[Callable[[], None]]  # What happens after every step of the optimizer.
+    image_loss: ImageLoss = cross_entropy
+    # What happens after every step of the optimizer.
+    after_step: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     # What happens around epochs and measuring; they come before all others.
-    callbacks: Sequence[keras.callbacks.Callback]
+    callbacks: list[keras.callbacks.Callback] = dataclasses.field(default_factory=list)
     # Gives the trained model the weights that the stage ends with; None for those of the last step.
-    finish: Callable[[], None] | None
+    finish: Callable[[], None] | None = None
 
 
 def stage_recipes(
@@ -360,32 +361,30 @@ def stage_recipes(
     writes: bool = True,
 ) -> StageRecipes:
     """Makes the recipes of one stage, under the strategy that is in scope."""
-    recipes, is_quantized = config.recipes, stage == "quantized"
-    loss: ImageLoss = cross_entropy
-    after_step: list[Callable[[], None]] = []
-    callbacks: list[keras.callbacks.Callback] = []
-    finish: Callable[[], None] | None = None
+    recipes, is_quantized, chosen = config.recipes, stage == "quantized", StageRecipes()
     if recipes.label_smoothing is not None and stage in recipes.label_smoothing.stages:
-        loss = smoothed_cross_entropy(recipes.label_smoothing.amount)
+        chosen.image_loss = smoothed_cross_entropy(recipes.label_smoothing.amount)
     plan = recipes.distillation
     is_taught = plan is not None and stage in plan.stages
     teacher = read_teacher(config, source, folder) if is_taught else None
     if plan is not None and teacher is not None:
         # The copy has no regularizers, and its variables are where the student's are.
         teacher = training_copy(teacher)
-        loss = distilled(loss, teacher, temperature=plan.temperature, weight=plan.weight)
+        chosen.image_loss = distilled(
+            chosen.image_loss, teacher, temperature=plan.temperature, weight=plan.weight
+        )
     if is_quantized and recipes.progressive_bits is not None:
         bits = recipes.progressive_bits.model_dump()
-        after_step.append(ProgressiveBits(model, total_steps=total_steps, **bits))
+        chosen.after_step.append(ProgressiveBits(model, total_steps=total_steps, **bits))
     if is_quantized and recipes.oscillation is not None:
         settings = recipes.oscillation.model_dump()
         oscillation = Oscillation(model, total_steps=total_steps, **settings)
-        after_step.append(oscillation)
-        callbacks.append(OscillationLog(oscillation, folder if writes else None))
+        chosen.after_step.append(oscillation)
+        chosen.callbacks.append(OscillationLog(oscillation, folder if writes else None))
     if recipes.weight_average is not None and stage in recipes.weight_average.stages:
         # It comes after the others, so that it averages the weights as they have changed them.
         average = WeightAverage(model, decay=recipes.weight_average.decay)
-        after_step.append(average)
-        callbacks.append(average.measured())
-        finish = average.keep
-    return StageRecipes(image_loss=loss, after_step=after_step, callbacks=callbacks, finish=finish)
+        chosen.after_step.append(average)
+        chosen.callbacks.append(average.measured())
+        chosen.finish = average.keep
+    return chosen

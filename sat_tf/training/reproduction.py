@@ -55,19 +55,18 @@ def plan(
     known = data_sets()
     if data is not None and data not in known:
         problems.append(f"--data {data}: no such data set. {did_you_mean(data, known)}")
-    else:
-        for name in sorted({data or row.data for row in rows}):
-            needed = known[name].data_dir
-            if needed == "required" and not data_dir:
-                problems.append(
-                    f"--data {name}: expected --data_dir, the folder of its images; add it, or try "
-                    "--data glyphs, which needs none."
-                )
-            elif data_dir is not None and needed == "none":
-                problems.append(
-                    f"--data_dir {data_dir} with --data {name}: expected none, its images are not "
-                    "in a folder; leave it out."
-                )
+    for name in sorted({data or row.data for row in rows} & known.keys()):
+        needed = known[name].data_dir
+        if needed == "required" and not data_dir:
+            problems.append(
+                f"--data {name}: expected --data_dir, the folder of its images; add it, or try "
+                "--data glyphs, which needs none."
+            )
+        elif needed == "none" and data_dir is not None:
+            problems.append(
+                f"--data_dir {data_dir} with --data {name}: expected none, its images are not in a "
+                "folder; leave it out."
+            )
     jobs, changes = [], tuple(changes)
     chosen = {"data": data, "data_dir": data_dir, "changes": changes}
     for seed, row in [] if problems else itertools.product(seeds, rows):
@@ -248,9 +247,7 @@ def add_outcomes(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
                 writer = csv.DictWriter(file, Outcome.columns(), lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(dataclasses.asdict(outcome) for outcome in kept.values())
-    except RunError:
-        raise
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise RunError(f"{path}: {error}; choose another file with --results.") from error
 
 

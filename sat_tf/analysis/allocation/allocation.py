@@ -24,7 +24,7 @@ from sat_tf.arguments import is_integer, is_number
 from sat_tf.either_keras import for_keras3
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
 from sat_tf.graph.network import layer_of_call
-from sat_tf.messages import ProblemsError, did_you_mean, first_ones, shortened
+from sat_tf.messages import ProblemsError, did_you_mean, first_ones, instead_of, shortened
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy, expect_policy
 
@@ -229,6 +229,7 @@ def allocate(
     pack: str = "auto",
     num_images: int = USUAL_IMAGES,
     progress: bool = True,
+    **removed: Any,
 ) -> Allocation:
     """Chooses weight and activation bits for each layer: the least loss within a budget.
 
@@ -262,6 +263,7 @@ def allocate(
             layers and 1x1 convolutions have 4 bits where their codes fit, all others 8.
         num_images: how many images to take at most.
         progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
+        **removed: arguments of earlier versions, which are refused.
 
     Returns:
         An `Allocation`: the `policy`, and a table of layers, totals and the proof.
@@ -276,6 +278,12 @@ def allocate(
         found = sat_tf.allocate(model, (images, labels), budget={"bytes": 500_000})
         quantized = sat_tf.quantize_model(model, found.policy)
     """
+    if removed:
+        names = [name for name in allocate.__annotations__ if name not in ("removed", "return")]
+        fixes = (
+            f"{name} is not an argument{instead_of(f'allocate.{name}', names)}" for name in removed
+        )
+        raise TypeError(str(ProblemsError("allocate", fixes)))
     policy = expect_policy(BitPolicy.mobile() if policy is None else policy).of_one_kind()
     limits = read_budget(budget, npu=npu is not None)
     if npu is not None:

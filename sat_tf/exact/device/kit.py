@@ -1,8 +1,4 @@
-"""The proof kit: a zip with a file, images, what every tensor must be, and a script that checks it.
-
-It holds model.tflite, images.npy, kit.json, check.py, __main__.py, with which `python kit.zip`
-runs it too, and, on request, the codes of every tensor by image, in codes/.
-"""
+"""The proof kit: a zip of a file, images, what tensors must be, and a script that checks them."""
 
 import dataclasses
 import hashlib

@@ -196,11 +196,7 @@ def explained(action: str, runtime: str = "LiteRT") -> Iterator[None]:
 
 
 class _Lent:
-    """A stream that writes where another one does, which can change.
-
-    A handler of the logging module that is made while `sys.stderr` is another stream keeps that
-    one for good, so that it must stay open.
-    """
+    """A stream that writes where another does, which can change: handlers of logging keep it."""
 
     def __init__(self, lender: Any) -> None:
         self.lender = lender
