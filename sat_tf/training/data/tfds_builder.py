@@ -168,6 +168,7 @@ def _part(builder: Any, split: str, keys: tuple[str, str], shuffle_buffer: int) 
             f"split: received {split!r} of {builder.name!r} with no images; expected at least one."
         )
 
+    @tf.autograph.experimental.do_not_convert
     def rows(share: "Share", seed: Any) -> tf.data.Dataset:
         even = math.gcd(*share)
         number, first = share.of // even, share.first // even
