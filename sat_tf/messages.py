@@ -133,8 +133,8 @@ REMOVED = {
     "allocate.latency": "use npu='ethos-u55-128', or another whose compiler estimates milliseconds",
     "allocate.seconds": "use fewer weight_bits and activation_bits, which are proven sooner",
     "allocate.cost": "use sat_tf.allocate(model, cost=table) in Python for costs of your own",
-    "allocate.curve": _FOR_EACH_BUDGET,
-    "allocate.write_picture": _FOR_EACH_BUDGET,
+    "Allocation.curve": _FOR_EACH_BUDGET,
+    "Allocation.write_picture": _FOR_EACH_BUDGET,
     "Plan.write_diagram": IN_A_VIEWER,
     "Plan.elsewhere": "use cpu_fallback",
     **{

@@ -229,7 +229,7 @@ def test_no_head_and_no_number_is_cut_and_no_column_is_lost(seed, width):
     assert shown.count("a title") == 1
     words = re.findall(r"[^\s│┃┏┓┗┛┡┩┳╇┴─━└┘┬]+", shown)
     for column in table.columns:
-        assert set(column.head.split()) <= set(words)
+        assert set(column.title.split()) <= set(words)
     for row in table.rows:
         assert {f"{number:,}" for number in row["numbers"][: len(table.columns) - 2]} <= set(words)
 
