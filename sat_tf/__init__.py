@@ -56,25 +56,13 @@ _HOMES = {
 
 __all__ = [*_HOMES]
 
-# Quantizing, measuring and exporting need these; training a quantized Keras 3 model needs none.
-_NEEDED = ("tensorflow", "tf_keras", "tensorflow_model_optimization")
-
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in ("callbacks", "configs", "export"):
         return importlib.import_module(f"{_HOMES[name]}.{name}")
-    try:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    except ModuleNotFoundError as error:
-        if error.name not in _NEEDED:
-            raise
-        raise ImportError(
-            f"sat_tf.{name}: received an environment without {error.name}, expected one with "
-            f"{', '.join(_NEEDED)}; pip install them. Quantized .keras files of Keras 3 are loaded "
-            "and trained without: import sat_tf is enough."
-        ) from error
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -17,13 +17,7 @@ _takes_training: "weakref.WeakKeyDictionary[Any, bool]" = weakref.WeakKeyDiction
 
 
 def training_argument(function: Callable[..., Any], training: Any) -> dict[str, Any]:
-    """The argument `training` for a call of a function; empty for one that takes none.
-
-    >>> training_argument(lambda inputs, training=None: inputs, False)
-    {'training': False}
-    >>> training_argument(lambda inputs: inputs, False)
-    {}
-    """
+    """The argument `training` for a call of a function; empty for one that takes none."""
     function = getattr(function, "__func__", function)
     try:
         takes = _takes_training[function]
@@ -35,14 +29,7 @@ def training_argument(function: Callable[..., Any], training: Any) -> dict[str, 
 
 
 def is_integer(value: Any, *, lowest: float = -math.inf, limit: float = math.inf) -> bool:
-    """Whether a value is an integer in [lowest, limit).
-
-    bool is an integer to Python; as a size or a seed it is a mistake, and False here.
-
-    Example:
-        >>> [is_integer(value, lowest=1, limit=9) for value in (1, 8, 9, 1.0, True)]
-        [True, True, False, False, False]
-    """
+    """Whether a value is an integer in [lowest, limit), and no bool, which Python takes for one."""
     return (
         not isinstance(value, bool)
         and isinstance(value, numbers.Integral)
@@ -51,12 +38,7 @@ def is_integer(value: Any, *, lowest: float = -math.inf, limit: float = math.inf
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number, of Python or of NumPy; bool is none, as for `is_integer`.
-
-    Example:
-        >>> [is_number(value) for value in (1, 0.5, True, "0.5")]
-        [True, True, False, False]
-    """
+    """Whether a value is a real number, of Python or of NumPy, and no bool."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     try:

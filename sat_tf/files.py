@@ -34,44 +34,31 @@ def expect_path(path: Any) -> pathlib.Path:
 
 
 def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a file that can be written."""
+    """Returns the path of a file that can be written; raises ValueError, with the fix."""
     path = expect_path(path)
     folder = f"a file in the folder {path.parent}, which"
-    is_too_long = False
     try:
-        path.lstat()
-    except OSError as error:
-        is_too_long = error.errno == errno.ENAMETOOLONG
-    if is_too_long:
-        problem = (
-            f"a name that the file system does not take, as it has {len(str(path))} characters; "
-            "choose a shorter one"
-        )
-    elif os.path.isdir(path):
-        problem = "a folder, expected the name of a file; add a name"
-    elif os.path.exists(path) and not os.path.isfile(path):
-        problem = (
-            "a device or a pipe, expected a regular file, which can be replaced; choose another "
-            "name"
-        )
-    elif not os.path.isdir(path.parent):
-        problem = f"{folder} does not exist, expected one that does; create it first"
-    elif not os.access(path.parent, os.W_OK | os.X_OK):
-        problem = (
-            f"{folder} is not writable, expected one that is; choose another folder, or change its "
-            "permissions"
-        )
-    else:
+        if path.is_dir():
+            problem = "a folder, expected the name of a file; add a name"
+        elif path.exists() and not path.is_file():
+            problem = "a device or a pipe, expected a regular file; choose another name"
+        elif not path.parent.is_dir():
+            problem = f"{folder} does not exist, expected one that does; create it first"
+        elif not os.access(path.parent, os.W_OK | os.X_OK):
+            problem = f"{folder} is not writable, expected one that is; choose another folder"
+        else:
+            path.lstat()
+            return path
+    except FileNotFoundError:
         return path
+    except OSError as error:
+        problem = f"a name that the file system does not take ({error.strerror}); choose another"
     raise ValueError(f"{path}: received {problem}.")
 
 
 @contextlib.contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """A temporary name beside `path`, with its suffix, which becomes `path` if the block succeeds.
-
-    If the block raises, nothing is left and an older file of that name stays as it was.
-    """
+    """A temporary name beside `path`, which becomes it if the block succeeds, or is removed."""
     path = check_writable(path)
     with refusals_explained(path), renamed_when_done(path) as temporary:
         yield temporary
@@ -103,61 +90,49 @@ def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
     temporary name separates two writers of the same file. The contents are on the disk before the
     file is renamed: otherwise a power cut could leave an empty file of that name.
     """
-    remove_left_files(path.parent)
+    _remove_left_files(path.parent)
     temporary = path.with_name(f".{_own_prefix()}{uuid.uuid4().hex}{path.suffix}")
     try:
         yield temporary
-        on_disk(temporary)
+        _on_disk(temporary)
         temporary.replace(path)
-        on_disk(path.parent)
+        _on_disk(path.parent)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
 def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
-    """A new folder for temporary files, once what killed processes have left is removed.
-
-    Where the system refuses to remove it, it stays for the next process to remove.
-    """
-    remove_left_files(pathlib.Path(tempfile.gettempdir()))
+    """A new folder for temporary files, once what killed processes have left is removed."""
+    _remove_left_files(pathlib.Path(tempfile.gettempdir()))
     # An error of its removal would hide the one that the block has ended with.
     return tempfile.TemporaryDirectory(prefix=_own_prefix(), ignore_cleanup_errors=True)
 
 
-_LEFT = re.compile(r"\.?sat_tf-(?P<machine>[0-9a-f]{8})-(?P<process>\d+)-(?P<start>\d+)-")
+_LEFT = re.compile(r"\.?sat_tf-(?P<machine>[0-9a-f]{8})-(?P<process>\d{1,9})-")
 _A_DAY = 24 * 60 * 60
 
 
-def remove_left_files(folder: pathlib.Path) -> None:
-    """Removes temporary files of this user whose process has ended.
-
-    Where that cannot be told, because another machine has made them, they have to be a day old.
-    """
+def _remove_left_files(folder: pathlib.Path) -> None:
+    """Removes temporary files whose process has ended; of another machine, those a day old."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            found = _LEFT.match(entry.name)
-            if found is None or not _is_left(entry, **found.groupdict()):
+            name = _LEFT.match(entry.name)
+            if name is None:
                 continue
-            if entry.is_dir(follow_symlinks=False):
+            is_left = time.time() - entry.stat(follow_symlinks=False).st_mtime > _A_DAY
+            if name["machine"] == _machine():
+                is_left = not _is_running(int(name["process"]))
+            if is_left and entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
-            else:
+            elif is_left:
                 with contextlib.suppress(OSError):
                     os.unlink(entry.path)
 
 
-def _is_left(entry: "os.DirEntry[str]", machine: str, process: str, start: str) -> bool:
-    facts = entry.stat(follow_symlinks=False)
-    if hasattr(os, "getuid") and facts.st_uid != os.getuid():
-        return False
-    if machine == _machine():
-        return _start_of(int(process)) != start
-    return time.time() - facts.st_mtime > _A_DAY
-
-
 def _own_prefix() -> str:
     """The beginning of the names of this process's temporary files."""
-    return f"sat_tf-{_machine()}-{os.getpid()}-{_start_of(os.getpid())}-"
+    return f"sat_tf-{_machine()}-{os.getpid()}-"
 
 
 @functools.cache
@@ -170,36 +145,23 @@ def _machine() -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:8]
 
 
-def _start_of(process: int) -> str | None:
-    """When a process has started, in a unit of the system, or "0"; None where it has ended."""
-    try:
-        state, *facts = pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        return None if state == "Z" else facts[18]
-    except FileNotFoundError:
-        if os.path.exists("/proc/self/stat"):
-            return None
-    except OSError:
-        return "0"
+def _is_running(process: int) -> bool:
     if os.name == "nt":  # where asking for a process would end it
-        return "0"
+        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
-        return None
+        return False
     except OSError:  # one of another user
         pass
-    return "0"
+    return True
 
 
-def on_disk(path: pathlib.Path) -> None:
-    """Returns once the contents of a file, or the names in a folder, would survive a power cut.
-
-    Windows keeps names by itself, and cannot open folders.
-    """
-    if os.name == "nt" and path.is_dir():
+def _on_disk(path: pathlib.Path) -> None:
+    """Returns once the contents of a file, or the names in a folder, would survive a power cut."""
+    if os.name == "nt":  # which opens no folders, and flushes only what may be written
         return
-    # Windows flushes only what may be written.
-    handle = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
@@ -243,8 +205,6 @@ def read_text(path: str | os.PathLike[str], most_bytes: int = 2**26) -> str:
 _METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "DEFLATE"}
 _ENCRYPTED = 0x1
 _PIECE = 2**20
-# Most file systems take names of so many bytes, and every system takes paths of so many.
-_LONGEST_NAME_BYTES, _LONGEST_PATH_BYTES = 255, 1024
 # The oldest date that an archive can hold. Equal contents are equal bytes where all files have it.
 NO_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -280,36 +240,11 @@ def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes | None:
 
 
 def expect_honest(archive: zipfile.ZipFile) -> None:
-    """Raises ValueError unless every member unpacks to as many bytes as it says, and into a file.
-
-    Members that are stored as they are need not be read for that. Keras unpacks all of them into a
-    temporary folder, and leaves it where that fails.
-    """
-    _expect_paths(archive)
+    """Raises ValueError unless every member unpacks to as many bytes as it says."""
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             for _ in _pieces(archive, member):
                 pass
-
-
-def _expect_paths(archive: zipfile.ZipFile) -> None:
-    """Raises ValueError unless the names of all members can be those of files in one folder."""
-    files: dict[tuple[str, ...], str] = {}
-    folders: set[tuple[str, ...]] = set()
-    for member in archive.infolist():
-        parts = [part for part in member.filename.split("/") if part not in ("", ".", "..")]
-        sizes = [len(part.encode(errors="surrogatepass")) for part in parts]
-        if not 0 < max(sizes, default=0) <= _LONGEST_NAME_BYTES or sum(sizes) > _LONGEST_PATH_BYTES:
-            raise ValueError(
-                f"its {member.filename} cannot be unpacked, expected names of 1 to "
-                f"{_LONGEST_NAME_BYTES} bytes, and {_LONGEST_PATH_BYTES:,} with their folders"
-            )
-        if not member.is_dir():
-            files[tuple(parts)] = member.filename
-            parts = parts[:-1]
-        folders.update(tuple(parts[: count + 1]) for count in range(len(parts)))
-    if both := sorted(set(files) & folders):
-        raise ValueError(f"its {files[both[0]]} is a file and a folder, expected one of them")
 
 
 def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:

@@ -75,6 +75,10 @@ class OutputFolder:
         with self.written(name) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
+    def write_json(self, name: str, values: dict[str, Any]) -> None:
+        """Writes one of `FILES` as JSON, whole or not at all."""
+        self.write_text(name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
     def read_text(self, name: str) -> str:
         """Reads one of `FILES`; nothing if it does not exist."""
         try:
@@ -86,29 +90,27 @@ class OutputFolder:
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Reads one of `FILES` that is JSON; nothing if it does not exist."""
-        if not self.file(name).exists():
-            return {}
-        text = self.read_text(name)
-        try:
-            values = json.loads(text)
-            # JSON can escape a lone surrogate, which UTF-8 cannot encode.
-            json.dumps(values, ensure_ascii=False).encode("utf-8")
-        except (ValueError, RecursionError) as error:
-            raise self.damaged(name, error, "JSON") from error
-        if not isinstance(values, dict):
-            raise self.damaged(name, f"a {type(values).__name__}", "a JSON object")
-        return values
+        return self.read_values(name, dict[str, Any], "a JSON object")
 
     def read_values(
         self, name: str, kind: type[_Kind], expected: str, left_out: Collection[str] = ()
     ) -> _Kind:
         """Reads one of `FILES` that is JSON, as a value of a type; a missing file holds {}."""
-        values = {key: value for key, value in self.read_json(name).items() if key not in left_out}
+        exists = self.file(name).exists()
         try:
+            values = json.loads(self.read_text(name)) if exists else {}
+            # JSON can escape a lone surrogate, which UTF-8 cannot encode.
+            json.dumps(values, ensure_ascii=False).encode("utf-8")
+            if isinstance(values, dict):
+                values = {key: value for key, value in values.items() if key not in left_out}
             return TypeAdapter(kind).validate_python(values)
         except ValidationError as error:
             lines = (line.rstrip(".") for line in describe(error, kind))
             raise self.damaged(name, first_ones(lines, between="; "), expected) from error
+        except RunError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(name, error, "JSON") from error
 
     @property
     def preprocessing(self) -> Preprocessing | None:
@@ -125,10 +127,6 @@ class OutputFolder:
             f"{self.file(name)}: received a damaged file ({what}), expected {expected} that "
             "sat-tf wrote; start over with --no-resume, or remove the folder."
         )
-
-    def write_json(self, name: str, values: dict[str, Any]) -> None:
-        """Writes one of `FILES` as JSON, whole or not at all."""
-        self.write_text(name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def check_writable(self) -> None:
         """Raises an error if the folder could not be created or written to; leaves no trace."""
@@ -164,8 +162,7 @@ class OutputFolder:
         with self._refusals_explained():
             former = [self.file(name) for name in self.files if self.file(name).exists()]
             if former:
-                numbers = itertools.count(1)
-                asides = (self.path / f"earlier-{number}" for number in numbers)
+                asides = (self.path / f"earlier-{number}" for number in itertools.count(1))
                 aside = next(folder for folder in asides if not folder.exists())
                 aside.mkdir()
                 for file in former:

@@ -23,12 +23,11 @@ from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, features
 from sat_tf import messages
 from sat_tf.exact.tflite.preprocessing import COVERING, Preprocessing
 from sat_tf.files import read_bytes
-from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, first_ones
+from sat_tf.messages import ProblemsError, first_ones
 
 TRAIN = "train"
 # In this order, because a folder "test" often has no labels.
 HELD_OUT = ("val", "validation", "test")
-_HELD_OUT_SHARE = 0.2
 _SUFFIXES = {
     *(".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
     *(".pgm", ".pnm", ".ppm"),
@@ -37,9 +36,7 @@ _KINDS = ", ".join(sorted(_SUFFIXES))
 # Pillow tells a picture by what is in it, whatever its name says; for an EPS file it would start
 # Ghostscript, which runs the file.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-# Pillow refuses a picture of more, in case it is there to fill the memory.
-MOST_PIXELS = 178_956_970
-JPEG, _END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
+_JPEG, _END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
 # Pillow's names of so many channels, and its modes of 16-bit integers; "I" is that of PGM files.
 MODES = {1: "L", 3: "RGB"}
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
@@ -51,22 +48,14 @@ DECODER = f"decoded and resized by Pillow {PIL.__version__}" + (
 
 
 def spread_evenly(count: int, most: int | None) -> npt.NDArray[np.int64]:
-    """Returns indices of at most `most` of `count` images, spread evenly; None chooses all.
-
-    >>> spread_evenly(9, 3).tolist(), spread_evenly(2, 3).tolist(), spread_evenly(0, 3).tolist()
-    ([0, 4, 8], [0, 1], [])
-    """
+    """Returns indices of at most `most` of `count` images, spread evenly; None chooses all."""
     chosen = count if most is None else min(most, count)
     return np.unique(np.linspace(0, max(count - 1, 0), chosen).round().astype(np.int64))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pictures(Sequence[Any]):
-    """Pictures of a folder, which are read when they are asked for; or the images of an array.
-
-    `pictures[3]` is upright, of its own size, with as many channels as the input; a row of an
-    array as it is.
-    """
+    """Pictures of a folder, read and turned when they are asked for; or the images of an array."""
 
     folder: pathlib.Path  # That the names are relative to; or the .npy file.
     names: Sequence[str] = ()  # Class by class, sorted; with slashes on every system.
@@ -121,14 +110,10 @@ class Pictures(Sequence[Any]):
         else:
             is_apart = self._is_held_out()
             train, apart = (self.take(np.flatnonzero(part)) for part in (~is_apart, is_apart))
-            note = "a fifth is held out, by a hash of the names"
-            if train.labels is not None and apart.labels is not None:
-                where = f"{TRAIN} without {HELD_OUT[0]}" if self.part else "folders of classes"
-                alone = len(np.unique(train.labels)) - len(np.unique(apart.labels))
-                note = f"{where}: of each class {note}"
-                note += f"; {alone} with one picture, which is trained on" if alone else ""
-            notes = self.notes if self.array is not None else (note, *self.notes)
-            train = dataclasses.replace(train, notes=notes)
+            if self.array is None:
+                of_each = "" if self.labels is None else "of each class "
+                note = f"{of_each}a fifth is held out, by a hash of the names"
+                train = dataclasses.replace(train, notes=(note, *self.notes))
         problems = []
         for part in (self, self.held_out) if self.held_out is not None else (self,):
             filled = np.unique([] if part.labels is None else part.labels)
@@ -148,15 +133,14 @@ class Pictures(Sequence[Any]):
 
     def _is_held_out(self) -> npt.NDArray[np.bool_]:
         if self.array is not None:
-            every = round(1 / _HELD_OUT_SHARE)
-            return np.arange(len(self)) % every == every // 2
+            return np.arange(len(self)) % 5 == 2
         is_held_out = np.zeros(len(self), bool)
         inside = [name.removeprefix(f"{self.part}/") for name in self.names]
         keys = [hashlib.sha256(os.fsencode(name)).digest() for name in inside]
         labels = np.zeros(len(self), np.int32) if self.labels is None else self.labels
         for label in np.unique(labels):
             members = sorted(np.flatnonzero(labels == label), key=keys.__getitem__)
-            count = min(max(1, round(_HELD_OUT_SHARE * len(members))), len(members) - 1)
+            count = min(max(1, round(0.2 * len(members))), len(members) - 1)
             is_held_out[members[:count]] = True
         return is_held_out
 
@@ -179,10 +163,10 @@ class Pictures(Sequence[Any]):
                 kept.append(place)
             except (ValueError, OSError):
                 corrupt.append(path)
-        what = (
-            "1 file is no picture" if len(corrupt) == 1 else f"{len(corrupt)} files are no pictures"
+        note = (
+            f"{len(corrupt)} of {len(self)} files are no pictures, not whole, or too large: "
+            f"{first_ones(corrupt)}"
         )
-        note = f"{what}, or not whole, or too large: {first_ones(corrupt)}"
         if not kept:
             raise ValueError(
                 f"{self.folder}: received no picture that can be read ({note}), expected at least "
@@ -216,34 +200,37 @@ def open_pictures(
     """
     root = pathlib.Path(path).expanduser()
     if root.is_file():
-        return Pictures(root, shape=shape, array=_array_in(root))
+        try:  # Values stay on the disk until they are asked for.
+            array = np.load(root, mmap_mode="r", allow_pickle=False)
+            return Pictures(root, shape=shape, array=array[:])
+        except Exception as error:  # NumPy parses the header as Python, and raises what that raises
+            raise ValueError(
+                f"{root}: received a file without an array that np.save has written, expected a "
+                "folder of pictures, or an .npy file of uint8 images (n, rows, columns, channels)."
+            ) from error
     if not root.is_dir():
         raise ValueError(f"{root}: not found; expected a folder of pictures, or an .npy file.")
     problems: list[str] = []
     folders = [entry.name for entry in _entries(root, problems) if _is_folder(entry)]
     part = TRAIN if TRAIN in folders else ""
     held_out = next((name for name in HELD_OUT if name in folders), "")
+    beside = [name for name in folders if part and name not in (part, *HELD_OUT)]
     inside = _entries(root / part, []) if part else []
     is_flat = any(_is_picture(entry.name) for entry in inside) and not any(map(_is_folder, inside))
-    if is_flat:
-        beside = [name for name in folders if name not in (part, *HELD_OUT)]
-        if classes := [name for name in beside if _walked(root, name, [])[0]]:
-            problems.append(
-                f"received pictures in {part} itself and in {first_ones(classes)} beside it, so "
-                "it may be a class or all there is to train on; expected one of both: if a class, "
-                f"move all of them into {part}, this one as {part}/{part}; if not, move the others "
-                "away."
-            )
+    if is_flat and (classes := [name for name in beside if _walked(root, name, [])[0]]):
+        problems.append(
+            f"received pictures in {part} itself and in {first_ones(classes)} beside it, so it may "
+            "be a class or all there is to train on; expected one of both: if a class, move all of "
+            f"them into {part}, this one as {part}/{part}; if not, move the others away."
+        )
     if held_out and not part and any(map(_is_folder, _entries(root / held_out, problems))):
         problems.append(
             f"received the folders {first_ones(folders)} and none to train on; expected {TRAIN} "
             "with a folder for each class beside them, or folders of classes alone; add or rename "
             "one, or name the one to measure with."
         )
-    listed = [
-        _listed(root, name, problems, alone=not (held_out and part))
-        for name in ((part, held_out) if part and held_out else (part,))
-    ]
+    names = (part, held_out) if part and held_out else (part,)
+    listed = [_listed(root, name, problems, alone=len(names) == 1) for name in names]
     for pictures, other in zip(listed, listed[::-1], strict=True):
         if strange := sorted(set(pictures.class_names) - set(other.class_names)):
             problems.append(
@@ -257,11 +244,10 @@ def open_pictures(
                 f"in it or in its folders{''.join(f'; {note}' for note in pictures.notes)}."
             )
     if problems:
-        raise ProblemsError(str(root), problems, most=MOST_OF_A_FILE)
+        raise ProblemsError(str(root), problems)
     whole, *apart = (
         dataclasses.replace(one, shape=shape, preprocessing=preprocessing) for one in listed
     )
-    beside = [name for name in folders if part and name not in (part, held_out)]
     if beside and not held_out:
         note = f"not read: {first_ones(beside)}; {HELD_OUT[0]} is the name of what is held out"
         whole = dataclasses.replace(whole, notes=(*whole.notes, note))
@@ -276,10 +262,17 @@ def open_again(
 ) -> Pictures:
     """Lists the very pictures that `Pictures.hashes` has named, whatever else is there now."""
     root = pathlib.Path(path)
-    there = [name for name in hashes if _is_inside(name) and (root / name).is_file()]
-    missing = [name for name in hashes if name not in set(there)]
+
+    def is_there(name: str) -> bool:
+        place = pathlib.PurePath(name)  # A name may lead to no place outside of the folder.
+        leaves = place.is_absolute() or ".." in place.parts or "\0" in name
+        return not leaves and (root / name).is_file()
+
+    there = list(filter(is_there, hashes))
     pictures = Pictures(root, there, shape=shape, preprocessing=preprocessing)
-    changed = [name for name, own in pictures.hashes().items() if own != hashes[name]]
+    own = pictures.hashes()
+    missing = [name for name in hashes if name not in own]
+    changed = [name for name in own if own[name] != hashes[name]]
     problems = [
         f"{len(names):,} of {len(hashes):,} pictures {what}: {first_ones(names)}"
         for names, what in ((missing, "are not there"), (changed, "have changed"))
@@ -289,27 +282,6 @@ def open_again(
         fix = "Expected the files that were taken; put them back, or name their folder."
         raise ProblemsError(str(root), problems, fix)
     return pictures
-
-
-def _is_inside(name: str) -> bool:
-    """Whether a name leads to no place outside of the folder that it is relative to."""
-    place = pathlib.PurePath(name)
-    return not place.is_absolute() and ".." not in place.parts and "\0" not in name
-
-
-def _array_in(path: pathlib.Path) -> npt.NDArray[Any]:
-    """The array in an .npy file, whose values stay on the disk until they are asked for."""
-    of_images = "uint8 images (n, rows, columns, channels)"
-    expected = f"expected a folder of pictures, or an .npy file of {of_images}"
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # NumPy parses the header as Python, and raises what that raises.
-        what = "a file that np.save has not written"
-        raise ValueError(f"{path}: received {what}, {expected}.") from error
-    if not isinstance(array, np.ndarray) or not array.ndim:
-        what = "a single number" if isinstance(array, np.ndarray) else "an archive"
-        raise ValueError(f"{path}: received {what}, {expected}; write it with np.save.")
-    return array
 
 
 def _listed(root: pathlib.Path, part: str, problems: list[str], *, alone: bool) -> Pictures:
@@ -337,8 +309,7 @@ def _listed(root: pathlib.Path, part: str, problems: list[str], *, alone: bool) 
         names += own
         labels += [label] * len(own)
         others += passed_over
-    count = "1 file is" if len(others) == 1 else f"{len(others):,} files are"
-    note = f"{count} passed over, which are no pictures by their names: {first_ones(others)}"
+    note = f"{len(others):,} files passed over, no pictures by their names: {first_ones(others)}"
     return Pictures(
         root,
         names,
@@ -364,9 +335,8 @@ def _walked(root: pathlib.Path, start: str, problems: list[str]) -> tuple[list[s
                     seen.add(target)
                     waiting.append(name)
                 continue
-            # os.path follows links. A broken one fails at once, and counts as a corrupt picture; to
-            # open a pipe would wait for its writer.
-            is_file = os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()
+            # To open a pipe would wait for its writer; a broken link is a corrupt picture.
+            is_file = entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path)
             is_readable = is_file or not os.path.exists(entry.path)
             (names if is_readable and _is_picture(name) else others).append(name)
     return sorted(names), sorted(others)
@@ -431,7 +401,7 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
     if not encoded:
         raise ValueError("it is empty")
     # Copies that broke off are often filled with zeros, which Pillow decodes.
-    if encoded.startswith(JPEG) and _END_OF_JPEG not in encoded[_first_scan(encoded) :]:
+    if encoded.startswith(_JPEG) and _END_OF_JPEG not in encoded[_first_scan(encoded) :]:
         raise ValueError("it is truncated")
     try:
         with warnings.catch_warnings():
@@ -440,7 +410,7 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
             with Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
                 yield image
     except Image.DecompressionBombError as error:
-        raise ValueError(f"it has more than {MOST_PIXELS:,} pixels") from error
+        raise ValueError("it has more pixels than Pillow decodes") from error
     except Exception as error:  # Pillow's readers raise many types on damaged files.
         is_truncated = "truncated" in str(error).lower()
         why = "is truncated" if is_truncated else f"cannot be decoded ({type(error).__name__})"

@@ -29,34 +29,21 @@ _KEY = "saved_by"
 
 
 def marked(config: dict[str, Any]) -> dict[str, Any]:
-    """A layer's configuration with the mark of this version.
-
-    >>> marked({"name": "quant_a"})["saved_by"]["format"]
-    5
-    """
+    """A layer's configuration with the mark of this version."""
     return {**config, _KEY: {"sat_tf": __version__, "format": FORMAT}}
 
 
 def unmarked(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration without its mark, if this version can read it.
-
-    Raises:
-        ValueError: a later version has saved it in a newer format, or the mark is invalid.
-
-    >>> unmarked({"name": "quant_a", "saved_by": {"sat_tf": "9.1.0", "format": 99}})
-    Traceback (most recent call last):
-    ValueError: quant_a: received a model saved by sat-tf 9.1.0 in format 99, expected format 5 \
-or lower, which sat-tf 0.2.0 reads; install sat-tf 9.1.0 or later.
-    """
+    """The configuration without its mark; ValueError where a newer format has saved it."""
     config = dict(config)
     mark = config.pop(_KEY, None)
     if mark is None:
         return config
     number, version = (mark.get("format"), mark.get("sat_tf")) if isinstance(mark, dict) else (0, 0)
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+    if not isinstance(number, int) or number < 1:
         raise ValueError(
             f"{config.get('name')}: received a model with the mark {mark!r}, expected "
-            f"{marked({})[_KEY]!r}; save it again with the sat-tf that created it."
+            f"{marked({})[_KEY]!r}; save it again."
         )
     if number > FORMAT:
         raise ValueError(

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 import tracemalloc
 import zipfile
 
@@ -101,12 +100,10 @@ def test_what_killed_writers_left_is_removed_and_nothing_of_a_living_one(tmp_pat
         path.write_text("of another machine")
     os.utime(elsewhere[1], (0, 0))
     (tmp_path / ".sat_tf-notes").write_text("of the user")
-    writers[0].kill()  # it is waited for below: what the system still lists has ended, too
+    writers[0].kill()
+    writers[0].wait()
     try:
-        until_gone = time.monotonic() + 30
-        while (tmp_path / left).exists() and time.monotonic() < until_gone:
-            with written_whole(tmp_path / "a.json") as temporary:
-                temporary.write_text("new")
+        _write(tmp_path / "a.json")
         expected = {"a.json", ".sat_tf-notes", kept, os.path.basename(kept_folder)}
         expected.add(elsewhere[0].name)
         assert set(os.listdir(tmp_path)) == expected
@@ -143,7 +140,7 @@ def test_any_name_that_the_file_system_takes_will_do(tmp_path, length):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
 def test_a_folder_that_is_not_writable_is_named(tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(ValueError, match=r"which is not writable"):
+    with pytest.raises(ValueError, match="which is not writable"):
         check_writable(tmp_path / "a.json")
 
 
@@ -207,15 +204,6 @@ def test_a_member_that_hides_its_size_is_not_unpacked(method):
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()
-
-
-def test_folders_may_be_members_too():
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as written:
-        for name in ("a/", "a/b", "../c"):
-            written.writestr(name, b"")
-    with opened_archive(stream) as opened:
-        expect_honest(opened)
 
 
 # -- read within bounds ----------------------------------------------------------------------------

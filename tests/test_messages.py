@@ -2,10 +2,9 @@ import dataclasses
 import pathlib
 import pickle
 
-import pydantic.dataclasses
 import pytest
 
-from sat_tf import messages, validation
+from sat_tf import messages
 from sat_tf.messages import ProblemsError, did_you_mean
 from sat_tf.qat.policy import BitPolicy
 
@@ -86,22 +85,6 @@ def test_names_that_are_known_are_listed_once():
         "  - y is not a key.",
         "  - z is not a key.",
     ]
-
-
-def test_problems_of_a_file_are_counted_where_there_are_many():
-    @pydantic.dataclasses.dataclass
-    class Counts:
-        values: list[int]
-
-    with pytest.raises(pydantic.ValidationError) as caught:
-        Counts(["x"] * 50)
-    found = validation.describe(caught.value, Counts)
-    assert found[0] == "0.0='x': expected a valid integer, unable to parse string as an integer."
-    fix, most = "Make it again.", messages.MOST_OF_A_FILE
-    title, *shown, more, last = str(ProblemsError("file", found, fix, most=most)).splitlines()
-    assert (title, last) == ("file: 50 problems", fix)
-    assert more == f"  ... and {50 - len(shown)} more"
-    assert most - 200 < sum(map(len, shown)) - len(shown) * len("  - ") <= most
 
 
 def test_one_problem_is_not_plural():

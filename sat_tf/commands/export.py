@@ -21,7 +21,7 @@ from sat_tf.commands.parser import Parser
 from sat_tf.exact.targets.processors import saved_target
 from sat_tf.exact.tflite.metadata import checked_metadata, lines_of
 from sat_tf.files import check_writable, read_bytes, read_text
-from sat_tf.messages import MOST_OF_A_FILE, ProblemsError, RunError, say, value_errors_as_run_errors
+from sat_tf.messages import ProblemsError, RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import marked_text
 from sat_tf.yaml_text import load_yaml
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 "a UTF-8 text file with the name of a class on each line."
             ) from error
         if problems := checked_metadata(None, labels)[1]:
-            raise RunError(ProblemsError(arguments.labels, problems, most=MOST_OF_A_FILE))
+            raise RunError(ProblemsError(arguments.labels, problems))
     model_path, settings = _find_model(arguments.source, settings)
     in_folder = model_path != pathlib.Path(arguments.source)
     usual = model_path.with_suffix(".tflite")

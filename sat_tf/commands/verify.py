@@ -24,14 +24,13 @@ from sat_tf.commands.parser import Parser
 from sat_tf.commands.verification_table import conclude, print_certificate
 from sat_tf.exact.certificate.certificate import Certificate, read_certificate, write_both
 from sat_tf.exact.certificate.inputs import random_images
-from sat_tf.exact.certificate.proof import existing_file, read_subject, recheck, verify_file
+from sat_tf.exact.certificate.proof import read_subject, read_tflite, recheck, verify_file
 from sat_tf.exact.certificate.rules import severest
 from sat_tf.exact.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.exact.operator_comparison import compare_operators, is_foreign, read_any_file
 from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.metadata import read_metadata
-from sat_tf.files import read_bytes
 from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_errors
 from sat_tf.output_folder import (
     CERTIFICATE,
@@ -191,7 +190,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 def _say_cpu_fallback(tflite: pathlib.Path, name: str, console: Console) -> list[str]:
     """Prints the operators of any file that a target does not compute, and returns them."""
-    content = existing_file(tflite).read_bytes()
+    content = read_tflite(tflite)
     target, contents = TARGETS[name], read_contents(content, str(tflite))
     count, left = len(contents.operators), target.cpu_fallback(contents)
     for statement in target.statements(left, count):
@@ -367,7 +366,7 @@ class _Comparison:
     ) -> Pixels:
         """The images that were chosen, or random ones."""
         tflite = self.target.tflite
-        pixels = wanted.load(shape, num_classes, read_metadata(read_bytes(tflite), str(tflite)))
+        pixels = wanted.load(shape, num_classes, read_metadata(read_tflite(tflite), str(tflite)))
         say_notes(pixels.notes, console)
         return pixels
 

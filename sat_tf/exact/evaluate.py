@@ -14,13 +14,12 @@ import numpy as np
 from pydantic import Field
 
 from sat_tf.exact.certificate.outputs import label_problems
-from sat_tf.exact.certificate.proof import existing_file
+from sat_tf.exact.certificate.proof import read_tflite
 from sat_tf.exact.litert.processes import refusals
 from sat_tf.exact.litert.runtime import Interface, Runtime
 from sat_tf.exact.operations.graph import Graph, batches, outputs_of, simulate
 from sat_tf.exact.operations.graph_file import read_graph
 from sat_tf.exact.top_k import top_hits
-from sat_tf.files import read_bytes
 from sat_tf.messages import ProblemsError
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.validation import Positive, check
@@ -79,8 +78,7 @@ def evaluate_tflite(
         ValueError: no file that LiteRT runs, or bad images or labels; lists every problem with its
             fix.
     """
-    path = existing_file(path)
-    load = _in_litert(path.read_bytes(), str(path))
+    load = _in_litert(read_tflite(path), str(path))
     return _evaluate(str(path), load, images, labels, top, processes, progress)
 
 
@@ -110,16 +108,15 @@ def evaluate_simulator(
         ValueError: no file that sat-tf wrote, or bad images or labels; lists every problem with its
             fix.
     """
-    name = graph.name if isinstance(graph, Graph) else str(existing_file(graph))
-    known = graph if isinstance(graph, Graph) else read_graph(read_bytes(name), name)
+    name = graph.name if isinstance(graph, Graph) else str(graph)
+    known = graph if isinstance(graph, Graph) else read_graph(read_tflite(name), name)
     load = functools.partial(_simulated, known)
     return _evaluate(name, load, images, labels, top, processes, progress)
 
 
 def file_interface(path: str | os.PathLike[str]) -> Interface:
     """The input and the output of a file."""
-    path = existing_file(path)
-    return _explained(str(path), _in_litert(path.read_bytes(), str(path)))[0]
+    return _explained(str(path), _in_litert(read_tflite(path), str(path)))[0]
 
 
 def _in_litert(content: bytes, name: str) -> Callable[[], Loaded]:

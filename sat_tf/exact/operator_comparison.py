@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from sat_tf.exact.certificate.inputs import GIVEN, ImagesFrom, checked_images, taken_by
-from sat_tf.exact.certificate.proof import existing_file
+from sat_tf.exact.certificate.proof import read_tflite
 from sat_tf.exact.certificate.rules import sentence
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen, wrong_before
 from sat_tf.exact.kernels import kernel_sets
@@ -290,14 +290,12 @@ class AnyFile(ForeignFile):
 
 def is_foreign(path: str | os.PathLike[str]) -> bool:
     """Whether a TFLite file was written by another tool than `sat_tf.export_tflite`."""
-    path = existing_file(path)
-    return not read_contents(path.read_bytes(), str(path)).is_ours
+    return not read_contents(read_tflite(path), str(path)).is_ours
 
 
 def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
     """A file whose operators can be compared: it takes one image, and computes with int8 codes."""
-    path = existing_file(path)
-    content, problems = path.read_bytes(), []
+    content, problems = read_tflite(path), []
     foreign = read_foreign(content, str(path))
     for tensor in foreign.contents.inputs:
         about = f"received the input {tensor.name}"
@@ -330,7 +328,7 @@ def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
         )
     if problems:
         raise ProblemsError(str(path), problems)
-    return AnyFile(**vars(foreign), path=path, content=content)
+    return AnyFile(**vars(foreign), path=pathlib.Path(path), content=content)
 
 
 # -- the comparison --------------------------------------------------------------------------------

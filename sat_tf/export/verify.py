@@ -21,7 +21,7 @@ from sat_tf.exact.certificate.inputs import (
     taken_by,
 )
 from sat_tf.exact.certificate.outputs import Output, labels_of
-from sat_tf.exact.certificate.proof import Subject, file_problems, prove
+from sat_tf.exact.certificate.proof import Subject, prove, read_tflite
 from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.tflite.contents import differences, read_contents
@@ -31,11 +31,11 @@ from sat_tf.export.float_reference import FloatReference, float_model_problem
 from sat_tf.export.lowering.layers import is_input, role_of
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import has_biases_of_file, sized, snapped
-from sat_tf.files import expect_path, read_bytes
+from sat_tf.files import expect_path
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, distinct
-from sat_tf.messages import MOST_OF_A_FILE, ProblemsError
+from sat_tf.messages import ProblemsError
 from sat_tf.qat.input_range_checks import converting_layer, float_statistics
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer
@@ -158,7 +158,11 @@ def verify_tflite(
         if np.ndim(first) in (3, 4) and np.ndim(first) == len(network[network.inputs[0]].shape) + 1:
             network = sized(network, np.shape(first)[1:-1])
     model = network.model
-    images, problems = network.given(images), file_problems(path)
+    images, problems = network.given(images), list[str]()
+    try:
+        content = read_tflite(path)
+    except ValueError as error:
+        problems.append(str(error))
     kept, types = kept_inputs(network), input_types(network)
     inputs = [
         Image(name, tuple(tensor.shape[1:]), None if name in kept else np.float32(1.0), type=kind)
@@ -180,7 +184,7 @@ def verify_tflite(
         problems += labels_of(labels, outputs, count, names)[1]
     if problems:
         raise ProblemsError("verify_tflite", problems)
-    subject, settings = _subject(network, path)
+    subject, settings = _subject(network, path, content)
     of_outputs, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
         raise ProblemsError("verify_tflite", problems)
@@ -234,9 +238,8 @@ def _checked_ranges(
     return found
 
 
-def _subject(network: Network, path: pathlib.Path) -> tuple[Subject, FileSettings]:
+def _subject(network: Network, path: pathlib.Path, content: bytes) -> tuple[Subject, FileSettings]:
     """The file and the graph that it should hold, and its settings; raises if it holds another."""
-    content = read_bytes(path)
     parsed = read_contents(content, str(path))
     settings = FileSettings.of_file(parsed.settings, str(path))
     problems: list[str] = []
@@ -252,4 +255,4 @@ def _subject(network: Network, path: pathlib.Path) -> tuple[Subject, FileSetting
         problems = problems or others
     header = f"{path}: received the file of another model, or of another state of this one"
     fix = "Expected what the model exports to; export it again."
-    raise ProblemsError(header, problems, fix, most=MOST_OF_A_FILE)
+    raise ProblemsError(header, problems, fix)

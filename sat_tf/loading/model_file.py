@@ -29,22 +29,10 @@ class OtherFileError(ValueError):
 
 # Other files are given for a model, too; a name's end says what they are.
 _OTHERS = {
-    (".tflite",): (
-        "a TFLite file, expected the Keras model that it was exported from; the file itself is for "
-        "sat-tf verify and sat-tf evaluate"
-    ),
-    (".yaml", ".yml"): (
-        "a YAML file, expected a Keras model; a configuration is for sat-tf train --config, and a "
-        "policy for --policy"
-    ),
-    (".onnx", ".pt", ".pth", ".safetensors", ".ckpt"): (
-        "a file of another library, expected a Keras model; build it in Keras, set its weights, "
-        "and save it with model.save('model.keras')"
-    ),
-    (".weights.h5",): (
-        "weights without their model, expected both; build the model, load them with "
-        "model.load_weights(path), and save it with model.save('model.keras')"
-    ),
+    (".tflite",): "a TFLite file, which is for sat-tf verify and sat-tf evaluate",
+    (".yaml", ".yml"): "a YAML file, which is for --config or --policy",
+    (".onnx", ".pt", ".pth", ".safetensors", ".ckpt"): "a file of another library",
+    (".weights.h5",): "weights without their model; load them with model.load_weights(path)",
 }
 _TFLITE = b"TFL3"
 
@@ -81,43 +69,63 @@ def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
     path = expect_path(path)
     if not path.is_file():  # a pipe would wait for its writer
         raise ValueError("received a path without a readable file, expected a .keras or HDF5 file")
+    head = _head(path)
+    is_hdf5 = head == _HDF5
     try:
-        return _opened(path)
-    except Exception as error:
-        with path.open("rb") as file:
-            head = file.read(8)
+        if not is_hdf5 and not is_archive(path):
+            raise ValueError(
+                "received a file that is neither a .keras archive nor HDF5, or a damaged one"
+            )
+        config, version, weight_bytes = _contents(path, is_hdf5)
+        if not isinstance(config, dict):
+            raise ValueError("received a file without the configuration of a model")
+        expect_usual_size(config)
+    except ValueError as error:
         # A file is known by its content, or else by its name.
         name = ".tflite" if head[4:] == _TFLITE else path.name.lower()
         for ends, other in _OTHERS.items():
             if name.endswith(ends):
-                raise OtherFileError(f"received {other}") from error
+                raise OtherFileError(
+                    f"received {other}; expected a Keras model, saved with "
+                    "model.save('model.keras')"
+                ) from error
         raise
+    return ModelFile(path, ".h5" if is_hdf5 else ".keras", version, config, weight_bytes)
 
 
-def _opened(path: pathlib.Path) -> ModelFile:
-    """The head of a file; raises ValueError as `open_model_file` does."""
-    is_hdf5 = _is_hdf5(path)
-    if not is_hdf5 and not is_archive(path):
-        raise ValueError(
-            "received a file that is neither a .keras archive nor HDF5, or a damaged one"
-        )
+def _head(path: pathlib.Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_HDF5))
+
+
+def _contents(path: pathlib.Path, is_hdf5: bool) -> tuple[Any, str, int]:
+    """The configuration in a file, the version of Keras that wrote it, and the bytes of arrays."""
+    import h5py
+
     try:
         weight_bytes = array_bytes(path)
-        version, text = _read_hdf5(path) if is_hdf5 else _read_archive(path)
-        config = json.loads(text)
+        if is_hdf5:
+            with h5py.File(path) as file:
+                stored = file.attrs["model_config"], file.attrs.get("keras_version", "")
+            text, version = (each.decode() if isinstance(each, bytes) else each for each in stored)
+        else:
+            with opened_archive(path) as archive:
+                text, metadata = (
+                    read_member(archive, name, _LARGEST_CONFIG_BYTES)
+                    for name in ("config.json", "metadata.json")
+                )
+            if text is None:
+                raise ValueError("received a zip archive without the config.json of a model")
+            version = json.loads(metadata or b"{}").get("keras_version", "")
+        return json.loads(text), str(version), weight_bytes
     except RecursionError as error:
         raise ValueError("received a configuration that is nested too deeply") from error
     except MemoryError as error:
         raise ValueError("received a file that takes more memory than is available") from error
-    except Exception as error:
-        # h5py, zipfile and zlib raise many types on damaged files.
+    except Exception as error:  # h5py, zipfile and zlib raise many types on damaged files
         raise ValueError(
             f"received a file that is damaged or holds no whole model ({reason_of(error)})"
         ) from error
-    if not isinstance(config, dict):
-        raise ValueError("received a file without the configuration of a model")
-    expect_usual_size(config)
-    return ModelFile(path, ".h5" if is_hdf5 else ".keras", version, config, weight_bytes)
 
 
 def read_model_file(path: str | os.PathLike[str]) -> ModelFile | None:
@@ -128,43 +136,15 @@ def read_model_file(path: str | os.PathLike[str]) -> ModelFile | None:
         return None
 
 
-def _is_hdf5(path: pathlib.Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(_HDF5)) == _HDF5
-
-
-def _read_archive(path: pathlib.Path) -> tuple[str, str]:
-    with opened_archive(path) as archive:
-        config, metadata = (
-            read_member(archive, name, _LARGEST_CONFIG_BYTES)
-            for name in ("config.json", "metadata.json")
-        )
-    if config is None:
-        raise ValueError("received a zip archive without the config.json of a model")
-    return str(json.loads(metadata or b"{}").get("keras_version", "")), config.decode()
-
-
-def _read_hdf5(path: pathlib.Path) -> tuple[str, str]:
-    import h5py
-
-    with h5py.File(path) as file:
-        stored = file.attrs.get("keras_version", ""), file.attrs["model_config"]
-        version, text = (each.decode() if isinstance(each, bytes) else each for each in stored)
-        return str(version), text
-
-
 def array_bytes(path: pathlib.Path) -> int:
-    """Bytes in memory of the arrays of an HDF5 file or an archive of such files.
-
-    Raises ValueError for those that are kept elsewhere, or are far larger in memory.
-    """
+    """Bytes in memory of all arrays in a file; ValueError where these are elsewhere, or giants."""
     import h5py
 
-    if _is_hdf5(path):
+    total = 0
+    if _head(path) == _HDF5:
         with h5py.File(path) as file:
             total = _array_bytes(file)
     else:
-        total = 0
         with opened_archive(path) as archive:
             entries = archive.infolist()
             # Both Kerases would read them in place of HDF5, and releases of both run what is
@@ -182,10 +162,7 @@ def array_bytes(path: pathlib.Path) -> int:
 
 
 def _array_bytes(group: Any) -> int:
-    """Bytes in memory of the arrays of an HDF5 group; raises ValueError for those of other files.
-
-    Links, and arrays kept in other files, would reveal the content of those.
-    """
+    """The same of an HDF5 group: links, and arrays elsewhere, would reveal other files."""
     import h5py
 
     total, waiting, seen = 0, [group], set()
@@ -215,11 +192,7 @@ def _expect_size(size: int, path: pathlib.Path) -> None:
 
 
 def is_keras3_file(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is a `.keras` or HDF5 file that Keras 3 wrote.
-
-    >>> is_keras3_file("/nowhere/model.keras")
-    False
-    """
+    """Whether `path` is a `.keras` or HDF5 file that Keras 3 wrote."""
     found = read_model_file(path)
     return found is not None and found.is_keras3
 
@@ -262,11 +235,6 @@ def values_in(config: Any) -> Iterator[Any]:
             waiting.extend(value)
 
 
-def mappings_in(config: Any) -> Iterator[dict[str, Any]]:
-    """Every mapping among `values_in`."""
-    return (value for value in values_in(config) if isinstance(value, dict))
-
-
 # Ten times those of the largest published networks.
 _MOST_LAYERS = 10_000
 _MOST_TENSORS = 10_000
@@ -280,7 +248,10 @@ _SIZES |= {"n", "units", "filters", "size", "padding", "output_dim", "input_leng
 def expect_usual_size(config: Any) -> None:
     """Refuses a model of very many layers, or with one that makes very many tensors."""
     layers, largest, unrolled = 0, 0, ""
-    for value in mappings_in(config):
+    makers = [(0, "")]
+    for value in values_in(config):
+        if not isinstance(value, dict):
+            continue
         if isinstance(value.get("layers"), list):
             layers += len(value["layers"])
         largest = max([largest, *(_largest(value[name]) for name in _SIZES & value.keys())])
@@ -289,22 +260,18 @@ def expect_usual_size(config: Any) -> None:
             continue
         name = str(value.get("name") or settings.get("name") or value.get("class_name"))
         kind = str(settings.get("function", value.get("class_name"))).split(".")[-1].lower()
-        parts = max(_largest(settings), _largest(value.get("inbound_nodes")))
-        if kind in _SPLITTING and parts > _MOST_TENSORS:
-            raise ValueError(f"{name}: {_too_many(parts)}")
+        if kind in _SPLITTING:
+            makers.append((max(_largest(settings), _largest(value.get("inbound_nodes"))), name))
         if kind == "unstack" or settings.get("unroll") is True:
             unrolled = name
     if layers > _MOST_LAYERS:
         raise ValueError(f"received {layers:,} layers, expected at most {_MOST_LAYERS:,}")
-    if unrolled and largest > _MOST_TENSORS:
-        raise ValueError(f"{unrolled}: {_too_many(largest)}")
-
-
-def _too_many(count: int) -> str:
-    return (
-        f"received a layer that may make {count:,} tensors of one, expected at most "
-        f"{_MOST_TENSORS:,}"
-    )
+    count, name = max(*makers, (largest, unrolled) if unrolled else (0, ""))
+    if count > _MOST_TENSORS:
+        raise ValueError(
+            f"{name}: received a layer that may make {count:,} tensors of one, expected at most "
+            f"{_MOST_TENSORS:,}"
+        )
 
 
 def _largest(value: Any) -> int:

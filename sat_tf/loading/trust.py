@@ -22,22 +22,12 @@ SWITCH = (
 )
 
 # The names of tf_keras are public in these modules.
+_SHARED_IN = ("initializers", "regularizers", "constraints", "losses", "metrics")
 _CLASSES_IN = (
-    "layers",
-    "initializers",
-    "regularizers",
-    "constraints",
-    "losses",
-    "metrics",
-    "optimizers",
-    "optimizers.schedules",
-    "optimizers.legacy",
-    "mixed_precision",
+    *("layers", "mixed_precision", "optimizers", "optimizers.schedules", "optimizers.legacy"),
+    *_SHARED_IN,
 )
-_FUNCTIONS_IN = (
-    *("activations", "initializers", "regularizers", "constraints"),
-    *("losses", "metrics"),
-)
+_FUNCTIONS_IN = ("activations", *_SHARED_IN)
 # Classes that tf_keras knows and has no public name for, and the schedules of TFMOT's pruning.
 _OTHER_CLASSES = frozenset(
     {
@@ -202,21 +192,20 @@ _EXCEPTIONS = re.compile(
     re.IGNORECASE,
 )
 _TENSOR_FUNCTIONS = """
-abs acos acosh add add_n argmax argmin argsort asin asinh atan atan2 atanh batch_to_space
-bitcast boolean_mask broadcast_dynamic_shape broadcast_to cast clip_by_norm clip_by_value
-complex concat constant convert_to_tensor cos cosh cumsum divide dynamic_partition
-dynamic_stitch einsum ensure_shape equal exp expand_dims extract_volume_patches eye fill
-floor gather gather_nd greater greater_equal histogram_fixed_width identity identity_n
-less less_equal linspace logical_and logical_not logical_or matmul maximum meshgrid
-minimum multiply negative norm not_equal one_hot ones ones_like pad pow range rank realdiv
-reduce_all reduce_any reduce_logsumexp reduce_max reduce_mean reduce_min reduce_prod
-reduce_sum repeat reshape reverse reverse_sequence roll round saturate_cast scalar_mul
-scatter_nd searchsorted sequence_mask shape shape_n sigmoid sign sin sinh size slice sort
-space_to_batch space_to_batch_nd split sqrt square squeeze stack stop_gradient
-strided_slice subtract tan tanh tensor_scatter_nd_add tensor_scatter_nd_max
-tensor_scatter_nd_min tensor_scatter_nd_sub tensor_scatter_nd_update tensordot tile
-transpose truediv truncatediv truncatemod unravel_index unstack where zeros zeros_like
-dtypes.cast dtypes.complex dtypes.saturate_cast
+abs acos acosh add add_n argmax argmin argsort asin asinh atan atan2 atanh batch_to_space bitcast
+boolean_mask broadcast_dynamic_shape broadcast_to cast clip_by_norm clip_by_value complex concat
+constant convert_to_tensor cos cosh cumsum divide dynamic_partition dynamic_stitch einsum
+ensure_shape equal exp expand_dims extract_volume_patches eye fill floor gather gather_nd greater
+greater_equal histogram_fixed_width identity identity_n less less_equal linspace logical_and
+logical_not logical_or matmul maximum meshgrid minimum multiply negative norm not_equal one_hot ones
+ones_like pad pow range rank realdiv reduce_all reduce_any reduce_logsumexp reduce_max reduce_mean
+reduce_min reduce_prod reduce_sum repeat reshape reverse reverse_sequence roll round saturate_cast
+scalar_mul scatter_nd searchsorted sequence_mask shape shape_n sigmoid sign sin sinh size slice sort
+space_to_batch space_to_batch_nd split sqrt square squeeze stack stop_gradient strided_slice
+subtract tan tanh tensor_scatter_nd_add tensor_scatter_nd_max tensor_scatter_nd_min
+tensor_scatter_nd_sub tensor_scatter_nd_update tensordot tile transpose truediv truncatediv
+truncatemod unravel_index unstack where zeros zeros_like dtypes.cast dtypes.complex
+dtypes.saturate_cast
 """
 
 # Keras calls the constructors of layers, which cannot be told otherwise who made the file.
@@ -234,11 +223,7 @@ class CalledFunction(str):
 
 
 def computes_on_tensors(name: Any) -> bool:
-    """Whether a function of TensorFlow takes tensors, returns tensors, and does nothing else.
-
-    >>> computes_on_tensors("math.sin"), computes_on_tensors("io.write_file")
-    (True, False)
-    """
+    """Whether a function of TensorFlow takes tensors, returns tensors, and does nothing else."""
     if not isinstance(name, str):
         return False
     modern = name.removeprefix("compat.v1.")

@@ -71,9 +71,6 @@ _CLEARLY_BETTER = 0.5
 # signal again and again loses more than it gains. 8 bits move statistics by 0.005 to 0.015 and 4
 # bits by 0.03 and more, as they change what weights amplify.
 _NOISE_ALONE = 0.02
-# A normalization measures as many channels of a batch at once as take so many bytes, or 8.
-_BYTES_AT_ONCE = 2**25
-_FEWEST_CHANNELS = 8
 # So many values of a preprocessed tensor are looked at: pixels of three channels give 768.
 _MOST_VALUES = 4096
 # So many logits of a batch are looked at, in whole rows.
@@ -101,12 +98,7 @@ def assign_statistics(
 def best_statistics(
     own: Sequence[Statistics], unrounded: Sequence[Statistics], quantized: Sequence[Statistics]
 ) -> list[Statistics]:
-    """Statistics for a quantized network, from its own and two measured on the same images.
-
-    Its own, where they are those of the network before rounding, are moved, see `calibrate`; those
-    of one that was trained quantized, and stale ones, are replaced. Unrounded ones are measured
-    with neither weights nor activations rounded, quantized ones with both.
-    """
+    """Statistics for a quantized network: its own, moved or replaced as `calibrate` says."""
     from_unrounded, from_quantized = (
         mean_deviation(own, measured) for measured in (unrounded, quantized)
     )
@@ -292,11 +284,9 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
 
 
 def _leave_ties(layer: QuantizedLayer, values: np.ndarray) -> None:
-    """Raises a clipping level a little, to where no value is half way between two codes.
-
-    Preprocessed pixels are few values, often on a grid of their own, such as x / 255 + 1: half of
-    them may be ties, which float32 in Keras and integers in the file round each in its own way.
-    """
+    """Raises a clipping level a little, to where no value is half way between two codes."""
+    # Half of preprocessed pixels, such as x / 255 + 1, may be ties, which Keras and the file round
+    # each in its own way.
     level, quantizer = layer.output_variables[CLIPPING_LEVEL], clipping_quantizer(layer)
     if quantizer is None:
         return
@@ -436,83 +426,24 @@ def measure_statistics(
 
     def counted(node: Node, parts: Iterator[Any]) -> Parts:
         norm = norms.get(id(node.layer))
-        if norm is None or not norm.trainable or node.arguments.get("training") is False:
-            return (call(node, inputs, True) for inputs in parts)
-        count = calls[id(node.layer)]
-        calls[id(node.layer)] += 1
-        # The moving average is then the mean over batches, and over calls of a shared layer.
-        norm.momentum = count / (count + 1.0)
-        given = list(parts)
-        if len(given) == 1:
-            return iter([call(node, given.pop(), True)])
-        return _normalized(node, given, call)
+        is_frozen = node.arguments.get("training") is False
+        if norm is not None and norm.trainable and not is_frozen:
+            # The moving average is then the mean over batches, and over calls of a shared layer.
+            norm.momentum = calls[id(node.layer)] / (calls[id(node.layer)] + 1.0)
+            calls[id(node.layer)] += 1
+        return (call(node, inputs, True) for inputs in parts)
 
     try:
         for images in batches:
-            walk(network, images, counted)
+            walk(network, images, counted, whole={n.name for n in network if id(n.layer) in norms})
     finally:
         for key, norm in norms.items():
             norm.momentum = momenta[key]
     return [Statistics.of(norm) for norm in norms.values()]
 
 
-def _normalized(
-    node: Node, given: list[tf.Tensor], call: Callable[[Node, Any, bool], tf.Tensor]
-) -> Parts:
-    """A normalization on the statistics of a batch that is in parts, which go one by one.
-
-    It is bit for bit what the whole batch gives: TensorFlow's kernel measures each channel by
-    itself, so that it is given some channels of all images at a time. Eight channels, and multiples
-    of eight, go through the same vector instructions; other numbers are measured at once.
-    """
-    norm = inner_layer(node.layer)
-    channels = given[0].shape[-1]
-    of_channel = 4 * sum(tf.size(part).numpy() for part in given) // channels
-    at_once = max(_BYTES_AT_ONCE // of_channel // _FEWEST_CHANNELS, 1) * _FEWEST_CHANNELS
-    is_cut = norm.fused and given[0].shape.rank == 4 and channels % _FEWEST_CHANNELS == 0
-    if at_once >= channels or not is_cut:
-        whole = tf.concat(given, axis=0)
-        given.clear()
-        return iter([call(node, whole, True)])
-    moving = (norm.moving_mean, norm.moving_variance)
-    found: list[Sequence[tf.Tensor]] = []
-    for start in range(0, channels, at_once):
-        some = slice(start, start + at_once)
-        mean, variance = (value[some] for value in moving)
-        _, *measured, _ = tf.raw_ops.FusedBatchNormV3(
-            x=tf.concat([part[..., some] for part in given], axis=0),
-            scale=tf.ones_like(mean),
-            offset=tf.zeros_like(mean),
-            mean=mean,
-            variance=variance,
-            epsilon=norm.epsilon,
-            exponential_avg_factor=1.0 - norm.momentum,
-            is_training=True,
-        )
-        found.append(measured)
-    *averages, mean, variance = (tf.concat(parts, axis=0) for parts in zip(*found, strict=True))
-
-    def assign(values: Iterable[tf.Tensor]) -> None:
-        for variable, value in zip(moving, values, strict=True):
-            variable.assign(value)
-
-    def normalize(part: tf.Tensor) -> tf.Tensor:
-        # Another call of a shared layer may have changed the averages since.
-        before = [tf.identity(variable) for variable in moving]
-        assign((mean, variance))
-        made = call(node, part, False)
-        assign(before)
-        return made
-
-    assign(averages)
-    return map(normalize, one_by_one(given))
-
-
 def _observe_inputs(network: Network, batches: Batches) -> None:
-    """Gives inputs that are no pictures their range: see `best_levels.best_observed_range`.
-
-    All of the network reads them, to which a margin would cost resolution.
-    """
+    """Gives inputs that are no pictures their range: see `best_levels.best_observed_range`."""
     observing = _observing(network, of_inputs=True)
     if not observing:
         return
@@ -583,10 +514,7 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
 
 @contextlib.contextmanager
 def _forgotten_ranges(network: Network) -> Iterator[None]:
-    """Inside, observers that round pass on what they read, until their range is set.
-
-    Ranges of other images would clip what is behind them. An error brings them back.
-    """
+    """Inside, observers that round pass on what they read, until their range is set."""
     observing = (network[name].layer for name in _observing(network, of_inputs=False))
     rounding = [layer for layer in observing if layer.quantize_config.output.rounds]
     before = [

@@ -36,13 +36,8 @@ class FileArray:
     """
 
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
-        self.shape, self.dtype = tuple(shape), np.dtype(dtype)
+        self.shape, self.dtype, self.ndim = tuple(shape), np.dtype(dtype), len(shape)
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it goes with the array
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return len(self.shape)
 
     @property
     def size(self) -> int:
@@ -76,9 +71,9 @@ class FileArray:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"{error.strerror}: a temporary file of {self.size * self.dtype.itemsize:,} bytes "
-                f"of images or layers in {tempfile.gettempdir()}; free as many there, let TMPDIR "
-                "name another folder, or use fewer images.",
+                f"{error.strerror}: a temporary file of images or layers in "
+                f"{tempfile.gettempdir()}; free some space there, let TMPDIR name another folder, "
+                "or use fewer images.",
             ) from error
 
     def append(self, values: np.ndarray) -> None:
@@ -135,11 +130,9 @@ class _Collected:
 
 
 class Batches:
-    """Batches of images, each read when it is asked for.
+    """Batches of all images, or those at the chosen places, each read when it is asked for.
 
-    A last one of less than half is part of the one before. Of the images, an array for each input,
-    those at the chosen places are taken, in their order, or all. A bar advances by the images of
-    each batch that has been used.
+    A last one of less than half is part of the one before.
     """
 
     def __init__(
@@ -198,10 +191,7 @@ def elements_of(dataset: Iterable[Any]) -> Iterator[Any]:
 
 
 def gather(dataset: Any, num_images: int, network: Network) -> Images:
-    """The images of a data set, at most `num_images`, an array for each input.
-
-    Pixels as uint8 become what the model is fed for them, where that is another range.
-    """
+    """The images of a data set, at most `num_images`, an array for each input; uint8 is scaled."""
     if isinstance(dataset, str | os.PathLike):
         dataset = _pictures(pathlib.Path(dataset), num_images, network)
     arrays = np.ndarray | tf.Tensor
@@ -290,7 +280,8 @@ def _checked_batch(element: Any, network: Network) -> Batch:
                 f"dataset: received a batch of shape {array.shape}{where}, expected (n, "
                 f"{', '.join(str(size) for size in shape)}); batch and resize the images first."
             )
-        if not _is_finite(array):
+        ends = np.min(array, initial=0), np.max(array, initial=0)  # NaN where there is one
+        if not np.all(np.isfinite(ends)):
             raise ValueError(
                 f"dataset: received images with NaN or infinite values{where}, expected finite "
                 "ones; check how they are read and scaled."
@@ -299,14 +290,6 @@ def _checked_batch(element: Any, network: Network) -> Batch:
         counts = ", ".join(str(len(array)) for array in arrays)
         raise ValueError(f"dataset: received {counts} images, expected as many for each input.")
     return tuple(arrays)
-
-
-def _is_finite(array: np.ndarray) -> bool:
-    """Whether all values are finite, without a mask of the size of them all."""
-    if array.dtype.kind in "bui":
-        return True
-    starts = range(0, len(array), BATCH_SIZE)
-    return all(np.all(np.isfinite(array[start : start + BATCH_SIZE])) for start in starts)
 
 
 # -- in training ----------------------------------------------------------------------------------

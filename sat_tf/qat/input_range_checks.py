@@ -1,7 +1,6 @@
 """Whether a model is fed values of the range that it was trained on.
 
-Values that are those of the policy's `input_range` can still be wrong for the model: nothing in its
-graph says what it was trained on. Three signs tell.
+Nothing in a graph says what it was trained on. Three signs tell.
 
 Layers at its entrance that convert pixels, such as Rescaling(1 / 255), leave next to nothing of
 values from 0 to 1, or make hundreds of pixels.
@@ -13,15 +12,13 @@ by cross-entropy has no gradient that would take it there.
 The first normalizations of a network remember what the model was trained on: their means and
 variances are those of the pixels behind a convolution or two. Images in the range of the training
 have them again, and those of another usual range are several standard deviations off. They are
-asked before a calibration estimates them anew, which would make them fit any range. They witness
-nothing where they are as they were initialized, and little where a model was trained for a few
-steps only: after n steps a moving average of momentum μ still has the share μ^n of its first value.
-Statistics that some n explains are not off. Images of another domain move means and variances as
-well, but not so that another usual range fits all channels.
+asked before a calibration estimates them anew, which would make them fit any range. After n steps a
+moving average of momentum μ still has the share μ^n of its first value: statistics that some n
+explains are not off. Images of another domain move means and variances as well, but not so that
+another usual range fits all channels.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +35,7 @@ from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ProblemsError, first_ones, warn
 from sat_tf.pictures import spread_evenly
 from sat_tf.qat.images import Images
-from sat_tf.qat.inputs import kept_inputs
+from sat_tf.qat.inputs import computed, kept_inputs
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.protocol import PixelQuantizer
@@ -142,18 +139,12 @@ def certainty_doubt(
     images = images[:_MOST_JUDGED].astype(np.float32)
     if not smaller or not any(readers.values()):
         return None
-
-    def are_certain(images: np.ndarray, percentage: float) -> dict[str, Callable[..., np.ndarray]]:
-        outputs = run(images)
-        return {
-            name: gaps
-            for name, gaps in readers.items()
-            if gaps is not None and np.percentile(gaps(outputs[name]), percentage) >= _CERTAIN
-        }
-
-    # If none of these few is certain, too few of all are.
-    few = math.ceil(_OTHERS / 100.0 * (len(images) - 1)) + 1
-    certain = are_certain(images[:few], 100.0) and are_certain(images, _OTHERS)
+    outputs = run(images)
+    certain = {
+        name: gaps
+        for name, gaps in readers.items()
+        if gaps is not None and np.percentile(gaps(outputs[name]), _OTHERS) >= _CERTAIN
+    }
     if not certain:
         return None
     pixels = (images - np.asarray(fed.low)) / fed.scales
@@ -246,10 +237,7 @@ class RangeStatistics:
 
     @property
     def fitting(self) -> InputRange | None:
-        """The range that fits where the given one certainly does not.
-
-        It is one of another scale: brighter pictures are like pictures in a range that is moved.
-        """
+        """The range, of another scale, that fits where the given one certainly does not."""
         return self._clear(lambda found: not self._has_same_scale(found), _FAR)
 
     @property
@@ -350,9 +338,7 @@ def range_statistics(
 ) -> RangeStatistics | None:
     """Compares statistics of BatchNormalization with those of images in the usual ranges.
 
-    The network is a float model, or a quantized one whose statistics are as they were trained. Its
-    first layers fold no large shift: they pad with that instead of 0. None where no statistics tell
-    anything.
+    The first layers of the network fold no large shift, with which they would pad instead of 0.
     """
     norms = first_norms(network, name)
     if not norms:
@@ -366,7 +352,7 @@ def range_statistics(
 
     def measured(found: InputRange) -> list[Statistics]:
         own = fed if found == given else {**fed, name: found.fed(pixels)}
-        return _measured(network, norms, needed, own, call)
+        return _measured(network, norms, own, call)
 
     usual = [one for one in USUAL if has_channels(one, pixels.shape[-1])]
     off = {found: _off(norms, measured(found)) for found in dict.fromkeys((given, *usual))}
@@ -375,14 +361,10 @@ def range_statistics(
         return None
     means = {found: float(np.mean(values[telling])) for found, values in off.items()}
     layers = [inner_layer(one.layer) for one in norms]
-    off_starts = []  # How far they are from those that layers begin with.
-    for own in map(Statistics.of, layers):
-        start = Statistics(np.zeros_like(own.mean), np.ones_like(own.variance), own.epsilon)
-        off_starts.append(np.ravel(np.minimum(own.deviation(start), _MOST_OFF)))
-    off_start = np.concatenate(off_starts)
-    return RangeStatistics(
-        given, tuple(one.name for one in layers), means, float(np.mean(off_start[telling]))
-    )
+    own = list(map(Statistics.of, layers))
+    starts = [Statistics(0.0 * one.mean, 0.0 * one.variance + 1.0, one.epsilon) for one in own]
+    off_start = float(np.mean(_deviations(own, starts)[telling]))
+    return RangeStatistics(given, tuple(one.name for one in layers), means, off_start)
 
 
 def float_statistics(
@@ -402,39 +384,31 @@ def call_float_node(node: Node, inputs: Any) -> tf.Tensor:
 
 
 def _measured(
-    network: Network, norms: list[Node], needed: set[str], fed: dict[str, Any], call: Call
+    network: Network, norms: list[Node], fed: dict[str, Any], call: Call
 ) -> list[Statistics]:
     """The statistics of what normalizations read."""
     kept = kept_inputs(network)
-    read = {norm.inputs[0]: float(inner_layer(norm.layer).epsilon) for norm in norms}
     tensors = {
         name: tf.cast(array, network[name].type if name in kept else tf.float32)
         for name, array in fed.items()
     }
-    found = {}
-    waiting = [node for node in network if node.name in needed]
-    for place, node in enumerate(waiting):
-        if node.name not in tensors:
-            given = [tensors[name] for name in node.inputs]
-            tensors[node.name] = call(node, given if node.takes_list else given[0])
-        if node.name in read:
-            values = tf.cast(tensors[node.name], tf.float32)
-            mean, variance = tf.nn.moments(values, list(range(values.shape.rank - 1)))
-            found[node.name] = Statistics(
-                mean.numpy().astype(np.float64), variance.numpy().astype(np.float64), 0.0
-            )
-        still_read = {name for later in waiting[place + 1 :] for name in later.inputs}
-        tensors = {name: value for name, value in tensors.items() if name in still_read | {*fed}}
-    return [
-        dataclasses.replace(found[norm.inputs[0]], epsilon=read[norm.inputs[0]]) for norm in norms
-    ]
+    read = computed(
+        network,
+        tensors,
+        [norm.inputs[0] for norm in norms],
+        lambda node, given: call(node, given if node.takes_list else given[0]),
+    )
+    found = []
+    for norm, tensor in zip(norms, read, strict=True):
+        values = tf.cast(tensor, tf.float32)
+        moments = tf.nn.moments(values, list(range(values.shape.rank - 1)))
+        mean, variance = (value.numpy().astype(np.float64) for value in moments)
+        found.append(Statistics(mean, variance, float(inner_layer(norm.layer).epsilon)))
+    return found
 
 
 def _off(norms: list[Node], measured: list[Statistics]) -> np.ndarray:
-    """How far the own statistics of normalizations are from measured ones, for each channel.
-
-    It is the least over the steps that the moving averages may have been moved by.
-    """
+    """How far normalizations are from measured statistics, by channel, after any steps."""
     layers = [inner_layer(norm.layer) for norm in norms]
     own = [Statistics.of(layer) for layer in layers]
     steps = [*np.unique(np.geomspace(1, _MOST_STEPS, _TRIED_STEPS).round()), np.inf]
@@ -445,10 +419,15 @@ def _off(norms: list[Node], measured: list[Statistics]) -> np.ndarray:
             Statistics(share * m.mean, share * m.variance + 1.0 - share, m.epsilon)
             for share, m in zip(shares, measured, strict=True)
         ]
-        return np.concatenate([np.ravel(o.deviation(m)) for o, m in zip(own, lagging, strict=True)])
+        return _deviations(own, lagging)
 
-    every = [np.minimum(np.nan_to_num(after(count), nan=_MOST_OFF), _MOST_OFF) for count in steps]
-    return min(every, key=np.mean)
+    return min(map(after, steps), key=np.mean)
+
+
+def _deviations(own: Sequence[Statistics], others: Sequence[Statistics]) -> np.ndarray:
+    """How far statistics are from others, by channel, `_MOST_OFF` at most."""
+    off = np.concatenate([np.ravel(a.deviation(b)) for a, b in zip(own, others, strict=True)])
+    return np.minimum(np.nan_to_num(off, nan=_MOST_OFF), _MOST_OFF)
 
 
 # -- all of it -------------------------------------------------------------------------------------
@@ -465,9 +444,7 @@ def observe_pixels(
     """Checks that images have the values of the model's input range, and records them.
 
     `compared` compares, for an input and its range, statistics of BatchNormalization with those of
-    the images; of a float model nothing is checked. Nothing has changed where an error lists the
-    inputs for which these images, or those of the training before, certainly have other values, or
-    the model was certainly trained with another range.
+    the images. Where an error lists what is certainly wrong, nothing has changed.
     """
     found, problems = [], []
     for node in network:

@@ -19,10 +19,7 @@ from sat_tf.quantizers.seen_values import each_its_own
 
 
 def input_nodes(network: Network) -> dict[str, Node]:
-    """The layer that holds the quantizer of each input, by the input's name.
-
-    Inputs that stay as they are or that nothing reads, and models of older versions have none.
-    """
+    """The layer that holds the quantizer of each input, by its name; kept ones have none."""
     found = {}
     for node in network:
         quantizer = output_quantizer(node.layer)
@@ -58,10 +55,7 @@ def input_types(network: Network) -> dict[str, str]:
 
 
 def kept_inputs(network: Network) -> frozenset[str]:
-    """The inputs that stay as they are: only layers left float read them.
-
-    Of a float model, these are all of its inputs.
-    """
+    """The inputs that only layers left float read; of a float model, all."""
     marked = input_nodes(network)
     return frozenset(
         name
@@ -214,11 +208,7 @@ def states_codes(node: Node, policy: BitPolicy) -> bool:
 
 
 def entrance(network: Network, name: str, policy: BitPolicy) -> str:
-    """The tensor that is quantized in place of an input, behind preprocessing done in float.
-
-    An input of real values may be preprocessed before it is quantized, so that features of very
-    different ranges get the same one.
-    """
+    """The tensor that is quantized in place of an input, behind preprocessing done in float."""
     while (
         policy.type_of(name) == "float32" or layer_kinds.role_of(network[name].layer) is Role.AFFINE
     ):
@@ -238,10 +228,7 @@ def entrance(network: Network, name: str, policy: BitPolicy) -> str:
 
 
 def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fold], list[str]]:
-    """The changes that the readers of inputs fold, and why some cannot.
-
-    A change is one from what is read to what was.
-    """
+    """The changes, from what is read to what was, that readers of inputs fold; why some cannot."""
     found, problems = [], []
     wanted: dict[int, list[tuple[Node, Fold | None, Change]]] = {}
     for name, change in changes.items():
@@ -276,10 +263,7 @@ def apply_fold(
     norms: Sequence[keras.layers.Layer],
     kernel: np.ndarray | None = None,
 ) -> None:
-    """Changes the weights of a layer, and of the normalizations behind it, so that it reads p.
-
-    The kernel is the effective one, if that is not the value of its variable.
-    """
+    """Makes a layer, of an effective kernel, and the normalizations behind it read p."""
     if layer_kinds.is_batch_normalization(layer):
         mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
         layer.moving_mean.assign((mean - fold.shift) / fold.ratio)
@@ -355,11 +339,7 @@ def _at(network: Network, node: Node, fold: Fold) -> Fold:
 
 
 def norms_behind(network: Network, node: Node, is_norm: Callable[[Node], bool]) -> tuple[str, ...]:
-    """The normalizations that are folded into a linear layer, by the names of their layers.
-
-    They are right behind it, and nothing else reads it. If it is called several times, they are
-    behind every call; and they read no other layer.
-    """
+    """The layers that normalize what a linear layer makes at every call, and read nothing else."""
     readers = network.only_readers(node.name)
     plain = layer_kinds.activation_name(node.layer) == "linear"
     if not plain or not all(map(is_norm, readers)):
@@ -390,8 +370,9 @@ def _along(layer: keras.layers.Layer, values: np.ndarray, shape: Sequence[int]) 
 _IMAGES = 4
 # Pictures change slowly: neighbours have one value.
 _SAME_BESIDE = 3
-# Below this share of a standard deviation the rounding of 8 bits is as large.
-_SMALL = 0.05
+# Below this share of a standard deviation the rounding of 8 bits is as large; the least is that of
+# float32.
+_SMALL, _NONE = 0.05, 1e-4
 
 
 class AnotherBorderWarning(UserWarning):
@@ -402,9 +383,8 @@ class AnotherBorderWarning(UserWarning):
 class Border:
     """What is around the images of an input instead of 0."""
 
-    input: str  # Its name.
     range: InputRange  # Of its pixels.
-    layers: tuple[str, ...]  # Those that pad.
+    layers: tuple[str, ...]  # Those that read it.
     # How far outputs are off by it, the root mean square in standard deviations of the output that
     # is off most.
     error: float
@@ -415,126 +395,87 @@ class Border:
         return self.error < _SMALL
 
     def __str__(self) -> str:
-        values = [f"{value:.3g}" for value in np.atleast_1d(self.range.change.shift)]
-        filled = values[0] if len(set(values)) == 1 else f"({', '.join(values)})"
+        values = dict.fromkeys(f"{value:.3g}" for value in self.range.change.shift)
         return (
-            f"{first_ones(self.layers)} pads with {filled} instead of 0, which is no pixel of all "
-            f"channels: outputs are off by {self.error:.2g} standard deviations"
+            f"{first_ones(self.layers)} pads with ({', '.join(values)}) instead of 0, which is no "
+            f"pixel of all channels: outputs are off by {self.error:.2g} standard deviations"
         )
 
-    @property
-    def fix(self) -> str:
-        """What a user can do."""
-        return (
-            "give the layer padding='valid'; or feed the model images of a range that holds 0; or "
-            "leave input_range at (0, 255) and put a Rescaling or a Normalization in front that "
-            "makes this range of pixels, which are then rounded to 8 bits from 0 on"
-        )
+
+BORDER_FIX = (
+    "give the layer padding='valid'; or feed the model images of a range that holds 0; or leave "
+    "input_range at (0, 255) and put a Rescaling or a Normalization in front that makes this range "
+    "of pixels, which are then rounded to 8 bits from 0 on"
+)
 
 
 def borders(network: Network, ranges: Mapping[str, InputRange]) -> list[Border]:
-    """Returns the borders that are not 0 in the file of a float model, each with its error."""
-    found = []
+    """Returns the borders that are not 0 in the file of a float model, by ranges, with their error.
+
+    The file's first layers read an image without the shift of its range, which they have in their
+    biases: the float model does so here, and its weights are then as before.
+    """
+    changes = {}
     for name, pixels in ranges.items():
         shape, change = network[name].shape, pixels.change
         fits = pixels.channels is None or (bool(shape) and shape[-1] == pixels.channels)
-        if not np.any(change.shift) or change.is_rounding or None in shape or not fits:
-            continue
-        padded = _Padded(network, name, np.asarray(change.shift, np.float32))
-        if padded.layers:
-            images = {
-                other: _images(network[other].shape, ranges.get(other)) for other in network.inputs
-            }
-            plain, moved = padded.run(images, moves=False), padded.run(images, moves=True)
-            errors = []
-            for made, expected in zip(moved, plain, strict=True):
-                deviation = float(np.std(expected))
-                error = float(np.sqrt(np.mean((made - expected) ** 2)))
-                errors.append(error / deviation if deviation else 0.0)
-            found.append(Border(name, pixels, tuple(padded.layers), max(errors)))
-    return found
+        if np.any(change.shift) and not change.is_rounding and None not in shape and fits:
+            changes[name] = Change(np.ones(1), change.shift)
+    folds, problems = find_folds(network, changes)
+    if problems or not folds:
+        return []
+    layers = {node.layer.name: node.layer for node in network}
+    images = {name: _images(network[name].shape, ranges.get(name)) for name in network.inputs}
+    expected = _outputs(network, images)
+    shifted = {name: images[name] - np.float32(change.shift) for name, change in changes.items()}
+    folded = [layers[name] for fold in folds for name in (fold.layer, *fold.norms)]
+    before = [(variable, variable.numpy()) for layer in folded for variable in layer.variables]
+    try:
+        for fold in folds:
+            apply_fold(fold, layers[fold.layer], [layers[norm] for norm in fold.norms])
+        moved = _outputs(network, images | shifted)
+    finally:
+        for variable, value in before:
+            variable.assign(value)
+    pairs = zip(moved, expected, strict=True)
+    error = max(np.sqrt(np.mean((a - b) ** 2)) / (np.std(b) or np.inf) for a, b in pairs)
+    reading = tuple(dict.fromkeys(fold.layer for fold in folds))
+    fed = dict.fromkeys(ranges[name] for name in changes)
+    return [Border(one, reading, float(error)) for one in fed] if error > _NONE else []
 
 
-def _images(shape: tuple[int | None, ...], pixels: InputRange | None) -> tf.Tensor:
+def _images(shape: tuple[int | None, ...], pixels: InputRange | None) -> np.ndarray:
     """Coarse noise, of the range of an input if that is images."""
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (_IMAGES, *(size or 1 for size in shape)), np.uint8)
     for axis in range(1, len(shape)):
         coarse = np.repeat(coarse, _SAME_BESIDE, axis=axis).take(range(shape[axis - 1] or 1), axis)
-    values = coarse / np.float32(255.0) if pixels is None else pixels.fed(coarse)
-    return tf.constant(values, tf.float32)
+    return coarse / np.float32(255.0) if pixels is None else pixels.fed(coarse)
 
 
-class _Padded:
-    """A float model, on images as they are or with another border.
-
-    The layers that pad the image are known by their names, `layers`.
-    """
-
-    def __init__(self, network: Network, image: str, value: np.ndarray) -> None:
-        self._network = network
-        # What stands for 0 in the tensors that are the image, moved or not.
-        self._values: dict[str, np.ndarray] = {image: value}
-        self.layers: list[str] = []
-        ones = {image: tf.ones((1, *network[image].shape))}
-        for node in network:
-            value_read = self._values.get(node.inputs[0]) if len(node.inputs) == 1 else None
-            if value_read is None:
-                continue
-            if layer_kinds.role_of(node.layer) in (Role.MOVEMENT, Role.IDENTITY):
-                ones[node.name] = call_in_inference(node, node.layer, [ones[node.inputs[0]]])
-                if float(tf.reduce_min(ones[node.name])) < 1.0:
-                    self.layers.append(node.name)
-                alike = value_read.size == 1 or np.all(value_read == value_read.flat[0])
-                if alike or layer_kinds.find_support(node.layer).keeps_channels:
-                    self._values[node.name] = value_read.reshape(-1)[:1] if alike else value_read
-            elif any(map(any, _margins(node, network[node.inputs[0]].shape))):
-                self.layers.append(node.name)
-
-    def run(self, images: Mapping[str, tf.Tensor], *, moves: bool) -> list[np.ndarray]:
-        """Returns the outputs, where it moves with the other border."""
-        tensors = {name: tf.cast(image, self._network[name].type) for name, image in images.items()}
-        for node in self._network:
-            if node.name in tensors:
-                continue
-            read = [tensors[name] for name in node.inputs]
-            value = self._values.get(node.inputs[0]) if moves and len(read) == 1 else None
-            tensors[node.name] = (
-                call_in_inference(node, node.layer, read)
-                if value is None
-                else self._moved(node, read[0], value)
-            )
-            for name in self._network.last_read_by(node):
-                if name not in self._network.outputs:
-                    del tensors[name]
-        return [tensors[name].numpy().astype(np.float64) for name in self._network.outputs]
-
-    def _moved(self, node: Node, image: tf.Tensor, value: np.ndarray) -> tf.Tensor:
-        """A layer on an image with another border."""
-        if node.name in self._values:  # it moves values, and fills in 0
-            made = call_in_inference(node, node.layer, [image - value])
-            return made + value
-        margins = _margins(node, image.shape[1:])
-        if not any(map(any, margins)):
-            return call_in_inference(node, node.layer, [image])
-        filled = tf.pad(image - value, [(0, 0), *margins, (0, 0)]) + value
-        before, node.layer.padding = node.layer.padding, "valid"
-        try:
-            return call_in_inference(node, node.layer, [filled])
-        finally:
-            node.layer.padding = before
+def _outputs(network: Network, images: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    tensors = {name: tf.cast(image, network[name].type) for name, image in images.items()}
+    made = computed(
+        network,
+        tensors,
+        network.outputs,
+        lambda node, read: call_in_inference(node, node.layer, read),
+    )
+    return [tensor.numpy().astype(np.float64) for tensor in made]
 
 
-def _margins(node: Node, shape: tuple[int | None, ...]) -> list[tuple[int, int]]:
-    """How many places a convolution pads in front and behind, for each axis but the channels."""
-    layer, kernel = node.layer, layer_kinds.quantized_kernel(node.layer)
-    padding = getattr(layer, "padding", "valid")
-    if kernel is None or kernel.transposed or padding not in ("same", "causal"):
-        return []
-    margins = []
-    sizes = zip(shape, layer.kernel_size, layer.strides, layer.dilation_rate, strict=False)
-    for length, size, stride, dilation in sizes:
-        reach, length = (size - 1) * dilation, int(length or 0)
-        lacking = max((-(-length // stride) - 1) * stride + reach + 1 - length, 0)
-        margins.append((reach, 0) if padding == "causal" else (lacking // 2, -(-lacking // 2)))
-    return margins
+def computed(
+    network: Network,
+    tensors: Mapping[str, tf.Tensor],
+    wanted: Sequence[str],
+    call: Callable[[Node, list[tf.Tensor]], tf.Tensor],
+) -> list[tf.Tensor]:
+    """The tensors of some names, of those of the inputs; `call` computes a node."""
+    needed = {*wanted}.union(*map(network.before, wanted))
+    found = dict(tensors)
+    for node in network:
+        if node.name in needed and node.name not in found:
+            found[node.name] = call(node, [found[name] for name in node.inputs])
+            for name in network.last_read_by(node) - {*wanted}:
+                del found[name]
+    return [found[name] for name in wanted]

@@ -16,7 +16,14 @@ from sat_tf.graph.network import Network, Node, as_layer_name, output_names, ref
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import ModelError, first_ones, warn
 from sat_tf.qat.configs import PlacedConfig
-from sat_tf.qat.inputs import AnotherBorderWarning, apply_fold, borders, find_folds, reads_floats
+from sat_tf.qat.inputs import (
+    BORDER_FIX,
+    AnotherBorderWarning,
+    apply_fold,
+    borders,
+    find_folds,
+    reads_floats,
+)
 from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.placement import Placement, place
 from sat_tf.qat.policy import BitPolicy
@@ -219,9 +226,9 @@ def quantized_model(
     for border in borders(network, ranges) if reads is None else ():
         if not border.is_small:
             warn(
-                f"model {network.name!r}: {border.input}, with input_range={border.range}: "
-                f"{border}, before anything is rounded; train the quantized model, which learns "
-                f"that border, or {border.fix}.",
+                f"model {network.name!r}, with input_range={border.range}: {border}, before "
+                "anything is rounded; train the quantized model, which learns that border, or "
+                f"{BORDER_FIX}.",
                 AnotherBorderWarning,
             )
     for fold in folds:

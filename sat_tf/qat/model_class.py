@@ -17,30 +17,14 @@ from sat_tf.qat.policy import BitPolicy
 
 _OF_ALL_MODELS = ("self", "inputs", "outputs", "name", "trainable", "training")
 _STATEFUL = (keras.metrics.Metric, keras.optimizers.Optimizer, keras.losses.Loss)
-# The usual reasons for a user's own class; named when they are lost.
-_STEPS = (
-    "train_step",
-    "test_step",
-    "predict_step",
-    "compute_loss",
-    "compute_metrics",
-    "make_train_function",
-    "make_test_function",
-    "compile",
-    "fit",
-    "metrics",
-)
 
 
 def of_class_of(original: Any, model: keras.Model) -> keras.Model:
     """A plain model, as rewriting makes it, as an instance of the user's own class of `original`.
 
     It is built as `type(original)(inputs, outputs, name=...)`; further arguments of the constructor
-    are the attributes of `original` of the same names. Then the other attributes of `original` are
-    carried over: numbers, functions and the like; variables by their values; metrics, losses and
-    optimizers that the constructor has not built, created again from their configs; layers and
-    models outside of its graph, such as a teacher, which both then share. If the class cannot be
-    built this way, the model stays plain, and a warning names the class and the fix.
+    are attributes of `original` of the same names, and its other attributes are carried over. If
+    the class cannot be built so, the model stays plain, and a warning names the class and the fix.
     """
     made = in_class_of(original, model, _built)
     if made is model:
@@ -63,12 +47,7 @@ def _is_keras_s(kind: type) -> bool:
 def in_class_of(
     original: Any, model: Any, build: Callable[[type, Any, dict[str, Any]], Any]
 ) -> Any:
-    """A plain model, of either Keras, as an instance of the class of `original`.
-
-    The model itself where that class is one of Keras, or cannot be built; then a warning names the
-    class and the fix. `build` builds one of the class, from the model and further arguments of the
-    constructor, or raises why not.
-    """
+    """A plain model, of either Keras, in the class of `original` if `build` can; else it warns."""
     kind = type(original)
     if _is_keras_s(kind):
         return model
@@ -117,12 +96,9 @@ def warn_of_lost_class(kind: type, reason: str, fix: str) -> None:
     """Warns that a model of the user's own class becomes a plain one; not of a class of Keras."""
     if _is_keras_s(kind):
         return
-    bases = [base for base in kind.__mro__ if base is not object and not _is_keras_s(base)]
-    steps = [name for name in _STEPS if any(name in vars(base) for base in bases)]
-    lost = f", and with it its {', '.join(steps)}" if steps else ""
     warn(
-        f"received a model of the class {kind.__name__}, and made a plain keras.Model, which loses "
-        f"the class{lost} ({reason}); {fix}."
+        f"received a model of the class {kind.__name__}, and made a plain keras.Model, without the "
+        f"methods of that class ({reason}); {fix}."
     )
 
 

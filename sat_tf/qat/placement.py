@@ -129,7 +129,7 @@ def place(
         node = network[name]
         if grid.bits is None:
             outputs[name] = _observer(roles, demands, node, outputs)
-        elif name in demands.around and roles.pixels.reads(node.inputs[0]):
+        elif name in demands.around and node.inputs[0] in roles.pixels:
             lowest, highest = roles.pixels[node.inputs[0]]
             outputs[name] = table.make_pixel_quantizer(lowest=lowest, highest=highest)
         else:
@@ -139,7 +139,7 @@ def place(
     insertions = list(of_inputs)
     for node in network if roles.quantize_activations else ():
         maker = roles.origin(node.name)
-        if roles.pixels.reads(node.name) or maker in entrances:
+        if node.name in roles.pixels or maker in entrances:
             continue  # the tensor has the 8 bits of an input
         is_code = maker in network.inputs and maker not in roles.kept
         carried = 8 if is_code else getattr(outputs.get(maker), "num_bits", None)
@@ -262,7 +262,7 @@ def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]
         return _Grid() if roles.policy.processor.native and in_codes else None
     if role in (Role.INPUT, Role.MOVEMENT, Role.OPAQUE):
         return None
-    if role is Role.AFFINE and roles.pixels.are_inputs(name) and kinds & INTEGERS:
+    if role is Role.AFFINE and name in roles.pixels.inputs and kinds & INTEGERS:
         return None if name in entrances else _Grid(8)  # at an entrance, it has the input's
     if name in demands.around:
         return _Grid(stream_bits, is_stream=True)
@@ -366,7 +366,7 @@ def _start(
     level, source, is_guess = policy.initial_clipping_level, "the policy", False
     if roles.last.issuperset(in_front_of or demands.of[name]):
         level = policy.initial_classifier_clipping_level
-    if roles.of[name] is Role.AFFINE and roles.pixels.reads(name):
+    if roles.of[name] is Role.AFFINE and name in roles.pixels:
         level, source = max(map(abs, roles.pixels[name])) or level, "the range of pixels"
     if level is None:
         # Around a layer, it clips first the tensor that the layer reads.

@@ -4,7 +4,7 @@ import dataclasses
 import fnmatch
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 from pydantic.dataclasses import dataclass
@@ -23,7 +23,6 @@ from sat_tf.exact.tflite.input_range import (
     range_of,
     range_problem,
 )
-from sat_tf.presentation.tables import Column, Displayed, Marked, Table
 from sat_tf.qat.policy_fields import (
     DEFAULT_QUANTIZERS,
     GRID_NAMES,
@@ -34,7 +33,6 @@ from sat_tf.qat.policy_fields import (
     KernelFields,
     Level,
     Name,
-    Number,
     Options,
     Overrides,
     Range,
@@ -46,7 +44,7 @@ from sat_tf.qat.policy_fields import (
     quantizer_problems,
     warn_of,
 )
-from sat_tf.validation import STRICT, describe, find_problems, one_of, refuse, worded
+from sat_tf.validation import STRICT, describe, one_of, refuse, worded
 
 # The command and every function of Python quantize by so many bits where none are given.
 USUAL_BITS = 8
@@ -54,7 +52,7 @@ USUAL_BITS = 8
 
 @worded
 @dataclass(frozen=True, kw_only=True, repr=False, config=STRICT)
-class BitPolicy(Displayed):
+class BitPolicy:
     """Says what is quantized, and how.
 
     Five fields are what most models need. It is frozen; change it with `dataclasses.replace`. What
@@ -203,15 +201,13 @@ class BitPolicy(Displayed):
             wrong = {problem["loc"][0] for problem in error.errors()}
         values = {name: getattr(cls, name) for name in FIELDS}
         values |= {name: fields[name] for name in FIELDS if name in fields and name not in wrong}
+        overrides = {} if "overrides" in wrong else fields.get("overrides", {})
         refuse(
             *listed,
             *combination_problems(values),
-            *_override_problems(fields.get("overrides", {}), values),
+            *_override_problems(overrides, values),
         )
-        settings = [
-            _overridden(values, changed) for changed in fields.get("overrides", {}).values()
-        ]
-        warn_of(values, *settings)
+        warn_of(values, *(_overridden(values, changed) for changed in overrides.values()))
         return policy
 
     @classmethod
@@ -313,11 +309,7 @@ class BitPolicy(Displayed):
         return given["weight_quantizer"] is not None
 
     def of_one_kind(self) -> "BitPolicy":
-        """The policy with DoReFa's weights where it names none, for what shares or compares bits.
-
-        >>> BitPolicy.mobile(2).of_one_kind()
-        BitPolicy(weight_bits=2, activation_bits=2, weight_quantizer='dorefa')
-        """
+        """The policy with DoReFa's weights where it names none, for what compares bits."""
         if self.weight_quantizer is not None:
             return self
         return dataclasses.replace(self, weight_quantizer=DEFAULT_QUANTIZERS["weight"])
@@ -366,23 +358,12 @@ class BitPolicy(Displayed):
         names = list(layer_names)
         return [p for p in self.overrides if not any(fnmatch.fnmatchcase(n, p) for n in names)]
 
-    def get_layout_transformer(self: "BitPolicy | None" = None) -> NoReturn:
-        """Refuses to be TFMOT's `scheme=`, of which TFMOT would only say that it lacks this."""
-        raise TypeError(
-            "scheme: received a BitPolicy, expected a scheme that has it; write "
-            "scheme=sat_tf.SatQuantizeScheme(policy)."
-        )
-
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain values, for YAML and JSON; `BitPolicy(**d)` reads it back."""
         return {name: _listed(value) for name, value in self._all_fields().items()}
 
     def changes(self) -> dict[str, Any]:
-        """The fields that are not as `BitPolicy()` has them; `BitPolicy(**d)` is the policy.
-
-        >>> BitPolicy.mobile(3, rescale="none").changes()
-        {'weight_bits': 3, 'activation_bits': 3, 'rescale': 'none'}
-        """
+        """The fields that are not as `BitPolicy()` has them; `BitPolicy(**d)` is the policy."""
         usual = BitPolicy()
         return {
             name: value
@@ -393,18 +374,6 @@ class BitPolicy(Displayed):
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.changes().items())
         return f"{type(self).__name__}({fields})"
-
-    def _headline(self) -> Marked:
-        return Marked(repr(self), "code")
-
-    def _tables(self) -> dict[str, Table[tuple[str, Any]]]:
-        changes = self.changes()
-        columns: list[Column[tuple[str, Any]]] = [
-            Column("field", lambda row: Marked(row[0], "name" if row[0] in changes else "")),
-            Column("value", lambda row: Marked(repr(row[1]), "code")),
-        ]
-        title = "Fields; those in bold are not as usual"
-        return {title: Table(columns=columns, rows=[*self._all_fields().items()])}
 
     def _all_fields(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -450,24 +419,14 @@ def combination_problems(values: Mapping[str, Any]) -> list[str]:
 
 
 def expect_policy(policy: Any) -> BitPolicy:
-    """A policy as functions take it: `BitPolicy.mobile(policy)` of an integer, else `policy`.
-
-    >>> expect_policy(4) == BitPolicy.mobile(4)
-    True
-    """
+    """A policy as functions take it: `BitPolicy.mobile(policy)` of an integer, else `policy`."""
     if isinstance(policy, BitPolicy):
         return policy
     if is_bits(policy):
         return BitPolicy.mobile(policy)
-    if isinstance(policy, int) and not isinstance(policy, bool):
-        raise ValueError(
-            f"policy={policy!r}: expected a sat_tf.BitPolicy, or bits from 1 to 8; models "
-            "of 8 need no training, of 4 a little."
-        )
-    fix = "write BitPolicy(**policy)" if isinstance(policy, Mapping) else "write BitPolicy(...)"
     raise ValueError(
-        f"policy={policy!r}: received {type(policy).__name__}, expected a sat_tf.BitPolicy, or an "
-        f"integer from 1 to 8; {fix}."
+        f"policy={policy!r}: expected a sat_tf.BitPolicy, or an integer from 1 to 8; write "
+        "BitPolicy(...), or BitPolicy(**policy) with the fields of a mapping."
     )
 
 
@@ -476,19 +435,16 @@ def _in_one_spelling(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     fields = dict(fields)
     if OLD_INPUT_RANGE not in fields:
         return fields, []
-    highest = fields.pop(OLD_INPUT_RANGE)
-    given = fields.get("input_range", UNSTATED_RANGE)
-    if find_problems(input_max=(highest, Number)):
-        return fields, [
-            f"input_max={highest!r}: expected a positive number, that of a pixel of 255."
-        ]
-    is_other = range_problem(given) or plain_range(given) != plain_range((0.0, highest))
+    ends, given = (0.0, fields.pop(OLD_INPUT_RANGE)), fields.get("input_range", UNSTATED_RANGE)
+    is_other = (
+        range_problem(given) or range_problem(ends) or plain_range(given) != plain_range(ends)
+    )
     if given is not UNSTATED_RANGE and is_other:
         return fields, [
-            f"input_max={highest!r}: received input_range={given!r} as well, expected one of them; "
+            f"input_max={ends[1]!r}: received input_range={given!r} as well, expected one of them; "
             "leave input_max out."
         ]
-    return {**fields, "input_range": (0.0, highest)}, []
+    return {**fields, "input_range": ends}, []
 
 
 def _listed(value: Any) -> Any:
@@ -519,17 +475,8 @@ _OF_QUANTIZERS = {"weight": {"weight_bits"}, "activation": {"clipping_gradient"}
 
 def _override_problems(overrides: Any, values: Mapping[str, Any]) -> list[str]:
     """What is wrong with overrides of a policy with these values."""
-    if not isinstance(overrides, Mapping):
-        return [
-            f"overrides={overrides!r}: expected a mapping from layer-name patterns to fields, "
-            'like {"conv_*": {"weight_bits": 8}}.'
-        ]
     listed = []
     for pattern, fields in overrides.items():
-        where = f"overrides[{pattern!r}]"
-        if not isinstance(pattern, str) or not isinstance(fields, Mapping):
-            listed.append(f"{where}={fields!r}: expected a pattern and a mapping of fields.")
-            continue
         known, of_layer = layer_fields(fields)
         merged = _overridden(values, known)
         if "weight_bits" in known:  # else they depend on whether the layer is first or last
@@ -539,5 +486,5 @@ def _override_problems(overrides: Any, values: Mapping[str, Any]) -> list[str]:
             if known.keys() & names:
                 own = {name: merged.get(name) for name in names}
                 of_layer += quantizer_problems({**own, "weight_grid": known.get("weight_grid")})
-        listed += [f"{where}: {problem}" for problem in of_layer]
+        listed += [f"overrides[{pattern!r}]: {problem}" for problem in of_layer]
     return listed

@@ -26,11 +26,7 @@ GRID_NAMES = (*AUTOMATIC, *GRIDS)
 
 
 def fitting_grid(grid: str, num_bits: int | None) -> str:
-    """The grid itself, or "auto" where int8 does not hold its codes at these bits.
-
-    >>> fitting_grid("rounded", 7), fitting_grid("rounded", 8)
-    ('rounded', 'auto')
-    """
+    """The grid itself, or "auto" where int8 does not hold its codes at these bits."""
     fits = grid not in GRIDS or not is_bits(num_bits) or GRIDS[grid].fits_int8(num_bits)
     return grid if fits else "auto"
 
@@ -53,12 +49,6 @@ def kernel_fields(
     What is given for the layer itself holds wherever it stands. The first and the last linear layer
     have fields of their own, unless no weights are rounded; what these leave open is as elsewhere.
     `weight_grid` gives way to "auto" at other bits than `weight_bits`, where it does not fit int8.
-
-    >>> policy = {"weight_bits": 4, "first_last_weight_bits": 8, "weight_grid": "rounded"}
-    >>> kernel_fields(policy, end=True)[:3]
-    (8, 'auto', 'first_last_weight_bits')
-    >>> kernel_fields(policy, {"weight_bits": 7}, end=True)[:3]
-    (7, 'rounded', 'weight_bits')
     """
     own, (bits_field, end_bits), (grid_field, end_grid) = given.keys(), BITS_FIELDS, GRID_FIELDS
     is_end = end and bits_field not in own and values.get(bits_field, True) is not None
@@ -142,11 +132,14 @@ def _type(value: Any) -> Any:
 
 
 def _overrides(value: Any) -> Any:
-    """Overrides, frozen; what is wrong with them the policy says, which they go with."""
+    """Overrides, frozen; what is wrong with their fields the policy says, which they go with."""
     if not isinstance(value, Mapping) or not all(
-        isinstance(each, Mapping) for each in value.values()
+        isinstance(pattern, str) and isinstance(each, Mapping) for pattern, each in value.items()
     ):
-        return value
+        raise ValueError(
+            "expected a mapping from layer-name patterns to fields, like "
+            '{"conv_*": {"weight_bits": 8}}'
+        )
     return Frozen({pattern: plain_numbers(fields) for pattern, fields in value.items()})
 
 
@@ -172,11 +165,7 @@ Overrides = Annotated[Mapping[str, Mapping[str, Any]], PlainValidator(_overrides
 
 
 def pair_problems(values: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with combinations in one layer, one line a problem.
-
-    Of bits and grid, and of both with the quantizer: what could be trained, but not exported, is
-    refused unless the policy is one for training alone.
-    """
+    """Returns what is wrong with bits, grid and quantizer of one layer, one line a problem."""
     problems = []
     # Float activations or streams are the paper's setting, for experiments; integers are for files.
     is_for_files = all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
@@ -234,9 +223,6 @@ def known_weights(values: Mapping[str, Any]) -> str:
 
     Options without a name are DoReFa's, and so are a grid by its name, no rescaling and a gradient
     through the maximum. Networks that train from scratch have its weights, too.
-
-    >>> known_weights({"weight_bits": 8}), known_weights({"weight_bits": 2})
-    ('dorefa', 'l1')
     """
     if values.get("weight_quantizer") is not None:
         return values["weight_quantizer"]

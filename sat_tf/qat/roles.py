@@ -162,7 +162,7 @@ def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
     if node.name in roles.without_codes:
         return Role.OPAQUE
     role, problem = layer_kinds.role_of(layer), layer_kinds.unsupported_problem(layer)
-    if role is Role.AFFINE and roles.pixels.are_counts(node.name):
+    if role is Role.AFFINE and node.name in roles.pixels.counts:
         role = Role.MOVEMENT  # of the same codes with another scale
     if role is Role.IDENTITY and node.name in roles.network:
         role = Role.MOVEMENT  # it is called with training=True, which the export refuses
@@ -236,7 +236,7 @@ def _with_functions_told_apart(roles: Roles) -> Roles:
         elif native and layer_kinds.averages_windows(node.layer) and name in roles.annotations:
             ends = [network[reader].layer for reader in demands if reader]
             is_output = at_end and all(map(layer_kinds.is_softmax, ends))
-            if is_output and not roles.pixels.reads(node.inputs[0]):
+            if is_output and node.inputs[0] not in roles.pixels:
                 of[name] = Role.SOFTMAX
     return roles
 
@@ -273,7 +273,7 @@ def find_demands(roles: Roles) -> Demands:
             (read,) = node.inputs
             streams = roles.policy.activation_bits, roles.policies[name].stream_bits
             has_codes = name in roles.annotations and roles.quantize_activations
-            has_grid = roles.pixels.are_counts(read) or not roles.pixels.reads(read)
+            has_grid = read in roles.pixels.counts or read not in roles.pixels
             kinds = set(of[name].values())
             only_integers = kinds & INTEGERS and not kinds & FLOATS
             if has_codes and has_grid and only_integers and None not in streams:

@@ -20,56 +20,36 @@ from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, SampledValues
 
 
-class PixelRanges:
-    """The smallest and the largest value of every tensor computed from pixels alone.
+class PixelRanges(dict[str, tuple[float, float]]):
+    """The ends of every tensor computed from pixels alone, which `grids` has by the input.
 
-    `grids` are the pixels of each input that is an image, as the first layers read them.
+    `inputs` are those of any kind, moved or preprocessed, and `counts` what is a positive number
+    times the integers of the image.
     """
 
     def __init__(self, network: Network, grids: Mapping[str, ImageGrid]) -> None:
-        self._ranges: dict[str, tuple[float, float]] = {}
-        self._counts: set[str] = set()
-        self._inputs = set(network.inputs)
+        super().__init__()
+        self.inputs, self.counts = set(network.inputs), set(grids)
         for node in network:
             preprocessed = layer_kinds.role_of(node.layer) in (Role.MOVEMENT, Role.AFFINE)
-            if preprocessed and self._inputs.issuperset(node.inputs):
-                self._inputs.add(node.name)
+            if preprocessed and self.inputs.issuperset(node.inputs):
+                self.inputs.add(node.name)
+        for name, grid in grids.items():
+            low, high = (grid.scale * (end - grid.zero_point) for end in (0, 255))
+            self[name] = low, high
         for node in network:
-            if node.name in network.inputs:
-                if node.name not in grids:
-                    continue
-                grid = grids[node.name]
-                ends = [grid.scale * (end - grid.zero_point) for end in (0, 255)]
-                self._ranges[node.name] = ends[0], ends[1]
-                self._counts.add(node.name)
-                continue
-            alone = len(node.inputs) == 1 and self.reads(node.inputs[0])
+            alone = len(node.inputs) == 1 and node.inputs[0] in self
             if not alone or layer_kinds.unsupported_problem(node.layer) is not None:
                 continue
             keeps = layer_kinds.role_of(node.layer).keeps_codes
-            if (keeps or is_plain_factor(node.layer)) and self.are_counts(node.inputs[0]):
-                self._counts.add(node.name)
+            if (keeps or is_plain_factor(node.layer)) and node.inputs[0] in self.counts:
+                self.counts.add(node.name)
             if keeps:
-                self._ranges[node.name] = self[node.inputs[0]]
+                self[node.name] = self[node.inputs[0]]
             elif layer_kinds.role_of(node.layer) is Role.AFFINE:
                 slope, offset = slope_and_offset(node.layer)
                 ends = [slope * end + offset for end in self[node.inputs[0]]]
-                self._ranges[node.name] = float(np.min(ends)), float(np.max(ends))
-
-    def reads(self, name: str) -> bool:
-        """Whether a tensor is computed from pixels alone."""
-        return name in self._ranges
-
-    def are_inputs(self, name: str) -> bool:
-        """Whether a tensor is an input of any kind, moved or preprocessed."""
-        return name in self._inputs
-
-    def are_counts(self, name: str) -> bool:
-        """Whether a tensor is a positive number times the integers of the image."""
-        return name in self._counts
-
-    def __getitem__(self, name: str) -> tuple[float, float]:
-        return self._ranges[name]
+                self[node.name] = float(np.min(ends)), float(np.max(ends))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,12 +66,12 @@ class ValueRanges:
         """Whether the layer's output can be negative."""
         node, role = self.network[name], self.roles[name]
         if role is Role.INPUT:
-            return not self.pixels.reads(name) or self.pixels[name][0] < 0.0
+            return name not in self.pixels or self.pixels[name][0] < 0.0
         if role is Role.RECTIFIER:
             return False
         if role is Role.LINEAR:
             return not (layer_kinds.rectifies(node.layer) or layer_kinds.is_softmax(node.layer))
-        if role is Role.AFFINE and self.pixels.reads(name):
+        if role is Role.AFFINE and name in self.pixels:
             # An adapted layer can change its signs with its weights.
             return is_adapted(node.layer) or self.pixels[name][0] < 0.0
         if role in (Role.FUNCTION, Role.SOFTMAX):
@@ -141,7 +121,7 @@ class ValueRanges:
     def ceiling(self, name: str) -> float | None:
         """The upper bound of the layer's output by its definition, or None."""
         node, role = self.network[name], self.roles[name]
-        if role in (Role.INPUT, Role.MOVEMENT) and self.pixels.reads(name):
+        if role in (Role.INPUT, Role.MOVEMENT) and name in self.pixels:
             return self.pixels[name][1]
         if role in (Role.RECTIFIER, Role.LINEAR):
             return layer_kinds.rectifier_ceiling(node.layer)
@@ -199,10 +179,7 @@ class Spread:
     known: bool = True
 
     def best_level(self, quantizer: ActivationQuantizer) -> float | None:
-        """The clipping level with the smallest error, and room for the longer tails of real values.
-
-        None if the values are non-finite or too small.
-        """
+        """The level of the smallest error, times `_LONGER_TAILS`; None where there is none."""
         rows = self.values[np.argsort(-np.abs(self.values).max(axis=1), kind="stable")]
         rows = rows[:: -(-len(rows) // _CHANNELS_LOOKED_AT)]
         largest = float(np.abs(rows).max())
@@ -249,7 +226,7 @@ class Spreads:
         pending = [name]
         while pending:  # not recursive: networks can be deeper than Python's stack
             node = self.network[pending[-1]]
-            begins = self.pixels.reads(node.name) or layer_kinds.own_moments(node.layer) is not None
+            begins = node.name in self.pixels or layer_kinds.own_moments(node.layer) is not None
             missing = [name for name in node.inputs if name not in self._spreads and not begins]
             if missing:
                 pending += missing
@@ -262,7 +239,7 @@ class Spreads:
         layer, role = node.layer, layer_kinds.role_of(node.layer)
         kind = layer_kinds.find_kind(layer)
         channels = node.shape[-1] if node.shape and node.shape[-1] else 1
-        if self.pixels.reads(node.name):
+        if node.name in self.pixels:
             low, high = self.pixels[node.name]
             width = high - low
             mean, deviation = low + _PIXEL_MEAN * width, _PIXEL_DEVIATION * width

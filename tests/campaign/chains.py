@@ -137,7 +137,7 @@ def events_of(place: pathlib.Path) -> list[str]:
 
 # -- what has to be true ---------------------------------------------------------------------------
 
-_OWN_TEMPORARY = re.compile(r"\.?sat_tf-[0-9a-f]{8}-\d+-\d+-")
+_OWN_TEMPORARY = re.compile(r"\.?sat_tf-[0-9a-f]{8}-\d+-")
 # Their names are made by TensorFlow, or they hold no data of their own.
 _NOT_READ = re.compile(r"\.lock$|tfevents|(^|/)ckpt-")
 # These differ between any two runs: times, and what is made of times.

@@ -42,7 +42,7 @@ def test_a_folder_tells_its_classes_and_what_it_left_out(tmp_path):
     found = ImageOptions(images=str(tmp_path / "photos")).load((4, 4, 3), 2)
     assert found.labels.tolist() == [0, 1]
     assert "folder photos" in found.source.description
-    assert found.notes[0].startswith("7 files are no pictures, or not whole, or too large: ")
+    assert found.notes[0].startswith("7 of ")
     assert found.notes[0].endswith(" and 2 more")
     assert found.notes[1].startswith("2 classes")
 

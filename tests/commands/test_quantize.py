@@ -505,7 +505,7 @@ def test_pictures_without_classes_that_are_left_out_are_named(told, files):
     status, said = told("rescaled.keras", "messy")
     assert status == 0, said
     assert said.count("messy/page.jpg") == 1
-    assert "Note: 1 file is no picture, or not whole, or too large: " in said
+    assert "files are no pictures, not whole, or too large: " in said
 
 
 def test_folders_in_another_order_than_the_classes_are_told(told, files):

@@ -1,4 +1,3 @@
-import base64
 import json
 import pathlib
 import shutil
@@ -13,7 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.loading.load import check_order, load_model
+from sat_tf.loading.load import load_model
 from sat_tf.loading.model_file import is_keras3_file, open_model_file, parts, read_model_file
 from sat_tf.loading.trust import UntrustedModelError
 from tests.loading.hostile import config_of, layer_in, marking, saved, small, with_config
@@ -276,38 +275,6 @@ def test_a_saved_model_is_rebuilt_or_refused_but_never_run(tmp_path):
     assert load_model(tmp_path / "graph").name == "small"
 
 
-def _of_another_python(value):
-    """A configuration whose code of Lambda layers begins as no code of this Python does."""
-    if isinstance(value, dict):
-        return {key: _of_another_python(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_of_another_python(inner) for inner in value]
-    code = base64.b64decode(value) if isinstance(value, str) and len(value) > 100 else b""
-    is_code = code[:1] in (b"\xe3", b"c")
-    return base64.b64encode(b"\x7f" + code[1:]).decode() if is_code else value
-
-
-@pytest.mark.parametrize("name", ["lambda.h5", "lambda.keras"])
-def test_code_of_another_python_is_named_with_the_way_to_its_weights(name, tmp_path):
-    image = L.Input((4, 4, 1))
-    tensor = L.Conv2D(2, 3, name="conv")(image)
-    scaled = L.Lambda(lambda inputs, scale: inputs[0] + inputs[1] * scale, name="scaled_sum")
-    scaled.arguments = {"scale": 0.17}
-    model, path = keras.Model(image, scaled([tensor, tensor])), tmp_path / name
-    model.save(path)
-    with_config(path, _of_another_python(config_of(path)))
-    with pytest.raises(UntrustedModelError, match="scaled_sum: a Lambda layer"):
-        load_model(path)
-    with pytest.raises(ValueError, match=r"\(scaled_sum\) that another version of Python") as error:
-        load_model(path, safe_mode=False)
-    assert "marshal" in str(error.value)
-    # What the error says to do.
-    assert f"model.load_weights({str(path)!r})" in str(error.value)
-    again = keras.models.clone_model(model)
-    again.load_weights(path)
-    np.testing.assert_array_equal(again.get_weights()[0], model.get_weights()[0])
-
-
 # -- the user's functions --------------------------------------------------------------------------
 
 
@@ -383,19 +350,6 @@ def test_the_order_in_the_file_is_free(tmp_path):
         small(), tmp_path / "m.keras", lambda config: config["config"]["layers"].reverse()
     )
     assert load_model(path).count_params() == small().count_params()
-
-
-def test_many_layers_in_the_wrong_order_take_no_time():
-    layers = [{"class_name": "InputLayer", "name": "0", "inbound_nodes": []}]
-    for number in range(1, 20_000):
-        node = [[str(number - 1), 0, 0, {}]]
-        layers.append({"class_name": "ReLU", "name": str(number), "inbound_nodes": [node]})
-    check_order({"config": {"layers": layers[::-1]}})
-
-
-@pytest.mark.parametrize("config", [None, 3, {"layers": 3}, {"layers": [3, {}, {"name": []}]}])
-def test_other_damage_is_left_to_keras(config):
-    check_order({"config": config})
 
 
 # -- the file --------------------------------------------------------------------------------------

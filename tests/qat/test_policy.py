@@ -326,14 +326,6 @@ def test_a_policy_shows_the_fields_that_are_not_as_usual(policy, text):
     assert read.states_input_range == policy.states_input_range
 
 
-def test_a_notebook_shows_all_fields_of_a_policy():
-    html = BitPolicy.paper(3, input_type={"left": "int8"})._repr_html_()
-    assert all(name in html.replace("<wbr>", "") for name in BitPolicy().to_dict())
-    assert "<b>latent_<wbr>start</b>" in html
-    assert "<b>clipping_<wbr>gradient</b>" not in html
-    assert "&#39;left&#39;: &#39;int8&#39;" in html
-
-
 def _weights(policy):
     return known_weights(vars(policy))
 

@@ -151,29 +151,6 @@ def test_a_model_that_is_certain_in_every_range_is_no_doubt():
     assert certainty_doubt(network, images / 255, None, unit, is_stated=False) is None
 
 
-@pytest.mark.parametrize("count", [1, 2, 11, 64])
-def test_a_few_images_of_which_none_is_certain_tell_that_nine_in_ten_are_not(count):
-    import tf_keras
-
-    image = tf_keras.Input((2, 2, 3), name="image")
-    logits = tf_keras.layers.Dense(3)(tf_keras.layers.Flatten()(image))
-    network = Network(tf_keras.Model(image, logits))
-    images, runs = np.full((count, 2, 2, 3), 255.0), []
-
-    def run(fed):
-        runs.append(len(fed))
-        return {network.output: np.outer(leads[: len(fed)], [0.0, 0.0, 1.0])}
-
-    few = {1: 1, 2: 2, 11: 2, 64: 8}[count]
-    leads = np.array([10.0] * few + [100.0] * (count - few))
-    assert np.percentile(leads, 10.0) < 69.0
-    assert certainty_doubt(network, images, run, PIXELS, is_stated=False) is None
-    assert runs == [few]
-    leads[few - 1] = 100.0
-    certainty_doubt(network, images, run, PIXELS, is_stated=False)
-    assert runs[:3] == [few, few, count]
-
-
 L = tf_keras.layers
 TILES = np.repeat(np.random.default_rng(0).integers(0, 256, (64, 4, 4, 3), np.uint8), 3, axis=1)
 TILES = np.repeat(TILES, 3, axis=2)

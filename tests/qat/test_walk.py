@@ -9,7 +9,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.graph.network import Network
-from sat_tf.qat import calibrate, walk
+from sat_tf.qat import walk
 from sat_tf.qat.calibrate import call_node, estimate_statistics
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.shared_grids import CoarseValuesWarning
@@ -38,8 +38,7 @@ def parted(monkeypatch):
     """Sets how large parts are; nothing is too small for them."""
 
     def set_size(at_once):
-        for module in (walk, calibrate):
-            monkeypatch.setattr(module, "_BYTES_AT_ONCE", at_once)
+        monkeypatch.setattr(walk, "_BYTES_AT_ONCE", at_once)
         monkeypatch.setattr(walk, "_MOST_BYTES", at_once)
 
     return set_size

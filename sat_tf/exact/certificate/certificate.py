@@ -14,7 +14,7 @@ from sat_tf.exact.certificate import rules
 from sat_tf.exact.certificate.page import certificate_page, runtime_table
 from sat_tf.exact.certificate.record import CertificateRecord
 from sat_tf.files import check_writable, read_text, write_text
-from sat_tf.messages import MOST_OF_A_FILE, ProblemsError
+from sat_tf.messages import ProblemsError
 from sat_tf.presentation.overlay import BAD, GOOD, Mark, write_overlay
 from sat_tf.presentation.tables import Cell, Displayed, Marked, Table
 from sat_tf.validation import describe
@@ -185,4 +185,4 @@ def as_record(record: type[_Record], values: Any, path: pathlib.Path, fix: str) 
     try:
         return pydantic.TypeAdapter(record).validate_python(values)
     except pydantic.ValidationError as error:
-        raise ProblemsError(str(path), describe(error), fix, most=MOST_OF_A_FILE) from error
+        raise ProblemsError(str(path), describe(error), fix) from error

@@ -42,7 +42,7 @@ from sat_tf.exact.targets.processors import DEFAULT_TARGET, saved_target
 from sat_tf.exact.tflite.contents import Contents, gzip_size, read_contents
 from sat_tf.exact.tflite.metadata import read_metadata
 from sat_tf.exact.tflite.tensors import Pixels, number_of
-from sat_tf.files import MOST_BYTES, expect_path
+from sat_tf.files import expect_path, read_bytes
 from sat_tf.messages import ProblemsError
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.version import COMPUTING, __version__, installed_versions
@@ -78,33 +78,22 @@ class Subject:
 
 def read_subject(path: pathlib.Path) -> Subject:
     """A file and the graph that is read from it."""
-    content = existing_file(path).read_bytes()
+    content = read_tflite(path)
     graph = read_graph(content, str(path))
     parsed = read_contents(content, str(path))
     return Subject(path, content, parsed, dataclasses.replace(graph, name=path.stem))
 
 
-def existing_file(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The path of a TFLite file that exists."""
+def read_tflite(path: str | os.PathLike[str]) -> bytes:
+    """What is in a TFLite file."""
     path = expect_path(path)
-    if problems := file_problems(path):
-        raise ValueError(problems[0])
-    return path
-
-
-def file_problems(path: pathlib.Path) -> list[str]:
-    """Why there is no file to verify."""
-    if not os.path.isfile(path):
-        return [
-            f"{path}: received a path without a file, expected a TFLite file; write it with "
-            "sat_tf.export_tflite(model, path) first."
-        ]
-    if (size := os.path.getsize(path)) > MOST_BYTES:
-        return [
-            f"{path}: received a file of {size:,} bytes, expected a TFLite file, which has at most "
-            f"{MOST_BYTES:,}; name another file."
-        ]
-    return []
+    try:
+        return read_bytes(path)
+    except OSError as error:
+        raise ValueError(
+            f"{path}: received a path without a file that can be read ({error.strerror}), expected "
+            "a TFLite file; write it with sat_tf.export_tflite(model, path) first."
+        ) from error
 
 
 def checked_inputs(

@@ -1,4 +1,4 @@
-"""The proof kit: a zip of a file, images, what tensors must be, and a script that checks them."""
+"""The proof kit: a zip of a file, images, what tensors must be, and a script that checks it."""
 
 import dataclasses
 import hashlib

@@ -132,7 +132,7 @@ def test_own_files_end_at_codes():
 def test_a_rectifier_of_tflite_micro_clips_codes_between_its_own_ends_alone():
     # One that stands in front of it may have left codes that are not of the grid that it makes.
     clipped = Codes(np.float32(0.1), 0, lowest=0, highest=60)
-    table = table_of("RELU_N1_TO_1", {}, clipped, Codes(np.float32(0.5), 0), MICRO)
+    table = table_of("RELU_N1_TO_1", (), clipped, Codes(np.float32(0.5), 0), MICRO)
     assert table[[108, 123, 131]].tolist() == [-10, -5, 3]
 
 

@@ -306,10 +306,10 @@ def test_a_fused_product_is_not_rounded_before_the_zero_point_is_added():
 @pytest.mark.parametrize("name", KERNEL_SETS)
 def test_sigmoid_and_tanh_have_the_codes_of_their_definition(name):
     source = Codes(np.float32(0.5), 0)
-    sigmoid = table_of("LOGISTIC", {}, source, FIXED_GRIDS["LOGISTIC"], KERNEL_SETS[name])
+    sigmoid = table_of("LOGISTIC", (), source, FIXED_GRIDS["LOGISTIC"], KERNEL_SETS[name])
     # sigmoid(-64) is 0, sigmoid(-0.5) is 0.37754, sigmoid(0) is 0.5, and sigmoid(63.5) is 1.
     assert sigmoid[[0, 127, 128, 255]].tolist() == [-128, 97 - 128, 0, 127]
-    tanh = table_of("TANH", {}, source, FIXED_GRIDS["TANH"], KERNEL_SETS[name])
+    tanh = table_of("TANH", (), source, FIXED_GRIDS["TANH"], KERNEL_SETS[name])
     # tanh(0.5) is 0.46212.
     assert tanh[[0, 127, 128, 129, 255]].tolist() == [-128, -59, 0, 59, 127]
 

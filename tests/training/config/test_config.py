@@ -226,11 +226,11 @@ def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones():
 )
 @pytest.mark.parametrize("key", ["seed", "policy.weight_bits", "policy.overrides.a.weight_bits"])
 def test_integers_of_more_than_64_bits_are_refused(number, key):
-    with pytest.raises(RunError, match=r"an integer .*, expected one of 64 bits at most"):
+    with pytest.raises(RunError, match="an integer, expected one of 64 bits at most"):
         parse_config(SMALLEST, [f"{key}={number}"])
     with pytest.raises(RunError, match=r"not valid YAML; line 1, column 7: received an integer"):
         parse_config(f"seed: {number}")
-    with pytest.raises(RunError, match=r"an integer .*, expected one of 64 bits at most"):
+    with pytest.raises(RunError, match="an integer, expected one of 64 bits at most"):
         parse_config(f"{{? {number} : value}}")
 
 

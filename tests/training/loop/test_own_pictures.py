@@ -53,7 +53,7 @@ def test_it_says_what_it_trains_on(tmp_path):
     assert line == (
         "pets: 3 classes (cat, dog, ox), 18 pictures to train on, 6 held out, 32x32 pixels"
     )
-    assert note.startswith("Note: folders of classes: of each class a fifth is held out")
+    assert note.startswith("Note: of each class a fifth is held out")
 
 
 def test_one_class_is_nothing_to_tell_apart(tmp_path):
