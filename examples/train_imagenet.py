@@ -16,8 +16,8 @@ import sys
 from absl import app, flags
 from rich.console import Console
 
-from sat_tf.commands import export, train
-from sat_tf.commands.main import report_errors
+from sat_tf.commands import main as commands
+from sat_tf.commands import train
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.messages import ProblemsError, RunError, value_errors_as_run_errors
 from sat_tf.output_folder import CONFIG, QUANTIZED_MODEL
@@ -51,7 +51,7 @@ def _run() -> bool:
     if _MODE.value == "evaluate":
         evaluate(folder, Console())
     else:
-        export.export(str(folder.path), Console())
+        sys.exit(commands.main(["export", str(folder.path)]))
     return True
 
 
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
     """Runs what the flags ask for."""
     if len(argv) > 1:
         raise app.UsageError(f"received {argv[1:]}, expected flags such as --config=FILE.")
-    sys.exit(report_errors(_run))
+    sys.exit(commands.report_errors(_run))
 
 
 if __name__ == "__main__":
