@@ -177,7 +177,7 @@ def test_explain_says_what_it_takes_for_granted_without_pictures(pictures, monke
     assert main.main(["explain", "one_range.keras"]) == 0
     told = said()
     assert "8 narrow" in told
-    assert "taken to be fed pixels, 0 to 255; --images DIR finds its range" in told
+    assert "taken to be fed pixels, 0 to 255; --images finds its range" in told
     assert main.main(["explain", "rescaled.keras", "--bits", "4"]) == 0
     assert "taken to be" not in said()
 

@@ -106,6 +106,8 @@ def test_fields_of_earlier_names_are_read(tmp_path):
     assert read_certificate(tmp_path / "c.json") == older
     written = json.loads((tmp_path / "c.json").read_text())
     assert written.keys() - values.keys() == {"float_layers", "portability", "cpu_fallback"}
+    with pytest.raises(AttributeError, match="Certificate has no 'islands'; use float_layers"):
+        _ = older.islands
 
 
 def test_a_runtime_that_a_later_version_knows_has_its_name_on_the_page():
