@@ -207,7 +207,8 @@ def _expect_free_port(found: dict[str, Any]) -> None:
     port = int(_address(found).rpartition(":")[2])
     try:
         with socket.socket() as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if os.name != "nt":  # where it would take a port that is in use
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(("", port))
     except OSError as error:
         raise RunError(
