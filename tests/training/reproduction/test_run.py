@@ -334,7 +334,9 @@ def test_what_has_finished_is_not_run_again_and_still_recorded(fake, tmp_path):
         "table1/mobilenet_v1/4bits",
         "table4/mobilenet_v1/4bits/pact_sat_cg",
     ]
-    assert {outcome.top1 for outcome in found} == {51.0}
+    shares = {(outcome.top1, outcome.top5, outcome.tflite_top1) for outcome in found}
+    assert shares == {(51.0, 100.0, 51.0)}
+    assert {(outcome.images, outcome.seconds) for outcome in found} == {(8000, 1.0)}
     assert {outcome.run for outcome in found} == {fake.configs[1].name}
 
 
@@ -345,6 +347,10 @@ def test_seeds_and_changes_are_recorded(fake, tmp_path):
     assert [(outcome.seed, outcome.changes) for outcome in found] == [
         (3, "stages.float.steps=7"),
         (4, "stages.float.steps=7"),
+    ]
+    assert [(outcome.top1, outcome.tflite_top1) for outcome in found] == [
+        (50.0, None),
+        (51.0, None),
     ]
     assert [config.stages.float.steps for config in fake.configs] == [7, 7]
 
