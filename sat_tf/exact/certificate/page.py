@@ -7,10 +7,9 @@ from markupsafe import Markup
 
 from sat_tf.exact.certificate import rules
 from sat_tf.exact.certificate.outputs import OutputCount
-from sat_tf.exact.certificate.portability import PortabilityClaim
 from sat_tf.exact.certificate.record import CertificateRecord, RuntimeCount
 from sat_tf.exact.certificate.rules import MODEL_TITLES, sentence
-from sat_tf.exact.certificate.runtimes import runtime_title
+from sat_tf.exact.certificate.runtimes import PortabilityClaim, runtime_title
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.operations.operation import Basis
 from sat_tf.exact.targets.processors import saved_processor
