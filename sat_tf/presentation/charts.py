@@ -128,7 +128,11 @@ def dot_chart(
     None leaves a place empty; `wanted` is the good range. Y is logarithmic unless it is a share.
     """
     drawn = {label: np.array(values, float) for label, values in dots.items()}
-    drawn = {label: values for label, values in drawn.items() if np.isfinite(values).any()}
+    drawn = {
+        label: values
+        for label, values in drawn.items()
+        if (np.isfinite(values) & (share | (values > 0.0))).any()
+    }
     if not drawn:
         return Markup("")
 
