@@ -26,7 +26,7 @@ _Runtime = tuple[str, RuntimeCount]
 
 def certificate_page(certificate: CertificateRecord) -> str:
     """Returns HTML that shows all of a certificate."""
-    return render(
+    page = render(
         "exact/certificate/page.html",
         certificate=certificate,
         rules=rules,
@@ -47,6 +47,7 @@ def certificate_page(certificate: CertificateRecord) -> str:
         histogram=histogram,
         weights=_weights,
     )
+    return str(page)
 
 
 def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Table[Any]:
