@@ -109,7 +109,7 @@ def evaluate_simulator(
             fix.
     """
     name = graph.name if isinstance(graph, Graph) else str(graph)
-    known = graph if isinstance(graph, Graph) else read_graph(read_tflite(name), name)
+    known = graph if isinstance(graph, Graph) else read_graph(read_tflite(graph), name)
     load = functools.partial(_simulated, known)
     return _evaluate(name, load, images, labels, top, processes, progress)
 

@@ -44,7 +44,7 @@ class Delegation:
 
 @dataclasses.dataclass(frozen=True)
 class Interface:
-    """The input and the output of a file, or of a worker's task."""
+    """The input and the output of a file, or of a simulated graph."""
 
     input_shape: tuple[int, ...]  # Of an image.
     input_type: np.dtype  # Of its values.
@@ -55,9 +55,11 @@ class Runtime:
     """A file loaded in LiteRT with one thread."""
 
     def __init__(self, content: bytes, runtime: str = "xnnpack", *, keep_tensors: bool) -> None:
-        with warnings.catch_warnings():
-            # LiteRT warns that keeping tensors takes memory, which is the purpose here.
-            warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
+        with contextlib.ExitStack() as stack:
+            if keep_tensors:  # Threads, which keep none, share the filters of warnings.
+                # LiteRT warns that keeping tensors takes memory, which is the purpose here.
+                stack.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
             with explained("load"):
                 self._interpreter = Interpreter(
                     model_content=content,
