@@ -179,7 +179,15 @@ def _bounded_rounds() -> Iterator[None]:
     rebuild = functional.reconstruct_from_config
 
     def bounded(config: Any, custom_objects: Any = None, created_layers: Any = None) -> Any:
+        names: dict[Any, str] = {}
         for layer in config["layers"] if created_layers is None else ():
+            shared = layer.get("shared_object_id")
+            other = layer["name"] if shared is None else names.setdefault(shared, layer["name"])
+            if other != layer["name"]:  # tf_keras would call it in place of this one
+                raise ValueError(
+                    f"{layer['name']}: received a layer that is the same object as {other}, "
+                    "expected one name for it"
+                )
             is_function = layer["class_name"] in _FUNCTIONS
             if is_function and not all(map(_reads_tensors, layer["inbound_nodes"])):
                 # tf_keras would call it at once, and a few words could make a giant.

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from keras.src.ops.nn import DepthToSpace
 
 import sat_tf
 from sat_tf.keras3.incoming import convert, read_model
@@ -155,6 +156,14 @@ def test_layers_of_ones_own_come_over_with_their_class():
     model = keras3.Model(image, Twice(5.0, name="five")(image), name="own")
     converted = sat_tf.from_keras3(model, custom_layers={"Twice": TwiceInKeras2})
     assert converted.get_layer("five").factor == 5.0
+
+
+def test_an_operation_may_be_called_by_keyword():
+    image = keras3.Input((4, 4, 4))
+    model = keras3.Model(image, DepthToSpace(2)(x=image))
+    values = np.arange(64, dtype=np.float32).reshape(1, 4, 4, 4)
+    converted = sat_tf.from_keras3(model)
+    np.testing.assert_array_equal(converted(values), np.asarray(model(values)))
 
 
 def test_the_first_layer_that_differs_is_named(monkeypatch):

@@ -6,7 +6,6 @@ the rows too, which are handed its module.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -204,9 +203,14 @@ class OperationKind:
 
 def with_settings(*names: str) -> Callable[[Any], Twin]:
     """TensorFlow's function of one tensor, with settings of the same names in both."""
-    return lambda call: partial(
-        call.function, **{name: getattr(call.operation, name) for name in names}
-    )
+
+    def twin(call: Any) -> Twin:
+        function = call.function
+        settings = {name: getattr(call.operation, name) for name in names}
+        # By keyword, Keras 3 calls the tensor x, as not all of TensorFlow's functions do.
+        return lambda x: function(x, **settings)
+
+    return twin
 
 
 def typed(value: Any, dtype: str) -> Any:
