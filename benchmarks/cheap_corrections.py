@@ -37,7 +37,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.qat.layout import inner_layer, name_in_front_of_insertions, quantized_network
 from sat_tf.qat.model_class import processor_of
 from sat_tf.qat.reconstruction.blocks import Front, find_reference
-from sat_tf.qat.reconstruction.fit import Aim, Part
+from sat_tf.qat.reconstruction.fit import Aim, Part, rows_of_classes
 from sat_tf.qat.wrapper import clipping_quantizer, weight_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 
@@ -105,10 +105,10 @@ def _levels_by_outputs(case: Case) -> Any:
     images = [case.images[:_IMAGES_FOR_LEVELS].astype(np.float32)]
     beside = Front(reference, images)
     beside.advance(beside.up_to(reference.outputs), keep=reference.outputs)
-    aims = {
-        made: Aim.of_output(beside.tensors[name], reference, name)
-        for made, name in zip(network.outputs, reference.outputs, strict=True)
-    }
+    aims = {}
+    for made, name in zip(network.outputs, reference.outputs, strict=True):
+        wanted = beside.tensors[name]
+        aims[made] = Aim(wanted, rows_of_classes(reference, name, wanted.shape[1:]))
     whole = Part(Front(network, images).up_to(network.outputs), aims)
     everything = np.arange(len(images[0]))
     for node in network:

@@ -384,7 +384,7 @@ class Border:
     """What is around the images of an input instead of 0."""
 
     range: InputRange  # Of its pixels.
-    layers: tuple[str, ...]  # Those that read it.
+    layers: tuple[str, ...]  # Those that pad it, or that read what another has padded.
     # How far outputs are off by it, the root mean square in standard deviations of the output that
     # is off most.
     error: float
@@ -425,23 +425,32 @@ def borders(network: Network, ranges: Mapping[str, InputRange]) -> list[Border]:
     if problems or not folds:
         return []
     layers = {node.layer.name: node.layer for node in network}
+    reading = tuple(dict.fromkeys(fold.layer for fold in folds))
+    padding = tuple(
+        name for name in reading if getattr(layers[name], "padding", "valid") != "valid"
+    )
+    reads = {node.name for node in network if node.layer.name in reading}
+    if not padding and all(set(network.inputs).issuperset(network[name].inputs) for name in reads):
+        return []  # nothing pads
+    # An image that is only moved is an output with its shift, as before.
+    made = [name for name in network.outputs if not reads.isdisjoint({name, *network.before(name)})]
     images = {name: _images(network[name].shape, ranges.get(name)) for name in network.inputs}
-    expected = _outputs(network, images)
+    expected = _outputs(network, images, made)
     shifted = {name: images[name] - np.float32(change.shift) for name, change in changes.items()}
     folded = [layers[name] for fold in folds for name in (fold.layer, *fold.norms)]
     before = [(variable, variable.numpy()) for layer in folded for variable in layer.variables]
     try:
         for fold in folds:
             apply_fold(fold, layers[fold.layer], [layers[norm] for norm in fold.norms])
-        moved = _outputs(network, images | shifted)
+        moved = _outputs(network, images | shifted, made)
     finally:
         for variable, value in before:
             variable.assign(value)
     pairs = zip(moved, expected, strict=True)
-    error = max(np.sqrt(np.mean((a - b) ** 2)) / (np.std(b) or np.inf) for a, b in pairs)
-    reading = tuple(dict.fromkeys(fold.layer for fold in folds))
+    errors = (np.sqrt(np.mean((a - b) ** 2)) / (np.std(b) or np.inf) for a, b in pairs)
+    error = float(max(errors, default=0.0))
     fed = dict.fromkeys(ranges[name] for name in changes)
-    return [Border(one, reading, float(error)) for one in fed] if error > _NONE else []
+    return [Border(one, padding or reading, error) for one in fed] if error > _NONE else []
 
 
 def _images(shape: tuple[int | None, ...], pixels: InputRange | None) -> np.ndarray:
@@ -453,12 +462,14 @@ def _images(shape: tuple[int | None, ...], pixels: InputRange | None) -> np.ndar
     return coarse / np.float32(255.0) if pixels is None else pixels.fed(coarse)
 
 
-def _outputs(network: Network, images: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+def _outputs(
+    network: Network, images: Mapping[str, np.ndarray], wanted: Sequence[str]
+) -> list[np.ndarray]:
     tensors = {name: tf.cast(image, network[name].type) for name, image in images.items()}
     made = computed(
         network,
         tensors,
-        network.outputs,
+        wanted,
         lambda node, read: call_in_inference(node, node.layer, read),
     )
     return [tensor.numpy().astype(np.float64) for tensor in made]

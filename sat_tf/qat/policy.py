@@ -4,7 +4,7 @@ import dataclasses
 import fnmatch
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, get_type_hints
 
 from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 from pydantic.dataclasses import dataclass
@@ -357,6 +357,13 @@ class BitPolicy:
         """The override patterns that match none of these layer names."""
         names = list(layer_names)
         return [p for p in self.overrides if not any(fnmatch.fnmatchcase(n, p) for n in names)]
+
+    def get_layout_transformer(self: "BitPolicy | None" = None) -> NoReturn:
+        """Refuses the policy in the place of a scheme; TFMOT asks the class for this, too."""
+        raise TypeError(
+            "scheme: received a BitPolicy, expected a scheme that has it; write "
+            "scheme=sat_tf.SatQuantizeScheme(policy)."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain values, for YAML and JSON; `BitPolicy(**d)` reads it back."""

@@ -7,10 +7,10 @@ import pytest
 import tf_keras
 
 import sat_tf
-from sat_tf.exact.tflite.input_range import PIXELS, InputRange
+from sat_tf.exact.tflite.input_range import PIXELS, InputRange, range_of
 from sat_tf.graph.network import Network
 from sat_tf.qat.input_range_checks import _leads, certainty_doubt
-from sat_tf.qat.inputs import AnotherBorderWarning
+from sat_tf.qat.inputs import AnotherBorderWarning, borders
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.data.digits import load_digits
 
@@ -198,6 +198,17 @@ def test_a_border_that_is_0_or_that_nothing_pads_is_not_spoken_of(first, pixels)
         warnings.simplefilter("error", AnotherBorderWarning)
         sat_tf.quantize_model(model, policy)
     assert "instead of 0" not in sat_tf.explain(model, policy).inputs[0]
+
+
+def test_a_border_is_told_of_what_reads_the_image_and_of_the_layers_that_pad():
+    image = tf_keras.Input((12, 12, 3), name="image")
+    padded = L.Conv2D(8, 3, padding="same", name="pads")(image)
+    hidden = L.Concatenate()([padded, L.Conv2D(8, 1, name="plain")(image)])
+    outputs = [L.Dense(5)(L.Flatten()(hidden)), L.Cropping2D(2)(image)]
+    network, fed = Network(tf_keras.Model(image, outputs)), {"image": range_of((1, 2))}
+    (border,) = borders(network, fed)
+    assert border.layers == ("pads",)
+    assert 0.01 < border.error < 1.0  # the cropped image is as it was
 
 
 def test_zeros_that_are_other_pixels_in_each_channel_are_told_and_too_small_to_warn_of():
