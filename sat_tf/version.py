@@ -40,7 +40,7 @@ def unmarked(config: dict[str, Any]) -> dict[str, Any]:
     if mark is None:
         return config
     number, version = (mark.get("format"), mark.get("sat_tf")) if isinstance(mark, dict) else (0, 0)
-    if not isinstance(number, int) or number < 1:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise ValueError(
             f"{config.get('name')}: received a model with the mark {mark!r}, expected "
             f"{marked({})[_KEY]!r}; save it again."

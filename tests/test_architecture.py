@@ -141,21 +141,21 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 2500,
-    "commands": 4000,
-    "core": 2600,
-    "exact": 12600,
-    "export": 4700,
-    "graph": 5500,
-    "keras3": 2900,
+    "analysis": 2300,
+    "commands": 3800,
+    "core": 2400,
+    "exact": 12500,
+    "export": 4500,
+    "graph": 5000,
+    "keras3": 2700,
     "loading": 900,
-    "planning": 2000,
+    "planning": 1600,
     "presentation": 700,
-    "qat": 8000,
-    "quantizers": 4500,
-    "report": 750,
+    "qat": 7900,
+    "quantizers": 4100,
+    "report": 800,
     "training": 8400,
-    ".": 2050,  # the modules beside the rooms, together
+    ".": 2000,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.

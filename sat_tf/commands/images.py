@@ -240,9 +240,8 @@ def _integers_of(path: str) -> np.ndarray:
         try:
             labels = np.load(path, mmap_mode="r", allow_pickle=False)  # a small file may hold many
             labels = labels[:, 0] if labels.shape[1:] == (1,) else labels
-        except (
-            Exception
-        ) as error:  # NumPy parses the header as Python, and raises what that raises.
+        # NumPy parses the header as Python, and raises what that raises.
+        except Exception as error:
             raise RunError(
                 f"--labels: {path}: received a file that np.save has not written, expected "
                 "integers (n,); write them with np.save."
@@ -254,13 +253,15 @@ def _integers_of(path: str) -> np.ndarray:
             )
         return labels
     try:
-        rows = list(csv.reader(read_text(pathlib.Path(path), _MOST_BYTES).strip().splitlines()))
+        lines = read_text(pathlib.Path(path), _MOST_BYTES).strip().splitlines()
+        is_table = path.lower().endswith(".csv")
+        rows = list(csv.reader(lines)) if is_table else [[line] for line in lines]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise RunError(
             f"--labels: {path}: cannot be read ({error}), expected text with class numbers."
         ) from error
     column, first = -1, 1
-    if rows and path.lower().endswith(".csv") and not _NUMBER.fullmatch(_cell(rows[0], -1)):
+    if rows and is_table and not _NUMBER.fullmatch(_cell(rows[0], -1)):
         heads = [head.strip().lower() for head in rows.pop(0)]
         column = next((place for place, head in enumerate(heads) if head in _HEADS), -1)
         first = 2

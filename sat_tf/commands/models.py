@@ -53,11 +53,20 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
     return found.model
 
 
+_BACKENDS = ("tensorflow", "jax", "torch", "numpy", "openvino")
+
+
 def quiet_tensorflow() -> None:
     """Silences notes of TensorFlow, LiteRT and libjpeg; to be called before they are loaded.
 
     They would break the progress bar. Whoever sets TF_CPP_MIN_LOG_LEVEL to 0 or 1 hears them.
     """
+    backend = os.environ.get("KERAS_BACKEND", _BACKENDS[0])
+    if backend not in _BACKENDS:
+        raise RunError(
+            f"KERAS_BACKEND: received {backend!r}, expected a backend of Keras 3. "
+            f"{did_you_mean(backend, _BACKENDS)} Or leave the variable out."
+        )
     if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1"):
         return
     hide_noise()

@@ -13,9 +13,14 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
-from sat_tf.exact.certificate.portability import PortabilityClaim, are_portable, portability_of
 from sat_tf.exact.certificate.rules import portability_in_words
-from sat_tf.exact.certificate.runtimes import first_release, wrong_before
+from sat_tf.exact.certificate.runtimes import (
+    PortabilityClaim,
+    are_portable,
+    first_release,
+    portability_of,
+    wrong_before,
+)
 from sat_tf.exact.litert.runtime import Runtime, check_loading
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize

@@ -1,17 +1,18 @@
-"""Pictures of matplotlib in one style: files, and charts of a page; and histograms in tables."""
+"""Pictures of matplotlib in one style, histograms in tables, and overlays of Model Explorer."""
 
 import base64
 import contextlib
 import io
+import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup, escape
 
-from sat_tf.files import check_writable, written_whole
+from sat_tf.files import check_writable, write_text, written_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -127,7 +128,11 @@ def dot_chart(
     None leaves a place empty; `wanted` is the good range. Y is logarithmic unless it is a share.
     """
     drawn = {label: np.array(values, float) for label, values in dots.items()}
-    drawn = {label: values for label, values in drawn.items() if np.isfinite(values).any()}
+    drawn = {
+        label: values
+        for label, values in drawn.items()
+        if (np.isfinite(values) & (share | (values > 0.0))).any()
+    }
     if not drawn:
         return Markup("")
 
@@ -170,3 +175,38 @@ def histogram(counts: Sequence[int], caption: str) -> Markup:
         f'<path d="M0 {_BARS_HEIGHT - 0.5}h{_BARS_WIDTH}" stroke="currentColor" opacity=".4"/>'
         f'<path d="{"".join(bars)}" fill="currentColor"/></svg>'
     )
+
+
+# -- overlays of Model Explorer, LiteRT's viewer, which calls them node data ----------------------
+
+# Their keys are names of tensors: the viewer finds the node that makes each of them, whichever of
+# its adapters has read the file.
+GOOD, BAD = "#b7e1cd", "#f4a79d"
+# viridis, whose order survives colour blindness and greyscale prints: 1 bit is the lightest.
+_VIRIDIS = "#fde725 #a0da39 #5ec962 #1fa187 #277f8e #365c8d #46327e #440154"
+BIT_COLORS = dict(enumerate(_VIRIDIS.split(), start=1))
+
+
+class Mark(NamedTuple):
+    """What an overlay says of a tensor."""
+
+    value: str | float  # Words, or a number.
+    color: str = ""  # Of its node, in CSS; "" where numbers are coloured by their size.
+
+
+def write_overlay(path: str | os.PathLike[str], title: str, marks: Mapping[str, Mark]) -> None:
+    """Writes an overlay of marks, by the names of tensors; the title says what they are."""
+    if not marks:
+        raise ValueError(
+            f"{os.fspath(path)}: received an overlay for a model that has no file, expected one "
+            "that can be exported; solve the problems that sat_tf.explain(model, policy) lists."
+        )
+    results = {
+        name: {"value": mark.value, **({"bgColor": mark.color} if mark.color else {})}
+        for name, mark in marks.items()
+    }
+    overlay: dict[str, Any] = {"name": title, "results": results}
+    if any(not mark.color for mark in marks.values()):
+        ends = ((0, "#ffffff"), (1, "#d0021b"))
+        overlay["gradient"] = [{"stop": stop, "bgColor": color} for stop, color in ends]
+    write_text(path, json.dumps(overlay, indent=1, ensure_ascii=False) + "\n")

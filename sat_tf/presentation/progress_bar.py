@@ -13,7 +13,8 @@ Advance = Callable[[int], None]
 
 _SECONDS_WITHOUT = 2.0
 _SECONDS_BETWEEN_LINES = 60.0
-_LINE = "{desc}{postfix}: {n_fmt} of {total_fmt} done after {elapsed}, about {remaining} left\n"
+_COUNT = "{desc}{postfix}: {n_fmt} done after {elapsed}"
+_LINE = "{desc}{postfix}: {n_fmt} of {total_fmt} done after {elapsed}, about {remaining} left"
 
 
 def no_bar(count: int) -> None:
@@ -47,6 +48,19 @@ class Progress:
                 self._bar.set_postfix_str(printable(place), refresh=False)
 
 
+class _Log:
+    """Standard error as whole lines, which may have lost its reader."""
+
+    def write(self, text: str) -> None:
+        """Writes what is more than the blanks that wipe a bar."""
+        if line := text.strip():
+            with contextlib.suppress(OSError, ValueError):
+                print(line, file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        """Lines are written at once."""
+
+
 @contextlib.contextmanager
 def image_bar(title: str, total: int | None, *, shown: bool = True) -> Iterator[Progress]:
     """What to call with the number of images that have been done, by any thread.
@@ -65,6 +79,6 @@ def image_bar(title: str, total: int | None, *, shown: bool = True) -> Iterator[
     if not (sys.stderr.isatty() or "ipykernel.kernelapp" in sys.modules):
         seconds = _SECONDS_BETWEEN_LINES
         options = {"delay": seconds, "mininterval": seconds, "maxinterval": seconds}
-        options["bar_format"] = _LINE
+        options |= {"bar_format": _COUNT if total is None else _LINE, "file": _Log()}
     with tqdm(desc=printable(title), total=total, unit="", **options) as bar:
         yield Progress(bar)

@@ -222,7 +222,7 @@ def _as_text(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = printable(value)
-    is_number = re.fullmatch(r"\s*[+-]?[\d.]+(e[+-]?\d+)?\s*", text, re.IGNORECASE)
+    is_number = re.fullmatch(r"\s*[+-]?([\d.]+(e[+-]?\d+)?|inf|nan)\s*", text, re.IGNORECASE)
     return f"'{text}" if _FORMULA.match(text) and not is_number else text
 
 

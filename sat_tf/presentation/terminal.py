@@ -68,9 +68,9 @@ class FittingTable(rich.table.Table):
             for column, width in zip(self.columns, least, strict=True)
         ]
         spare = options.max_width - rich.table.Table.__rich_measure__(table, console, unlimited)[1]
-        for place in sorted(range(len(wanted)), key=wanted.__getitem__):
-            left = sum(size >= wanted[place] for size in wanted)
-            more = max(min(wanted[place], spare // left), 0)
+        wanting = sorted(range(len(wanted)), key=wanted.__getitem__)
+        for number, place in enumerate(wanting):
+            more = max(min(wanted[place], spare // (len(wanting) - number)), 0)
             table.columns[place].width = least[place] + more
             spare -= more
         whole = options.update(width=max(options.max_width, _ANY_WIDTH if spare < 0 else 0))

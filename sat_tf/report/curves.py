@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from sat_tf.messages import printable
 from sat_tf.presentation.charts import BLUE, GREY, ORANGE, PURPLE, figure
 from sat_tf.presentation.tables import Cell, Column, Table, plain
 
@@ -105,5 +106,6 @@ def _draw(
         if stage:
             axes.axvline(start, color=GREY, linewidth=1.0, linestyle=":")
             above = axes.get_xaxis_transform()
-            axes.text(start, 1.0 + 0.07 * row, stage, color=GREY, transform=above)
+            place = start, 1.0 + 0.07 * row
+            axes.text(*place, printable(stage), color=GREY, transform=above, parse_math=False)
     axes.set(**settings)

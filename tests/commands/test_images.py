@@ -111,6 +111,13 @@ def test_text_and_tables_hold_class_numbers(name, text, tmp_path):
     assert (labels.tolist(), labels.dtype) == ([0, 2, 1], np.int32)
 
 
+@pytest.mark.parametrize("text", ["cat,1\n", '"1"\n', "0 1\n"])
+def test_a_line_of_a_text_is_one_number(text, tmp_path):
+    (tmp_path / "labels.txt").write_text(text)
+    with pytest.raises(RunError, match="in line 1, expected a class number"):
+        read_labels(str(tmp_path / "labels.txt"), 1, 3)
+
+
 @pytest.mark.parametrize("values", [np.array([0, 2, 1], np.uint8), np.array([[0], [2], [1]])])
 def test_arrays_hold_class_numbers(values, tmp_path):
     np.save(tmp_path / "labels.npy", values)

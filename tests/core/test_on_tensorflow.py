@@ -68,7 +68,9 @@ FUNCTIONS = {
     "rate": lambda x: scaled_gradient(x, 0.5),
     "lsq": lambda x: lsq.quantize_weights(x, 1.0, 3),
     "lsq_plus": lambda x: lsq.quantize_with_offset(x, 0.5, -0.4, 3),
-    "qil": lambda x: qil.quantize_weights(x, 1.0, 0.9, 3),
+    "qil": lambda x: qil.QilQuantizer(bits=3).quantized(
+        x, {qil.CENTER: tf.constant(1.0), qil.DISTANCE: tf.constant(0.9)}, 3
+    ),
     "l1": lambda x: l1.quantize_weights(x, 3),
     "observed": lambda x: asymmetric.quantize_observed(x, -1.3, 2.9),
     "surrogate": lambda x: pact.quantize_activation(x, 2.0, 3, surrogate=Surrogate("ewgs")),

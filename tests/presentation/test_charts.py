@@ -31,6 +31,11 @@ def test_a_chart_of_dots_leaves_out_what_was_not_measured():
     assert dot_chart("", "", "", {"": [None]}) == dot_chart("", "", "", {"": []}) == ""
 
 
+def test_a_logarithmic_chart_of_zeros_is_none():
+    assert dot_chart("", "", "", {"": [0.0, None]}) == ""
+    assert dot_chart("", "", "", {"": [0.0, None]}, share=True) != ""
+
+
 @pytest.mark.parametrize("count", [1, 2, 16, 32, 33, 256])
 def test_every_code_that_occurs_has_a_bar(count):
     counts = [1] + [0] * (count - 1)

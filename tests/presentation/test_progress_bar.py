@@ -1,3 +1,4 @@
+import errno
 import io
 import sys
 import threading
@@ -93,12 +94,28 @@ def test_what_takes_less_than_a_minute_says_nothing_in_a_pipe(monkeypatch, at_on
     assert pipe.getvalue() == ""
 
 
-def test_a_pipe_that_nobody_reads_ends_nothing(monkeypatch):
-    pipe = _standard_error(monkeypatch, io.StringIO())
+class _Broken(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_pipe_that_nobody_reads_ends_nothing(is_closed, monkeypatch):
+    pipe = _standard_error(monkeypatch, _Broken())
     monkeypatch.setattr(progress_bar, "_SECONDS_BETWEEN_LINES", 0.0)
     with image_bar("counting", 2) as progress:
-        pipe.close()
+        if is_closed:
+            pipe.close()
         progress(1)
+
+
+def test_a_pipe_gets_whole_lines_and_no_time_that_is_not_known(monkeypatch):
+    pipe = _standard_error(monkeypatch, io.StringIO())
+    monkeypatch.setattr(progress_bar, "_SECONDS_BETWEEN_LINES", 0.01)
+    with image_bar("counting", None) as progress:
+        time.sleep(0.02)
+        progress(12)
+    assert set(pipe.getvalue().split("\n")) == {"counting: 12 done after 00:00", ""}
 
 
 def test_a_bar_can_be_left_out(monkeypatch, at_once):

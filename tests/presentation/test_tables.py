@@ -90,6 +90,7 @@ def _one(cell):
         ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),
         ("@SUM(1)", "'@SUM(1)"),
         ("\t=1+1", "'\t=1+1"),
+        ("-inf", "-inf"),
         ("-2+3", "'-2+3"),
         ("-0.5", "-0.5"),
         ("-", "-"),
@@ -232,6 +233,11 @@ def test_no_head_and_no_number_is_cut_and_no_column_is_lost(seed, width):
         assert set(column.title.split()) <= set(words)
     for row in table.rows:
         assert {f"{number:,}" for number in row["numbers"][: len(table.columns) - 2]} <= set(words)
+
+
+def test_columns_of_one_width_share_the_room():
+    columns = [Column(name, lambda row: "one two three") for name in "abc"]
+    assert printed(Table(columns=columns, rows=[None]), width=50).count("one two three") == 3
 
 
 def test_all_tables_of_the_package_fit_a_terminal():

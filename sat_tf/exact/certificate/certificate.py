@@ -15,7 +15,7 @@ from sat_tf.exact.certificate.page import certificate_page, runtime_table
 from sat_tf.exact.certificate.record import CertificateRecord
 from sat_tf.files import check_writable, read_text, write_text
 from sat_tf.messages import ProblemsError
-from sat_tf.presentation.overlay import BAD, GOOD, Mark, write_overlay
+from sat_tf.presentation.charts import BAD, GOOD, Mark, write_overlay
 from sat_tf.presentation.tables import Cell, Displayed, Marked, Table
 from sat_tf.validation import describe
 

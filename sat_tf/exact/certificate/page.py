@@ -7,10 +7,9 @@ from markupsafe import Markup
 
 from sat_tf.exact.certificate import rules
 from sat_tf.exact.certificate.outputs import OutputCount
-from sat_tf.exact.certificate.portability import PortabilityClaim
 from sat_tf.exact.certificate.record import CertificateRecord, RuntimeCount
 from sat_tf.exact.certificate.rules import MODEL_TITLES, sentence
-from sat_tf.exact.certificate.runtimes import runtime_title
+from sat_tf.exact.certificate.runtimes import PortabilityClaim, runtime_title
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.operations.operation import Basis
 from sat_tf.exact.targets.processors import saved_processor
@@ -27,7 +26,7 @@ _Runtime = tuple[str, RuntimeCount]
 
 def certificate_page(certificate: CertificateRecord) -> str:
     """Returns HTML that shows all of a certificate."""
-    return render(
+    page = render(
         "exact/certificate/page.html",
         certificate=certificate,
         rules=rules,
@@ -48,6 +47,7 @@ def certificate_page(certificate: CertificateRecord) -> str:
         histogram=histogram,
         weights=_weights,
     )
+    return str(page)
 
 
 def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Table[Any]:

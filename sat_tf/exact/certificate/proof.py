@@ -31,8 +31,13 @@ from sat_tf.exact.certificate.inputs import (
     random_images,
 )
 from sat_tf.exact.certificate.outputs import Output, labels_of, only, outputs_in
-from sat_tf.exact.certificate.portability import portability_of
-from sat_tf.exact.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen, wrong_before
+from sat_tf.exact.certificate.runtimes import (
+    USUAL_RUNTIMES,
+    RuntimeKind,
+    chosen,
+    portability_of,
+    wrong_before,
+)
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.processes import refusals, this_machine
 from sat_tf.exact.litert.runtime import MICRO, PACKAGE, TOSA, tosa_version

@@ -9,7 +9,7 @@ import pydantic
 
 from sat_tf.exact.certificate.inputs import CheckedRange, ImagesFrom
 from sat_tf.exact.certificate.outputs import OutputCount
-from sat_tf.exact.certificate.portability import PortabilityClaim, are_portable
+from sat_tf.exact.certificate.runtimes import PortabilityClaim, are_portable
 from sat_tf.exact.litert.processes import Machine
 from sat_tf.exact.litert.runtime import Delegation
 from sat_tf.exact.targets.processors import DEFAULT_TARGET

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jinja2
 
 from sat_tf.exact.certificate.outputs import FEWEST_VALUES, MOST_ERROR, OutputCount
-from sat_tf.exact.certificate.portability import PortabilityClaim, are_portable
 from sat_tf.exact.certificate.record import (
     FEW_CODES,
     FEW_PLACES,
@@ -24,7 +23,7 @@ from sat_tf.exact.certificate.record import (
     ONE_POINT,
     CertificateRecord,
 )
-from sat_tf.exact.certificate.runtimes import runtime_title
+from sat_tf.exact.certificate.runtimes import PortabilityClaim, are_portable, runtime_title
 from sat_tf.exact.targets.processors import saved_processor
 from sat_tf.presentation.tables import Column, Marked, Table, points
 

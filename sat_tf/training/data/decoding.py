@@ -341,7 +341,8 @@ class PictureSource(ImageSource):
         An error in the graph cannot say which picture it is about: those of a piece that fails are
         decoded once more, one after another, until one is found to name.
         """
-        cores = os.cpu_count() or 1
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
         size = tf.nest.flatten(pieces.element_spec)[0].shape[0]
         shape = (size, self.image_size, self.image_size, 3)
 

@@ -21,7 +21,6 @@ from sat_tf.exact.certificate.outputs import (
     label_problems,
 )
 from sat_tf.exact.certificate.page import certificate_page
-from sat_tf.exact.certificate.portability import PortabilityClaim, portability_of
 from sat_tf.exact.certificate.proof import prove, read_subject, verify_file
 from sat_tf.exact.certificate.record import FEWEST_IMAGES
 from sat_tf.exact.certificate.rules import (
@@ -32,6 +31,7 @@ from sat_tf.exact.certificate.rules import (
     rule_table,
     sentence,
 )
+from sat_tf.exact.certificate.runtimes import PortabilityClaim, portability_of
 from sat_tf.exact.kernels import kernel_sets
 from sat_tf.exact.litert.processes import Machine
 from sat_tf.exact.operations import windows

@@ -174,7 +174,10 @@ def test_every_operation_gives_one_result_in_numpy_and_litert(graph):
     for batch in batches(_pixels(), graph):
         counter.run(batch)
         counter.count(simulate(graph, batch))
-    assert {tensor.name: tensor.codes_differing for tensor in counter.tensors} == {"x": 0, "y": 0}
+    assert {tensor.name: tensor.codes_differing for tensor in counter._tensors.values()} == {
+        "x": 0,
+        "y": 0,
+    }
 
 
 def test_every_operation_that_layers_become_has_a_row_on_real_values():
@@ -301,7 +304,7 @@ def test_a_new_operation_needs_its_class_and_a_row(positive):
         counter = RuntimeCounter(positive, content, runtime)
         counter.run(pixels)
         counter.count(expected)
-        assert [tensor.codes_differing for tensor in counter.tensors] == [0, 0]
+        assert [tensor.codes_differing for tensor in counter._tensors.values()] == [0, 0]
     again = read_graph(content, "net")
     assert again.operations == positive.operations
     np.testing.assert_array_equal(simulate(again, pixels)["y"], expected["y"])

@@ -270,6 +270,11 @@ def drawn(*rows):
     return {re.search('alt="(.*?)"', chart)[1]: texts(chart) for chart in learning_curves(rows)}
 
 
+def test_names_of_stages_are_text():
+    (loss, *_) = drawn(epoch(stage="a$b_\x1b[2J$")).values()
+    assert r"a$b_\x1b[2J$" in loss
+
+
 def test_the_loss_of_the_images_and_the_one_with_weight_decay_are_separate_curves():
     charts = drawn(epoch(), epoch(number=2))
     assert list(charts) == ["Loss", "Accuracy (%)", "Learning rate"]
