@@ -240,11 +240,27 @@ def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes | None:
 
 
 def expect_honest(archive: zipfile.ZipFile) -> None:
-    """Raises ValueError unless every member unpacks to as many bytes as it says."""
+    """Raises ValueError unless all members unpack to as many bytes as they say, and into files."""
+    _expect_paths(archive)
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
             for _ in _pieces(archive, member):
                 pass
+
+
+def _expect_paths(archive: zipfile.ZipFile) -> None:
+    """Raises ValueError for names of no files: Keras leaves the folder that it unpacks half of."""
+    files, folders = set[pathlib.PurePosixPath](), set[pathlib.PurePosixPath]()
+    for member in archive.infolist():
+        path = pathlib.PurePosixPath(member.filename)
+        sizes = [len(part.encode(errors="surrogatepass")) for part in path.parts]
+        is_inside = not path.is_absolute() and ".." not in path.parts
+        if not is_inside or not 0 < max(sizes, default=0) <= 255 or sum(sizes) > 1024:
+            raise ValueError(f"its {member.filename} cannot be unpacked, expected another name")
+        (folders if member.is_dir() else files).add(path)
+        folders.update(path.parents)
+    if both := sorted(files & folders):
+        raise ValueError(f"its {both[0]} is a file and a folder, expected one of them")
 
 
 def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:

@@ -181,7 +181,7 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
         return None
     return (
         f"{module} is not installed in this Python ({sys.executable}), and sat-tf needs it; pip "
-        "install sat-tf again, with all that it needs."
+        "install sat-tf again, with all that it needs, or the package that has this module."
     )
 
 

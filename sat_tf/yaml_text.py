@@ -8,6 +8,7 @@ import yaml
 
 # Ten times the longest configuration; PyYAML takes a second to read it.
 _MOST_CHARACTERS = 2**17
+_DEEPEST = 40
 _MOST_VALUES = 10_000
 _LONGEST_INTEGER = 200
 
@@ -18,6 +19,18 @@ def _refusal(node: yaml.Node, why: str) -> yaml.YAMLError:
 
 class _Loader(yaml.SafeLoader):
     """YAML with the numbers of its version 1.2, and no key given twice."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > _DEEPEST:  # PyYAML takes a minute to reach Python's limit
+            raise ValueError(
+                f"received values nested deeper than {_DEEPEST}, expected fewer levels"
+            )
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys: set[Any] = set()
@@ -81,8 +94,6 @@ def load_yaml(text: str) -> Any:
             mark = error.problem_mark
             line = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}."
         raise ValueError(line) from error
-    except RecursionError as error:
-        raise ValueError("received values nested too deeply, expected fewer levels.") from error
     except (ValueError, TypeError) as error:  # an impossible date, a number that is a word
         raise ValueError(f"{error}.") from error
     except (LookupError, AttributeError, ArithmeticError) as error:
