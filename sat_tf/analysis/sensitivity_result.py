@@ -53,11 +53,7 @@ class Metric:
         return value
 
     def loss(self, damage: Damage) -> float:
-        """The estimated loss at some bits, in units that can be added up.
-
-        It is proportional to the power of the rounding error, or where that is not known, to the
-        square of the scale.
-        """
+        """Returns its value, but never below 0: quantizing gains an image only by chance."""
         return max(self.of(damage) or 0.0, 0.0)
 
     def show(self, damage: Damage | None) -> str:
