@@ -410,7 +410,8 @@ def _draw(measured: Sensitivity) -> "Picture":
         values = [metric.of(getattr(layer, part)) for layer in layers]
         rows = [row for row, value in enumerate(values) if value is not None]
         across = [factor * value for value in values if value is not None]
-        axes.scatter(across, rows, label=label, zorder=2, **style)
+        if rows:
+            axes.scatter(across, rows, label=label, zorder=2, **style)
         drawn += across
     axes.grid(axis="y", color="#D0D0D0", linewidth=1.2)
     axes.set_yticks(range(len(layers)), [layer.name for layer in layers])
