@@ -137,6 +137,7 @@ REMOVED = {
     "Allocation.write_picture": _FOR_EACH_BUDGET,
     "Plan.write_diagram": IN_A_VIEWER,
     "Plan.elsewhere": "use cpu_fallback",
+    "Plan.unknown": "use the rows whose multiply_adds are None",
     **{
         f"{owner}.{former}": f"use {name}"
         for owner in ("Certificate", "ExportReport")

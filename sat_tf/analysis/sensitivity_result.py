@@ -53,11 +53,7 @@ class Metric:
         return value
 
     def loss(self, damage: Damage) -> float:
-        """The estimated loss at some bits, in units that can be added up.
-
-        It is proportional to the power of the rounding error, or where that is not known, to the
-        square of the scale.
-        """
+        """Returns its value, but never below 0: quantizing gains an image only by chance."""
         return max(self.of(damage) or 0.0, 0.0)
 
     def show(self, damage: Damage | None) -> str:
@@ -414,7 +410,8 @@ def _draw(measured: Sensitivity) -> "Picture":
         values = [metric.of(getattr(layer, part)) for layer in layers]
         rows = [row for row, value in enumerate(values) if value is not None]
         across = [factor * value for value in values if value is not None]
-        axes.scatter(across, rows, label=label, zorder=2, **style)
+        if rows:
+            axes.scatter(across, rows, label=label, zorder=2, **style)
         drawn += across
     axes.grid(axis="y", color="#D0D0D0", linewidth=1.2)
     axes.set_yticks(range(len(layers)), [layer.name for layer in layers])

@@ -17,13 +17,14 @@ from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, asked_policy, with_input_range
 from sat_tf.commands.quantize import expect_float
-from sat_tf.exact.tflite.input_range import INPUT_TYPES
 from sat_tf.messages import IN_A_VIEWER, RunError, say
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy
 
 if TYPE_CHECKING:
     import tf_keras as keras
+
+    from sat_tf.planning.plan import Plan
 
 DESCRIPTION = """\
 A dry run: nothing is trained, quantized or written. For each layer of a model it says
@@ -97,7 +98,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             is_pixels = not (asked.states_input_range or is_built_by_name(name))
         plan = explain(model, asked, image_size=size)
         plan.print_to(console)
-        if is_pixels and not plan.problems and _is_guessed(model, plan.policy):
+        if is_pixels and not plan.problems and _is_guessed(model, plan):
             say(
                 console,
                 "Note: the model is taken to be fed pixels, 0 to 255; --images finds its range as "
@@ -109,14 +110,14 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     return not plan.problems
 
 
-def _is_guessed(model: "keras.Model", policy: BitPolicy) -> bool:
-    """Whether an input is taken for pixels that neither the policy nor the model speaks of."""
+def _is_guessed(model: "keras.Model", plan: "Plan") -> bool:
+    """Whether an input is taken for pixels of which neither the policy nor the model speaks."""
     from sat_tf.graph.rewrite import network_of_layers
     from sat_tf.qat.inputs import converts_pixels
 
-    network = network_of_layers(model)
+    network, policy = network_of_layers(model), plan.policy
     return any(
-        policy.type_of(name) == INPUT_TYPES[0] and not converts_pixels(network, name)
-        for name in network.inputs
-        if not policy.states_type_of(name)
+        "uint8 in the file" in line and not converts_pixels(network, name)
+        for name, line in zip(network.inputs, plan.inputs, strict=True)
+        if not (policy.states_type_of(name) or policy.states_range_of(name))
     )

@@ -13,7 +13,7 @@ from sat_tf.exact.targets.processors import DEFAULT_PROCESSOR, Processor
 from sat_tf.exact.targets.table import TARGETS, CpuFallback
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, InputRange, can_be_pictures
 from sat_tf.export.lowering.packing import FileSettings
-from sat_tf.export.lowering.pipeline import with_image_size
+from sat_tf.export.lowering.pipeline import sized
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, loss_problems, refuse_losses
@@ -73,7 +73,7 @@ def _line(network: Network, name: str, policy: BitPolicy, is_quantized: bool) ->
     is_stated = policy.states_range_of(name) or policy.states_type_of(name)
     # Pictures have three channels, or pixels that the model converts or of which the policy speaks.
     if not (
-        (shape[-1] != 1 and can_be_pictures(shape)) or converts_pixels(network, name) or is_stated
+        (can_be_pictures(shape) and shape[-1] != 1) or converts_pixels(network, name) or is_stated
     ):
         guess = f"integers 0 to 255, though a shape of {tuple(shape)} is no picture's"
         if can_be_pictures(shape):
@@ -217,6 +217,8 @@ class LayerDecisions:
             is_output = "output" in placement.demands.of[name].values()
             rounds = output.trains_float or output.rounds
             made = "the model's output" if is_output else "it stays float in training"
+            if output.rounds and not (is_output or output.trains_float):
+                made = f"read by {self._readers(name)}"
             codes = "rounded to the file's 8-bit codes of its observed range"
             return f"{made}: {codes if rounds else 'its range is observed, for the 8-bit codes'}"
         if output is not None:
@@ -373,9 +375,6 @@ def explain(
     >>> plan["conv"].weights.bits, plan["conv"].multiply_adds, plan.problems
     (8, 3888, ())
     """
-    if image_size is not None:
-        sides: Any = (image_size, image_size) if is_integer(image_size) else image_size
-        model = with_image_size(model, sides)
     before = policy_of(model)
     asked = before if policy is None else expect_policy(policy)
     wanted = asked or BitPolicy.mobile()
@@ -391,6 +390,11 @@ def explain(
             "one to quantize it by, which files do not have; call sat_tf.explain(model, "
             "policy).",
         )
+    if image_size is not None and not source.network.problems:
+        sides: Any = (image_size, image_size) if is_integer(image_size) else image_size
+        network = sized(source.network, sides)
+        network.output_names = source.network.output_names
+        source = dataclasses.replace(source, network=network)
     return plan_of(source, wanted)
 
 

@@ -273,6 +273,21 @@ def test_a_model_without_linear_layers_has_a_plan_with_a_problem():
     assert plan["relu"].export is Export.REFUSED
 
 
+def test_an_image_size_reaches_models_inside_and_leaves_losses_refused():
+    image = keras.Input((None, None, 3))
+    inner = keras.Sequential([keras.Input((None, None, 3)), L.Conv2D(4, 3, name="c")], name="in")
+    model = keras.Model(image, L.Dense(2)(L.GlobalAveragePooling2D()(inner(image))))
+    assert sat_tf.explain(model, image_size=6)["in/c"].multiply_adds == 4 * 4 * 4 * 27
+    model.add_loss(keras.backend.sum(model.output))
+    assert "a loss of its own" in sat_tf.explain(model, image_size=6).problems[0]
+
+
+def test_an_input_without_axes_has_a_plan():
+    number = keras.Input((), name="number")
+    plan = sat_tf.explain(keras.Model(number, L.Dense(2)(L.Reshape((1,))(number))))
+    assert "a shape of () is no picture's" in plan.inputs[0]
+
+
 def test_open_image_sizes_make_multiply_adds_unknown():
     model = float_models.any_image_size()
     plan = sat_tf.explain(model)

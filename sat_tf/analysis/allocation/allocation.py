@@ -32,6 +32,7 @@ ALL_BITS = tuple(range(2, 9))
 # A file may be shorter than the sum over its layers by some tens of bytes: the limit on the sum is
 # raised by so many, so that nothing that fits is left out.
 _BYTES_ASIDE = 64
+_CLIPPING_BYTES = 4  # A tensor of fewer bits than 8 is clipped, by one option more in the file.
 _LARGEST_COST = 1e300  # so that sums of many are finite
 
 
@@ -96,9 +97,15 @@ def make_problem(
     units: dict[str, float] = {}
     unknown = {"bytes": f"there is no file: {choices.file_problem}"}
     if sizes is not None:
+        free = [layer for layer in layers if layer.chooses_activations]
+        # The clipping of a tensor with several readers counts with the first one.
+        first = {layer.tie if layer.tie >= 0 else layer.name: layer for layer in reversed(free)}
+        clipped = {layer.name for layer in first.values() if 8 in layer.activation_bits}
         usage["bytes"] = [
-            sizes.kernel_bytes(layer.name, bits) + (sizes.base if layer is layers[0] else 0)
-            for layer, (bits, _) in options
+            sizes.kernel_bytes(layer.name, bits)
+            + _CLIPPING_BYTES * (layer.name in clipped and of_activations != 8)
+            + (sizes.base if layer is layers[0] else 0)
+            for layer, (bits, of_activations) in options
         ]
     if milliseconds is not None:
         usage["milliseconds"] = milliseconds

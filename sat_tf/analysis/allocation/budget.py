@@ -140,10 +140,11 @@ class Solution:
         return "within the gap" if self.gap else "optimal"
 
 
-def solve(problem: Knapsack) -> Solution | None:
+def solve(problem: Knapsack, *, lowered: float = 0.0) -> Solution | None:
     """Returns the cheapest choice within the limits; None where no choice is within them.
 
-    Limits on integers are kept exactly, others to the part in a million that HiGHS sees.
+    Limits on integers are kept exactly. Where the choice oversteps another one by less than HiGHS
+    sees, it is solved once more with limits that are lowered by that.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -162,13 +163,13 @@ def solve(problem: Knapsack) -> Solution | None:
                 constraints.append(LinearConstraint(differences, 0.0, 0.0))
     for name, limit in problem.limits.items():  # in units in which HiGHS keeps them
         usage = problem.usage[name]
-        scale, margin = float(np.abs(usage).max()) or 1.0, 0.0
+        most = float(np.abs(usage).max())
+        scale, margin = most or 1.0, 0.0
         if np.all(usage == np.rint(usage)):  # as far from the next integer as from this one
             scale, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
             limit = scale * math.floor(limit / scale * (1.0 + _ROUNDING))
-        constraints.append(
-            LinearConstraint(usage[np.newaxis] / scale, -np.inf, limit / scale + margin)
-        )
+        top = limit / scale + margin - lowered * most / scale
+        constraints.append(LinearConstraint(usage[np.newaxis] / scale, -np.inf, top))
     result = milp(
         above / unit,
         integrality=np.ones(len(above)),
@@ -182,8 +183,11 @@ def solve(problem: Knapsack) -> Solution | None:
         raise RuntimeError(f"the solver found no proof: {result.message}")
     bound = math.fsum(least) + float(result.mip_dual_bound) * unit
     chosen = np.array([each[np.argmax(result.x[each])] for each in options])
-    if not problem.within(chosen):
+    if not problem.within(chosen) and lowered:
         raise RuntimeError("the solver oversteps a limit in its last digits; change it a little.")
+    if not problem.within(chosen):
+        kept = solve(problem, lowered=2 * _TOLERANCE)
+        return kept and dataclasses.replace(kept, bound=bound)
     cost = math.fsum(problem.cost[chosen])
     is_optimal = cost - bound <= 2 * _TOLERANCE * unit
     return Solution(chosen, cost, cost if is_optimal else bound)

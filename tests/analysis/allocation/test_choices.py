@@ -254,6 +254,14 @@ def test_limits_are_kept_to_the_last_digit(size):
     assert (found.cost, found.bound) == (4.0, 4.0)
 
 
+def test_a_limit_that_the_solver_would_overstep_has_the_cheapest_choice_within_it():
+    limit = 3.3 * (1.0 - 1e-8)
+    problem = knapsack([[5, 1], [2, 0]], [[[0.5, 2.2], [0.3, 1.1]]], [limit])
+    found = solve(problem)
+    assert (found.chosen.tolist(), found.cost) == ([1, 2], 3.0)
+    assert found.bound <= found.cost
+
+
 def test_the_ends_of_a_limit_are_those_of_each_item():
     usage = [[[1, 4], [3, 2]], [[4, 1], [4, 1]]]
     problem = knapsack([[0, 0], [0, 0]], usage, [100, 5])
