@@ -68,7 +68,7 @@ FUNCTIONS = {
     "rate": lambda x: scaled_gradient(x, 0.5),
     "lsq": lambda x: lsq.quantize_weights(x, 1.0, 3),
     "lsq_plus": lambda x: lsq.quantize_with_offset(x, 0.5, -0.4, 3),
-    "qil": lambda x: qil.QilQuantizer(bits=3).quantized(
+    "qil": lambda x: qil.QilQuantizer(num_bits=3, gradient_factor=1.0).quantized(
         x, {qil.CENTER: tf.constant(1.0), qil.DISTANCE: tf.constant(0.9)}, 3
     ),
     "l1": lambda x: l1.quantize_weights(x, 3),
