@@ -414,16 +414,16 @@ def test_training_that_is_stopped_goes_on_behind_its_last_epoch(told, tmp_path, 
     status, said = told(*words, "--resume")
     assert status == 2
     assert "received no unfinished reconstruction or training, expected one" in said
-    measure, count = sat_tf.qat.finetune._Measuring.on_test_begin, []
+    measure, count = sat_tf.qat.finetune._Trainer.measure, []
 
-    def stopped(self, logs=None):
+    def stopped(*arguments):
         count.append(1)
         if len(count) == 3:  # the start, and an epoch
             os.kill(os.getpid(), signal.SIGINT)
-        return measure(self, logs)
+        return measure(*arguments)
 
     with monkeypatch.context() as stopping:
-        stopping.setattr(sat_tf.qat.finetune._Measuring, "on_test_begin", stopped)
+        stopping.setattr(sat_tf.qat.finetune._Trainer, "measure", stopped)
         status, said = told(*words, "--no-resume")
         assert status == 130
         assert "1 of 3 epochs of the training; the same command goes on" in said
