@@ -17,10 +17,6 @@ _COUNT = "{desc}{postfix}: {n_fmt} done after {elapsed}"
 _LINE = "{desc}{postfix}: {n_fmt} of {total_fmt} done after {elapsed}, about {remaining} left"
 
 
-def no_bar(count: int) -> None:
-    """Advances nothing."""
-
-
 class Progress:
     """What is done of some work, told by any thread."""
 

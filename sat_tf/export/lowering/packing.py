@@ -58,8 +58,6 @@ ALL_PACKINGS: Mapping[str, Packing] = {
     ),
 }
 _BITS_PER_BYTE = 8
-# The paper's grid of 4 bits, whose codes are odd, has its ends so far apart: -15 to 15.
-_ODD_4_BITS = 31
 # The magnitude of an input code.
 _LARGEST_INPUT = 255
 
