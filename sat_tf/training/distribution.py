@@ -14,8 +14,6 @@ from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.training.data.source import Shard
 
 _LAST_PORT = 65_535
-# More than a configuration can have, see `sat_tf.yaml_text`, as JSON.
-_MOST_BYTES = 2**20
 
 
 def make_strategy(name: str) -> tf.distribute.Strategy:
@@ -122,11 +120,16 @@ def from_all_workers(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     shard = shard_of(strategy)
     if shard.workers == 1:
         return [text]
-    content = text.encode()
-    rows = np.zeros((shard.workers, _MOST_BYTES), np.uint8)
-    rows[shard.worker, : len(content)] = np.frombuffer(content, np.uint8)
+    own = np.frombuffer(text.encode(), np.uint8)
     senders = [worker * shard.replicas for worker in range(shard.workers)]
-    (rows,) = _summed(strategy, [rows], senders)
+
+    def gathered(row: np.ndarray) -> np.ndarray:
+        rows = np.zeros((shard.workers, *row.shape), row.dtype)
+        rows[shard.worker] = row
+        return _summed(strategy, [rows], senders)[0]
+
+    longest = gathered(np.array(len(own))).max()
+    rows = gathered(np.pad(own, (0, longest - len(own))))
     return [row.tobytes().rstrip(b"\0").decode() for row in rows]
 
 
