@@ -15,7 +15,7 @@ from pydantic import Field
 
 from sat_tf.exact.certificate.outputs import label_problems
 from sat_tf.exact.certificate.proof import read_tflite
-from sat_tf.exact.litert.processes import refusals
+from sat_tf.exact.litert.processes import refusals, usable_cores
 from sat_tf.exact.litert.runtime import Interface, Runtime
 from sat_tf.exact.operations.graph import Graph, batches, outputs_of, simulate
 from sat_tf.exact.operations.graph_file import read_graph
@@ -187,10 +187,7 @@ def _evaluate(
 ) -> Accuracy:
     start, top = time.perf_counter(), tuple(top)
     check("evaluation", top=(top, _Top), processes=(processes, _Processes))
-    # Not every system tells which cores this process may use.
-    has_affinity = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    count = processes or cores
+    count = processes or usable_cores()
     source, total = _labelled_batches(images, labels, workers=count)
     if total is not None:
         count = max(1, min(count, total))

@@ -120,6 +120,12 @@ class Machine:
         )
 
 
+def usable_cores() -> int:
+    """The number of cores that this process may use; of all where the system does not tell."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+
+
 def this_machine(content: bytes) -> Machine:
     """This machine, and the delegate that LiteRT names on the standard error of a process."""
     if not _found:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sat_tf.exact.litert.processes import usable_cores
 from sat_tf.exact.tflite.preprocessing import Preprocessing
 from sat_tf.files import read_bytes
 from sat_tf.messages import ReadingError
@@ -341,8 +342,7 @@ class PictureSource(ImageSource):
         An error in the graph cannot say which picture it is about: those of a piece that fails are
         decoded once more, one after another, until one is found to name.
         """
-        has_affinity = hasattr(os, "sched_getaffinity")
-        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+        cores = usable_cores()
         size = tf.nest.flatten(pieces.element_spec)[0].shape[0]
         shape = (size, self.image_size, self.image_size, 3)
 
