@@ -224,15 +224,26 @@ class Network:
         is_array = one and np.ndim(images[0]) == len(self[self.inputs[0]].shape) + 1
         return images[0] if is_array else images
 
-    def computed(self, given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Yields each node's tensor in inference, from those of the inputs or of any nodes."""
+    def computed(
+        self,
+        given: Mapping[str, Any],
+        wanted: Collection[str] | None = None,
+        call: Callable[[Node, list[Any]], Any] | None = None,
+    ) -> Iterator[tuple[str, Any]]:
+        """Yields each node's tensor, or the wanted ones, from those of the inputs or of any nodes.
+
+        `call` computes a node from the tensors that it reads; by default as in inference.
+        """
+        call = call or (lambda node, read: call_in_inference(node, node.layer, read))
+        chosen = needed = set(self._nodes if wanted is None else wanted)
+        if wanted is not None:
+            needed = chosen.union(*map(self.before, wanted))
         tensors = dict(given)
         for node in self:
-            if node.name not in tensors:
-                tensors[node.name] = call_in_inference(
-                    node, node.layer, [tensors[name] for name in node.inputs]
-                )
-            yield node.name, tensors[node.name]
+            if node.name in needed and node.name not in tensors:
+                tensors[node.name] = call(node, [tensors[name] for name in node.inputs])
+            if node.name in chosen:
+                yield node.name, tensors[node.name]
             for name in self.last_read_by(node):
                 tensors.pop(name, None)
 

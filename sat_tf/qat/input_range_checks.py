@@ -35,7 +35,7 @@ from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ProblemsError, first_ones, warn
 from sat_tf.pictures import spread_evenly
 from sat_tf.qat.images import Images
-from sat_tf.qat.inputs import computed, kept_inputs
+from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.protocol import PixelQuantizer
@@ -392,15 +392,15 @@ def _measured(
         name: tf.cast(array, network[name].type if name in kept else tf.float32)
         for name, array in fed.items()
     }
-    read = computed(
-        network,
-        tensors,
-        [norm.inputs[0] for norm in norms],
-        lambda node, given: call(node, given if node.takes_list else given[0]),
+    wanted = [norm.inputs[0] for norm in norms]
+    read = dict(
+        network.computed(
+            tensors, wanted, lambda node, given: call(node, given if node.takes_list else given[0])
+        )
     )
     found = []
-    for norm, tensor in zip(norms, read, strict=True):
-        values = tf.cast(tensor, tf.float32)
+    for norm, name in zip(norms, wanted, strict=True):
+        values = tf.cast(read[name], tf.float32)
         moments = tf.nn.moments(values, list(range(values.shape.rank - 1)))
         mean, variance = (value.numpy().astype(np.float64) for value in moments)
         found.append(Statistics(mean, variance, float(inner_layer(norm.layer).epsilon)))

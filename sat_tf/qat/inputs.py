@@ -10,7 +10,7 @@ import tf_keras as keras
 from sat_tf.exact.tflite.input_range import INPUT_TYPES, KEPT_TYPES, PIXELS, Change, InputRange
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Kernel, Role
-from sat_tf.graph.network import Network, Node, call_in_inference
+from sat_tf.graph.network import Network, Node
 from sat_tf.messages import did_you_mean, first_ones
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import output_quantizer
@@ -466,27 +466,5 @@ def _outputs(
     network: Network, images: Mapping[str, np.ndarray], wanted: Sequence[str]
 ) -> list[np.ndarray]:
     tensors = {name: tf.cast(image, network[name].type) for name, image in images.items()}
-    made = computed(
-        network,
-        tensors,
-        wanted,
-        lambda node, read: call_in_inference(node, node.layer, read),
-    )
-    return [tensor.numpy().astype(np.float64) for tensor in made]
-
-
-def computed(
-    network: Network,
-    tensors: Mapping[str, tf.Tensor],
-    wanted: Sequence[str],
-    call: Callable[[Node, list[tf.Tensor]], tf.Tensor],
-) -> list[tf.Tensor]:
-    """The tensors of some names, of those of the inputs; `call` computes a node."""
-    needed = {*wanted}.union(*map(network.before, wanted))
-    found = dict(tensors)
-    for node in network:
-        if node.name in needed and node.name not in found:
-            found[node.name] = call(node, [found[name] for name in node.inputs])
-            for name in network.last_read_by(node) - {*wanted}:
-                del found[name]
-    return [found[name] for name in wanted]
+    made = dict(network.computed(tensors, wanted))
+    return [made[name].numpy().astype(np.float64) for name in wanted]
