@@ -17,6 +17,7 @@ from sat_tf.commands.options import add_outputs, write_outputs
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, asked_policy, with_input_range
 from sat_tf.commands.quantize import expect_float
+from sat_tf.exact.tflite.input_range import INPUT_TYPES
 from sat_tf.messages import IN_A_VIEWER, RunError, say
 from sat_tf.output_folder import CONFIG
 from sat_tf.qat.policy import BitPolicy
@@ -117,7 +118,7 @@ def _is_guessed(model: "keras.Model", plan: "Plan") -> bool:
 
     network, policy = network_of_layers(model), plan.policy
     return any(
-        "uint8 in the file" in line and not converts_pixels(network, name)
-        for name, line in zip(network.inputs, plan.inputs, strict=True)
-        if not (policy.states_type_of(name) or policy.states_range_of(name))
+        policy.type_of(name) == INPUT_TYPES[0] and not converts_pixels(network, name)
+        for name in network.inputs
+        if not (name in plan.kept or policy.states_type_of(name) or policy.states_range_of(name))
     )

@@ -409,7 +409,14 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
     inputs = input_lines(source.network, policy, kept, is_quantized=is_quantized)
     problems = refused + problems
     name = source.network.name
-    plan = Plan(model=name, policy=policy, rows=(), problems=tuple(problems), inputs=inputs)
+    plan = Plan(
+        model=name,
+        policy=policy,
+        rows=(),
+        problems=tuple(problems),
+        inputs=inputs,
+        kept=frozenset(kept),
+    )
     if placement is None:  # nothing could be decided
         named = by_layer(problems, [node.name for node in source.network])
         reason = "nothing is quantized, because of the problems of the model"

@@ -173,6 +173,7 @@ class Plan(RowTable):
     notes: tuple[str, ...] = ()  # The warnings of the export.
     # What each input of the model is fed, and what the file takes for it.
     inputs: tuple[str, ...] = ()
+    kept: frozenset[str] = frozenset()  # The inputs that only layers left float read, as they are.
     # The operators of the file that the NPU it is for leaves to the CPU, or that TFLite Micro
     # refuses.
     cpu_fallback: tuple[CpuFallback, ...] = ()

@@ -75,7 +75,7 @@ def plain(value: Any) -> Cell:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """A template with its values filled in, as a value for another one."""
+    """A template with its values filled in: a page, or a value for another template."""
     return Markup(_environment().get_template(template).render(values))
 
 
