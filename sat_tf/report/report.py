@@ -119,7 +119,7 @@ def _accuracies(results: Results) -> str:
 def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
     """The values of the report's template that a training fills."""
     title, number = results.score.title, digits(".4g")
-    score = f"{title.capitalize()} (%)"
+    score = f"{title.capitalize()} in percent"
     metrics = {
         "epoch": Metric("epoch"),
         "learning_rate": Metric("learning rate", number),

@@ -166,7 +166,7 @@ def files(tmp_path_factory):
     model_of_small_range().save(folder / "float.keras")
     model_of_small_range(inside=True).save(folder / "rescaled.keras")
     model_of_one_range(NAMED["tf"]).save(folder / "one.keras")
-    images = small_images(train=1, test=64)
+    images = small_images(train=1, test=128)
     write_pictures(folder / "photos", images.test_images, images.test_labels)
     policy = BitPolicy(weight_bits=8, activation_bits=8, input_range=(0, 1))
     quantized = sat_tf.quantize_model(model_of_small_range(), policy)
