@@ -70,8 +70,13 @@ def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
         kernel, axes = layer_kinds.kernel_of(layer), layer_kinds.find_support(layer).channel_axes
         shape = tuple(kernel.shape)
         channels = int(np.prod([shape[axis] for axis in axes]))
-        # Channels with their own ranges have their own scales.
-        scales = np.linspace(1.0, 2.0, channels) if quantizer.channels_differ else np.ones(channels)
+        # Channels with ranges of their own have scales of their own, and so have those whose
+        # normalization is folded: its statistics, neutral before training, differ after it.
+        differ = quantizer.channels_differ or any(
+            layer_kinds.find_kind(inner_layer(reader.layer)).role is Role.NORM
+            for reader in network.consumers(node.name)
+        )
+        scales = np.linspace(1.0, 2.0, channels) if differ else np.ones(channels)
         inside = [axis for axis, size in enumerate(shape) if axis not in axes and size > 1]
         codes = np.zeros((), np.int16)
         if quantizer.num_bits is not None and inside:
@@ -354,6 +359,7 @@ _OPERATOR = 71
 _CONSTANT = 151
 # An input or output beside the first takes these.
 _END = 200
+_ZERO_POINT = 8
 
 
 def bytes_of(deployed: Deployment) -> dict[str, int]:
@@ -366,6 +372,9 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
     images = deployed.graph.images
     ends = len(images) - 1 + len(deployed.graph.more_outputs)
     header = _HEADER + ends * _END + 4 * sum(len(image.name) for image in images)
+    # The zero points of kernels are all 0: those of equal length are in the file once.
+    linear = linear_operations(deployed.graph.operations)
+    header += _ZERO_POINT * sum({operation.stored_scales().size for operation in linear})
     heads = {
         name: layer
         for layer in deployed.linear_layers

@@ -1,12 +1,18 @@
-"""The bytes of a file before there is a model to write: the file, with other numbers in it."""
+"""The bytes of a file before there is a model to write: the file itself, with other numbers in it.
 
+A file is as long as its graph makes it, whatever its weights are: the graph is lowered and packed
+as by the export, with kernels that differ from layer to layer, and the file written to memory.
+"""
+
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import tf_keras as keras
 
 from sat_tf.exact.operations.graph import Graph
-from sat_tf.exact.operations.linear import linear_operations
+from sat_tf.exact.operations.linear import Linear, linear_operations
 from sat_tf.export.lowering.layers import KernelOutline, find_problems
 from sat_tf.export.lowering.packing import FileSettings, NothingPackedError, pack_graph
 from sat_tf.export.lowering.trace import trace
@@ -22,7 +28,8 @@ from sat_tf.qat.policy import BitPolicy
 def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> int:
     """Returns the length of the file that `export_tflite` will write of a model, in bytes.
 
-    It is exact for integer files of default settings whose clipping levels are all different.
+    It is exact for integer files of default settings whose clipping levels are all different, as
+    after training: between two tensors with equal levels the file needs no operator.
     """
     network = _previewed(read_source(model, processor=policy.processor), policy)
     settings = FileSettings(pack=pack, output_type=None, target=policy.processor.name)
@@ -31,9 +38,12 @@ def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> 
 
 
 class FileSizes:
-    """The bytes of a model's file for every choice of bits: its kernels, and all else.
+    """The bytes of a model's file for every choice of bits, as a sum over its layers.
 
-    The sum is exact but for alignment, and for what a file has once for layers of one storage.
+    The graph is lowered once for each number of weight bits, in all layers; the file of a mixture
+    takes each linear operation from the graph of its own bits. What a layer adds is measured by
+    changing its bits alone. The sum is the file's length but for alignment, and for entries that a
+    file has once for all layers.
     """
 
     def __init__(
@@ -46,7 +56,7 @@ class FileSizes:
     ) -> None:
         target = policy_at(weight_bits[0]).processor.name
         self._settings = FileSettings(pack=pack, output_type=None, target=target)
-        self._graphs: dict[int | None, Graph] = {}
+        self._graphs: dict[int, Graph] = {}
         refused: list[NothingPackedError] = []
         for bits in weight_bits:
             network = _previewed(source, policy_at(bits))
@@ -58,27 +68,65 @@ class FileSizes:
             self._graphs[bits] = graph
         if len(refused) == len(self._graphs):
             raise refused[0]
-        self._some = self._graphs[weight_bits[0]]
         # The operations of each layer, by their places in the graph.
         self._places = _linear_places(network, graph)
-        content = planned_content(self._some, self._places, self._settings)
-        kernels = sum(self.kernel_bytes(layer, weight_bits[0]) for layer in self._places)
-        self.base = len(content) - kernels
+        # Every second layer is stored in as few bits as it can be, so that what a file has once
+        # for a storage is in the base, and not counted for each layer.
+        self._mixed = {
+            layer: (min, max)[index % 2](
+                weight_bits, key=functools.partial(self.stored_bits, layer)
+            )
+            for index, layer in enumerate(self._places)
+        }
+        self.base = self._length(self._mixed)
+        self._added: dict[tuple[str, int], int] = {}
 
     def tensors(self) -> dict[str, list[str]]:
         """Returns the tensors of the file that the linear operations of each layer make."""
-        in_file = names_in_file(self._some, self._settings)
+        in_file = names_in_file(next(iter(self._graphs.values())), self._settings)
         outputs = {
-            layer: [self._some.operations[place].output for place in places]
-            for layer, places in self._places.items()
+            layer: [operation.output for operation in self._operations(layer, None)]
+            for layer in self._places
         }
         return {layer: [in_file.get(n, n) for n in names] for layer, names in outputs.items()}
 
+    def stored_bits(self, layer: str, bits: int | None) -> int:
+        """Returns how many bits of the file each weight of a layer takes, chosen for or not."""
+        return int(self._operations(layer, bits)[0].storage.value)
+
     def kernel_bytes(self, layer: str, bits: int | None) -> int:
         """Returns the bytes of a layer's codes in the file; calls of one layer share them."""
-        graph = self._graphs.get(bits, self._some)
-        (operation,) = linear_operations([graph.operations[self._places[layer][0]]])
+        operation = self._operations(layer, bits)[0]
         return -(-operation.kernel.size * operation.storage.value // 8)
+
+    def added(self, layer: str, bits: int | None) -> int:
+        """Returns the bytes that a layer adds to the base, negative ones too."""
+        if bits not in self._graphs:
+            return 0
+        stored = layer, self.stored_bits(layer, bits)
+        if stored not in self._added:  # bits that are stored alike give the same file
+            self._added[stored] = self._length({**self._mixed, layer: bits}) - self.base
+        return self._added[stored]
+
+    def _length(self, bits: Mapping[str, int]) -> int:
+        """Returns the bytes of the file with these weight bits of layers.
+
+        What stands before the root table, whose place the first four bytes say, has the same
+        length but for its alignment, which would not add up: it counts as the most that it is.
+        """
+        graph = next(iter(self._graphs.values()))
+        operations = list(graph.operations)
+        for layer, own in bits.items():
+            for index in self._places[layer]:
+                operations[index] = self._graphs[own].operations[index]
+        graph = dataclasses.replace(graph, operations=tuple(operations))
+        content = planned_content(graph, self._places, self._settings)
+        return len(content) - int.from_bytes(content[:4], "little") + _LONGEST_HEAD
+
+    def _operations(self, layer: str, bits: int | None) -> list[Linear]:
+        some = next(iter(self._graphs.values()))
+        graph = some if bits is None else self._graphs.get(bits, some)
+        return linear_operations(graph.operations[index] for index in self._places[layer])
 
 
 def _previewed(source: Source, policy: BitPolicy) -> Network:
@@ -96,12 +144,15 @@ def _lowered(network: Network, kernels: Mapping[str, KernelOutline]) -> Graph:
 
 # Above all codes of kernels, and of what the export adds for itself.
 _FIRST_MARK = 1000
+# The root table begins here, with its offset, identifier, layout and alignment before it.
+_LONGEST_HEAD = 32
 
 
 def _linear_places(network: Network, graph: Graph) -> dict[str, list[int]]:
     """The places of each layer's linear operations in a graph, by the names of layers.
 
-    Folding may change the signs of codes, but not their magnitudes, which mark the layers here.
+    Folding may change the signs of codes, but not their magnitudes: the graph is lowered once more,
+    with kernels that have nothing but the number of their layer in them.
     """
     outlines = kernel_outlines(network)
     marks = {

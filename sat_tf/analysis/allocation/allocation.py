@@ -44,6 +44,7 @@ class BitProblem:
     options: Sequence[tuple[LayerChoices, Choice]]  # Those of the knapsack.
     knapsack: Knapsack  # What is used whatever is chosen counts with the first item.
     units: Mapping[str, float]  # What each quantity is counted in.
+    kernel_bytes: np.ndarray  # In the file but for its alignment; of each option.
 
     def chosen(self, options: np.ndarray) -> dict[str, Choice]:
         """Returns the bits of each layer."""
@@ -57,11 +58,18 @@ class BitProblem:
         return solve(dataclasses.replace(self.knapsack, limits=limits))
 
     def smallest(self) -> Solution | None:
-        """Returns the cheapest of the choices with the fewest bytes."""
+        """Returns the cheapest of the choices with the fewest bytes of kernels.
+
+        By the sum of what each kernel adds, a small one may be lost in the file's alignment.
+        """
         limits = {name: limit for name, limit in self.knapsack.limits.items() if name != "bytes"}
-        lengths = self.knapsack.usage["bytes"]
-        fewest = solve(dataclasses.replace(self.knapsack, cost=lengths, limits=limits))
-        return fewest and self.cheapest(fewest.cost)
+        knapsack = dataclasses.replace(
+            self.knapsack, usage={**self.knapsack.usage, "bytes": self.kernel_bytes}
+        )
+        fewest = solve(dataclasses.replace(knapsack, cost=self.kernel_bytes, limits=limits))
+        return fewest and solve(
+            dataclasses.replace(knapsack, limits={**limits, "bytes": fewest.cost})
+        )
 
     def refusal(self, fewest_bytes: float = 0.0) -> ProblemsError:
         """Returns the error that no choice keeps the limits; no file is shorter than the bytes."""
@@ -96,16 +104,20 @@ def make_problem(
     usage: dict[str, Sequence[float]] = {}
     units: dict[str, float] = {}
     unknown = {"bytes": f"there is no file: {choices.file_problem}"}
+    kernel_bytes = np.zeros(len(options))
     if sizes is not None:
         free = [layer for layer in layers if layer.chooses_activations]
         # The clipping of a tensor with several readers counts with the first one.
         first = {layer.tie if layer.tie >= 0 else layer.name: layer for layer in reversed(free)}
         clipped = {layer.name for layer in first.values() if 8 in layer.activation_bits}
+        clipping = [
+            _CLIPPING_BYTES * (layer.name in clipped and bits != 8) for layer, (_, bits) in options
+        ]
+        kernel_bytes += clipping
+        kernel_bytes += [sizes.kernel_bytes(layer.name, bits) for layer, (bits, _) in options]
         usage["bytes"] = [
-            sizes.kernel_bytes(layer.name, bits)
-            + _CLIPPING_BYTES * (layer.name in clipped and of_activations != 8)
-            + (sizes.base if layer is layers[0] else 0)
-            for layer, (bits, of_activations) in options
+            sizes.added(layer.name, bits) + (sizes.base if layer is layers[0] else 0) + clips
+            for (layer, (bits, _)), clips in zip(options, clipping, strict=True)
         ]
     if milliseconds is not None:
         usage["milliseconds"] = milliseconds
@@ -144,7 +156,7 @@ def make_problem(
             absolute[name] = float(limit[:-1]) / 100.0 * knapsack.ends(name)[1]
         else:
             absolute[name] = limit * units[name]
-    return BitProblem(choices, options, knapsack, units)
+    return BitProblem(choices, options, knapsack, units, kernel_bytes)
 
 
 def costs_of_sensitivity(measured: Sensitivity, layers: Sequence[LayerChoices]) -> list[float]:

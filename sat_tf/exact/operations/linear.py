@@ -204,7 +204,7 @@ class Linear(Operation):
             self.is_builtin,
             depth=depth,
             is_grouped=is_convolution and self.kernel.shape[-1] != shapes[0][-1],
-            one_scale=self.is_product and self._stored_scales().size == 1,
+            one_scale=self.is_product and self.stored_scales().size == 1,
             is_small_depthwise=self.kind is LinearKind.DEPTHWISE
             and windows.is_small_depthwise(self.kernel.shape[:2], *shapes, self.window),
         )
@@ -221,7 +221,7 @@ class Linear(Operation):
         """Kernel and bias, the DEQUANTIZE of a float head's kernel, and the operator."""
         kernel, storage = self.kernel, self.storage
         operator = _OPERATORS[self.operator_kind]
-        scales = self._stored_scales()
+        scales = self.stored_scales()
         if self.kind is LinearKind.DEPTHWISE:
             kernel = kernel[np.newaxis]
         if self.pixelwise:
@@ -261,7 +261,7 @@ class Linear(Operation):
             options["depthMultiplier"] = kernel.shape[-1] // inputs
         writer.operator(operator, reads, self.output, **options)
 
-    def _stored_scales(self) -> np.ndarray:
+    def stored_scales(self) -> np.ndarray:
         """The scales of the kernel in the file: one of a matrix whose rows share it."""
         scales = self.scales.astype(np.float32)
         # XNNPACK takes matrices of 2 bits only with a scale for each row.
@@ -344,7 +344,7 @@ class Linear(Operation):
 
     def constant_bytes(self, *, shares_kernel: bool) -> int:
         """Codes, a bias, and the scales of both."""
-        count = self._stored_scales().size
+        count = self.stored_scales().size
         codes = 0 if shares_kernel else math.ceil(self.kernel.size * self.storage.value / 8)
         data = codes + _SCALE_BYTES * count + _BIAS_BYTES * self.bias.size
         return int(data + (_DEQUANTIZE_BYTES if self.real else _SCALE_BYTES * count))
