@@ -386,8 +386,11 @@ def _fitting(
 ) -> tuple[Solution, BitPolicy, int | None]:
     """Returns the cheapest solution whose file keeps its limit, its policy, and those bytes."""
     limit = problem.knapsack.limits.get("bytes", math.inf)
-    solution, lengths = problem.cheapest(limit + _BYTES_ASIDE), dict[bytes, int]()
+    lengths: dict[bytes, int] = {}
+    solution = problem.cheapest(limit + _BYTES_ASIDE)
     bound = solution.bound if solution else 0.0
+    if solution is None and math.isfinite(limit):
+        solution = problem.smallest()
     while solution is not None and (key := solution.chosen.tobytes()) not in lengths:
         policy = problem.choices.policy_of(problem.chosen(solution.chosen))
         if problem.choices.sizes is None:
