@@ -81,7 +81,8 @@ class BitProblem:
         problems = [
             f"{name}={LIMITS[name].show(limits[name] / self.units[name])}: the "
             f"smallest possible is {LIMITS[name].show(least[name] / self.units[name])}"
-            f"{'' if too_low else ', without the others'}."
+            f"{'' if too_low else ', without the others'}"
+            f"{' (some bytes more or less)' if name == 'bytes' and not fewest_bytes else ''}."
             for name in too_low or least
         ]
         return ProblemsError(
