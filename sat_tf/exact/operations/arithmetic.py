@@ -23,19 +23,19 @@ def _sloped(call: Call) -> np.ndarray:
 def _batch_product(call: Call) -> np.ndarray:
     """Matrix products of two tensors, or of one and a constant."""
     turned = call.options["adjX"], call.options["adjY"]
-    one, other = (
+    x_codes, y_codes = (
         np.swapaxes(call.codes(index), -1, -2) if turn else call.codes(index)
         for index, turn in enumerate(turned)
     )
-    sums = (one.astype(np.float64) @ other.astype(np.float64)).astype(np.int64)  # exact
-    first, second, output = call.grid(0).scale, call.grid(1).scale, call.output.scale
+    sums = (x_codes.astype(np.float64) @ y_codes.astype(np.float64)).astype(np.int64)  # exact
+    x_scale, y_scale, output_scale = call.grid(0).scale, call.grid(1).scale, call.output.scale
     if call.kernels in XNNPACK_SETS:
-        work = LinearWork("BATCH_MATMUL", depth=one.shape[-1])
-        scales = first, np.asarray(second), output
+        work = LinearWork("BATCH_MATMUL", depth=x_codes.shape[-1])
+        scales = x_scale, np.asarray(y_scale), output_scale
         return stored_codes(call.kernels.linear(work, sums, scales), call.output)
-    multiplier = float(np.float32(first * second)) / float(output)
-    made = fixed_point.rounded_twice_away(sums, fixed_point.fixed_point(multiplier))
-    return stored_codes(made, call.output)
+    multiplier = float(np.float32(x_scale * y_scale)) / float(output_scale)
+    rounded = fixed_point.rounded_twice_away(sums, fixed_point.fixed_point(multiplier))
+    return stored_codes(rounded, call.output)
 
 
 _NORMALS, _NORMAL_BITS = Codes(np.float32(1 / 128), 0), 7
@@ -64,8 +64,8 @@ def _quotient(call: Call) -> np.ndarray:
     ratio = np.float32(call.grid(0).scale / np.float32(call.grid(1).scale * call.output.scale))
     multiplier = fixed_point.fixed_point(float(ratio))
     high = fixed_point.high_product(wide, multiplier.mantissas)
-    made = fixed_point.shifted_in_int32(high, bits + headroom - multiplier.exponents)
-    return stored_codes(made, call.output)
+    quotients = fixed_point.shifted_in_int32(high, bits + headroom - multiplier.exponents)
+    return stored_codes(quotients, call.output)
 
 
 _SQUARE_BITS = 7  # with which a difference is taken before it is squared
@@ -74,15 +74,15 @@ _SQUARE_BITS = 7  # with which a difference is taken before it is squared
 def _squared_difference(call: Call) -> np.ndarray:
     """The square of a difference, which is taken as that of a sum, with fewer bits."""
     scales, output = [call.grid(index).scale for index in (0, 1)], call.output
-    first, second = (
+    minuends, subtrahends = (
         fixed_point.rounded_twice_away(call.codes(index) << _SQUARE_BITS, multiplier)
         for index, multiplier in enumerate(fixed_point.summand_multipliers(scales))
     )
     widest = 2.0 * float(max(scales))
     ratio = widest**2 / float(np.float32(1 << 2 * _SQUARE_BITS) * output.scale)
-    squares = (first - second) ** 2
-    made = fixed_point.rounded_twice_away(squares, fixed_point.fixed_point(ratio))
-    return stored_codes(made, output)
+    squares = (minuends - subtrahends) ** 2
+    rounded = fixed_point.rounded_twice_away(squares, fixed_point.fixed_point(ratio))
+    return stored_codes(rounded, output)
 
 
 def _axes(call: Call) -> tuple[tuple[int, ...], int]:
@@ -98,8 +98,8 @@ def _total(call: Call) -> np.ndarray:
     source, output = call.grid(), call.output
     sums = np.sum(call.arrays[0], axes, np.int64, keepdims=bool(call.options["keepDims"]))
     scales, zeros = (source.scale, output.scale), (source.zero_point, output.zero_point)
-    made = call.kernels.total(np.asarray(sums), count, scales, zeros)
-    return np.clip(made, output.lowest, output.highest).astype(np.int32)
+    totals = call.kernels.total(np.asarray(sums), count, scales, zeros)
+    return np.clip(totals, output.lowest, output.highest).astype(np.int32)
 
 
 def _product(call: Call) -> np.ndarray:
@@ -111,11 +111,11 @@ def _product(call: Call) -> np.ndarray:
     ratio = float(call.grid().scale) / float(output.scale) ** (1.0 / count)
     multiplier, codes = fixed_point.fixed_point(ratio), call.codes()
     last = np.moveaxis(codes, axes, range(-len(axes), 0))
-    first, *others = np.moveaxis(last.reshape(*last.shape[: -len(axes)], -1), -1, 0)
-    for other in others:
-        first = fixed_point.rounded_in_int64(first * other, multiplier)
-    made = stored_codes(fixed_point.rounded_in_int64(first, multiplier), output)
-    return np.expand_dims(made, axes) if keeps else made
+    products, *factors = np.moveaxis(last.reshape(*last.shape[: -len(axes)], -1), -1, 0)
+    for factor in factors:
+        products = fixed_point.rounded_in_int64(products * factor, multiplier)
+    stored = stored_codes(fixed_point.rounded_in_int64(products, multiplier), output)
+    return np.expand_dims(stored, axes) if keeps else stored
 
 
 _LOGARITHMS = Codes(np.float32(1 / 16), 127)
