@@ -60,8 +60,8 @@ class Graph:
 
     def ends_process(self, kernels: KernelSet) -> str | None:
         """Why kernels may end the process that runs the graph; None where they do not."""
-        found = (operation.ends_process(self, kernels) for operation in self.operations)
-        return next(filter(None, found), None)
+        reasons = (operation.ends_process(self, kernels) for operation in self.operations)
+        return next(filter(None, reasons), None)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -108,8 +108,8 @@ class Graph:
     @property
     def integer_tensors(self) -> tuple[str, ...]:
         """The tensors of codes, producers first."""
-        made = [operation.output for operation in self.operations]
-        return tuple(name for name in made if self.tensors[name].codes is not None)
+        output_names = [operation.output for operation in self.operations]
+        return tuple(name for name in output_names if self.tensors[name].codes is not None)
 
 
 def graph_table(graph: Graph) -> Group:
@@ -185,15 +185,15 @@ def simulate(
 
     Of tensors that are `given`, such as a runtime's of layers left float, these are read instead.
     """
-    known = {**by_name(images, graph), **(given or {})}
+    feeds = {**by_name(images, graph), **(given or {})}
     tensors: dict[str, np.ndarray] = {}
     for operation in graph.operations:
-        name = operation.output
-        if not operation.is_simulated and name in known:
-            tensors[name] = known[name]
+        output = operation.output
+        if not operation.is_simulated and output in feeds:
+            tensors[output] = feeds[output]
         else:
-            inputs = [known[one] if one in known else tensors[one] for one in operation.inputs]
-            tensors[name] = operation.simulate(graph, *inputs)
+            inputs = [feeds[name] if name in feeds else tensors[name] for name in operation.inputs]
+            tensors[output] = operation.simulate(graph, *inputs)
     return tensors
 
 
@@ -208,14 +208,16 @@ def simulate_on(
     inputs = by_name(images, graph)
     tensors: dict[str, np.ndarray] = {}
     for operation in graph.operations:
-        name, same = operation.output, known[operation.output]
-        read = [inputs[one] if one in inputs else tensors[one] for one in operation.inputs]
-        moved = any(one in tensors and tensors[one] is not known[one] for one in operation.inputs)
-        if not operation.is_simulated or not (moved or name in changing):
-            tensors[name] = same
+        output, same = operation.output, known[operation.output]
+        arrays = [inputs[name] if name in inputs else tensors[name] for name in operation.inputs]
+        moved = any(
+            name in tensors and tensors[name] is not known[name] for name in operation.inputs
+        )
+        if not operation.is_simulated or not (moved or output in changing):
+            tensors[output] = same
             continue
-        made = operation.simulate(graph, *read)
-        tensors[name] = same if np.array_equal(made, same) else made
+        simulated = operation.simulate(graph, *arrays)
+        tensors[output] = same if np.array_equal(simulated, same) else simulated
     return tensors
 
 
@@ -227,7 +229,7 @@ def batches(images: Pixels, graph: Graph) -> list[Pixels]:
     """
     largest = max(int(np.prod(tensor.shape)) for tensor in graph.tensors.values())
     size = int(np.clip(_VALUES_PER_BATCH // (4 * max(largest, 1)), 1, _LARGEST_BATCH))
-    if graph.float_layers or any(one.takes_one_image for one in graph.operations):
+    if graph.float_layers or any(operation.takes_one_image for operation in graph.operations):
         size = 1
     starts = range(0, number_of(images), size)
     return [some_of(images, start, start + size) for start in starts]
