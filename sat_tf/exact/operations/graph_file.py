@@ -83,8 +83,8 @@ def read_graph(content: bytes, name: str) -> Graph:
             if not isinstance(layers, dict):  # older files list layers, the names of their tensors
                 layers = {tensor: tensor for tensor in layers}
             by_tensor = {str(tensor): str(layer) for tensor, layer in layers.items()}
-            found = _graph(contents, name, by_tensor)
-            return dataclasses.replace(found, keys=signature_names(model))
+            graph = _graph(contents, name, by_tensor)
+            return dataclasses.replace(graph, keys=signature_names(model))
     except NotUnderstoodError as error:
         raise ValueError(
             f"{name}: received a file that sat_tf.export_tflite did not write ({error}), expected "
@@ -123,8 +123,8 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
     for index, operator in enumerate(contents.operators):
         view = OperatorView(operator, progress)
         if layer_of(operator, progress) is not None:
-            if (made := FloatLayerOperator.read(view)) is not None:
-                _add(made, view)
+            if (reading := FloatLayerOperator.read(view)) is not None:
+                _add(reading, view)
             continue
         try:
             if (operation := read_operation(view, is_own=True)) is not None:
@@ -136,10 +136,10 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
         if end.name not in progress.tensors:
             raise NotUnderstoodError(f"nothing makes its output {end.name}")
     # Runtimes leave out an operator for nothing, so that there are no codes to compare.
-    read = {one.name for operator in contents.operators for one in operator.reads}
-    read |= {end.name for end in contents.outputs}
+    read_names = {tensor.name for operator in contents.operators for tensor in operator.reads}
+    read_names |= {end.name for end in contents.outputs}
     for index, operator in enumerate(contents.operators):
-        if read.isdisjoint(one.name for one in operator.outputs):
+        if read_names.isdisjoint(output.name for output in operator.outputs):
             raise NotUnderstoodError(
                 f"operator {index}, {operator.name}: nothing reads what it makes"
             )
@@ -161,27 +161,25 @@ def _assembled(contents: Contents, name: str, progress: Progress) -> Graph:
 
 def input_image(found: StoredTensor, progress: Progress) -> Image:
     """An input of a file as those who give it images see it, once its operators are read."""
-    shape, kind = found.shape[1:], found.type.lower()
+    shape, dtype = found.shape[1:], found.type.lower()
     if found.scales.size:
-        return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=kind)
+        return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=dtype)
     readers = [operation for operation in progress.operations if found.name in operation.inputs]
     if found.holds_numbers or not any(reader.is_simulated for reader in readers):
-        return Image(found.name, shape, None, type=kind)
+        return Image(found.name, shape, None, type=dtype)
     # Its codes, where the first operation on it quantizes it.
     for operation in (reader for reader in readers if reader.is_simulated):
         codes = progress.tensors[operation.output].codes
         if codes:
-            return Image(found.name, shape, codes.scale, codes.zero_point, type=kind)
-    return Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=kind)
+            return Image(found.name, shape, codes.scale, codes.zero_point, type=dtype)
+    return Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=dtype)
 
 
 def read_operation(view: OperatorView, *, is_own: bool) -> Operation | None:
     """Adds the operation that an operator stands for; None where others of its operators follow."""
     operator, progress = view.stored, view.progress
-    kinds = [
-        kind for kind in OPERATIONS if operator.name in (kind.writes if is_own else kind.reads)
-    ]
-    if not kinds:
+    classes = [cls for cls in OPERATIONS if operator.name in (cls.writes if is_own else cls.reads)]
+    if not classes:
         raise NotUnderstoodError("not an operator of sat-tf")
     if len(operator.outputs) != 1 or not operator.inputs:
         raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
@@ -190,20 +188,20 @@ def read_operation(view: OperatorView, *, is_own: bool) -> Operation | None:
         raise NotUnderstoodError("its tensor has no name")
     if output.name in progress.known or output.values is not None:
         raise NotUnderstoodError("something else has made its tensor")
-    kind = next((each for each in kinds if each.recognizes(view)), None)
-    if kind is None:
+    operation_class = next((cls for cls in classes if cls.recognizes(view)), None)
+    if operation_class is None:
         raise NotUnderstoodError("no operation of sat-tf has it in this form")
-    made = kind.read(view)
-    if made is None:
+    reading = operation_class.read(view)
+    if reading is None:
         return None
     if is_own:
-        made[0].expect_own_form(view)
-    _add(made, view)
-    return made[0]
+        reading[0].expect_own_form(view)
+    _add(reading, view)
+    return reading[0]
 
 
-def _add(made: tuple[Operation, Codes | None], view: OperatorView) -> None:
-    (operation, codes), output = made, view.stored.outputs[-1]
+def _add(reading: tuple[Operation, Codes | None], view: OperatorView) -> None:
+    (operation, codes), output = reading, view.stored.outputs[-1]
     view.progress.operations.append(operation)
     view.progress.tensors[output.name] = Tensor(output.name, output.shape[1:], codes)
 
@@ -221,15 +219,15 @@ def _check_shape(operation: Operation, progress: Progress) -> None:
     for array in images:
         array[1:] = 1
     try:
-        made = operation.simulate(graph, *images)
-        second = operation.simulate(graph, *(array[1:] for array in images))
+        result = operation.simulate(graph, *images)
+        second_result = operation.simulate(graph, *(array[1:] for array in images))
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:
         raise NotUnderstoodError(f"its tensors do not fit each other: {error}") from error
-    if made.shape[1:] != shapes[operation.output]:
+    if result.shape[1:] != shapes[operation.output]:
         raise NotUnderstoodError(
-            f"its tensor has the shape {shapes[operation.output]}, expected {made.shape[1:]}"
+            f"its tensor has the shape {shapes[operation.output]}, expected {result.shape[1:]}"
         )
-    if not np.array_equal(made[1:], second):
+    if not np.array_equal(result[1:], second_result):
         raise NotUnderstoodError("it moves values from one image to another")
 
 
@@ -273,10 +271,14 @@ def read_foreign(content: bytes, name: str) -> ForeignFile:
 
 def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress) -> str | None:
     """Reads an operator for one of the tensors that it makes; why it is not simulated, or None."""
-    known, count = dict(progress.tensors), len(progress.operations)
+    tensors_before, count = dict(progress.tensors), len(progress.operations)
     output = operator.outputs[place]
-    others = [one for one in operator.reads if one.data is None and one.name not in progress.known]
-    others = [one for one in others if one.name not in progress.pending]
+    unknown = [
+        tensor
+        for tensor in operator.reads
+        if tensor.data is None and tensor.name not in progress.known
+    ]
+    unknown = [tensor for tensor in unknown if tensor.name not in progress.pending]
     try:
         row = ROWS.get(operator.name)
         if len(operator.outputs) != 1 and not (row and row.makes_several):
@@ -285,15 +287,15 @@ def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress
         read_operation(view, is_own=False)
         return None
     except NotUnderstoodError as error:
-        reason = f"it reads {others[0].type} values" if others else str(error)
+        reason = f"it reads {unknown[0].type} values" if unknown else str(error)
     except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         why = shortened(printable(f"{type(error).__name__}: {error}"), _MOST_OF_A_REASON)
         reason = f"its options or its tensors are not those that its kernels take ({why})"
     progress.tensors.clear()
-    progress.tensors.update(known)
+    progress.tensors.update(tensors_before)
     del progress.operations[count:]
-    read = tuple(one.name for one in operator.reads if one.name in progress.known)
-    progress.operations.append(NotSimulated(read, output.name, operator.name))
+    read_names = tuple(tensor.name for tensor in operator.reads if tensor.name in progress.known)
+    progress.operations.append(NotSimulated(read_names, output.name, operator.name))
     _note(output, progress)
     return reason
 
