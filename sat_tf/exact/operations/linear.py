@@ -72,7 +72,7 @@ class Linear(Operation):
     num_constants = 2  # codes and a bias
     rounds = True
     # DEQUANTIZE makes the kernel of a float head.
-    reads = (*(kind.value for kind in LinearKind), "DEQUANTIZE")
+    reads = (*(linear_kind.value for linear_kind in LinearKind), "DEQUANTIZE")
 
     @property
     def is_builtin(self) -> bool:
@@ -148,9 +148,9 @@ class Linear(Operation):
         """See `Operation`; "x8" where the codes are stored multiplied by that."""
         factors = weight_factors(self)
         codes = self.kernel // self.along_channels(factors)
-        found = sorted({int(factor) for factor in factors if factor > 1})
-        several = f" x{found[0]}-{found[-1]}" if found else ""
-        shared = f" x{found[0]}" if len(found) == 1 else several
+        distinct_factors = sorted({int(factor) for factor in factors if factor > 1})
+        several = f" x{distinct_factors[0]}-{distinct_factors[-1]}" if distinct_factors else ""
+        shared = f" x{distinct_factors[0]}" if len(distinct_factors) == 1 else several
         packed = "" if self.storage.value == 8 else f", {self.storage.name}"
         return f"{np.min(codes)} to {np.max(codes)}{shared}{packed}"
 
@@ -179,20 +179,20 @@ class Linear(Operation):
         if self.keeps_dimensions is not None:
             # Kernels take a product of one row otherwise than of several, wherever these come from.
             rows = source.reshape(1, -1, self.kernel.shape[-1])
-            made = dataclasses.replace(self, keeps_dimensions=None).simulate(graph, rows)
+            products = dataclasses.replace(self, keeps_dimensions=None).simulate(graph, rows)
             shape = source.shape[:-1] if self.keeps_dimensions else (-1,)
-            return made.reshape(*shape, made.shape[-1])
+            return products.reshape(*shape, products.shape[-1])
         if self.real:
-            made = windows.products(source, self.real_kernel, self.kind, self.window)
-            return np.asarray(made + self.bias.astype(np.float32), np.float32)
+            products = windows.products(source, self.real_kernel, self.kind, self.window)
+            return np.asarray(products + self.bias.astype(np.float32), np.float32)
         zero_point = graph.codes(self.inputs[0]).zero_point
-        found = windows.sums(source, zero_point, self.kernel, self.kind, self.window)
+        sums = windows.sums(source, zero_point, self.kernel, self.kind, self.window)
         exact = np.float64 if self.kind is not LinearKind.DEPTHWISE else np.int64
         output = graph.codes(self.output)
         scales = graph.codes(self.inputs[0]).scale, self.scales, output.scale
-        accumulated = found.astype(exact) + self.bias
-        made = graph.kernels.linear(self.work(graph), accumulated, scales)
-        return stored_codes(made, output)
+        accumulated = sums.astype(exact) + self.bias
+        products = graph.kernels.linear(self.work(graph), accumulated, scales)
+        return stored_codes(products, output)
 
     def work(self, graph: Tensors) -> LinearWork:
         """The facts that kernels choose their rounding by."""
@@ -271,51 +271,51 @@ class Linear(Operation):
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
         """Any linear operator, and the DEQUANTIZE of a constant."""
-        first = operator.stored.inputs[0]
-        return operator.name != "DEQUANTIZE" or (first is not None and first.values is not None)
+        source = operator.stored.inputs[0]
+        return operator.name != "DEQUANTIZE" or (source is not None and source.values is not None)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
         if operator.name == "DEQUANTIZE":
             operator.progress.pending[operator.output.name] = operator.tensor(0)
             return None
-        kind = LinearKind(operator.name)
+        linear_kind = LinearKind(operator.name)
         codes = operator.fused_codes()
         real = codes is None
         operator = _in_usual_order(operator)
         source = operator.source()
-        kernel, scales = _kernel_of(operator, kind, real=real)
+        kernel, scales = _kernel_of(operator, linear_kind, real=real)
         pixelwise, keeps_dimensions = False, None
-        if kind is LinearKind.FULLY_CONNECTED:
+        if linear_kind is LinearKind.FULLY_CONNECTED:
             keeps, shape = bool(operator.option("keepNumDims")), operator.tensor(0).shape
             if len(shape) == (4 if keeps else 2) and shape[0] == 1:
                 pixelwise = keeps
             else:
                 keeps_dimensions = keeps
         if pixelwise:
-            kind, kernel = LinearKind.CONVOLUTION, kernel[:, np.newaxis, np.newaxis]
+            linear_kind, kernel = LinearKind.CONVOLUTION, kernel[:, np.newaxis, np.newaxis]
         bias, has_bias = np.zeros(scales.size, np.int32), operator.has(2)
         if has_bias:
             bias = operator.constant(2, "FLOAT32" if real else "INT32")
         if bias.shape != scales.shape:
             raise NotUnderstoodError(f"its bias is not one of {scales.size} channels")
         window = WHOLE
-        if kind is LinearKind.TRANSPOSED:
+        if linear_kind is LinearKind.TRANSPOSED:
             window = operator.window()
             usual = windows.transposed_size(
                 operator.tensor(0).shape[1:3], kernel.shape[1:3], window
             )
-            made = operator.output.shape[1:3]
-            rows, columns = (found - size for found, size in zip(made, usual, strict=True))
+            lengths = operator.output.shape[1:3]
+            rows, columns = (length - size for length, size in zip(lengths, usual, strict=True))
             window = dataclasses.replace(window, more=(rows, columns))
-        elif not (pixelwise or kind is LinearKind.FULLY_CONNECTED):
+        elif not (pixelwise or linear_kind is LinearKind.FULLY_CONNECTED):
             window = operator.window(dilates=True)
         if has_bias and not real:
             operator.expect_units(scales, error=_FOREIGN_UNIT)
         operation = cls(
             (source,),
             operator.output.name,
-            kind=kind,
+            kind=linear_kind,
             kernel=kernel,
             scales=scales,
             bias=bias if real else bias.astype(np.int64),
@@ -346,8 +346,8 @@ class Linear(Operation):
         """Codes, a bias, and the scales of both."""
         count = self.stored_scales().size
         codes = 0 if shares_kernel else math.ceil(self.kernel.size * self.storage.value / 8)
-        data = codes + _SCALE_BYTES * count + _BIAS_BYTES * self.bias.size
-        return int(data + (_DEQUANTIZE_BYTES if self.real else _SCALE_BYTES * count))
+        num_bytes = codes + _SCALE_BYTES * count + _BIAS_BYTES * self.bias.size
+        return int(num_bytes + (_DEQUANTIZE_BYTES if self.real else _SCALE_BYTES * count))
 
 
 # -- linear operations of a graph ---------------------------------------------------------------
@@ -362,7 +362,7 @@ def map_linear(
     operations: Iterable[Operation], change: Callable[[Linear], Operation]
 ) -> tuple[Operation, ...]:
     """The operations, with every linear one changed."""
-    return tuple(change(one) if isinstance(one, Linear) else one for one in operations)
+    return tuple(change(node) if isinstance(node, Linear) else node for node in operations)
 
 
 # -- multipliers, and what is asked of weights --------------------------------------------------
@@ -401,13 +401,13 @@ def _in_usual_order(operator: OperatorView) -> OperatorView:
         raise NotUnderstoodError("it has no shape")
     if operator.is_constant(0):  # TensorFlow's converter lets files compute it.
         operator.expect_shape(0)
-    _, kernel, source, *others = operator.stored.inputs
-    stored = dataclasses.replace(operator.stored, inputs=(source, kernel, *others))
+    _, kernel, source, *biases = operator.stored.inputs
+    stored = dataclasses.replace(operator.stored, inputs=(source, kernel, *biases))
     return dataclasses.replace(operator, stored=stored)
 
 
 def _kernel_of(
-    operator: OperatorView, kind: LinearKind, *, real: bool
+    operator: OperatorView, linear_kind: LinearKind, *, real: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """Integer codes as `LinearKind` lays them out, and the scale of each output channel."""
     weights = operator.kernel()
@@ -416,9 +416,9 @@ def _kernel_of(
     if weights.values is None or weights.type not in _KERNEL_TYPES:
         raise NotUnderstoodError(f"its kernel {weights.name} is not a constant of {_KERNEL_TYPES}")
     kernel = weights.values.astype(np.int32)
-    dimensions = 2 if kind is LinearKind.FULLY_CONNECTED else 4
-    axis = 3 if kind is LinearKind.DEPTHWISE else 0  # of the output channels
-    if kernel.ndim != dimensions or (kind is LinearKind.DEPTHWISE and len(kernel) != 1):
+    dimensions = 2 if linear_kind is LinearKind.FULLY_CONNECTED else 4
+    axis = 3 if linear_kind is LinearKind.DEPTHWISE else 0  # of the output channels
+    if kernel.ndim != dimensions or (linear_kind is LinearKind.DEPTHWISE and len(kernel) != 1):
         raise NotUnderstoodError(f"its kernel has shape {kernel.shape}")
     channels = kernel.shape[axis]
     shared = weights.scales.size == 1
@@ -427,4 +427,4 @@ def _kernel_of(
     ):
         raise NotUnderstoodError(f"its kernel {weights.name} has no scale for each output channel")
     scales = np.full(channels, weights.scales[0]) if shared else weights.scales
-    return kernel[0] if kind is LinearKind.DEPTHWISE else kernel, scales
+    return kernel[0] if linear_kind is LinearKind.DEPTHWISE else kernel, scales
