@@ -53,7 +53,7 @@ def _strided_slice(
 ) -> np.ndarray:
     """TensorFlow's slices: masks say where a bound does not count, and which axes come or go."""
     index: list[Any] = []
-    for axis, (first, last, step) in enumerate(zip(begin, end, strides, strict=True)):
+    for axis, (begin_bound, end_bound, step) in enumerate(zip(begin, end, strides, strict=True)):
         is_set = {name for name, mask in masks.items() if mask >> axis & 1}
         if offset or {"shrinkAxisMask", "beginMask"} <= is_set:
             raise ValueError("its masks leave open where it begins or ends")
@@ -62,10 +62,10 @@ def _strided_slice(
         elif "newAxisMask" in is_set:
             index.append(None)
         elif "shrinkAxisMask" in is_set:
-            index.append(first)
+            index.append(begin_bound)
         else:
-            start = None if "beginMask" in is_set else first
-            index.append(slice(start, None if "endMask" in is_set else last, step))
+            start = None if "beginMask" in is_set else begin_bound
+            index.append(slice(start, None if "endMask" in is_set else end_bound, step))
     return np.asarray(values[tuple(index)])
 
 
@@ -76,8 +76,8 @@ def _slice_settings(shape: tuple[int, ...], slices: tuple[tuple[int | None, ...]
 
 
 def _split_in_sizes(values: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> list[np.ndarray]:
-    rest = values.shape[axis.item()] - np.sum(sizes[sizes >= 0])
-    whole = np.where(sizes < 0, rest, sizes)
+    remainder = values.shape[axis.item()] - np.sum(sizes[sizes >= 0])
+    whole = np.where(sizes < 0, remainder, sizes)
     return np.split(values, np.cumsum(whole)[:-1], axis.item())
 
 
@@ -128,10 +128,10 @@ def _nearest(
 def _depth_to_space(values: np.ndarray, blockSize: int) -> np.ndarray:
     """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c)."""
     images, rows, columns, channels = values.shape
-    left = channels // blockSize**2
-    blocks = values.reshape(images, rows, columns, blockSize, blockSize, left)
-    beside = blocks.transpose(0, 1, 3, 2, 4, 5)
-    return beside.reshape(images, rows * blockSize, columns * blockSize, left)
+    output_channels = channels // blockSize**2
+    blocks = values.reshape(images, rows, columns, blockSize, blockSize, output_channels)
+    transposed = blocks.transpose(0, 1, 3, 2, 4, 5)
+    return transposed.reshape(images, rows * blockSize, columns * blockSize, output_channels)
 
 
 def _space_to_depth(values: np.ndarray, blockSize: int) -> np.ndarray:
@@ -139,16 +139,16 @@ def _space_to_depth(values: np.ndarray, blockSize: int) -> np.ndarray:
     images, rows, columns, channels = values.shape
     rows, columns = rows // blockSize, columns // blockSize
     blocks = values.reshape(images, rows, blockSize, columns, blockSize, channels)
-    behind = blocks.transpose(0, 1, 3, 2, 4, 5)
-    return behind.reshape(images, rows, columns, channels * blockSize**2)
+    transposed = blocks.transpose(0, 1, 3, 2, 4, 5)
+    return transposed.reshape(images, rows, columns, channels * blockSize**2)
 
 
 def _updated(values: np.ndarray, update: np.ndarray, start: np.ndarray) -> np.ndarray:
     """The values with others in their place from a start on, which is moved so that all fit."""
-    first = np.clip(start, 0, np.array(values.shape) - update.shape)
-    made = values.copy()
-    made[tuple(map(slice, first, first + update.shape))] = update
-    return made
+    corner = np.clip(start, 0, np.array(values.shape) - update.shape)
+    copy = values.copy()
+    copy[tuple(map(slice, corner, corner + update.shape))] = update
+    return copy
 
 
 def _space_to_batch(
@@ -156,24 +156,24 @@ def _space_to_batch(
 ) -> np.ndarray:
     """Each pixel of a block of pixels becomes one of an image of its own."""
     axes = len(sizes)
-    more = [(0, 0), *margins, *[(0, 0)] * (values.ndim - 1 - axes)]
-    whole = _padded(values, np.array(more), zero)
-    counts, rest = whole.shape[1 : 1 + axes] // sizes, whole.shape[1 + axes :]
-    parts = whole.reshape(whole.shape[0], *np.stack([counts, sizes], axis=1).flat, *rest)
+    all_margins = [(0, 0), *margins, *[(0, 0)] * (values.ndim - 1 - axes)]
+    whole = _padded(values, np.array(all_margins), zero)
+    counts, trailing_shape = whole.shape[1 : 1 + axes] // sizes, whole.shape[1 + axes :]
+    blocks = whole.reshape(whole.shape[0], *np.stack([counts, sizes], axis=1).flat, *trailing_shape)
     inner, outer = range(2, 2 + 2 * axes, 2), range(1, 1 + 2 * axes, 2)
-    order = (*inner, 0, *outer, *range(1 + 2 * axes, parts.ndim))
-    return parts.transpose(order).reshape(-1, *counts, *rest)
+    order = (*inner, 0, *outer, *range(1 + 2 * axes, blocks.ndim))
+    return blocks.transpose(order).reshape(-1, *counts, *trailing_shape)
 
 
 def _batch_to_space(values: np.ndarray, sizes: np.ndarray, cuts: np.ndarray) -> np.ndarray:
     """The reverse of `_space_to_batch`; what was put around is cut."""
     axes = len(sizes)
-    counts, rest = values.shape[1 : 1 + axes], values.shape[1 + axes :]
-    parts = values.reshape(*sizes, -1, *counts, *rest)
+    counts, trailing_shape = values.shape[1 : 1 + axes], values.shape[1 + axes :]
+    blocks = values.reshape(*sizes, -1, *counts, *trailing_shape)
     pairs = [axis for place in range(axes) for axis in (axes + 1 + place, place)]
-    order = (axes, *pairs, *range(2 * axes + 1, parts.ndim))
+    order = (axes, *pairs, *range(2 * axes + 1, blocks.ndim))
     lengths = counts * sizes
-    whole = parts.transpose(order).reshape(-1, *lengths, *rest)
+    whole = blocks.transpose(order).reshape(-1, *lengths, *trailing_shape)
     return whole[(slice(None), *map(slice, cuts[:, 0], lengths - cuts[:, 1]))]
 
 
