@@ -95,8 +95,8 @@ def _inverse_root(call: Call) -> np.ndarray:
     codes, ratio = call.codes(), fixed_point.fixed_point(scale)
     roots = fixed_point.inverse_roots(np.maximum(codes, 1))
     fine = fixed_point.scaled(np.ones_like(codes), roots, _ROOT_BITS)
-    made = stored_codes(fixed_point.scaled(fine, ratio, -_ROOT_BITS), call.output)
-    return np.where(codes == 0, 127, made)
+    stored = stored_codes(fixed_point.scaled(fine, ratio, -_ROOT_BITS), call.output)
+    return np.where(codes == 0, 127, stored)
 
 
 def _root(call: Call) -> np.ndarray:
@@ -115,8 +115,8 @@ def _negated(call: Call) -> np.ndarray:
 PROBABILITIES = Codes(functions.SOFTMAX_SCALE, functions.SOFTMAX_ZERO_POINT)
 
 
-def _function(name: str, rule: Rule, *options: str, **more: Any) -> Row:
-    return Row(name, rule, options, of_one_value=True, **more)
+def _function(name: str, rule: Rule, *options: str, **fields: Any) -> Row:
+    return Row(name, rule, options, of_one_value=True, **fields)
 
 
 ROWS = (
@@ -212,20 +212,20 @@ class Lookup(Operation):
         name, shape = self.output, writer.graph.tensors[self.output].shape
         codes = writer.graph.codes(name)
         table = writer.constant(f"{name}/table", self.table, codes.scale, codes.zero_point)
-        first = writer.constant(f"{name}/first", np.array(FIRST, np.int32))
-        number, place = (writer.between(f"{name}/{part}", shape) for part in ("number", "place"))
+        offset = writer.constant(f"{name}/first", np.array(FIRST, np.int32))
+        number, place = (writer.between(f"{name}/{role}", shape) for role in ("number", "place"))
         types = {"inDataType": tfl.TensorType.INT8, "outDataType": tfl.TensorType.INT32}
         writer.operator(_CAST, self.inputs, number, **types)
-        writer.operator(_ADD, [number, first], place)
+        writer.operator(_ADD, [number, offset], place)
         writer.operator(_GATHER, [table, place], name, axis=0)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
         """A CAST to int32, additions to what it makes, and gathering from a table by that."""
         if operator.name == "ADD":
-            first = operator.stored.inputs[0]
-            found = operator.progress.pending.get(first.name) if first else None
-            return isinstance(found, _Places)
+            source = operator.stored.inputs[0]
+            entry = operator.progress.pending.get(source.name) if source else None
+            return isinstance(entry, _Places)
         if operator.name == "CAST":
             return operator.output.type == "INT32"
         return operator.is_constant(0) and operator.tensor(1).name in operator.progress.pending
@@ -244,8 +244,8 @@ class Lookup(Operation):
             pending[operator.output.name] = _Places(source, added)
             return None
         table, codes = operator.constant(0, "INT8"), operator.codes()
-        found = pending.get(operator.tensor(1).name)
-        source, added = found if isinstance(found, _Places) else ("", 0)
+        entry = pending.get(operator.tensor(1).name)
+        source, added = entry if isinstance(entry, _Places) else ("", 0)
         if table.shape != (2 * FIRST,) or added != FIRST or codes is None:
             raise NotUnderstoodError("it does not look up each code in a table of 256")
         codes = Codes(codes.scale, codes.zero_point, int(np.min(table)), int(np.max(table)))
