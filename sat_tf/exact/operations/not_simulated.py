@@ -71,26 +71,28 @@ class FloatLayerOperator(NotSimulated):
         layer = layer_of(stored, progress)
         if layer is None:
             raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
-        given = [tensor for tensor in stored.inputs if tensor is not None and tensor.values is None]
+        inputs = [
+            tensor for tensor in stored.inputs if tensor is not None and tensor.values is None
+        ]
         where = f"{operator.name} {operator.output.name}"
-        if any(tensor.scales.size for tensor in (*stored.outputs, *given)):
+        if any(tensor.scales.size for tensor in (*stored.outputs, *inputs)):
             raise NotUnderstoodError(f"{where}: it is left float, and has codes")
-        if any(tensor.name not in progress.known for tensor in given):
+        if any(tensor.name not in progress.known for tensor in inputs):
             raise NotUnderstoodError(f"{where}: its tensors are not in order")
-        names = tuple(tensor.name for tensor in given)
+        names = tuple(tensor.name for tensor in inputs)
         # It may make several tensors, each of which is an operation here.
-        *others, last = stored.outputs
+        *first_outputs, last_output = stored.outputs
         for output in stored.outputs:
             if output.name in progress.known:
                 raise NotUnderstoodError(f"{where}: its tensors are not in order")
-        for output in others:
+        for output in first_outputs:
             progress.operations.append(cls(names, output.name, operator.name, layer))
             progress.tensors[output.name] = Tensor(output.name, output.shape[1:], None)
-        return cls(names, last.name, operator.name, layer), None
+        return cls(names, last_output.name, operator.name, layer), None
 
 
 def layer_of(operator: StoredOperator, progress: Progress) -> str | None:
     """The layer left float that an operator belongs to, if any."""
     names = {tensor.name.rsplit(INNER_NAME, 1)[0] for tensor in operator.outputs}
-    known = len(names) == 1 and names <= progress.float_layers.keys()
-    return progress.float_layers[next(iter(names))] if known else None
+    is_float_layer = len(names) == 1 and names <= progress.float_layers.keys()
+    return progress.float_layers[next(iter(names))] if is_float_layer else None
