@@ -48,8 +48,8 @@ class Portability:
     @property
     def holds(self) -> bool:
         """Whether it has the same codes with all kernels of XNNPACK, on all processors."""
-        known = self.basis not in (Basis.IMAGES, Basis.BEHIND_FLOAT)
-        return known and not any(self.differing.values())
+        is_certain = self.basis not in (Basis.IMAGES, Basis.BEHIND_FLOAT)
+        return is_certain and not any(self.differing.values())
 
 
 def enumerated(
@@ -64,10 +64,10 @@ def enumerated(
     `inputs` are those of all `total` that rules may round differently, such as sums near half a
     code; `what` names them in the plural.
     """
-    expected, *others = (codes(kernels, inputs) for kernels in XNNPACK_SETS)
+    expected, *arrays = (codes(kernels, inputs) for kernels in XNNPACK_SETS)
     differing = {
-        kernels.name: int(np.count_nonzero(found != expected))
-        for kernels, found in zip(XNNPACK_SETS[1:], others, strict=True)
+        kernels.name: int(np.count_nonzero(array != expected))
+        for kernels, array in zip(XNNPACK_SETS[1:], arrays, strict=True)
     }
     why = f"all {what} of its codes have been tried with every rule of XNNPACK"
     return Portability(Basis.ENUMERATED, why, total, differing)
@@ -193,8 +193,8 @@ class Operation(abc.ABC):
             return True
         if kernels not in XNNPACK_SETS:
             return False
-        found = self.portability(graph)
-        return found.basis is not Basis.IMAGES and not found.differing.get(kernels.name)
+        portability = self.portability(graph)
+        return portability.basis is not Basis.IMAGES and not portability.differing.get(kernels.name)
 
     # -- in NumPy --------------------------------------------------------------------------------
 
