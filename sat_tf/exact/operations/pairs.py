@@ -80,23 +80,25 @@ def on_codes(
     """Stored integers made of those of two tensors; the rounding is that of the kernels."""
     if kind.selects:
         return kind.on_arrays(*stored)
-    one, other = (
+    left_codes, right_codes = (
         array.astype(np.int64) - grid.zero_point for array, grid in zip(stored, grids, strict=True)
     )
-    first, second = (grid.scale for grid in grids)
+    left_scale, right_scale = (grid.scale for grid in grids)
     if kind is Pointwise.PRODUCT:
-        made = kernels.product(one * other, (first, second), output.scale)
+        rounded = kernels.product(left_codes * right_codes, (left_scale, right_scale), output.scale)
     else:
-        is_difference = kind is Pointwise.DIFFERENCE
-        made = kernels.summed([one, other], [first, second], output.scale, difference=is_difference)
-    return stored_codes(made, output)
+        subtracts = kind is Pointwise.DIFFERENCE
+        rounded = kernels.summed(
+            [left_codes, right_codes], [left_scale, right_scale], output.scale, difference=subtracts
+        )
+    return stored_codes(rounded, output)
 
 
 @functools.lru_cache(maxsize=16)
-def _products(first: tuple[int, int], second: tuple[int, int]) -> np.ndarray:
+def _products(left_ends: tuple[int, int], right_ends: tuple[int, int]) -> np.ndarray:
     """Every different product of two codes, from their ends."""
-    one, other = (np.arange(low, high + 1) for low, high in (first, second))
-    return np.unique(np.multiply.outer(one, other))
+    left_codes, right_codes = (np.arange(low, high + 1) for low, high in (left_ends, right_ends))
+    return np.unique(np.multiply.outer(left_codes, right_codes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Pair(Operation):
     constant: Constant | None = None
     constant_is_first: bool = False
 
-    reads = tuple(kind.value for kind in Pointwise)
+    reads = tuple(pointwise.value for pointwise in Pointwise)
     same_in_float_because = ROUNDED_ONCE
     rounds = True
 
@@ -165,10 +167,10 @@ class Pair(Operation):
             return Portability(Basis.RULE, SELECTED if self.kind.selects else SUMS_ALIKE)
         grids, output = self._grids(graph), graph.codes(self.output)
         scales = grids[0].scale, grids[1].scale
-        first, second = (
+        left_ends, right_ends = (
             (grid.lowest - grid.zero_point, grid.highest - grid.zero_point) for grid in grids
         )
-        products = _products(first, second)
+        products = _products(left_ends, right_ends)
         return enumerated(
             products,
             lambda kernels, some: stored_codes(kernels.product(some, scales, output.scale), output),
@@ -202,8 +204,8 @@ class Pair(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        kind = Pointwise(operator.name)
-        codes = operator.selected_codes() if kind.selects else operator.fused_codes()
+        pointwise = Pointwise(operator.name)
+        codes = operator.selected_codes() if pointwise.selects else operator.fused_codes()
         names, constants = [], []
         for index in (0, 1):
             is_constant = operator.is_constant(index)
@@ -220,7 +222,7 @@ class Pair(Operation):
             raise NotUnderstoodError("it reads constants alone")
         constant = constants[0] if constants else None
         is_first = bool(constants) and operator.is_constant(0)
-        return cls(tuple(names), operator.output.name, kind, constant, is_first), codes
+        return cls(tuple(names), operator.output.name, pointwise, constant, is_first), codes
 
     def bounded(self, codes: Codes) -> Codes | None:
         """See `Operation`: a maximum or minimum with one number is a bound."""
@@ -260,7 +262,7 @@ class Concatenate(Operation):
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
         """Parts of images; other tools also join images, and constants."""
-        constants = [one for one in operator.stored.reads if one.data is not None]
+        constants = [tensor for tensor in operator.stored.reads if tensor.data is not None]
         return not constants and operator.option("axis") % len(operator.output.shape) > 0
 
     @classmethod
