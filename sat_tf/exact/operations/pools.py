@@ -72,10 +72,10 @@ class MaxPool(_Pool):
         (source,) = inputs
         lowest = np.iinfo(np.int32).min if source.dtype.kind == "i" else -np.inf
         views = taps(source, self.size, self.window, fill=lowest)
-        result = next(views).copy()
+        largest = next(views).copy()
         for view in views:
-            np.maximum(result, view, out=result)
-        return self._clipped(graph, result)
+            np.maximum(largest, view, out=largest)
+        return self._clipped(graph, largest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +89,10 @@ class AveragePool(_Pool):
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """Sums of the values in each window, by their number, which padding does not count for."""
         (source,) = inputs
-        inside = np.ones((1, *source.shape[1:3], 1), np.int32)
+        ones = np.ones((1, *source.shape[1:3], 1), np.int32)
         totals, counts = (
             functools.reduce(np.add, taps(values, self.size, self.window, fill=0))
-            for values in (source, inside)
+            for values in (source, ones)
         )
         if self.is_float(graph):
             return np.asarray(totals / counts.astype(np.float32), np.float32)
@@ -135,8 +135,8 @@ class ResizeBilinear(Operation):
 
         def positions(kernels: KernelSet, places: np.ndarray) -> np.ndarray:
             rule = kernels.interpolation
-            found = [axis.positions(rule.bits) for axis in self._places(graph, kernels)]
-            return np.concatenate(found)[places]
+            axis_positions = [axis.positions(rule.bits) for axis in self._places(graph, kernels)]
+            return np.concatenate(axis_positions)[places]
 
         total = sum(self.size)
         return enumerated(np.arange(total), positions, "places", total=total)
