@@ -72,8 +72,8 @@ class Quantize(_Conversion):
                 "tf.math.divide_no_nan, and from roots and logarithms of what is not positive."
             )
         codes = graph.codes(self.output)
-        made = graph.kernels.quantized(source, codes.scale) + codes.zero_point
-        return np.asarray(np.clip(made, -128, 127).astype(np.int32))
+        stored = graph.kernels.quantized(source, codes.scale) + codes.zero_point
+        return np.asarray(np.clip(stored, -128, 127).astype(np.int32))
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -104,14 +104,14 @@ class ShiftOutput(_Conversion):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        source, made = operator.source_codes(), operator.output
+        source, output_tensor = operator.source_codes(), operator.output
         if source is None:
             raise NotUnderstoodError("it makes uint8 of float values")
         codes = source.unsigned()
-        grid = made.scales.tolist(), made.zero_points.tolist()
+        grid = output_tensor.scales.tolist(), output_tensor.zero_points.tolist()
         if grid != ([codes.scale], [codes.zero_point]):
             raise NotUnderstoodError("it makes other integers than 128 more than the codes")
-        return cls((operator.source(),), made.name), codes
+        return cls((operator.source(),), output_tensor.name), codes
 
 
 @dataclasses.dataclass(frozen=True)
