@@ -67,24 +67,24 @@ class Tabled(Operation):
                 arrays.append(next(sources))
                 grids.append(tensor.codes if tensor else None)
         codes = None if self.is_float(graph) else graph.codes(self.output)
-        made = self.row.rule(Call(graph.kernels, arrays, grids, codes, self.options))
-        return np.asarray(made[self.place] if self.row.makes_several else made)
+        outputs = self.row.rule(Call(graph.kernels, arrays, grids, codes, self.options))
+        return np.asarray(outputs[self.place] if self.row.makes_several else outputs)
 
     def write(self, writer: Writer) -> None:
         written = self.row.written
         if written is None:
             raise TypeError(f"{self.output}: {self.name} is an operator of other tools.")
         sources, names = iter(self.inputs), iter(written.constants)
-        read: list[int | str] = []
+        operands: list[int | str] = []
         for constant in self.constants:
             if constant is None:
-                read.append(next(sources))
+                operands.append(next(sources))
                 continue
             values, grid = np.ascontiguousarray(constant.values), constant.grid
             quantization = (grid.scale, grid.zero_point) if grid else ()
-            read.append(writer.constant(f"{self.output}/{next(names)}", values, *quantization))
+            operands.append(writer.constant(f"{self.output}/{next(names)}", values, *quantization))
         operator = Operator(self.name, written.version, written.schema)
-        writer.operator(operator, read, self.output, **self.options)
+        writer.operator(operator, operands, self.output, **self.options)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -116,11 +116,11 @@ class Tabled(Operation):
 
     def expect_own_form(self, operator: OperatorView) -> None:
         super().expect_own_form(operator)
-        written, (first, *others) = self.row.written, self.constants
+        written, (first_constant, *constants) = self.row.written, self.constants
         expected = len(written.constants) if written else 0
-        if first is not None or len(others) != expected or None in others:
+        if first_constant is not None or len(constants) != expected or None in constants:
             raise NotUnderstoodError(f"it does not read a tensor and {expected} constants")
-        if any(one.grid and one.grid.zero_point for one in others if one):
+        if any(constant.grid and constant.grid.zero_point for constant in constants if constant):
             raise NotUnderstoodError("its constants have a zero point")
 
     @property
