@@ -52,8 +52,8 @@ def transposed_size(sizes: Sequence[int], kernel: Sequence[int], window: Window)
     """Rows and columns that a transposed convolution makes: Keras's rule plus `window.more`."""
     extra = [max(length - stride, 0) for length, stride in zip(kernel, window.strides, strict=True)]
     return tuple(
-        size * stride + (longer if window.padding == "VALID" else 0) + more
-        for size, stride, longer, more in zip(
+        size * stride + (longer if window.padding == "VALID" else 0) + surplus
+        for size, stride, longer, surplus in zip(
             sizes, window.strides, extra, window.more, strict=True
         )
     )
@@ -106,8 +106,8 @@ def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) 
         (size - 1) * stride + length
         for size, stride, length in zip(sizes, window.strides, kernel.shape[1:3], strict=True)
     ]
-    wanted = transposed_size(sizes, kernel.shape[1:3], window)
-    total = np.zeros((len(values), *map(max, full, wanted), len(kernel)), values.dtype)
+    output_sizes = transposed_size(sizes, kernel.shape[1:3], window)
+    total = np.zeros((len(values), *map(max, full, output_sizes), len(kernel)), values.dtype)
     for row in range(kernel.shape[1]):
         for column in range(kernel.shape[2]):
             places = tuple(
@@ -116,8 +116,8 @@ def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) 
             )
             total[(slice(None), *places)] += values @ kernel[:, row, column].T
     # SAME leaves out the ends, as for the convolution that this one is the transpose of.
-    rows, columns = (max(a - b, 0) // 2 for a, b in zip(full, wanted, strict=True))
-    return total[:, rows : rows + wanted[0], columns : columns + wanted[1]]
+    rows, columns = (max(a - b, 0) // 2 for a, b in zip(full, output_sizes, strict=True))
+    return total[:, rows : rows + output_sizes[0], columns : columns + output_sizes[1]]
 
 
 def is_small_depthwise(
@@ -162,9 +162,9 @@ def products(
     if kind is LinearKind.CONVOLUTION:
         groups = values.shape[-1] // kernel.shape[-1]
         if groups > 1:
-            parts = np.split(values, groups, axis=-1), np.split(kernel, groups, axis=0)
-            made = (products(*of, kind, window, exact) for of in zip(*parts, strict=True))
-            return np.concatenate(list(made), axis=-1)
+            splits = np.split(values, groups, axis=-1), np.split(kernel, groups, axis=0)
+            by_group = (products(*of, kind, window, exact) for of in zip(*splits, strict=True))
+            return np.concatenate(list(by_group), axis=-1)
         # (n, rows, columns, k_rows · k_columns · channels), in the order of the kernel's axes.
         views = list(taps(values, kernel.shape[1:3], window, fill=0))
         values = views[0] if len(views) == 1 else np.concatenate(views, axis=-1)
