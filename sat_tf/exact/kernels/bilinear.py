@@ -60,18 +60,18 @@ def _in_float32(
     grid: Grid, *, move: Callable[[np.ndarray, np.float32, np.float32], np.ndarray], bits: int = 11
 ) -> Places:
     """XNNPACK's places: float32 positions, weights rounded half to even to 11 bits."""
-    made = np.arange(grid.after, dtype=np.float32)
+    indices = np.arange(grid.after, dtype=np.float32)
     if grid.half_pixel_centers:
         half = np.float32(0.5)
         (offset,) = move(np.array([half]), grid.scale, -half)
-        found = move(made, grid.scale, offset)
+        positions = move(indices, grid.scale, offset)
     else:
-        found = made * grid.scale
+        positions = indices * grid.scale
     last = grid.before - 1
-    found = np.clip(found, np.float32(0.0), np.float32(last))
-    low = found.astype(np.int64)
-    part = (found - low.astype(np.float32)) * np.float32(1 << bits)
-    return Places(low, np.minimum(low + 1, last), np.rint(part).astype(np.int64))
+    positions = np.clip(positions, np.float32(0.0), np.float32(last))
+    low = positions.astype(np.int64)
+    weights = (positions - low.astype(np.float32)) * np.float32(1 << bits)
+    return Places(low, np.minimum(low + 1, last), np.rint(weights).astype(np.int64))
 
 
 def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
@@ -80,14 +80,14 @@ def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
     A weight is negative in front of the first place, where both neighbours are the first one. Steps
     that are rounded up may lead behind the last place: the kernels read there, beyond the image.
     """
-    (before, after), one = grid.intervals, 1 << bits
-    scale = (one * before + after // 2) // after
-    found = np.arange(grid.after, dtype=np.int64) * scale
+    (before, after), unit = grid.intervals, 1 << bits
+    scale = (unit * before + after // 2) // after
+    positions = np.arange(grid.after, dtype=np.int64) * scale
     if grid.half_pixel_centers:
-        found = found + scale // 2 - one // 2
-    low = np.maximum(found // one, 0)
-    high = np.minimum((found + one - 1) // one, grid.before - 1)
-    return Places(low, high, found - one * low)
+        positions = positions + scale // 2 - unit // 2
+    low = np.maximum(positions // unit, 0)
+    high = np.minimum((positions + unit - 1) // unit, grid.before - 1)
+    return Places(low, high, positions - unit * low)
 
 
 # Its source adds a product to a float32 number, which compilers fuse where processors can.
@@ -102,27 +102,27 @@ def resized(
     stored: np.ndarray, rows: Places, columns: Places, interpolation: Interpolation
 ) -> np.ndarray:
     """The stored integers of resized images; a place beyond the image counts as the last."""
-    one = 1 << interpolation.bits
+    unit = 1 << interpolation.bits
     rows, columns = (
         axis._replace(low=np.minimum(axis.low, length - 1))
         for axis, length in zip((rows, columns), stored.shape[1:], strict=False)
     )
     wide = stored.astype(np.int64)
     down = rows.weights[:, np.newaxis, np.newaxis]
-    wide = wide[:, rows.low] * (one - down) + wide[:, rows.high] * down
+    wide = wide[:, rows.low] * (unit - down) + wide[:, rows.high] * down
     across = columns.weights[:, np.newaxis]
-    wide = wide[:, :, columns.low] * (one - across) + wide[:, :, columns.high] * across
+    wide = wide[:, :, columns.low] * (unit - across) + wide[:, :, columns.high] * across
     return interpolation.rounded(wide, 2 * interpolation.bits).astype(np.int32)
 
 
 def interpolated(values: np.ndarray, rows: Grid, columns: Grid) -> np.ndarray:
     """The float32 values of resized images, with the batch first: columns, then rows."""
-    left, right, part = _neighbours(columns)
-    across = values[:, :, left]
-    across = across + (values[:, :, right] - across) * part[:, np.newaxis]
-    top, bottom, part = _neighbours(rows)
-    down = across[:, top]
-    return np.asarray(down + (across[:, bottom] - down) * part[:, np.newaxis, np.newaxis])
+    left_columns, right_columns, fractions = _neighbours(columns)
+    across = values[:, :, left_columns]
+    across = across + (values[:, :, right_columns] - across) * fractions[:, np.newaxis]
+    top_rows, bottom_rows, fractions = _neighbours(rows)
+    down = across[:, top_rows]
+    return np.asarray(down + (across[:, bottom_rows] - down) * fractions[:, np.newaxis, np.newaxis])
 
 
 def _neighbours(grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -130,5 +130,5 @@ def _neighbours(grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     half = np.float32(0.5 if grid.half_pixel_centers else 0.0)
     places = (np.arange(grid.after, dtype=np.float32) + half) * grid.scale - half
     low = np.floor(places)
-    behind = np.minimum(np.ceil(places), grid.before - 1)
-    return np.maximum(low, 0.0).astype(int), behind.astype(int), places - low
+    high = np.minimum(np.ceil(places), grid.before - 1)
+    return np.maximum(low, 0.0).astype(int), high.astype(int), places - low
