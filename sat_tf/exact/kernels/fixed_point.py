@@ -87,10 +87,10 @@ def rounded_once(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
 
     (((value << (e + p)) · m) >> 31 + 2^(p-1)) >> p
     """
-    behind = np.maximum(multipliers.right, 1)
-    before = multipliers.exponents + behind
-    high = ((values.astype(np.int64) << before) * multipliers.mantissas) >> _MANTISSA_BITS
-    return shifted_up(high, behind)
+    right_bits = np.maximum(multipliers.right, 1)
+    left_bits = multipliers.exponents + right_bits
+    high = ((values.astype(np.int64) << left_bits) * multipliers.mantissas) >> _MANTISSA_BITS
+    return shifted_up(high, right_bits)
 
 
 def rounded_before_shifts(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
@@ -102,8 +102,8 @@ def rounded_before_shifts(values: np.ndarray, multipliers: Multipliers) -> np.nd
 def rounded_in_int64(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
     """Products of large values with multipliers of 15 bits, shifted half up."""
     narrow = np.minimum((multipliers.mantissas + (1 << 15)) >> 16, (1 << 15) - 1)
-    made = shifted_up(values.astype(np.int64) * narrow, 15 - multipliers.exponents)
-    return np.asarray(made.astype(np.int32), np.int64)
+    shifted = shifted_up(values.astype(np.int64) * narrow, 15 - multipliers.exponents)
+    return np.asarray(shifted.astype(np.int32), np.int64)
 
 
 def shifted_in_int32(values: np.ndarray, bits: np.ndarray) -> np.ndarray:
@@ -125,11 +125,11 @@ def summed(
     Each is brought to a scale of twice the larger one with 20 more bits, rounded twice; so is their
     sum, to the scale of the output.
     """
-    first, second = (
+    augend, addend = (
         rounded_twice_away(codes.astype(np.int64) << SUM_BITS, multiplier)
         for codes, multiplier in zip(summands, summand_multipliers(scales), strict=True)
     )
-    return sum_as_codes(first - second if difference else first + second, scales, output_scale)
+    return sum_as_codes(augend - addend if difference else augend + addend, scales, output_scale)
 
 
 def summand_multipliers(scales: list[np.float32]) -> list[Multipliers]:
@@ -229,8 +229,8 @@ def quantized_in_blocks(real: np.ndarray, scale: np.float32) -> np.ndarray:
     flat = real.reshape(len(real), -1)
     product = np.rint(flat * (np.float32(1.0) / scale))
     divided = rounded_away(flat.astype(np.float64) / np.float64(scale))
-    found = np.where(in_blocks(flat.shape[1], _REALS), product, divided)
-    return np.asarray(found.reshape(real.shape))
+    codes = np.where(in_blocks(flat.shape[1], _REALS), product, divided)
+    return np.asarray(codes.reshape(real.shape))
 
 
 def summed_in_blocks(
@@ -250,10 +250,10 @@ def summed_in_blocks(
     for codes, multiplier in zip(summands, summand_multipliers(scales), strict=True):
         wide, right = codes.astype(np.int64), multiplier.right
         if is_one_value:
-            scaled = high_product(wide << SUM_BITS, multiplier.mantissas) >> right
+            product = high_product(wide << SUM_BITS, multiplier.mantissas) >> right
         else:
-            scaled = high_product(wide << np.maximum(SUM_BITS - right, 0), multiplier.mantissas)
-        total = total + scaled
+            product = high_product(wide << np.maximum(SUM_BITS - right, 0), multiplier.mantissas)
+        total = total + product
     blocks = sum_as_codes(np.asarray(total), scales, output_scale)
     places = np.arange(math.prod(plain.shape[1:])) % length
     in_block = in_blocks(length, size)[places].reshape(plain.shape[1:])
@@ -266,8 +266,8 @@ def stretch(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, bool]
     Shapes are without the batch dimension; 0 values where the kernel without vectors computes it.
     """
     axes = max(len(first), len(second))
-    one, other = ((1,) * (axes - len(shape)) + shape for shape in (first, second))
-    pairs = list(zip(one, other, strict=True))[::-1]
+    first_shape, second_shape = ((1,) * (axes - len(shape)) + shape for shape in (first, second))
+    pairs = list(zip(first_shape, second_shape, strict=True))[::-1]
     alike = next((i for i, (a, b) in enumerate(pairs) if a != b), axes)
     length = math.prod(a for a, _ in pairs[:alike])
     if alike == axes:
@@ -275,13 +275,13 @@ def stretch(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, bool]
     # The summand that has 1 on the first axis that differs, and the five stretches from there on.
     if pairs[alike][1] == 1:
         pairs = [(b, a) for a, b in pairs]
-    left = pairs[alike:]
-    once = list(itertools.takewhile(lambda pair: pair[0] == 1, left))
+    remaining = pairs[alike:]
+    once = list(itertools.takewhile(lambda pair: pair[0] == 1, remaining))
     broadcast = math.prod(b for _, b in once)
-    rest = itertools.dropwhile(lambda pair: pair[0] == 1, left)
-    rest = itertools.dropwhile(lambda pair: pair[0] == pair[1], rest)
-    rest = itertools.dropwhile(lambda pair: pair[1] == 1, rest)
-    left = list(itertools.dropwhile(lambda pair: pair[0] == pair[1], rest))
-    if left:
+    tail = itertools.dropwhile(lambda pair: pair[0] == 1, remaining)
+    tail = itertools.dropwhile(lambda pair: pair[0] == pair[1], tail)
+    tail = itertools.dropwhile(lambda pair: pair[1] == 1, tail)
+    remaining = list(itertools.dropwhile(lambda pair: pair[0] == pair[1], tail))
+    if remaining:
         return 0, False
     return (length, False) if length > 1 else (broadcast, True)
