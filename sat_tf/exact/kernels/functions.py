@@ -62,8 +62,8 @@ def by_table(curve: Curve, rounding: Rounding) -> FunctionRule:
 
     def rule(codes: np.ndarray, grids: Grids) -> np.ndarray:
         real = np.asarray(codes.astype(np.float32) * np.float32(grids.scale), np.float32)
-        made = np.asarray(curve(real, **grids.settings), np.float32)
-        return np.asarray(rounding(made, np.float32(grids.output), grids.zero_point)).astype(
+        values = np.asarray(curve(real, **grids.settings), np.float32)
+        return np.asarray(rounding(values, np.float32(grids.output), grids.zero_point)).astype(
             np.int64
         )
 
@@ -108,17 +108,17 @@ _FIRST, _SLOPE = 1515870810, np.array(-1010580540)
 def exponentials(values: np.ndarray, integer_bits: int) -> np.ndarray:
     """E to the power of numbers from -2^bits to 0, which are fractions of 2^(31 - bits)."""
     quarter = 1 << (31 - integer_bits - 2)
-    part = (values & (quarter - 1)) - quarter
-    x = (part << integer_bits) + _EIGHTH
+    remainder = (values & (quarter - 1)) - quarter
+    x = (remainder << integer_bits) + _EIGHTH
     square = high_product(x, x)
     cube, fourth = high_product(square, x), high_product(square, square)
-    rest = shifted_away(high_product(shifted_away(fourth, 2) + cube, _THIRD) + square, 1)
-    found = _EXP_OF_EIGHTH + high_product(x + rest, _EXP_OF_EIGHTH)
-    quarters = (part - values) // quarter
+    higher_terms = shifted_away(high_product(shifted_away(fourth, 2) + cube, _THIRD) + square, 1)
+    power = _EXP_OF_EIGHTH + high_product(x + higher_terms, _EXP_OF_EIGHTH)
+    quarters = (remainder - values) // quarter
     for bit, factor in enumerate(_EXPONENTIALS):
-        chosen = (quarters >> bit) & 1 == 1
-        found = np.where(chosen, high_product(found, np.array(factor)), found)
-    return np.where(values == 0, ONE, found)
+        is_set = (quarters >> bit) & 1 == 1
+        power = np.where(is_set, high_product(power, np.array(factor)), power)
+    return np.where(values == 0, ONE, power)
 
 
 def inverses_of_one_plus(values: np.ndarray) -> np.ndarray:
@@ -152,8 +152,8 @@ def logistic_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
     """
     x, is_near = _fixed_point_input(codes, grids.scale)
     positive = inverses_of_one_plus(exponentials(-np.abs(x), _CURVE_BITS))
-    made = np.where(x == 0, 1 << 30, np.where(x < 0, ONE - positive, positive))
-    return np.where(is_near, shifted_away(made, 31 - 8), np.where(codes < 0, 0, 255))
+    sigmoid = np.where(x == 0, 1 << 30, np.where(x < 0, ONE - positive, positive))
+    return np.where(is_near, shifted_away(sigmoid, 31 - 8), np.where(codes < 0, 0, 255))
 
 
 def tanh_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
@@ -166,8 +166,8 @@ def tanh_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
     x, is_near = _fixed_point_input(codes, grids.scale)
     # The same integer with one bit more in front of its point is twice the number.
     size = one_minus_over_one_plus(exponentials(-np.abs(x), _CURVE_BITS + 1))
-    made = shifted_away(np.sign(x) * size, 31 - 7)
-    return np.where(is_near, made, np.where(codes < 0, -128, 127))
+    rounded = shifted_away(np.sign(x) * size, 31 - 7)
+    return np.where(is_near, rounded, np.where(codes < 0, -128, 127))
 
 
 def _fixed_point_input(codes: np.ndarray, scale: np.float32) -> tuple[np.ndarray, np.ndarray]:
@@ -293,9 +293,9 @@ def leaky_of_xnnpack(codes: np.ndarray, grids: Grids) -> np.ndarray:
 
     XNNPACK takes multipliers from 1/256 to 128, and leaves others to the builtin kernels.
     """
-    source, made = np.float32(grids.scale), np.float32(grids.output)
+    source, output = np.float32(grids.scale), np.float32(grids.output)
     slope = np.float32(source * np.float32(grids.settings["alpha"]))
-    factors = np.float32(source / made), np.float32(slope / made)
+    factors = np.float32(source / output), np.float32(slope / output)
     if not all(_SMALLEST_FACTOR <= factor <= _LARGEST_FACTOR for factor in factors):
         return leaky(codes, grids)
     positive, negative = (int(np.rint(np.float32(256.0) * factor)) for factor in factors)
@@ -333,20 +333,20 @@ def _stored(rounded: np.ndarray) -> np.ndarray:
 
 def softmax_in_float32(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     """A float32 sum from the first class to the last, its inverse, and halves away from zero."""
-    found = powers(scale)[_differences(stored)]
+    terms = powers(scale)[_differences(stored)]
     # One after another, as the order of additions counts in the last bit.
-    sums = np.add.accumulate(found, axis=-1, dtype=np.float32)[..., -1:]
+    sums = np.add.accumulate(terms, axis=-1, dtype=np.float32)[..., -1:]
     inverse = np.float32(1.0) / (sums * SOFTMAX_SCALE)
-    return _stored(rounded_away(found * inverse))
+    return _stored(rounded_away(terms * inverse))
 
 
 def softmax_with_tables(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     """Powers of 16 bits, whose sum is exact, and a multiplier of 31 bits: Arm with 64 bits."""
     wide = (powers(scale) * np.float32(2**16 - 1)).astype(np.float64) + 0.5
-    found = np.minimum(wide.astype(np.int64), 2**16 - 1)[_differences(stored)]
-    sums = np.sum(found, axis=-1, keepdims=True)
+    terms = np.minimum(wide.astype(np.int64), 2**16 - 1)[_differences(stored)]
+    sums = np.sum(terms, axis=-1, keepdims=True)
     inverse = np.float32(1.0) / (sums.astype(np.float32) * SOFTMAX_SCALE)
-    return _stored(rounded_twice_away(found, fixed_point(inverse)))
+    return _stored(rounded_twice_away(terms, fixed_point(inverse)))
 
 
 _INTEGER_BITS = 5  # of a difference, behind its scale
@@ -368,13 +368,13 @@ class _Scaled(NamedTuple):
 def _scaled_differences(stored: np.ndarray, scale: np.float32) -> _Scaled:
     fraction = 31 - _INTEGER_BITS
     multiplier = fixed_point(min(float(scale) * 2.0**fraction, 2.0**31 - 1.0))
-    left = int(multiplier.left)
-    widest = ((2**_INTEGER_BITS - 1) << fraction) >> left
+    left_bits = int(multiplier.left)
+    widest = ((2**_INTEGER_BITS - 1) << fraction) >> left_bits
     differences = -_differences(stored).astype(np.int64)
     near = differences >= -widest
-    real = high_product(np.where(near, differences, 0) << left, multiplier.mantissas)
-    found = np.where(near, exponentials(real, _INTEGER_BITS), 0)
-    return _Scaled(differences, real, found, multiplier, widest)
+    real = high_product(np.where(near, differences, 0) << left_bits, multiplier.mantissas)
+    terms = np.where(near, exponentials(real, _INTEGER_BITS), 0)
+    return _Scaled(differences, real, terms, multiplier, widest)
 
 
 def softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
@@ -384,13 +384,13 @@ def softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     those of a thousand equal logits do, the kernels need a shift that they refuse, and end the
     process of LiteRT or TFLite Micro.
     """
-    found = _scaled_differences(stored, scale).powers
-    sums = np.sum(shifted_away(found, _SUM_BITS), axis=-1, keepdims=True)
+    terms = _scaled_differences(stored, scale).powers
+    sums = np.sum(shifted_away(terms, _SUM_BITS), axis=-1, keepdims=True)
     # 1 / (1 + x) of sums that are 2^bits · (1 + x).
     headroom = 32 - np.frexp(sums.astype(np.float64))[1].astype(np.int64)
     inverses = inverses_of_one_plus((sums << headroom) - (np.int64(1) << 31))
     bits = _SUM_BITS - headroom
-    return _stored(shifted_away(high_product(inverses, found), bits + 31 - 8))
+    return _stored(shifted_away(high_product(inverses, terms), bits + 31 - 8))
 
 
 # Stored integers are 16 · log(p) + 127.
@@ -404,12 +404,12 @@ def log_softmax_in_float32(
     add: Callable[[np.ndarray, np.float32, np.ndarray], np.ndarray],
 ) -> np.ndarray:
     """A float32 sum from the first class to the last, and one product and sum for each class."""
-    found, largest = powers(scale)[_differences(stored)], np.max(stored, axis=-1, keepdims=True)
-    sums = np.add.accumulate(found, axis=-1, dtype=np.float32)[..., -1:]
+    terms, largest = powers(scale)[_differences(stored)], np.max(stored, axis=-1, keepdims=True)
+    sums = np.add.accumulate(terms, axis=-1, dtype=np.float32)[..., -1:]
     logarithms = np.log(sums.astype(np.float64)).astype(np.float32)
     offset = add(largest, scale, logarithms) / _LOG_SCALE
-    made = np.rint(add(stored, scale / _LOG_SCALE, -offset)).astype(np.int64) + _LOG_ZERO_POINT
-    return np.clip(made, SOFTMAX_ZERO_POINT, _HIGHEST).astype(np.int32)
+    rounded = np.rint(add(stored, scale / _LOG_SCALE, -offset)).astype(np.int64) + _LOG_ZERO_POINT
+    return np.clip(rounded, SOFTMAX_ZERO_POINT, _HIGHEST).astype(np.int32)
 
 
 def log_softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
@@ -421,9 +421,9 @@ def log_softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndar
     inverse = fixed_point(power / float(row.multiplier.mantissas))
     farthest = rounded_twice_away(logarithms - (np.int64(1) << 31), inverse)
     lowest = np.maximum(-row.widest - 1, farthest)
-    made = shifted_away(row.real - logarithms, 31 - _INTEGER_BITS - _LOG_BITS) + _LOG_ZERO_POINT
-    made = np.where(row.differences > lowest, made, SOFTMAX_ZERO_POINT)
-    return np.clip(made, SOFTMAX_ZERO_POINT, _HIGHEST).astype(np.int32)
+    rounded = shifted_away(row.real - logarithms, 31 - _INTEGER_BITS - _LOG_BITS) + _LOG_ZERO_POINT
+    rounded = np.where(row.differences > lowest, rounded, SOFTMAX_ZERO_POINT)
+    return np.clip(rounded, SOFTMAX_ZERO_POINT, _HIGHEST).astype(np.int32)
 
 
 # log 2, √½, √√½, and the coefficients of a rational function of √x near 1.
@@ -437,13 +437,13 @@ _QUARTER = 1 << 23  # with 6 bits in front of the point
 def _logarithms(sums: np.ndarray) -> np.ndarray:
     """Logarithms, with 5 bits in front of the point, of numbers from 1 on that have 12."""
     zeros = 32 - np.frexp(sums.astype(np.float64))[1].astype(np.int64)
-    one = np.minimum(high_product(sums << (zeros - 1), _ROOT_OF_HALF) << 1, ONE)
-    power = ((_SUM_BITS - zeros) << 25) + _QUARTER
+    reduced = np.minimum(high_product(sums << (zeros - 1), _ROOT_OF_HALF) << 1, ONE)
+    reduced_power = ((_SUM_BITS - zeros) << 25) + _QUARTER
     half = high_product(sums, _ROOT_OF_HALF)
     headroom = 31 - np.frexp(half.astype(np.float64))[1].astype(np.int64)
-    other = np.minimum(sums << headroom, ONE)
-    other_power = ((_SUM_BITS - headroom) << 25) - _QUARTER
-    r = np.minimum(one, other)
+    normalized = np.minimum(sums << headroom, ONE)
+    normalized_power = ((_SUM_BITS - headroom) << 25) - _QUARTER
+    r = np.minimum(reduced, normalized)
     total = r + _FOURTH_ROOT_OF_HALF
     p = (total + 1) >> 1
     q = 2 * (r - _FOURTH_ROOT_OF_HALF)
@@ -451,6 +451,6 @@ def _logarithms(sums: np.ndarray) -> np.ndarray:
     numerator = high_product(q, r) + high_product(high_product(q, square), _NUMERATOR)
     denominator = high_product(p, _CONSTANT + q + high_product(_SQUARED, square))
     inverses = inverses_of_one_plus(denominator + high_product(_LINEAR, q))
-    rest = high_product(shifted_away(numerator, _INTEGER_BITS + 1), inverses)
-    whole = high_product(np.maximum(power, other_power), _LOG_2)
-    return np.asarray((whole + rest) << 1)
+    fraction = high_product(shifted_away(numerator, _INTEGER_BITS + 1), inverses)
+    whole = high_product(np.maximum(reduced_power, normalized_power), _LOG_2)
+    return np.asarray((whole + fraction) << 1)
