@@ -257,10 +257,10 @@ BUILTIN_ARM = dataclasses.replace(
 )
 
 
-def _delegated(left: KernelSet) -> LinearRule:
+def _delegated(builtin_kernels: KernelSet) -> LinearRule:
     """XNNPACK's rule of linear operations, some of which it leaves to other kernels."""
     return lambda work, sums, scales: (
-        left.linear(work, sums, scales)
+        builtin_kernels.linear(work, sums, scales)
         if work.is_builtin
         else xnnpack.requantized(sums, narrow_multipliers(*scales))
     )
