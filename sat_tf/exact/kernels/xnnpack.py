@@ -78,8 +78,8 @@ def fused_multiply_add(
     addend = np.float64(np.float32(summand))
     total = product + addend
     # Knuth's TwoSum tells exactly what the rounded sum has lost.
-    part = total - product
-    lost = (product - (total - part)) + (addend - part)
+    virtual_addend = total - product
+    lost = (product - (total - virtual_addend)) + (addend - virtual_addend)
     even = (total.view(np.int64) & 1) == 0
     toward = np.where(lost > 0, np.inf, -np.inf)
     odd = np.where((lost != 0) & even, np.nextafter(total, toward), total)
@@ -103,8 +103,8 @@ def mean(
     Its source code has the two of `multiply_add`; compilers that fuse them make
     `fused_multiply_add` of both.
     """
-    before, behind = zero_points
-    (offset,) = add(np.array([-count * before], np.float32), multiplier, np.float32(behind))
+    zero, output_zero = zero_points
+    (offset,) = add(np.array([-count * zero], np.float32), multiplier, np.float32(output_zero))
     return np.asarray(np.rint(add(sums, multiplier, offset)))
 
 
@@ -118,17 +118,17 @@ def sums_near_halves(
     mean and all rules are on one side of the same half, or clipped alike.
     """
     smallest, largest = count * _LOWEST, count * _HIGHEST
-    before, behind = zero_points
+    zero, output_zero = zero_points
     unit = float(multiplier)
     error = 8 * _ROUNDING * (256 * count * unit + 512)
     if error >= 0.5:
         return np.arange(smallest, largest + 1)
     halves = np.arange(*ends) + 0.5
-    exact = (halves - behind) / unit + count * before
+    exact = (halves - output_zero) / unit + count * zero
     # A sum more on both sides, for the float64 of these lines.
-    first = np.maximum(np.floor(exact - error / unit) - 1, smallest)
-    last = np.minimum(np.ceil(exact + error / unit) + 1, largest)
-    kept = first <= last
-    windows = zip(first[kept].astype(np.int64), last[kept].astype(np.int64), strict=True)
-    found = [np.arange(start, end + 1) for start, end in windows]
-    return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
+    lower = np.maximum(np.floor(exact - error / unit) - 1, smallest)
+    upper = np.minimum(np.ceil(exact + error / unit) + 1, largest)
+    nonempty = lower <= upper
+    windows = zip(lower[nonempty].astype(np.int64), upper[nonempty].astype(np.int64), strict=True)
+    ranges = [np.arange(start, end + 1) for start, end in windows]
+    return np.unique(np.concatenate([np.empty(0, np.int64), *ranges]))
