@@ -70,10 +70,10 @@ def quantize_for_bits(
         members[width] = quantize_model(model, dataclasses.replace(policy, **changes))
     # Training steps of a class of the user's would not be called.
     cls = type(next(iter(members.values())))
-    if own := [name for name in _STEPS if getattr(cls, name) is not getattr(keras.Model, name)]:
+    if steps := [name for name in _STEPS if getattr(cls, name) is not getattr(keras.Model, name)]:
         raise ModelError(
             model.name,
-            f"received a {cls.__name__} with {', '.join(own)} of its "
+            f"received a {cls.__name__} with {', '.join(steps)} of its "
             "own, expected a model that Keras trains: several widths have a step of their own; "
             "pass keras.Model(model.inputs, model.outputs).",
         )
@@ -108,8 +108,8 @@ class AdaptiveBits(keras.Model):
         super().__init__(name=name)
         self._widths = tuple(sorted((int(width) for width in members), reverse=True))
         self.members = [members[width] for width in self._widths]
-        for other in self.members[1:]:
-            _share(self.members[0], other)
+        for member in self.members[1:]:
+            _share(self.members[0], member)
         self._total = keras.metrics.Mean("loss")
         self._losses_of: list[Any] = []
         self._metrics_of: list[Any] = []
@@ -160,10 +160,10 @@ class AdaptiveBits(keras.Model):
                 f"compile: received {type(optimizer).__name__} of keras.optimizers.legacy, which "
                 "has no gradients without a step; expected one of keras.optimizers; pass that."
             )
-        own = {"metrics": metrics, "weighted_metrics": weighted_metrics}
-        copies = [{name: _again(part) for name, part in own.items()} for _ in self.members]
+        by_name = {"metrics": metrics, "weighted_metrics": weighted_metrics}
+        copies = [{name: _again(nested) for name, nested in by_name.items()} for _ in self.members]
         super().compile(optimizer=optimizer, **options)
-        self._compiled_with = {"loss": loss, "loss_weights": loss_weights, **own}
+        self._compiled_with = {"loss": loss, "loss_weights": loss_weights, **by_name}
         # Not the members' own `compile`: users compile these, to evaluate one width.
         names = [member.output_names for member in self.members]
         self._losses_of = [
@@ -226,8 +226,8 @@ class AdaptiveBits(keras.Model):
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """The metrics of all widths, which `fit` resets every epoch."""
-        containers = (each for _, *own in self._parts() for each in own)
-        return [self._total, *(metric for each in containers for metric in each.metrics)]
+        containers = (container for _, *of_width in self._parts() for container in of_width)
+        return [self._total, *(metric for container in containers for metric in container.metrics)]
 
     @property
     def metrics_names(self) -> list[str]:
@@ -263,46 +263,46 @@ class AdaptiveBits(keras.Model):
         return cls(members, name=config["name"])
 
 
-def _again(parts: Any) -> Any:
+def _again(metric: Any) -> Any:
     """Metrics that are objects, created again, as one object counts for one width only."""
-    if isinstance(parts, Mapping):
-        return {name: _again(part) for name, part in parts.items()}
-    if isinstance(parts, Sequence) and not isinstance(parts, str):
-        return [_again(part) for part in parts]
-    if not isinstance(parts, keras.metrics.Metric):
-        return parts
-    kind, plain = type(parts).__name__, (bool, int, float, str)
+    if isinstance(metric, Mapping):
+        return {name: _again(nested) for name, nested in metric.items()}
+    if isinstance(metric, Sequence) and not isinstance(metric, str):
+        return [_again(nested) for nested in metric]
+    if not isinstance(metric, keras.metrics.Metric):
+        return metric
+    type_name, plain = type(metric).__name__, (bool, int, float, str)
     try:
-        made = type(parts).from_config(parts.get_config())
-        settings = {name: value for name, value in vars(parts).items() if isinstance(value, plain)}
-        lost = [name for name, value in settings.items() if getattr(made, name, None) != value]
+        copy = type(metric).from_config(metric.get_config())
+        settings = {name: value for name, value in vars(metric).items() if isinstance(value, plain)}
+        lost = [name for name, value in settings.items() if getattr(copy, name, None) != value]
     except Exception as error:  # the user's constructor raises anything
         lost = [str(error)]
     if lost:
         raise ValueError(
-            f"compile: received the metric {kind}, which its get_config does not create again "
+            f"compile: received the metric {type_name}, which its get_config does not create again "
             f"({', '.join(lost)}), expected one that each width can have; implement get_config in "
-            f"{kind}, with all arguments of its constructor."
+            f"{type_name}, with all arguments of its constructor."
         )
-    return made
+    return copy
 
 
-def _share(first: keras.Model, other: keras.Model) -> None:
+def _share(source_model: keras.Model, model: keras.Model) -> None:
     """Gives the layers of a model the variables of another's, but for normalizations."""
-    own = {inner_layer(layer).name: inner_layer(layer) for layer in first.layers}
+    sources = {inner_layer(layer).name: inner_layer(layer) for layer in source_model.layers}
     problems = []
-    for layer in other.layers:
+    for layer in model.layers:
         inner = inner_layer(layer)
         if layer_kinds.role_of(inner) is Role.NORM or not inner.variables:
             continue
-        source = own.get(inner.name)
+        source = sources.get(inner.name)
         shapes = [tuple(variable.shape) for variable in inner.variables]
         if source is None or [tuple(variable.shape) for variable in source.variables] != shapes:
             problems.append(f"{inner.name}: received weights {shapes} in one model only")
             continue
         # A layer and those inside it come always in the same order.
-        parts = zip([*source._flatten_layers()], [*inner._flatten_layers()], strict=True)
-        for from_part, to_part in parts:
+        pairs = zip([*source._flatten_layers()], [*inner._flatten_layers()], strict=True)
+        for from_part, to_part in pairs:
             for name, value in list(vars(from_part).items()):
                 if isinstance(value, tf.Variable):
                     setattr(to_part, name, value)
@@ -312,4 +312,4 @@ def _share(first: keras.Model, other: keras.Model) -> None:
         problems.append(
             "expected one network at several bit widths; build them with quantize_for_bits"
         )
-        raise ModelError(other.name, problems)
+        raise ModelError(model.name, problems)

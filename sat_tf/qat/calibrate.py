@@ -90,9 +90,9 @@ def assign_statistics(
     norms: Sequence[keras.layers.Layer], statistics: Sequence[Statistics]
 ) -> None:
     """Gives layers these moving statistics."""
-    for norm, own in zip(norms, statistics, strict=True):
-        norm.moving_mean.assign(own.mean)
-        norm.moving_variance.assign(own.variance)
+    for norm, moving in zip(norms, statistics, strict=True):
+        norm.moving_mean.assign(moving.mean)
+        norm.moving_variance.assign(moving.variance)
 
 
 def best_statistics(
@@ -111,7 +111,7 @@ def best_statistics(
             for start, end in zip(unrounded, quantized, strict=True)
         ]
     return [
-        one.moved(start, end) for one, start, end in zip(own, unrounded, quantized, strict=True)
+        prior.moved(start, end) for prior, start, end in zip(own, unrounded, quantized, strict=True)
     ]
 
 
@@ -249,18 +249,18 @@ def _set_clipping_levels(network: Network, batches: Batches) -> None:
     preprocessed: dict[str, np.ndarray] = {}
     in_use = in_inference(network)
 
-    def sampled(node: Node, parts: Iterator[Any]) -> Parts:
+    def sampled(node: Node, input_parts: Iterator[Any]) -> Parts:
         quantizer = clipping_quantizer(node.layer)
         if quantizer is None:
-            return unrounded(node, parts)
-        outputs, read = [], []
-        for inputs in parts:
+            return unrounded(node, input_parts)
+        outputs, input_twins = [], []
+        for inputs in input_parts:
             outputs.append(_call_unrounded(node, inputs, on_batch_statistics=False))
             if rounds_to_input(node.layer):
-                read.append(quantizer.float_twin(inputs))
+                input_twins.append(quantizer.float_twin(inputs))
         if node.name not in samples:
             samples[node.name] = Sample(node.name, file, _function_behind(in_use, node))
-        samples[node.name].take(read or outputs)
+        samples[node.name].take(input_twins or outputs)
         if layer_kinds.role_of(inner_layer(node.layer)) is Role.AFFINE:
             before = preprocessed.get(node.name, np.zeros(0, np.float32))
             values = np.unique(np.concatenate([before, *map(np.ravel, outputs)]))
@@ -351,7 +351,7 @@ def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> N
 
         with float_weights(node.layer for node in network):
             walk(network, (images,), each_part(compute))
-        return {name: np.concatenate(parts) for name, parts in outputs.items()}
+        return {name: np.concatenate(arrays) for name, arrays in outputs.items()}
 
     (name,), policy = network.inputs, policy_of(model)
     is_stated = policy is not None and policy.states_range_of(name)
@@ -361,18 +361,18 @@ def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> N
 
 
 def _compared(
-    network: Network, images: Images, name: str, found: InputRange
+    network: Network, images: Images, name: str, pixels: InputRange
 ) -> RangeStatistics | None:
     """The statistics of a quantized network beside those of images, as nothing is rounded."""
     call = functools.partial(_call_unrounded, on_batch_statistics=False)
     with float_weights(node.layer for node in network):
         # Folded, a shift is what the first layers pad with, instead of 0. Up to two pixels of the
         # narrowest range that is compared, it is next to nothing.
-        narrowest = min(np.min(one.scales) for one in USUAL)
-        if np.max(np.abs(found.change.shift)) > 2.0 * narrowest:
+        narrowest = min(np.min(usual_range.scales) for usual_range in USUAL)
+        if np.max(np.abs(pixels.change.shift)) > 2.0 * narrowest:
             floats, place = as_fed(network), network.inputs.index(name)
-            return range_statistics(floats, floats.inputs[place], images, found, call_float_node)
-        return range_statistics(network, name, images, found, call)
+            return range_statistics(floats, floats.inputs[place], images, pixels, call_float_node)
+        return range_statistics(network, name, images, pixels, call)
 
 
 def _norms(network: Network) -> dict[int, keras.layers.Layer]:
@@ -384,20 +384,20 @@ def _fit_both(
     network: Network, batches: Batches, norms: list[keras.layers.Layer], *, keep_function: bool
 ) -> None:
     """Clipping levels, and statistics for the quantized network: see `best_statistics`."""
-    own = [Statistics.of(norm) for norm in norms]
+    original = [Statistics.of(norm) for norm in norms]
     try:
         with float_weights(node.layer for node in network):
             unrounded = measure_statistics(network, batches, _call_unrounded)
         by_weights = measure_statistics(network, batches, _call_unrounded)
-        assign_statistics(norms, best_statistics(own, unrounded, by_weights))
+        assign_statistics(norms, best_statistics(original, unrounded, by_weights))
         _set_clipping_levels(network, batches)
         quantized = measure_statistics(network, batches, call_node)
-        off = min(mean_deviation(own, measured) for measured in (unrounded, quantized))
+        off = min(mean_deviation(original, measured) for measured in (unrounded, quantized))
         if off > STALE and keep_function:
-            assign_statistics(norms, own)
+            assign_statistics(norms, original)
             _set_clipping_levels(network, batches)
     except BaseException:  # also an interruption
-        assign_statistics(norms, own)
+        assign_statistics(norms, original)
         raise
     received = (
         "calibrate: the statistics of BatchNormalization are not those of these images (off by "
@@ -407,7 +407,7 @@ def _fit_both(
         advice = "Give images like those that the model is for, and check how they are scaled."
         warn(f"{received} left as they are. {advice}", StaleStatisticsWarning)
         return
-    assign_statistics(norms, best_statistics(own, unrounded, quantized))
+    assign_statistics(norms, best_statistics(original, unrounded, quantized))
     if off > STALE:
         warn(
             f"{received} replaced, which changes the model's function. Train it, or check how the "
@@ -424,14 +424,14 @@ def measure_statistics(
     momenta = {key: norm.momentum for key, norm in norms.items()}
     calls = dict.fromkeys(norms, 0)
 
-    def counted(node: Node, parts: Iterator[Any]) -> Parts:
+    def counted(node: Node, input_parts: Iterator[Any]) -> Parts:
         norm = norms.get(id(node.layer))
         is_frozen = node.arguments.get("training") is False
         if norm is not None and norm.trainable and not is_frozen:
             # The moving average is then the mean over batches, and over calls of a shared layer.
             norm.momentum = calls[id(node.layer)] / (calls[id(node.layer)] + 1.0)
             calls[id(node.layer)] += 1
-        return (call(node, inputs, True) for inputs in parts)
+        return (call(node, inputs, True) for inputs in input_parts)
 
     try:
         for images in batches:
@@ -490,22 +490,22 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
             axes = list(range(1, before.shape.rank))
             ends = [tf.reduce_max(-before, axes), tf.reduce_max(before, axes)]
             extremes.setdefault(node.name, []).append(np.array(ends))
-        made = call_node(node, inputs, on_batch_statistics=False)
+        output = call_node(node, inputs, on_batch_statistics=False)
         if grids is not None:
-            grids.look_at(node, inputs, made)
-        return made
+            grids.look_at(node, inputs, output)
+        return output
 
     for images in batches if observing else [batches[0]]:
         walk(network, images, each_part(call), whole=() if grids is None else grids.holders)
     for name, rows in logits.items():
         layer, ends = network[name].layer, best_range_of_logits(np.concatenate(rows))
         layer.quantize_config.output.remember(*ends, layer.output_variables, len(batches))
-    for name, found in extremes.items():
+    for name, pairs in extremes.items():
         layer = network[name].layer
         readers = [network[name], *network.consumers(name)]
         has_softmax = any(layer_kinds.is_softmax(inner_layer(reader.layer)) for reader in readers)
         end = np.max if has_softmax else expected_largest
-        below, highest = (max(float(end(each)), 0.0) for each in np.concatenate(found, axis=1))
+        below, highest = (max(float(end(side)), 0.0) for side in np.concatenate(pairs, axis=1))
         ceiling = layer_kinds.rectifier_ceiling(inner_layer(layer))
         if ceiling is not None:
             highest = min(highest, ceiling)

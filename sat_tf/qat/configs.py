@@ -159,7 +159,7 @@ class PlacedConfig(_ConfigOfScheme):
         return isinstance(self.output, ActivationQuantizer) and self.output.rectifies
 
     def get_config(self) -> dict[str, Any]:
-        found = {
+        config = {
             "weights": serialize_quantizer(self.weights),
             "output": serialize_quantizer(self.output),
             "annotation": self.annotation,
@@ -167,7 +167,7 @@ class PlacedConfig(_ConfigOfScheme):
         }
         # Older releases read the models that have none.
         marks = {"around": self.around, "target": self.target, "output_name": self.output_name}
-        return {**found, **{name: mark for name, mark in marks.items() if mark}}
+        return {**config, **{name: mark for name, mark in marks.items() if mark}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "PlacedConfig":
@@ -186,10 +186,10 @@ class PlacementError(ModelError):
             "Replace them, or leave them float by unsupported='float' or no annotation. "
             f"sat-tf quantizes {', '.join(layer_kinds.supported_names())}."
         )
-        each = list(dict.fromkeys(problems))
+        distinct = list(dict.fromkeys(problems))
         unsupported = {
             f"{node.layer.name}: {layer_kinds.unsupported_problem(node.layer)}."
             for node in network
             if not layer_kinds.find_support(node.layer).quantized
         }
-        super().__init__(network.name, each, "" if unsupported.isdisjoint(each) else fix)
+        super().__init__(network.name, distinct, "" if unsupported.isdisjoint(distinct) else fix)

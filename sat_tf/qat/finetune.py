@@ -222,9 +222,9 @@ class Backup(keras.callbacks.BackupAndRestore):
         try:
             super()._backup(epoch, batch)
         except (tf.errors.OpError, OSError):
-            for left in self.folder.glob("*/*temp*"):
-                shutil.rmtree(left, ignore_errors=True)
-                left.unlink(missing_ok=True)
+            for path in self.folder.glob("*/*temp*"):
+                shutil.rmtree(path, ignore_errors=True)
+                path.unlink(missing_ok=True)
             raise
 
 
@@ -280,12 +280,12 @@ class _Trainer(keras.Model):
             and not any(kernel.depthwise for kernel in layer_kinds.find_kind(layer.layer).kernels)
         ]
         self._loss = keras.metrics.Mean("loss_of_step")
-        kept = functools.partial(tf.Variable, trainable=False)
-        self.best = [kept(weight) for weight in student.get_weights()]
-        self.best_epoch = kept(0, dtype=tf.int64)  # that has these weights
-        self.peak = kept(0.0)
-        self.distances = kept(tf.fill(len(TRIED_RATES), math.nan))
-        self.rows = kept(tf.fill((epochs + 1, len(Epoch._fields) - 1), math.nan))
+        new_variable = functools.partial(tf.Variable, trainable=False)
+        self.best = [new_variable(weight) for weight in student.get_weights()]
+        self.best_epoch = new_variable(0, dtype=tf.int64)  # that has these weights
+        self.peak = new_variable(0.0)
+        self.distances = new_variable(tf.fill(len(TRIED_RATES), math.nan))
+        self.rows = new_variable(tf.fill((epochs + 1, len(Epoch._fields) - 1), math.nan))
 
     @property
     def tried(self) -> dict[float, float | None]:
@@ -340,8 +340,8 @@ class _Trainer(keras.Model):
         (score, lost), (best, least) = self.rows.numpy()[[epoch, int(self.best_epoch)], 2:]
         if not epoch or (np.isfinite(lost) and (score, -lost) > (best, -least)):
             self.best_epoch.assign(epoch)
-            for kept, weight in zip(self.best, self.student.get_weights(), strict=True):
-                kept.assign(weight)
+            for best_weight, weight in zip(self.best, self.student.get_weights(), strict=True):
+                best_weight.assign(weight)
         self.student.set_weights(before)
         return done
 
@@ -388,8 +388,8 @@ def _tried(trainer: _Trainer, batches: TrainingBatches, images: np.ndarray) -> l
     """
     student, weights = trainer.student, trainer.student.get_weights()
     pieces = np.array_split(images, -(-len(images) // BATCH_SIZE))
-    parts = [fed(piece, batches.feed) for piece in pieces]
-    answers = [trainer.teacher(part) for part in parts]
+    scaled = [fed(piece, batches.feed) for piece in pieces]
+    answers = [trainer.teacher(piece) for piece in scaled]
     distances = []
     for rate in TRIED_RATES:
         schedule = _schedule(trainer, batches, rate, total_steps=_TRIED_STEPS, warmup_steps=0)
@@ -398,7 +398,7 @@ def _tried(trainer: _Trainer, batches: TrainingBatches, images: np.ndarray) -> l
         distance = math.inf
         with contextlib.suppress(ValueError):  # an activation is not finite
             estimate_statistics(student, images, num_images=len(images))
-            pairs = zip(answers, (trainer(part, training=False) for part in parts), strict=True)
+            pairs = zip(answers, (trainer(piece, training=False) for piece in scaled), strict=True)
             far = tf.concat([soft_divergence(*pair, temperature=1.0) for pair in pairs], axis=0)
             distance = float(tf.reduce_mean(far))
         distances.append(distance if math.isfinite(distance) else math.inf)

@@ -52,8 +52,8 @@ class FileArray:
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(len(self))
             return self._read(start, max(stop - start, 0))
-        parts = [self._read(int(row), 1) for row in rows]
-        return np.concatenate(parts) if parts else self._read(0, 0)
+        arrays = [self._read(int(row), 1) for row in rows]
+        return np.concatenate(arrays) if arrays else self._read(0, 0)
 
     def _read(self, start: int, count: int) -> np.ndarray:
         shape = (count, *self.shape[1:])
@@ -108,18 +108,18 @@ class _Collected:
     def add(self, rows: np.ndarray) -> None:
         self._parts.append(rows)
         # A single array is the user's own, and is not copied.
-        is_large = sum(part.nbytes for part in self._parts) > MOST_BYTES_IN_MEMORY
+        is_large = sum(array.nbytes for array in self._parts) > MOST_BYTES_IN_MEMORY
         if self._file is None and is_large and len(self._parts) > 1:
             self._file = FileArray((0, *rows.shape[1:]), self._parts[0].dtype)
         if self._file is None:
             return
-        for part in self._parts:
-            file, dtype = self._file, np.result_type(self._file.dtype, part.dtype)
+        for array in self._parts:
+            file, dtype = self._file, np.result_type(self._file.dtype, array.dtype)
             if dtype != file.dtype:  # as np.concatenate would have it
                 self._file = FileArray((0, *file.shape[1:]), dtype)
                 for start in range(0, len(file), BATCH_SIZE):
                     self._file.append(file[start : start + BATCH_SIZE])
-            self._file.append(part)
+            self._file.append(array)
         self._parts = []
 
     @property
@@ -217,8 +217,8 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
         for name, all_rows, rows in zip(network.inputs, collected, batch, strict=True):
             fed_range = ranges.get(name, PIXELS)
             is_scaled = rows.dtype == np.uint8 and fed_range != PIXELS
-            for part in fed_batches(rows, fed_range.fed) if is_scaled else (rows,):
-                all_rows.add(part)
+            for array in fed_batches(rows, fed_range.fed) if is_scaled else (rows,):
+                all_rows.add(array)
         count += len(batch[0])
         if count >= num_images:
             break
@@ -263,8 +263,8 @@ def _checked_batch(element: Any, network: Network) -> Batch:
     if isinstance(element, tuple) or (isinstance(element, list) and not several):
         element = element[0]
     is_named = isinstance(element, Mapping)
-    given = network.in_order(element) if several or is_named else [element]
-    arrays = [np.asarray(array) for array in given]
+    images = network.in_order(element) if several or is_named else [element]
+    arrays = [np.asarray(array) for array in images]
     if wrong := [str(array.dtype) for array in arrays if not holds_numbers(array)]:
         raise ValueError(
             f"dataset: received values of the type {first_ones(wrong)}, expected numbers; pass "
@@ -273,7 +273,7 @@ def _checked_batch(element: Any, network: Network) -> Batch:
     for name, array in zip(network.inputs, arrays, strict=True):
         shape, where = network[name].shape, f" for {name}" if several else ""
         fits = array.ndim == len(shape) + 1 and all(
-            wanted in (None, got) for wanted, got in zip(shape, array.shape[1:], strict=True)
+            size in (None, got) for size, got in zip(shape, array.shape[1:], strict=True)
         )
         if not fits:
             raise ValueError(

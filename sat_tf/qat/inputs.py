@@ -20,23 +20,23 @@ from sat_tf.quantizers.seen_values import each_its_own
 
 def input_nodes(network: Network) -> dict[str, Node]:
     """The layer that holds the quantizer of each input, by its name; kept ones have none."""
-    found = {}
+    nodes = {}
     for node in network:
         quantizer = output_quantizer(node.layer)
         if quantizer is not None and quantizer.input_type is not None:
             # It may stand behind preprocessing in float.
-            image = network.origin(node.inputs[0], lambda one: one.name not in network.inputs)
-            found[image.name] = node
-    return found
+            image = network.origin(node.inputs[0], lambda maker: maker.name not in network.inputs)
+            nodes[image.name] = node
+    return nodes
 
 
 def input_ranges(network: Network) -> dict[str, InputRange]:
     """The input range of each image input."""
-    nodes, kept = input_nodes(network), kept_inputs(network)
+    nodes, kept_names = input_nodes(network), kept_inputs(network)
     ranges = {}
     for name in network.inputs:
         quantizer = output_quantizer(nodes[name].layer) if name in nodes else None
-        if name in kept:
+        if name in kept_names:
             continue
         if quantizer is None:
             ranges[name] = PIXELS
@@ -161,43 +161,43 @@ def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -
         if name in kept:
             problems += _problems_of_kept(network, name, policy, kept)
             continue
-        found, shape, kind = policy.range_of(name), network[name].shape, policy.type_of(name)
+        pixels, shape, kind = policy.range_of(name), network[name].shape, policy.type_of(name)
         if kind != INPUT_TYPES[0]:
             if policy.states_range_of(name):
                 problems.append(
-                    f"{name}: received input_type={kind!r} and input_range={found}, expected one "
+                    f"{name}: received input_type={kind!r} and input_range={pixels}, expected one "
                     "of them: the range of an input that is not an image is taken from data; leave "
                     f"input_range out{each_its_own(network.inputs, name)}."
                 )
-        elif found.channels is not None and (not shape or shape[-1] != found.channels):
+        elif pixels.channels is not None and (not shape or shape[-1] != pixels.channels):
             problems.append(
-                f"{name}: received input_range={found} of {found.channels} channels for the input "
-                f"shape {shape}, expected one of as many channels as the input; give each input "
-                'its own, as {"name": range}.'
+                f"{name}: received input_range={pixels} of {pixels.channels} channels for the "
+                f"input shape {shape}, expected one of as many channels as the input; give each "
+                'input its own, as {"name": range}.'
             )
         else:
-            changes[name] = found.change
+            changes[name] = pixels.change
     return problems + find_folds(network, changes)[1]
 
 
 def _problems_of_kept(
-    network: Network, name: str, policy: BitPolicy, kept: Collection[str]
+    network: Network, name: str, policy: BitPolicy, kept_names: Collection[str]
 ) -> Iterator[str]:
     """Why an input that only layers left float read cannot stay as it is."""
-    own = own_type(network[name])
-    if own not in KEPT_TYPES:
+    input_type = own_type(network[name])
+    if input_type not in KEPT_TYPES:
         yield (
-            f"{name}: received an input of {own}, expected one of {', '.join(KEPT_TYPES)}, which "
-            "files can take; compute them in front of the model."
+            f"{name}: received an input of {input_type}, expected one of {', '.join(KEPT_TYPES)}, "
+            "which files can take; compute them in front of the model."
         )
     # A setting for all inputs is meant for the others.
-    others = len(kept) < len(network.inputs)
+    has_quantized = len(kept_names) < len(network.inputs)
     for_all = not any(isinstance(v, Mapping) for v in (policy.input_type, policy.input_range))
-    if states_codes(network[name], policy) and not (others and for_all):
+    if states_codes(network[name], policy) and not (has_quantized and for_all):
         yield (
             f"{name}: received an input_type or an input_range for an input that only layers left "
             f"float read, and take for ids, of which codes would make others, expected neither: "
-            f"it stays {own}, as it is; leave them out."
+            f"it stays {input_type}, as it is; leave them out."
         )
 
 
@@ -215,12 +215,12 @@ def entrance(network: Network, name: str, policy: BitPolicy) -> str:
         readers = network.consumers(name)
         if len(readers) != 1 or layer_kinds.role_of(readers[0].layer) is not Role.AFFINE:
             break
-        behind = network.consumers(readers[0].name)
-        taken = (Role.NORM, Role.RECTIFIER, Role.SCALING)
+        next_readers = network.consumers(readers[0].name)
+        roles = (Role.NORM, Role.RECTIFIER, Role.SCALING)
         if (
             name in network.outputs
-            or not behind
-            or any(layer_kinds.role_of(reader.layer) in taken for reader in behind)
+            or not next_readers
+            or any(layer_kinds.role_of(reader.layer) in roles for reader in next_readers)
         ):
             break
         name = readers[0].name
@@ -229,23 +229,23 @@ def entrance(network: Network, name: str, policy: BitPolicy) -> str:
 
 def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fold], list[str]]:
     """The changes, from what is read to what was, that readers of inputs fold; why some cannot."""
-    found, problems = [], []
-    wanted: dict[int, list[tuple[Node, Fold | None, Change]]] = {}
+    folds, problems = [], []
+    by_layer: dict[int, list[tuple[Node, Fold | None, Change]]] = {}
     for name, change in changes.items():
         shape = network[name].shape
         if not change.is_none:
-            known = bool(shape) and shape[-1] is not None
-            read = Fold.of_channels(change, int(shape[-1] or 0)) if known else None
-            for node, fold in _readers(network, name, read):
-                wanted.setdefault(id(node.layer), []).append((node, fold, change))
-    for readers in wanted.values():
+            has_channels = bool(shape) and shape[-1] is not None
+            input_fold = Fold.of_channels(change, int(shape[-1] or 0)) if has_channels else None
+            for node, fold in _readers(network, name, input_fold):
+                by_layer.setdefault(id(node.layer), []).append((node, fold, change))
+    for readers in by_layer.values():
         node, fold, change = readers[0]
         calls = {call.name for call in network.calls(node.name)}
         try:
-            alike = all(other == fold for _, other, _ in readers)
-            if fold is None or not alike or calls != {one.name for one, _, _ in readers}:
+            alike = all(reader_fold == fold for _, reader_fold, _ in readers)
+            if fold is None or not alike or calls != {reader.name for reader, _, _ in readers}:
                 raise _NoFoldError("it also reads other tensors, or in another order")
-            found.append(_at(network, node, fold))
+            folds.append(_at(network, node, fold))
         except _NoFoldError as error:
             if not change.is_rounding:
                 problems.append(
@@ -254,7 +254,7 @@ def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fo
                     f"weights ({error}); leave input_range out, and put a Rescaling or a "
                     "Normalization layer that does the same in front of it."
                 )
-    return found, problems
+    return folds, problems
 
 
 def apply_fold(
@@ -310,9 +310,9 @@ def _moved(node: Node, fold: Fold | None) -> Fold | None:
         return Fold.of_channels(Change(np.ones(1), fold.shift[:1]), size)
     if support.reshapes and size % fold.order.size == 0:
         pixels = size // fold.order.size
-        first = np.repeat(np.arange(pixels) * fold.order.size, fold.order.size)
+        offsets = np.repeat(np.arange(pixels) * fold.order.size, fold.order.size)
         ratio, shift, order = (np.tile(v, pixels) for v in (fold.ratio, fold.shift, fold.order))
-        return Fold(ratio, shift, first + order)
+        return Fold(ratio, shift, offsets + order)
     return None
 
 
@@ -332,7 +332,7 @@ def _at(network: Network, node: Node, fold: Fold) -> Fold:
         raise _NoFoldError("its outputs have the order of its inputs")
     if not np.any(fold.shift) or getattr(layer, "bias", None) is not None:
         return dataclasses.replace(fold, layer=layer.name)
-    norms = norms_behind(network, node, lambda one: layer_kinds.role_of(one.layer) is Role.NORM)
+    norms = norms_behind(network, node, lambda norm: layer_kinds.role_of(norm.layer) is Role.NORM)
     if not norms:
         raise _NoFoldError("it has no bias, and other than BatchNormalization behind it")
     return dataclasses.replace(fold, layer=layer.name, norms=norms)
@@ -357,8 +357,8 @@ def _along(layer: keras.layers.Layer, values: np.ndarray, shape: Sequence[int]) 
     axis, groups = _kernel(layer).input_axis, getattr(layer, "groups", 1)
     if groups > 1 and not _kernel(layer).depthwise:
         # Each group of outputs reads its own inputs.
-        own = np.repeat(values.reshape(groups, -1).T, shape[-1] // groups, axis=1)
-        return own.reshape([1] * axis + list(own.shape))
+        group_values = np.repeat(values.reshape(groups, -1).T, shape[-1] // groups, axis=1)
+        return group_values.reshape([1] * axis + list(group_values.shape))
     return values.reshape([-1 if index == axis else 1 for index in range(len(shape))])
 
 
@@ -433,16 +433,18 @@ def borders(network: Network, ranges: Mapping[str, InputRange]) -> list[Border]:
     if not padding and all(set(network.inputs).issuperset(network[name].inputs) for name in reads):
         return []  # nothing pads
     # An image that is only moved is an output with its shift, as before.
-    made = [name for name in network.outputs if not reads.isdisjoint({name, *network.before(name)})]
+    names = [
+        name for name in network.outputs if not reads.isdisjoint({name, *network.before(name)})
+    ]
     images = {name: _images(network[name].shape, ranges.get(name)) for name in network.inputs}
-    expected = _outputs(network, images, made)
+    expected = _outputs(network, images, names)
     shifted = {name: images[name] - np.float32(change.shift) for name, change in changes.items()}
     folded = [layers[name] for fold in folds for name in (fold.layer, *fold.norms)]
     before = [(variable, variable.numpy()) for layer in folded for variable in layer.variables]
     try:
         for fold in folds:
             apply_fold(fold, layers[fold.layer], [layers[norm] for norm in fold.norms])
-        moved = _outputs(network, images | shifted, made)
+        moved = _outputs(network, images | shifted, names)
     finally:
         for variable, value in before:
             variable.assign(value)
@@ -450,7 +452,7 @@ def borders(network: Network, ranges: Mapping[str, InputRange]) -> list[Border]:
     errors = (np.sqrt(np.mean((a - b) ** 2)) / (np.std(b) or np.inf) for a, b in pairs)
     error = float(max(errors, default=0.0))
     fed = dict.fromkeys(ranges[name] for name in changes)
-    return [Border(one, padding or reading, error) for one in fed] if error > _NONE else []
+    return [Border(pixels, padding or reading, error) for pixels in fed] if error > _NONE else []
 
 
 def _images(shape: tuple[int | None, ...], pixels: InputRange | None) -> np.ndarray:
@@ -463,8 +465,8 @@ def _images(shape: tuple[int | None, ...], pixels: InputRange | None) -> np.ndar
 
 
 def _outputs(
-    network: Network, images: Mapping[str, np.ndarray], wanted: Sequence[str]
+    network: Network, images: Mapping[str, np.ndarray], names: Sequence[str]
 ) -> list[np.ndarray]:
     tensors = {name: tf.cast(image, network[name].type) for name, image in images.items()}
-    made = dict(network.computed(tensors, wanted))
-    return [made[name].numpy().astype(np.float64) for name in wanted]
+    by_name = dict(network.computed(tensors, names))
+    return [by_name[name].numpy().astype(np.float64) for name in names]

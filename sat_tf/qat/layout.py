@@ -59,26 +59,26 @@ def arranged(
     on, `quant_<name>_call_2_output`. `layer_of` is called once for all calls of a float layer.
     """
     # Layers without quantizers keep the names that users know; new layers avoid them.
-    taken = {node.layer.name for node in network if node.name not in placement.configs}
+    used_names = {node.layer.name for node in network if node.name not in placement.configs}
     inner = {node.layer.name for node in network}
     layers: dict[int, keras.layers.Layer] = {}
     # The node that stands for a float one, by who reads it; None is those that read no insertion.
-    made: dict[tuple[str, str | None], str] = {}
+    names: dict[tuple[str, str | None], str] = {}
     nodes: list[Node] = []
 
     def quantized(layer: keras.layers.Layer, config: PlacedConfig, trainable: bool) -> Any:
-        name = unique_name(f"quant_{layer.name}", taken)
+        name = unique_name(f"quant_{layer.name}", used_names)
         # A layer may have been given any other value, such as 1, which a new one refuses.
         return QuantizedLayer(layer, config, name=name, trainable=bool(trainable))
 
     def insert(
-        name: str, behind: Node, output: Quantizer | None, known_as: str, trainable: bool
+        name: str, float_node: Node, output: Quantizer | None, known_as: str, trainable: bool
     ) -> str:
         identity = layer_kinds.identity_layer(name=unique_name(name, inner))
         layer = quantized(identity, PlacedConfig(output=output, inserted=True), trainable)
-        read = made[behind.name, None]
+        tensor = names[float_node.name, None]
         nodes.append(
-            PlacedNode(layer.name, layer, (read,), False, {}, behind.shape, known_as=known_as)
+            PlacedNode(layer.name, layer, (tensor,), False, {}, float_node.shape, known_as=known_as)
         )
         return str(layer.name)
 
@@ -87,27 +87,27 @@ def arranged(
         if id(node.layer) not in layers:
             layer = layer_of(node)
             if config is not None:
-                own = PlacedConfig(
+                kernel_config = PlacedConfig(
                     weights=config.weights, annotation=config.annotation, target=config.target
                 )
-                layer = quantized(layer, own if shared else config, node.layer.trainable)
+                layer = quantized(layer, kernel_config if shared else config, node.layer.trainable)
             layers[id(node.layer)] = layer
         layer = layers[id(node.layer)]
         name = layer.name + node.name.removeprefix(node.layer.name)
-        inputs = tuple(made.get((read, node.name), made[read, None]) for read in node.inputs)
+        inputs = tuple(names.get((front, node.name), names[front, None]) for front in node.inputs)
         fields = {**vars(node), "name": name, "layer": layer, "inputs": inputs}
         nodes.append(PlacedNode(**fields, known_as=node.name))
-        made[node.name, None] = name
+        names[node.name, None] = name
         if shared and config is not None and config.output is not None:
             settings = (config.output, node.name, node.layer.trainable)
-            made[node.name, None] = insert(f"{as_layer_name(node.name)}_output", node, *settings)
+            names[node.name, None] = insert(f"{as_layer_name(node.name)}_output", node, *settings)
         for insertion in placement.behind(node.name):
             readers = [network[reader].layer for reader in insertion.readers]
             trainable = any(layer.trainable for layer in (node.layer, *readers))
             name, quantizer = insertion.name, insertion.config.output
             inserted = insert(name, node, quantizer, name, trainable)
-            made.update({(node.name, reader): inserted for reader in insertion.readers})
-    renamed = {name: new for (name, reader), new in made.items() if reader is None}
+            names.update({(node.name, reader): inserted for reader in insertion.readers})
+    renamed = {name: new for (name, reader), new in names.items() if reader is None}
     for output, called in zip(network.outputs, network.output_names, strict=True):
         maker = next(node for node in nodes if node.name == renamed[output])
         if inner_layer(maker.layer).name == called:
@@ -191,8 +191,8 @@ def quantized_model(
         )
     if annotations is None:
         # Lambda layers are left alone, as TFMOT does: a wrapper could not save their code.
-        left = keras.layers.Lambda if policy.unsupported == "float" else ()
-        annotations = {n.layer.name: None for n in network if not isinstance(n.layer, left)}
+        skipped = keras.layers.Lambda if policy.unsupported == "float" else ()
+        annotations = {n.layer.name: None for n in network if not isinstance(n.layer, skipped)}
     else:
         annotations = of_layers.carried(annotations)
     placement = place(network, annotations, policy, kernels)
@@ -354,27 +354,27 @@ def _warn_of_float_layers(
         is_native = policy.processor.native and layer_kinds.native_of(node.layer) is not None
         return reads_floats(node.layer) and not is_native
 
-    left: dict[str, None] = {}
-    behind: set[str] = set()
+    names: dict[str, None] = {}
+    reached: set[str] = set()
     floats: set[str] = set()
     for node in network:
         role = layer_kinds.role_of(node.layer)
-        is_behind = not behind.isdisjoint(node.inputs)
+        is_behind = not reached.isdisjoint(node.inputs)
         if node.layer.name in annotations:
-            behind.add(node.name)
+            reached.add(node.name)
         elif is_behind and role.keeps_codes:
-            behind.add(node.name)
+            reached.add(node.name)
             if not floats.isdisjoint(node.inputs):
                 floats.add(node.name)
         elif is_behind and role in _INTEGERS_IF_ANNOTATED:
-            behind.add(node.name)
+            reached.add(node.name)
             if not is_integer(node):
                 floats.add(node.name)
                 if not is_float_anyway(node):
-                    left[node.layer.name] = None
-    if left:
+                    names[node.layer.name] = None
+    if names:
         warn(
-            f"model {network.name!r}: {first_ones(left)} have no annotation and stay float: the "
+            f"model {network.name!r}: {first_ones(names)} have no annotation and stay float: the "
             "file computes them in float32; to have integers, annotate them, or the whole by "
             "tfmot.quantization.keras.quantize_annotate_model, which keeps the annotations of "
             "layers."
@@ -384,15 +384,15 @@ def _warn_of_float_layers(
 def _warn_of_codes_beyond_int8(model_name: str, placement: Placement) -> None:
     """Warns before the training of layers whose weight codes cannot be exported."""
     kernels = {name: config.weights for name, config in placement.configs.items() if config.weights}
-    found = [
+    layers = [
         f"{name} ({kernel.num_bits} bits, {kernel.grid_name})"
         for name, kernel in kernels.items()
         if not kernel.fits_int8
     ]
-    if found:
+    if layers:
         warn(
             f"model {model_name!r}: it can be trained, but not exported: the weight codes of "
-            f"{', '.join(found)} do not fit int8; set weight_grid='auto' if it is to be exported."
+            f"{', '.join(layers)} do not fit int8; set weight_grid='auto' if it is to be exported."
         )
 
 

@@ -26,70 +26,70 @@ def of_class_of(original: Any, model: keras.Model) -> keras.Model:
     are attributes of `original` of the same names, and its other attributes are carried over. If
     the class cannot be built so, the model stays plain, and a warning names the class and the fix.
     """
-    made = in_class_of(original, model, _built)
-    if made is model:
+    built = in_class_of(original, model, _built)
+    if built is model:
         return model
-    made.trainable = original.trainable
-    lost = _carry(original, made)
+    built.trainable = original.trainable
+    lost = _carry(original, built)
     if lost:
         warn(
             f"model {original.name!r}: the {type(original).__name__} built from the new graph "
             f"lacks {', '.join(lost)}, which are layers of the old one; set them before you "
             "train it."
         )
-    return made
+    return built
 
 
-def _is_keras_s(kind: type) -> bool:
-    return kind.__module__.split(".")[0] in ("tf_keras", "keras", "tensorflow")
+def _is_keras_s(cls: type) -> bool:
+    return cls.__module__.split(".")[0] in ("tf_keras", "keras", "tensorflow")
 
 
 def in_class_of(
     original: Any, model: Any, build: Callable[[type, Any, dict[str, Any]], Any]
 ) -> Any:
     """A plain model, of either Keras, in the class of `original` if `build` can; else it warns."""
-    kind = type(original)
-    if _is_keras_s(kind):
+    cls = type(original)
+    if _is_keras_s(cls):
         return model
     try:
         further = {
             parameter.name: getattr(original, parameter.name)
-            for parameter in _parameters(kind)
+            for parameter in _parameters(cls)
             if parameter.name not in _OF_ALL_MODELS
             and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
             and hasattr(original, parameter.name)
         }
-        return build(kind, model, further)
+        return build(cls, model, further)
     except Exception as error:  # the user's constructor raises anything
         reason = textwrap.shorten(str(error) or type(error).__name__, 160)
         warn_of_lost_class(
-            kind,
-            f"{kind.__name__}(inputs, outputs, name=...) does not build one: {reason}",
-            f"train {kind.__name__}(model.inputs, model.outputs, ...) built from the result",
+            cls,
+            f"{cls.__name__}(inputs, outputs, name=...) does not build one: {reason}",
+            f"train {cls.__name__}(model.inputs, model.outputs, ...) built from the result",
         )
         return model
 
 
-def _parameters(kind: Any) -> list[inspect.Parameter]:
+def _parameters(cls: Any) -> list[inspect.Parameter]:
     """The arguments of a class's constructor."""
-    return list(inspect.signature(kind.__init__).parameters.values())
+    return list(inspect.signature(cls.__init__).parameters.values())
 
 
-def _built(kind: type, model: keras.Model, further: dict[str, Any]) -> keras.Model:
-    if issubclass(kind, keras.Sequential):
+def _built(cls: type, model: keras.Model, further: dict[str, Any]) -> keras.Model:
+    if issubclass(cls, keras.Sequential):
         raise TypeError("a Sequential class is built from layers, not from inputs and outputs")
-    if not any(p.name == "inputs" or p.kind is p.VAR_POSITIONAL for p in _parameters(kind)):
+    if not any(p.name == "inputs" or p.kind is p.VAR_POSITIONAL for p in _parameters(cls)):
         raise TypeError(
-            f"its constructor does not take inputs and outputs: {kind.__name__}.__init__"
+            f"its constructor does not take inputs and outputs: {cls.__name__}.__init__"
         )
     # Keras has no public view of the structure that a model is called with.
     inputs, outputs = model._nested_inputs, model._nested_outputs
-    made = kind(inputs, outputs, name=model.name, **further)
+    built = cls(inputs, outputs, name=model.name, **further)
     expected = [*model.inputs, *model.outputs]
-    received = [*(getattr(made, "inputs", None) or ()), *(getattr(made, "outputs", None) or ())]
+    received = [*(getattr(built, "inputs", None) or ()), *(getattr(built, "outputs", None) or ())]
     if list(map(id, received)) != list(map(id, expected)):
         raise TypeError("its constructor builds another graph from inputs and outputs")
-    return made
+    return built
 
 
 def warn_of_lost_class(kind: type, reason: str, fix: str) -> None:
@@ -102,28 +102,28 @@ def warn_of_lost_class(kind: type, reason: str, fix: str) -> None:
     )
 
 
-def _carry(original: keras.Model, made: keras.Model) -> list[str]:
+def _carry(original: keras.Model, built: keras.Model) -> list[str]:
     """Copies the attributes of a model to another of its class; returns those it cannot copy."""
     in_graph = {id(call.layer) for call in keras_calls(original)}
     lost = []
     for name, value in vars(original).items():
         if name in _names_of_keras():
             continue
-        has, parts = name in vars(made), tf.nest.flatten(value)
-        if any(id(part) in in_graph for part in parts):
+        has, leaves = name in vars(built), tf.nest.flatten(value)
+        if any(id(leaf) in in_graph for leaf in leaves):
             lost += [] if has else [name]
-        elif any(isinstance(part, tf.Variable) for part in parts):
+        elif any(isinstance(leaf, tf.Variable) for leaf in leaves):
             if not has:
-                setattr(made, name, tf.nest.map_structure(_like, value))
-            for old, new in zip(parts, tf.nest.flatten(getattr(made, name)), strict=True):
+                setattr(built, name, tf.nest.map_structure(_like, value))
+            for old, new in zip(leaves, tf.nest.flatten(getattr(built, name)), strict=True):
                 new.assign(old)
-        elif any(isinstance(part, _STATEFUL) for part in parts):
+        elif any(isinstance(leaf, _STATEFUL) for leaf in leaves):
             if not has:
-                setattr(made, name, tf.nest.map_structure(_created_again, value))
+                setattr(built, name, tf.nest.map_structure(_created_again, value))
         else:
             plain = {list: list, dict: dict}  # without Keras's wrappers
-            of_kind = next((make for kind, make in plain.items() if isinstance(value, kind)), None)
-            setattr(made, name, of_kind(value) if of_kind else value)
+            of_kind = next((make for cls, make in plain.items() if isinstance(value, cls)), None)
+            setattr(built, name, of_kind(value) if of_kind else value)
     return lost
 
 
@@ -133,8 +133,8 @@ def _like(variable: Any) -> Any:
     return tf.Variable(variable, trainable=variable.trainable, name=variable.name.split(":")[0])
 
 
-def _created_again(part: Any) -> Any:
-    return type(part).from_config(part.get_config()) if isinstance(part, _STATEFUL) else part
+def _created_again(leaf: Any) -> Any:
+    return type(leaf).from_config(leaf.get_config()) if isinstance(leaf, _STATEFUL) else leaf
 
 
 @functools.cache

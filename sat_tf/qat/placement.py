@@ -143,12 +143,12 @@ def place(
             continue  # the tensor has the 8 bits of an input
         is_code = maker in network.inputs and maker not in roles.kept
         carried = 8 if is_code else getattr(outputs.get(maker), "num_bits", None)
-        for (bits, read), readers in _coarser_readers(roles, node, maker in streams).items():
+        for (bits, tensor), readers in _coarser_readers(roles, node, maker in streams).items():
             if carried is None or carried > bits:
-                called = f"{as_layer_name(read)}_to_{bits}_bits"
+                called = f"{as_layer_name(tensor)}_to_{bits}_bits"
                 start = _start(roles, demands, spreads, node, bits, problems, readers)
                 config = PlacedConfig(output=start.quantizer, inserted=True)
-                insertions.append(Insertion(called, read, frozenset(readers), config))
+                insertions.append(Insertion(called, tensor, frozenset(readers), config))
                 starts[called] = start
     if problems:
         raise PlacementError(network, problems)
@@ -235,7 +235,7 @@ def _grids(
 
 def _can_join(roles: Roles, demands: Demands, node: Node, reader: Node) -> bool:
     """Whether a tensor can have the grid of the concatenation, or of the pool, that reads it."""
-    name, read = node.name, [roles.of[roles.origin(tensor)] for tensor in reader.inputs]
+    name, input_roles = node.name, [roles.of[roles.origin(tensor)] for tensor in reader.inputs]
     without_grid = (Role.MOVEMENT, Role.SOFTMAX, Role.OPAQUE, Role.INPUT, Role.AFFINE)
     ends_in_softmax = roles.of[name] is Role.LINEAR and layer_kinds.is_softmax(node.layer)
     if roles.of[name] in without_grid or ends_in_softmax or name in demands.around:
@@ -246,7 +246,7 @@ def _can_join(roles: Roles, demands: Demands, node: Node, reader: Node) -> bool:
     is_read_once = reader.inputs.count(name) == 1
     native = roles.native(name)
     is_free = native is None or native.ends is None  # the operator has no grid of its own
-    return is_read_once and is_free and Role.OPAQUE not in read
+    return is_read_once and is_free and Role.OPAQUE not in input_roles
 
 
 def _grid(roles: Roles, demands: Demands, node: Node, entrances: Collection[str]) -> _Grid | None:
@@ -303,8 +303,8 @@ def _observer(
     Float layers, and functions at the end but softmax, are trained on what the file gives.
     Streams that the policy leaves float are trained as such; in inference they are the file's.
     """
-    wanted, kinds = demands.of[node.name], {*demands.of[node.name].values()}
-    at_end = [reader for reader, kind in wanted.items() if kind == "output" and reader]
+    by_reader, kinds = demands.of[node.name], {*demands.of[node.name].values()}
+    at_end = [reader for reader, demand in by_reader.items() if demand == "output" and reader]
     smooth = any(not layer_kinds.is_softmax(roles.network[name].layer) for name in at_end)
     trained = smooth or bool(kinds & FLOATS)
     rounds = (trained or bool(kinds & INTEGERS)) and _makes_codes(roles, node, outputs)
@@ -408,13 +408,13 @@ def _of_inputs(roles: Roles) -> Iterator[Insertion]:
     for name in roles.network.inputs:
         if name in roles.kept:
             continue
-        tensor, kind = inputs.entrance(roles.whole, name, policy), policy.type_of(name)
+        tensor, input_type = inputs.entrance(roles.whole, name, policy), policy.type_of(name)
         readers = frozenset(node.name for node in roles.whole.consumers(tensor))
         quantizer: protocol.Quantizer
-        if kind == INPUT_TYPES[0]:
+        if input_type == INPUT_TYPES[0]:
             call, quantizer = "image", table.make_image_quantizer(policy.range_of(name))
         else:
-            call, quantizer = "codes", table.make_input_quantizer(input_type=kind)
+            call, quantizer = "codes", table.make_input_quantizer(input_type=input_type)
         config = PlacedConfig(output=quantizer, inserted=True)
         yield Insertion(f"{name}_{call}", tensor, readers, config)
 
@@ -427,6 +427,6 @@ def _coarser_readers(roles: Roles, node: Node, is_stream: bool) -> dict[tuple[in
         bits = policy.activation_bits
         as_it_is = is_stream and not policy.requantize_streams
         if roles.of[reader.name] is Role.LINEAR and bits is not None and not as_it_is:
-            (read,) = roles.whole[reader.name].inputs
-            readers.setdefault((bits, read), []).append(reader.name)
+            (tensor,) = roles.whole[reader.name].inputs
+            readers.setdefault((bits, tensor), []).append(reader.name)
     return readers

@@ -232,8 +232,8 @@ class BitPolicy:
         setting |= {"initial_clipping_level": 8.0, "initial_classifier_clipping_level": 10.0}
         if fields.get("weight_grid") == "dorefa":
             setting["first_last_weight_grid"] = "dorefa"
-        kept = {name: value for name, value in setting.items() if name not in fields}
-        return cls(**kept, **fields)
+        defaults = {name: value for name, value in setting.items() if name not in fields}
+        return cls(**defaults, **fields)
 
     @classmethod
     def mobile(cls, bits: int = USUAL_BITS, **fields: Any) -> "BitPolicy":
@@ -305,8 +305,8 @@ class BitPolicy:
 
     def names_weights(self, layer_name: str, annotation: Mapping[str, Any] | None = None) -> bool:
         """Whether anything names the weight quantizer of one layer; else it is the best known."""
-        given = {**self._all_fields(), **self._given(layer_name, annotation)}
-        return given["weight_quantizer"] is not None
+        fields = {**self._all_fields(), **self._given(layer_name, annotation)}
+        return fields["weight_quantizer"] is not None
 
     def of_one_kind(self) -> "BitPolicy":
         """The policy with DoReFa's weights where it names none, for what compares bits."""
@@ -401,8 +401,8 @@ class _LayerFields(BaseModel):
 
 
 _TYPES: dict[str, Any] = {
-    name: (kind, None)
-    for name, kind in get_type_hints(BitPolicy, include_extras=True).items()
+    name: (hint, None)
+    for name, hint in get_type_hints(BitPolicy, include_extras=True).items()
     if name in PER_LAYER_FIELDS
 }
 _LAYER_FIELDS = create_model("LayerFields", __base__=_LayerFields, **_TYPES)
@@ -442,14 +442,14 @@ def _in_one_spelling(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     fields = dict(fields)
     if OLD_INPUT_RANGE not in fields:
         return fields, []
-    ends, given = (0.0, fields.pop(OLD_INPUT_RANGE)), fields.get("input_range", UNSTATED_RANGE)
+    ends, stated = (0.0, fields.pop(OLD_INPUT_RANGE)), fields.get("input_range", UNSTATED_RANGE)
     is_other = (
-        range_problem(given) or range_problem(ends) or plain_range(given) != plain_range(ends)
+        range_problem(stated) or range_problem(ends) or plain_range(stated) != plain_range(ends)
     )
-    if given is not UNSTATED_RANGE and is_other:
+    if stated is not UNSTATED_RANGE and is_other:
         return fields, [
-            f"input_max={ends[1]!r}: received input_range={given!r} as well, expected one of them; "
-            "leave input_max out."
+            f"input_max={ends[1]!r}: received input_range={stated!r} as well, expected one of "
+            "them; leave input_max out."
         ]
     return {**fields, "input_range": ends}, []
 
@@ -457,8 +457,8 @@ def _in_one_spelling(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
 def _listed(value: Any) -> Any:
     """Tuples as lists and mappings as dictionaries, as YAML and JSON have them."""
     if isinstance(value, Mapping):
-        return {name: _listed(one) for name, one in value.items()}
-    return [_listed(one) for one in value] if isinstance(value, tuple) else value
+        return {name: _listed(element) for name, element in value.items()}
+    return [_listed(element) for element in value] if isinstance(value, tuple) else value
 
 
 def _overridden(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -471,7 +471,7 @@ def _overridden(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[st
 def _with_own_options(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The same fields; a quantizer that is named for one layer has no options but its own."""
     options: dict[str, Any] = {
-        f"{kind}_options": {} for kind in DEFAULT_QUANTIZERS if f"{kind}_quantizer" in fields
+        f"{prefix}_options": {} for prefix in DEFAULT_QUANTIZERS if f"{prefix}_quantizer" in fields
     }
     return {**options, **fields}
 
@@ -484,14 +484,14 @@ def _override_problems(overrides: Any, values: Mapping[str, Any]) -> list[str]:
     """What is wrong with overrides of a policy with these values."""
     listed = []
     for pattern, fields in overrides.items():
-        known, of_layer = layer_fields(fields)
-        merged = _overridden(values, known)
-        if "weight_bits" in known:  # else they depend on whether the layer is first or last
+        right, of_layer = layer_fields(fields)
+        merged = _overridden(values, right)
+        if "weight_bits" in right:  # else they depend on whether the layer is first or last
             of_layer += pair_problems(merged)
-        for kind in DEFAULT_QUANTIZERS:
-            names = {f"{kind}_quantizer", f"{kind}_options"} | _OF_QUANTIZERS[kind]
-            if known.keys() & names:
-                own = {name: merged.get(name) for name in names}
-                of_layer += quantizer_problems({**own, "weight_grid": known.get("weight_grid")})
+        for prefix in DEFAULT_QUANTIZERS:
+            names = {f"{prefix}_quantizer", f"{prefix}_options"} | _OF_QUANTIZERS[prefix]
+            if right.keys() & names:
+                subset = {name: merged.get(name) for name in names}
+                of_layer += quantizer_problems({**subset, "weight_grid": right.get("weight_grid")})
         listed += [f"overrides[{pattern!r}]: {problem}" for problem in of_layer]
     return listed

@@ -50,15 +50,15 @@ def kernel_fields(
     have fields of their own, unless no weights are rounded; what these leave open is as elsewhere.
     `weight_grid` gives way to "auto" at other bits than `weight_bits`, where it does not fit int8.
     """
-    own, (bits_field, end_bits), (grid_field, end_grid) = given.keys(), BITS_FIELDS, GRID_FIELDS
-    is_end = end and bits_field not in own and values.get(bits_field, True) is not None
-    is_fitted = grid_field not in own and (is_end or bits_field in own)
+    names, (bits_field, end_bits), (grid_field, end_grid) = given.keys(), BITS_FIELDS, GRID_FIELDS
+    is_end = end and bits_field not in names and values.get(bits_field, True) is not None
+    is_fitted = grid_field not in names and (is_end or bits_field in names)
     if is_end and values.get(end_bits) is not None:
         bits_field = end_bits
     if is_end and is_fitted and values.get(end_grid) is not None:
         grid_field, is_fitted = end_grid, False
-    found = {**values, **given}
-    bits, grid = found.get(bits_field), found.get(grid_field)
+    fields = {**values, **given}
+    bits, grid = fields.get(bits_field), fields.get(grid_field)
     fitted = fitting_grid(grid, bits) if is_fitted and isinstance(grid, str) else grid
     return KernelFields(bits, fitted, bits_field, grid_field, grid)
 
@@ -134,7 +134,8 @@ def _type(value: Any) -> Any:
 def _overrides(value: Any) -> Any:
     """Overrides, frozen; what is wrong with their fields the policy says, which they go with."""
     if not isinstance(value, Mapping) or not all(
-        isinstance(pattern, str) and isinstance(each, Mapping) for pattern, each in value.items()
+        isinstance(pattern, str) and isinstance(fields, Mapping)
+        for pattern, fields in value.items()
     ):
         raise ValueError(
             "expected a mapping from layer-name patterns to fields, like "
@@ -226,7 +227,7 @@ def known_weights(values: Mapping[str, Any]) -> str:
     """
     if values.get("weight_quantizer") is not None:
         return values["weight_quantizer"]
-    bits, own = values.get("weight_bits"), DEFAULT_QUANTIZERS["weight"]
+    bits, default = values.get("weight_bits"), DEFAULT_QUANTIZERS["weight"]
     from_scratch = values.get("latent_start") == "as_is"
     is_asked = (
         values.get("weight_options"),
@@ -235,18 +236,18 @@ def known_weights(values: Mapping[str, Any]) -> str:
         values.get("weight_grid", "auto") not in AUTOMATIC,
     )
     if not is_bits(bits) or from_scratch or any(is_asked):
-        return own
+        return default
     return BEST_WEIGHTS[max(fewest for fewest in BEST_WEIGHTS if fewest <= bits)]
 
 
 def quantizer_problems(values: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with names of quantizers, and what these say of their options."""
     problems = []
-    for kind, default in DEFAULT_QUANTIZERS.items():
-        name, options = values.get(f"{kind}_quantizer"), values.get(f"{kind}_options", {})
+    for prefix, default in DEFAULT_QUANTIZERS.items():
+        name, options = values.get(f"{prefix}_quantizer"), values.get(f"{prefix}_options", {})
         name = default if name is None else name
         if name != default or options:
-            problems += table.quantizer_problems(kind, name, values)
+            problems += table.quantizer_problems(prefix, name, values)
     return problems
 
 

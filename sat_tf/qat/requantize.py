@@ -72,14 +72,14 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
         outputs=network.output_names,
     )
     carried: set[int] = set()
-    made = Network(requantized)
-    for place, layer in _by_place(made).items():
+    new_network = Network(requantized)
+    for place, layer in _by_place(new_network).items():
         if place not in old or id(layer) in carried:
             continue
         carried.add(id(layer))
         _carry(old[place], layer)
         _carry_weights(old[place], layer, keep_function)
-    by_inner = {inner_layer(node.layer).name: node.layer for node in made}
+    by_inner = {inner_layer(node.layer).name: node.layer for node in new_network}
     for fold in find_folds(floats, changes)[0]:
         layer, norms_behind = by_inner[fold.layer], [by_inner[name] for name in fold.norms]
         kernel = layer.effective_kernel() if isinstance(layer, QuantizedLayer) else None
@@ -105,7 +105,7 @@ def completed(
     Returned with it are, for each input that is quantized, the change from what it is fed now to
     what it will be fed; and why some of these changes cannot be made.
     """
-    kept, own, ranges = kept_inputs(network), input_types(network), input_ranges(network)
+    kept_names, current, ranges = kept_inputs(network), input_types(network), input_ranges(network)
     fields: dict[str, Any] = {}
     if policy.weight_quantizer is None:
         named = {}
@@ -118,17 +118,19 @@ def completed(
                 }
         fields["overrides"] = {**named, **policy.overrides}
     if policy.input_type is None:
-        fields["input_type"] = {name: own[name] for name in network.inputs if name not in kept}
+        fields["input_type"] = {
+            name: current[name] for name in network.inputs if name not in kept_names
+        }
     if not policy.states_input_range:
         types = fields.get("input_type") or {name: policy.type_of(name) for name in network.inputs}
         fields["input_range"] = {
-            name: found.spelling
-            for name, found in ranges.items()
+            name: input_range.spelling
+            for name, input_range in ranges.items()
             if types.get(name) == INPUT_TYPES[0]
         }
     policy, changes = dataclasses.replace(policy, **fields), {}
     for name in network.inputs:
-        if name not in kept:
+        if name not in kept_names:
             had = ranges[name].change if name in ranges else NO_CHANGE
             changes[name] = policy.change_of(name).after(had)
     problems = [
@@ -171,7 +173,7 @@ def as_fed(network: Network) -> Network:
     model = floats.model
     for name, kernel in effective_kernels(network).items():
         layer_kinds.kernel_of(model.get_layer(name)).assign(kernel)
-    changes = {name: NO_CHANGE.after(own.change) for name, own in input_ranges(network).items()}
+    changes = {name: NO_CHANGE.after(span.change) for name, span in input_ranges(network).items()}
     for fold in find_folds(floats, changes)[0]:
         apply_fold(fold, model.get_layer(fold.layer), list(map(model.get_layer, fold.norms)))
     return floats
@@ -212,8 +214,8 @@ def _carry(old: QuantizedLayer, new: QuantizedLayer) -> None:
         if name in old.output_variables:
             variable.assign(old.output_variables[name])
     before, after = output_quantizer(old), output_quantizer(new)
-    pixels = [one for one in (before, after) if isinstance(one, PixelQuantizer)]
-    if len({one.range for one in pixels}) == 2:
+    pixels = [quantizer for quantizer in (before, after) if isinstance(quantizer, PixelQuantizer)]
+    if len({quantizer.range for quantizer in pixels}) == 2:
         pixels[1].forget_check(new.output_variables)
     new.trainable = old.trainable
     new.layer.trainable = old.layer.trainable  # which may be frozen alone

@@ -90,8 +90,8 @@ class Roles:
         """Whether layers that files compute in float read a tensor, and nothing else does."""
         demands = self.demands(name)
         return bool(demands) and all(
-            kind == "left float" or (reader and inputs.reads_floats(self.network[reader].layer))
-            for reader, kind in demands.items()
+            demand == "left float" or (reader and inputs.reads_floats(self.network[reader].layer))
+            for reader, demand in demands.items()
         )
 
 
@@ -120,7 +120,7 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
     network = whole.without(lambda node: layer_kinds.is_identity(node.layer, node.arguments))
     images = [name for name in network.inputs if policy.type_of(name) == INPUT_TYPES[0]]
     grids = {name: policy.range_of(name).grid for name in images}
-    are_numeric = {node.name: all(are_numbers(read) for read in node.types) for node in whole}
+    are_numeric = {node.name: all(are_numbers(dtype) for dtype in node.types) for node in whole}
     roles = Roles(
         whole=whole,
         network=network,
@@ -198,22 +198,22 @@ def _with_ids_left_float(roles: Roles, problems: list[str]) -> Roles:
         pixels = policy.type_of(name) == INPUT_TYPES[0] and policy.range_of(name) == PIXELS
         if node.type == tf.uint8 and is_input and pixels:
             continue  # codes of pixels are these numbers themselves
-        others = [reader.name for reader in network.consumers(name) if reader.name not in ids]
-        others += ["the output"] if name in network.outputs else []
+        readers = [reader.name for reader in network.consumers(name) if reader.name not in ids]
+        readers += ["the output"] if name in network.outputs else []
         problems.append(
             f"{name}: received {node.type.name} numbers that {', '.join(ids)}, left float, "
-            f"takes as they are, and of which {', '.join(others)} would need codes, expected "
+            f"takes as they are, and of which {', '.join(readers)} would need codes, expected "
             "one kind of reader: codes would make other numbers of them; give the model an "
             "input for each, and feed both the same."
         )
     return roles
 
 
-def _readers_of_ids(roles: Roles, read: Node) -> list[str]:
+def _readers_of_ids(roles: Roles, node: Node) -> list[str]:
     """The layers left float that take a tensor for numbers which codes cannot replace."""
-    readers = [r for r in roles.network.consumers(read.name) if roles.of[r.name] is Role.OPAQUE]
-    if readers and read.type.is_floating:
-        computed = {roles.of[name] for name in roles.network.before(read.name)}
+    readers = [r for r in roles.network.consumers(node.name) if roles.of[r.name] is Role.OPAQUE]
+    if readers and node.type.is_floating:
+        computed = {roles.of[name] for name in roles.network.before(node.name)}
         if not computed.isdisjoint((Role.LINEAR, Role.OPAQUE)):
             return []
         without_codes = roles.without_codes
@@ -231,8 +231,8 @@ def _with_functions_told_apart(roles: Roles) -> Roles:
         name, demands = node.name, roles.demands(node.name)
         at_end = set(demands.values()) <= {_OUTPUT}
         if of[name] in (Role.FUNCTION, Role.SOFTMAX):
-            inside = Role.FUNCTION if name in roles.annotations else Role.OPAQUE
-            of[name] = Role.SOFTMAX if at_end else inside
+            inner_role = Role.FUNCTION if name in roles.annotations else Role.OPAQUE
+            of[name] = Role.SOFTMAX if at_end else inner_role
         elif native and layer_kinds.averages_windows(node.layer) and name in roles.annotations:
             ends = [network[reader].layer for reader in demands if reader]
             is_output = at_end and all(map(layer_kinds.is_softmax, ends))
@@ -270,10 +270,10 @@ def find_demands(roles: Roles) -> Demands:
         if role is Role.SOFTMAX:
             around_output.add(name)
         elif (pools and role is Role.MEAN) or (resizes and role is Role.FUNCTION):
-            (read,) = node.inputs
+            (tensor,) = node.inputs
             streams = roles.policy.activation_bits, roles.policies[name].stream_bits
             has_codes = name in roles.annotations and roles.quantize_activations
-            has_grid = read in roles.pixels.counts or read not in roles.pixels
+            has_grid = tensor in roles.pixels.counts or tensor not in roles.pixels
             kinds = set(of[name].values())
             only_integers = kinds & INTEGERS and not kinds & FLOATS
             if has_codes and has_grid and only_integers and None not in streams:

@@ -80,8 +80,8 @@ class SharedGrids:
         axes = (slice(None),) * (grid.axis + 1)
         self._seen[node.name] = _Seen(
             _ends(real),
-            {name: _ends(values[(*axes, part)]) for name, part in grid.parts.items()},
-            {name: len(np.unique(real[(*axes, part)])) for name, part in grid.parts.items()},
+            {name: _ends(values[(*axes, span)]) for name, span in grid.parts.items()},
+            {name: len(np.unique(real[(*axes, span)])) for name, span in grid.parts.items()},
             step,
         )
 
@@ -97,10 +97,12 @@ class SharedGrids:
             else:
                 num_codes = 2**layer.quantize_config.output.num_bits
             few = math.isqrt(num_codes)  # half of the bits
-            left = {name: int(np.ptp(np.rint(ends / step))) + 1 for name, ends in seen.ends.items()}
-            coarse = [n for n, codes in left.items() if codes < min(few, seen.distinct[n] / 2)]
+            counts = {
+                name: int(np.ptp(np.rint(ends / step))) + 1 for name, ends in seen.ends.items()
+            }
+            coarse = [n for n, codes in counts.items() if codes < min(few, seen.distinct[n] / 2)]
             if coarse:
-                listed = first_ones(f"{name}: {left[name]}" for name in coarse)
+                listed = first_ones(f"{name}: {counts[name]}" for name in coarse)
                 warn(
                     f"calibrate: {grid.called}: {len(coarse)} of {len(grid.parts)} get fewer than "
                     f"{few} of the {num_codes} codes ({listed}), because one scale serves all "
@@ -121,8 +123,8 @@ def give_inputs_their_grids(network: Network) -> None:
         quantizer = _quantizer(node)
         if quantizer is None or quantizer.input_type is None:
             continue
-        holder, *others = set(_readers_grids(network, node.name)) or {""}
-        ends = None if others or not holder else _ends_of_grid(network[holder].layer)
+        holder, *more_holders = set(_readers_grids(network, node.name)) or {""}
+        ends = None if more_holders or not holder else _ends_of_grid(network[holder].layer)
         if ends is not None:
             variables = node.layer.output_variables
             batches = float(variables[COUNT].numpy())
@@ -151,7 +153,9 @@ def _readers_grids(network: Network, name: str) -> Iterator[str]:
         is_moved = layer_kinds.role_of(layer).keeps_codes and _quantizer(reader) is None
         if layer_kinds.combination_of(layer) is Combination.JOINED:
             holders = list(_holders(network, reader))
-            clips = [isinstance(_quantizer(network[one]), ActivationQuantizer) for one in holders]
+            clips = [
+                isinstance(_quantizer(network[holder]), ActivationQuantizer) for holder in holders
+            ]
             yield holders[0] if clips == [True] else ""
         elif is_moved:
             yield from _readers_grids(network, reader.name)
@@ -165,9 +169,9 @@ def _ends(values: np.ndarray) -> np.ndarray:
 
 def _quantizer(node: Node) -> Quantizer | None:
     """The quantizer that gives a tensor its grid."""
-    found = output_quantizer(node.layer)
-    clips = isinstance(found, ActivationQuantizer)
-    return found if clips or (found is not None and found.observes_range) else None
+    quantizer = output_quantizer(node.layer)
+    clips = isinstance(quantizer, ActivationQuantizer)
+    return quantizer if clips or (quantizer is not None and quantizer.observes_range) else None
 
 
 def _channels(size: int | None) -> dict[str, slice]:
@@ -187,8 +191,8 @@ def _inputs(network: Network) -> Iterator[_Grid]:
                 "BitPolicy(input_type='float32')"
             )
             axis = len(node.shape) - 1
-            parts = _channels(node.shape[-1])
-            yield _Grid(node.name, f"features of the input {name}", parts, axis, fix)
+            slices = _channels(node.shape[-1])
+            yield _Grid(node.name, f"features of the input {name}", slices, axis, fix)
 
 
 def _concatenations(network: Network) -> Iterator[_Grid]:
@@ -202,7 +206,7 @@ def _concatenations(network: Network) -> Iterator[_Grid]:
             continue
         ends = itertools.pairwise(np.cumsum([0, *sizes]).tolist())
         names = [name_in_front_of_insertions(network, name) for name in node.inputs]
-        parts = {
+        slices = {
             f"{name} ({place})" if names.count(name) > 1 else name: slice(*both)
             for place, (name, both) in enumerate(zip(names, ends, strict=True))
         }
@@ -211,7 +215,7 @@ def _concatenations(network: Network) -> Iterator[_Grid]:
             "layer of its own read each part, and add what these make"
         )
         for holder in _holders(network, node):
-            yield _Grid(holder, f"parts of {call_name(node)}", parts, axis, fix)
+            yield _Grid(holder, f"parts of {call_name(node)}", slices, axis, fix)
 
 
 def _holders(network: Network, node: Node) -> Iterator[str]:

@@ -374,7 +374,7 @@ class ConstantWeights:
 
 def quantized_layers(model: keras.Model) -> list[QuantizedLayer]:
     """The quantized layers of a model, at any depth."""
-    return [part for part in model.submodules if isinstance(part, QuantizedLayer)]
+    return [module for module in model.submodules if isinstance(module, QuantizedLayer)]
 
 
 @contextlib.contextmanager
@@ -385,16 +385,16 @@ def _own_functions(model: keras.Model) -> Iterator[None]:
     training = model.train_function
     # `compile` makes Keras forget what it has traced.
     nothing: tuple[Any, dict[str, Any]] = (None, {})
-    of_compiled, inside = getattr(model, _TRACED_INSIDE, nothing)
+    of_compiled, traced = getattr(model, _TRACED_INSIDE, nothing)
     for name in _EVALUATING:
-        setattr(model, name, inside.get(name) if of_compiled is compiled else None)
+        setattr(model, name, traced.get(name) if of_compiled is compiled else None)
     model.train_function = _refuse_to_train
     try:
         yield
     finally:
-        inside = {name: getattr(model, name) for name in _EVALUATING}
+        traced = {name: getattr(model, name) for name in _EVALUATING}
         # Past Keras' own __setattr__, which would track it.
-        object.__setattr__(model, _TRACED_INSIDE, (getattr(model, "compiled_loss", None), inside))
+        object.__setattr__(model, _TRACED_INSIDE, (getattr(model, "compiled_loss", None), traced))
         for name, function in outside.items():
             setattr(model, name, function)
         model.train_function = training
