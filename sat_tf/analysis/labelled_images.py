@@ -50,7 +50,7 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
         images, labels = dataset
     elif isinstance(dataset, tuple) and (
         # Pairs may be the elements of an iterable.
-        len({np.ndim(each) if isinstance(each, arrays) else -1 for each in dataset}) > 1
+        len({np.ndim(element) if isinstance(element, arrays) else -1 for element in dataset}) > 1
     ):
         raise ValueError(
             f"dataset: received a tuple of {len(dataset)}, expected a pair (images, labels); leave "
@@ -88,10 +88,10 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim == 1:
-        kept = np.flatnonzero(labels >= 0)[:most]
-        if not len(kept):
+        indices = np.flatnonzero(labels >= 0)[:most]
+        if not len(indices):
             raise ValueError("dataset: received no label of 0 or more, expected class numbers.")
-        return LabelledImages(images[kept], labels[kept])
+        return LabelledImages(images[indices], labels[indices])
     return LabelledImages(images[:most], labels[:most])
 
 
@@ -99,7 +99,7 @@ def expect_fitting(sample: LabelledImages, model: keras.Model) -> None:
     """Raises ValueError unless images have the shape that a model with one input takes."""
     expected, received = tuple(model.inputs[0].shape[1:]), np.shape(sample.images)[1:]
     if len(expected) != len(received) or any(
-        own not in (None, other) for own, other in zip(expected, received, strict=True)
+        size not in (None, length) for size, length in zip(expected, received, strict=True)
     ):
         raise ValueError(
             f"dataset: received images of shape {received}, expected {expected}, which model "
@@ -135,7 +135,7 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
     return shares
 
 
-def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
+def _gathered(dataset: Any, num_images: int) -> tuple[Any, Any]:
     """Batches or single images, concatenated until there are enough."""
     all_images: list[np.ndarray] = []
     all_labels: list[Any] = []
@@ -161,9 +161,9 @@ def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
             )
         all_images.append(images)
         all_labels.append(labels)
-        if sum(map(len, all_images)) >= most:
+        if sum(map(len, all_images)) >= num_images:
             break
     if not all_images:
         raise ValueError("dataset: received no images, expected at least one; it is empty.")
     images = np.concatenate(all_images)
-    return images, None if any(each is None for each in all_labels) else np.concatenate(all_labels)
+    return images, None if any(rows is None for rows in all_labels) else np.concatenate(all_labels)

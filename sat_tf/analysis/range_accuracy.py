@@ -87,11 +87,11 @@ def range_accuracies(
         return None
     right, most_frequent = measured
     better = [
-        found
-        for found, hits in right.items()
+        input_range
+        for input_range, hits in right.items()
         if np.mean(hits) > most_frequent and _is_clear(hits, right[given])
     ]
-    top1 = {found: float(np.mean(hits)) for found, hits in right.items()}
+    top1 = {input_range: float(np.mean(hits)) for input_range, hits in right.items()}
     fitting = max(better, key=top1.__getitem__, default=None)
     return RangeAccuracies(given, fitting, top1, len(right[given]), most_frequent)
 
@@ -109,21 +109,22 @@ def found_range(
         )
         raise ValueError(f"{subject}: received {received}; {_GIVE}.")
     right, most_frequent = measured
-    top1 = {found: float(np.mean(hits)) for found, hits in right.items()}
+    top1 = {input_range: float(np.mean(hits)) for input_range, hits in right.items()}
     best = max(top1, key=top1.__getitem__)
-    found = RangeAccuracies(best, best, top1, len(right[best]), most_frequent)
-    close = [other for other in right if other != best and not _is_clear(right[best], right[other])]
+    accuracies = RangeAccuracies(best, best, top1, len(right[best]), most_frequent)
+    close = [rival for rival in right if rival != best and not _is_clear(right[best], right[rival])]
     if top1[best] <= most_frequent:
         raise ValueError(
-            f"{subject}: {found}, expected more than guessing ({100 * most_frequent:.1f} %) in one "
-            "of them; are the folders the model's classes, in the order of their names? If so, "
-            f"{_GIVE}."
+            f"{subject}: {accuracies}, expected more than guessing ({100 * most_frequent:.1f} %) "
+            "in one of them; are the folders the model's classes, in the order of their names? If "
+            f"so, {_GIVE}."
         )
     if close:
         raise ValueError(
-            f"{subject}: {found}, expected one that is clearly better than the others; {_GIVE}."
+            f"{subject}: {accuracies}, expected one that is clearly better than the others; "
+            f"{_GIVE}."
         )
-    return found
+    return accuracies
 
 
 def _measured(
@@ -135,18 +136,18 @@ def _measured(
     if has_range or labels is None or len(shapes) != 2 or len(shapes[1]) != 2:
         return None
     labels = np.asarray(labels)
-    known = labels >= 0 if labels.ndim == 1 else np.zeros(0, bool)
-    if len(shapes[0]) != 4 or shapes[1][1] < 2 or not np.any(known):
+    is_labelled = labels >= 0 if labels.ndim == 1 else np.zeros(0, bool)
+    if len(shapes[0]) != 4 or shapes[1][1] < 2 or not np.any(is_labelled):
         return None
-    pixels, labels = pixels[known], labels[known]
+    pixels, labels = pixels[is_labelled], labels[is_labelled]
     right = {}
-    for found in ranges:
-        if found.channels in (None, pixels.shape[-1]):
+    for input_range in ranges:
+        if input_range.channels in (None, pixels.shape[-1]):
             starts = range(0, len(pixels), _BATCH)
-            fed = (found.fed(pixels[start : start + _BATCH]) for start in starts)
+            fed = (input_range.fed(pixels[start : start + _BATCH]) for start in starts)
             outputs = [np.asarray(model(batch, training=False), np.float32) for batch in fed]
             # Those with non-finite outputs have no class.
-            right[found] = classes_of(np.concatenate(outputs)) == labels
+            right[input_range] = classes_of(np.concatenate(outputs)) == labels
     return right, float(np.max(np.unique(labels, return_counts=True)[1])) / len(labels)
 
 

@@ -110,11 +110,11 @@ class OneAtATime:
         """Mean square error of the tensors that layers read, at their bits, one more, up to 8."""
         errors = {}
         tensors = self._float_tensors(images)
-        for each in self.layers:
-            reads = each.quantizations["damage"].reads
+        for layer in self.layers:
+            reads = layer.quantizations["damage"].reads
             if reads is not None and (quantizer := _activation_quantizer(reads)) is not None:
-                (name,) = self._network[each.fields["name"]].inputs
-                errors[each.fields["name"]] = _rounding_errors(tensors[name].numpy(), quantizer)
+                (name,) = self._network[layer.fields["name"]].inputs
+                errors[layer.fields["name"]] = _rounding_errors(tensors[name].numpy(), quantizer)
         return errors
 
     def _float_tensors(self, images: np.ndarray) -> dict[str, Any]:
@@ -137,23 +137,23 @@ class OneAtATime:
                 changed[node.name] = call_in_inference(node, node.layer, inputs)
         return changed.get(self._network.output, tensors[self._network.output])
 
-    def _quantizations_of(self, node: Node, own: Node) -> LayerQuantizations:
+    def _quantizations_of(self, node: Node, float_node: Node) -> LayerQuantizations:
         """The quantized tensors of one layer; there may be none."""
-        layer, name = node.layer, own.name
+        layer, name = node.layer, float_node.name
         reads, kernel, num_weights = None, None, 0
         weight_bits: int | None = None
         weight_errors: tuple[float, ...] = ()
-        is_stream = own.name in self._streams and _activation_quantizer(layer) is not None
+        is_stream = float_node.name in self._streams and _activation_quantizer(layer) is not None
         makes = layer if is_stream else None
-        counted = own
-        if layer_kinds.role_of(own.layer) is Role.LINEAR:
+        counted = float_node
+        if layer_kinds.role_of(float_node.layer) is Role.LINEAR:
             # The layer whose quantizer makes the codes that it reads, unless these are a stream's.
             maker = maker_of_codes(self._quantized, node.inputs[0])
             is_quantized = isinstance(output_quantizer(maker.layer), ActivationQuantizer)
             if is_quantized and call_name(maker) not in self._streams:
                 reads = maker.layer
-            counted = self._network[own.inputs[0]]
-            latent_kernel = layer_kinds.kernel_of(own.layer)
+            counted = self._network[float_node.inputs[0]]
+            latent_kernel = layer_kinds.kernel_of(float_node.layer)
             num_weights = int(np.prod(latent_kernel.shape))
             quantizer = layer.quantize_config.weights
             if quantizer is not None and quantizer.num_bits is not None:
@@ -167,19 +167,19 @@ class OneAtATime:
             "stream": Quantization(name, makes=makes),
         }
         quantizations = {
-            part: tensors
-            for part, tensors in quantizations.items()
+            damage_name: tensors
+            for damage_name, tensors in quantizations.items()
             if any(tensor is not None for tensor in tensors[1:])
         }
         fields = {
             "name": name,
-            "kind": type(own.layer).__name__,
+            "kind": type(float_node.layer).__name__,
             "weight_bits": weight_bits,
             "activation_bits": reads and int(reads.quantize_config.output.num_bits),
             "stream_bits": makes and int(makes.quantize_config.output.num_bits),
             "num_weights": num_weights,
             "values_read": _count(counted.shape),
-            "values_made": _count(own.shape),
+            "values_made": _count(float_node.shape),
             "weight_errors": weight_errors,
         }
         return LayerQuantizations(fields, quantizations)
@@ -236,12 +236,12 @@ def _kernel_of(layer: keras.layers.Layer, kernel: tf.Tensor | None) -> Iterator[
         yield
         return
     name = layer_kinds.kernel_name(layer)
-    own = vars(layer)[name]
+    variable = vars(layer)[name]
     vars(layer)[name] = tf.cast(kernel, layer.compute_dtype)
     try:
         yield
     finally:
-        vars(layer)[name] = own
+        vars(layer)[name] = variable
 
 
 def _count(shape: tuple[int | None, ...]) -> int:
@@ -269,8 +269,8 @@ class DamageMeter:
         self._error += float(np.sum(np.square(own - reference)))
         self._size += float(np.sum(np.square(reference)))
         if self._has_classes:
-            wanted = self._log_shares(reference)
-            terms = np.exp(wanted) * (wanted - self._log_shares(own))
+            log_shares = self._log_shares(reference)
+            terms = np.exp(log_shares) * (log_shares - self._log_shares(own))
             self._divergence += float(np.sum(terms))
             if labels is not None:
                 self._has_labels = True
@@ -355,7 +355,7 @@ def sensitivity(
     metric = _metric(metric, model, classes)
     runner = OneAtATime(network, policy, sample.images, progress=progress)
     quantizations = [
-        quantization for each in runner.layers for quantization in each.quantizations.values()
+        quantization for layer in runner.layers for quantization in layer.quantizations.values()
     ]
     is_softmax = layer_kinds.is_softmax(runner.last_layer)
     has_classes = _is_row(model) and (is_softmax or classes is not None or metric == "divergence")
@@ -366,9 +366,9 @@ def sensitivity(
     every = runner.images_at_once()
     total, num_right = len(sample) * len(quantizations), 0
     with image_bar("measuring layers", total, shown=progress) as advance:
-        for first in range(0, len(sample), every):
-            batch = sample.images[first : first + every]
-            labels = None if classes is None else classes[first : first + every]
+        for start in range(0, len(sample), every):
+            batch = sample.images[start : start + every]
+            labels = None if classes is None else classes[start : start + every]
             outputs = runner.outputs(batch, quantizations)
             reference = _finite(next(outputs), "the float model")
             for quantization, meter, output in zip(quantizations, alone, outputs, strict=True):
@@ -381,10 +381,10 @@ def sensitivity(
     errors = runner.activation_errors(sample.images[:every])
     meters = iter(alone)
     layers = []
-    for each in runner.layers:
-        damages: Any = {name: next(meters).damage() for name in each.quantizations}
-        read = errors.get(each.fields["name"], ())
-        layers.append(LayerSensitivity(**each.fields, **damages, activation_errors=read))
+    for layer in runner.layers:
+        damages: Any = {name: next(meters).damage() for name in layer.quantizations}
+        square_errors = errors.get(layer.fields["name"], ())
+        layers.append(LayerSensitivity(**layer.fields, **damages, activation_errors=square_errors))
     return Sensitivity(
         model=model.name,
         policy=policy,
@@ -449,11 +449,11 @@ def _refuse_other_range(model: keras.Model, images: np.ndarray, classes: np.ndar
     is_pixels = np.all((images >= 0) & (images <= 255) & (images == np.round(images)))
     if classes is None or not is_pixels or np.max(images) <= 1:
         return
-    found = range_accuracies(model, images[:USUAL_IMAGES], classes[:USUAL_IMAGES], PIXELS)
-    if found is not None and found.fitting is not None:
+    accuracies = range_accuracies(model, images[:USUAL_IMAGES], classes[:USUAL_IMAGES], PIXELS)
+    if accuracies is not None and accuracies.fitting is not None:
         raise ValueError(
-            f"dataset: {found.problem}; give images of that range, and say "
-            f"input_range={found.fitting.spelling!r} in the policy."
+            f"dataset: {accuracies.problem}; give images of that range, and say "
+            f"input_range={accuracies.fitting.spelling!r} in the policy."
         )
 
 

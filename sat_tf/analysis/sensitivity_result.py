@@ -120,8 +120,8 @@ class BitWidth:
         power = value * value if METRICS[metric].is_root else value
         if not self.errors:
             return power * float((2**self.bits - 1) / (2**bits - 1)) ** 2
-        first = self.errors[0]
-        return power * self.errors[bits - self.bits] / first if first > 0.0 else 0.0
+        base_error = self.errors[0]
+        return power * self.errors[bits - self.bits] / base_error if base_error > 0.0 else 0.0
 
 
 Bits = dict[BitWidth, int]
@@ -129,9 +129,9 @@ Bits = dict[BitWidth, int]
 
 def mean_bits(bits: Mapping[BitWidth, int], field: str) -> float:
     """Mean bits of all values of a field; NaN if there are none."""
-    own = [width for width in bits if width.field == field]
-    size = sum(width.size for width in own)
-    return sum(width.size * bits[width] for width in own) / size if size else math.nan
+    field_widths = [width for width in bits if width.field == field]
+    size = sum(width.size for width in field_widths)
+    return sum(width.size * bits[width] for width in field_widths) / size if size else math.nan
 
 
 def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float) -> Bits:
@@ -144,17 +144,17 @@ def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float)
         return width.loss(metric, bits[width]) - width.loss(metric, bits[width] + 1)
 
     for field, what in (("weight_bits", "weights"), ("activation_bits", "activations")):
-        own = [width for width in widths if width.field == field]
+        field_widths = [width for width in widths if width.field == field]
         mean = mean_bits(bits, field)
-        if mean > average_bits and any(width.bits < MOST_BITS for width in own):
+        if mean > average_bits and any(width.bits < MOST_BITS for width in field_widths):
             raise ValueError(
                 f"average_bits={average_bits:g}: received fewer bits than the {mean:.3f} that "
                 f"{what} have in the mean under the measured policy, first and last layer "
                 "included; expected more, or measure a policy with fewer bits, such as one with "
                 "first_last_weight_bits=None."
             )
-        room = sum(width.size * (average_bits - width.bits) for width in own)
-        while able := [s for s in own if bits[s] < MOST_BITS and 0 < s.size <= room]:
+        room = sum(width.size * (average_bits - width.bits) for width in field_widths)
+        while able := [s for s in field_widths if bits[s] < MOST_BITS and 0 < s.size <= room]:
             best = max(able, key=lambda width: saved(width) / width.size)
             if saved(best) <= 0.0:
                 break
@@ -178,8 +178,8 @@ def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, togeth
     root = METRICS[metric].is_root
 
     def lost() -> float:
-        part = math.fsum(width.loss(by, own) for width, own in bits.items()) / whole
-        return measured * (math.sqrt(part) if root else part)
+        share = math.fsum(width.loss(by, number) for width, number in bits.items()) / whole
+        return measured * (math.sqrt(share) if root else share)
 
     def worth(width: BitWidth) -> float:
         saved = width.loss(by, width.bits) - width.loss(by, MOST_BITS)
@@ -258,9 +258,9 @@ class Sensitivity(RowTable):
             ValueError: neither or both are given, or it cannot be kept.
         """
         if (max_drop is None) == (average_bits is None):
-            given = "neither" if max_drop is None else "both"
+            received = "neither" if max_drop is None else "both"
             raise ValueError(
-                f"suggest: received {given} of max_drop and average_bits, expected one of them."
+                f"suggest: received {received} of max_drop and average_bits, expected one of them."
             )
         if average_bits is not None:
             if not is_number(average_bits) or not 1.0 <= float(average_bits) <= MOST_BITS:
@@ -311,9 +311,9 @@ class Sensitivity(RowTable):
         rows = []
         for layer in self.layers:
             row = {name: getattr(layer, name) for name in COLUMNS if hasattr(layer, name)}
-            for prefix, part in _PARTS.items():
+            for prefix, field in _PARTS.items():
                 for metric in METRICS.values():
-                    row[f"{prefix}{metric.field}"] = metric.of(getattr(layer, part))
+                    row[f"{prefix}{metric.field}"] = metric.of(getattr(layer, field))
             rows.append(row)
         return rows
 
@@ -398,16 +398,16 @@ _STYLES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _draw(measured: Sensitivity) -> "Picture":
     """Draws a row for each layer, in graph order, with its losses."""
-    chosen = measured.ranked()[:_MOST_LAYERS]
-    layers = [layer for layer in measured.layers if layer in chosen]
+    top_layers = measured.ranked()[:_MOST_LAYERS]
+    layers = [layer for layer in measured.layers if layer in top_layers]
     metric = METRICS[measured.metric]
     factor, unit = metric.unit
     # Letters of 13 points, and rows as high: still readable at half the size.
     width = 7.2 + 0.05 * max((len(layer.name) for layer in layers), default=0)
     picture, axes = charts.canvas(size=(width, 1.9 + 0.27 * max(len(layers), 4)))
     drawn: list[float] = []
-    for label, (part, style) in _STYLES.items():
-        values = [metric.of(getattr(layer, part)) for layer in layers]
+    for label, (field, style) in _STYLES.items():
+        values = [metric.of(getattr(layer, field)) for layer in layers]
         rows = [row for row, value in enumerate(values) if value is not None]
         across = [factor * value for value in values if value is not None]
         if rows:
@@ -421,8 +421,8 @@ def _draw(measured: Sensitivity) -> "Picture":
     if drawn and min(drawn) > 0.0 and max(drawn) > _WIDE_RANGE * min(drawn):
         axes.set_xscale("log")
     title = f"{measured.model}: one layer quantized, the others float"
-    if more := len(measured.layers) - len(layers):
-        title += f"\nthe {len(layers)} layers that lose most; {more} lose less"
+    if num_hidden := len(measured.layers) - len(layers):
+        title += f"\nthe {len(layers)} layers that lose most; {num_hidden} lose less"
     # Above the picture, because layer names are where the axes' own title would begin.
     picture.suptitle(title, fontsize=13)
     picture.legend(loc="outside lower center", ncols=len(_STYLES))

@@ -47,18 +47,18 @@ def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Lay
     try:
         settings = _settings(layer, changes)
         left_out = left_out_of_config(layer, settings)
-        made = type(layer).from_config({**left_out, **settings})
+        new_layer = type(layer).from_config({**left_out, **settings})
         if isinstance(layer, keras.layers.Lambda):
             # Created from their code, they would lack their closures.
-            made.function, made.mask = layer.function, layer.mask
+            new_layer.function, new_layer.mask = layer.function, layer.mask
         lost = [
             f"{name}={value!r}"
             for name, value in left_out.items()
-            if name not in (_ON_OUTPUTS, *_OF_EVERY) and getattr(made, name, None) != value
+            if name not in (_ON_OUTPUTS, *_OF_EVERY) and getattr(new_layer, name, None) != value
         ]
         if lost:
             raise ValueError(f"it loses {', '.join(lost)}")
-        return made
+        return new_layer
     except Exception as error:  # code of users may raise anything
         reason = textwrap.shorten(str(error) or type(error).__name__, 160)
         raise ValueError(
@@ -100,7 +100,7 @@ def left_out_of_config(
         return {}
     config = layer.get_config() if config is None else config
     arguments = inspect.signature(type(layer).__init__).parameters.values()
-    found = {
+    left_out = {
         argument.name: value
         for argument in arguments
         if argument.name not in config
@@ -108,15 +108,15 @@ def left_out_of_config(
         and value != argument.default
     }
     if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
-        own = zip(_OF_EVERY, (layer.name, layer.trainable, layer.dtype_policy.name), strict=True)
-        found |= {name: value for name, value in own if name not in config}
+        common = zip(_OF_EVERY, (layer.name, layer.trainable, layer.dtype_policy.name), strict=True)
+        left_out |= {name: value for name, value in common if name not in config}
     # Past the property: that of a quantized layer speaks of the layer inside.
     regularizer = getattr(layer, "_activity_regularizer", None)
     if regularizer is None or _ON_OUTPUTS in config:
-        return found
+        return left_out
     if type(layer).from_config(config).activity_regularizer is None:  # few make their own
-        found[_ON_OUTPUTS] = keras.regularizers.serialize(regularizer)
-    return found
+        left_out[_ON_OUTPUTS] = keras.regularizers.serialize(regularizer)
+    return left_out
 
 
 class Flattened(NamedTuple):
@@ -161,13 +161,13 @@ def flattened(model: keras.Model) -> Flattened:
 def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None:
     """Gives a built layer the weights of another, unless it has them as settings."""
     # Keras lists weights that are not trained behind all others; configurations may not say it.
-    inside = (
-        [part for part in layer.submodules if isinstance(part, keras.layers.Layer)]
+    layer_lists = (
+        [sublayer for sublayer in layer.submodules if isinstance(sublayer, keras.layers.Layer)]
         for layer in (source, copy)
     )
-    for one, other in zip(*inside, strict=False):  # outer ones first
-        if other.trainable != one.trainable:
-            other.trainable = one.trainable
+    for source_layer, copied_layer in zip(*layer_lists, strict=False):  # outer ones first
+        if copied_layer.trainable != source_layer.trainable:
+            copied_layer.trainable = source_layer.trainable
     if copy.weights:
         # Weights of an activation that has become a layer of its own are left out.
         values = source.get_weights()
@@ -182,14 +182,14 @@ def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None
 
 def _calls(model: keras.Model) -> dict[int, tuple[keras.layers.Layer, int]]:
     """How often each layer is called, inside nested models as often as these are."""
-    found: dict[int, tuple[keras.layers.Layer, int]] = {}
+    counts: dict[int, tuple[keras.layers.Layer, int]] = {}
     for call in keras_calls(model):
-        inside = {id(call.layer): (call.layer, 1)}
+        inner_counts = {id(call.layer): (call.layer, 1)}
         if isinstance(call.layer, keras.Model):
-            inside = _calls(call.layer) if _has_graph(call.layer) else {}
-        for key, (layer, count) in inside.items():
-            found[key] = layer, found.get(key, (layer, 0))[1] + count
-    return found
+            inner_counts = _calls(call.layer) if _has_graph(call.layer) else {}
+        for key, (layer, count) in inner_counts.items():
+            counts[key] = layer, counts.get(key, (layer, 0))[1] + count
+    return counts
 
 
 def _has_graph(model: keras.Model) -> bool:
@@ -231,8 +231,8 @@ def _unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 def _parts_with_activation(layer: keras.layers.Layer, calls: int) -> bool:
     """Whether the activation becomes layers: code of the user's, or of a layer of several calls."""
-    kind = layer_kinds.find_kind(layer)
-    has_one = kind.kernels or layer_kinds.is_activation(layer)
+    layer_kind = layer_kinds.find_kind(layer)
+    has_one = layer_kind.kernels or layer_kinds.is_activation(layer)
     if not has_one or layer_kinds.activation_name(layer) == "linear":
         return False
     if calls > 1 and layer_kinds.role_of(layer) is Role.LINEAR:
@@ -287,19 +287,19 @@ class _Flattener:
             tf.nest.pack_sequence_as(self.model._nested_outputs, outputs),
             name=self.model.name,
         )
-        for layer, made in self.sources:
+        for layer, new_layer in self.sources:
             if layer.weights:
-                copied_weights(layer, made)
+                copied_weights(layer, new_layer)
         return Flattened(flat, self.origins)
 
     def _run(self, model: keras.Model, tensors: list[Any], place: _Place) -> list[Any]:
         """The outputs of a model on flat tensors."""
-        made = {id(old): new for old, new in zip(model.inputs, tensors, strict=True)}
+        new_tensors = {id(old): new for old, new in zip(model.inputs, tensors, strict=True)}
         for call in keras_calls(model):
             if call.is_input:
                 continue
             arguments, options = tf.nest.map_structure(
-                lambda value: made.get(id(value), value),
+                lambda value: new_tensors.get(id(value), value),
                 (list(call.call_args), dict(call.call_kwargs)),
             )
             if isinstance(call.layer, keras.Model):
@@ -310,8 +310,8 @@ class _Flattener:
             else:
                 outputs = tf.nest.flatten(self._call(call.layer, arguments, options, place))
             old = tf.nest.flatten(call.outputs)
-            made.update({id(tensor): new for tensor, new in zip(old, outputs, strict=True)})
-        return [made[id(tensor)] for tensor in model.outputs]
+            new_tensors.update({id(tensor): new for tensor, new in zip(old, outputs, strict=True)})
+        return [new_tensors[id(tensor)] for tensor in model.outputs]
 
     def _call(
         self,
@@ -322,23 +322,23 @@ class _Flattener:
     ) -> Any:
         if options.get("training") is None and place.training is not None:
             options |= training_argument(layer.call, place.training)
-        made, source = self._copy(layer, place), _unwrapped(layer)
-        if source is not layer and not training_argument(made.call, None):
+        new_layer, source = self._copy(layer, place), _unwrapped(layer)
+        if source is not layer and not training_argument(new_layer.call, None):
             options.pop("training", None)
-        outputs = made(*arguments, **options)
+        outputs = new_layer(*arguments, **options)
         if _parts_with_activation(source, self.counts.get(id(layer), 1)):
-            return self._activated(source, outputs, made, place)
+            return self._activated(source, outputs, new_layer, place)
         return outputs
 
     def _activated(
-        self, layer: keras.layers.Layer, tensor: Any, made: keras.layers.Layer, place: _Place
+        self, layer: keras.layers.Layer, tensor: Any, new_layer: keras.layers.Layer, place: _Place
     ) -> Any:
         """The activation of a layer on what its copy without one has made."""
 
         def name() -> str:
-            return self._name(f"{made.name}_activation", f"{place.path}{layer.name}")
+            return self._name(f"{new_layer.name}_activation", f"{place.path}{layer.name}")
 
-        settings = {"trainable": made.trainable, "dtype": layer.dtype_policy}
+        settings = {"trainable": new_layer.trainable, "dtype": layer.dtype_policy}
         function, outputs = layer.activation, None
         if isinstance(function, keras.Model) and _has_graph(function):
             (outputs,) = self._run(function, [tensor], place.inside(function, None))
@@ -357,9 +357,9 @@ class _Flattener:
         return regularization_of(layer)(name=name(), **settings)(outputs)
 
     @staticmethod
-    def _name_operations(made: Any, given: Any, name: Callable[[], str]) -> None:
+    def _name_operations(last_tensor: Any, first_tensor: Any, name: Callable[[], str]) -> None:
         """Names the operations between two tensors: Keras counts them since the process began."""
-        waiting, seen = [] if made is None else [made], {id(given)}
+        waiting, seen = [] if last_tensor is None else [last_tensor], {id(first_tensor)}
         while waiting:
             tensor = waiting.pop()
             if id(tensor) not in seen:
@@ -380,15 +380,15 @@ class _Flattener:
             changes = {"activation": "linear", "activity_regularizer": None}
         if source is not layer and hasattr(source, "axis"):
             changes["axis"] = -1
-        made = layer_copy(source, name=name, **changes)
+        new_layer = layer_copy(source, name=name, **changes)
         if not (place.trainable and layer.trainable):
-            made.trainable = False
-        self.copies[id(layer)] = made
-        self.sources.append((source, made))
-        return made
+            new_layer.trainable = False
+        self.copies[id(layer)] = new_layer
+        self.sources.append((source, new_layer))
+        return new_layer
 
-    def _name(self, wanted: str, origin: str) -> str:
-        name = unique_name(wanted, self.taken)
+    def _name(self, base_name: str, origin: str) -> str:
+        name = unique_name(base_name, self.taken)
         self.origins[name] = origin
         return name
 
@@ -439,18 +439,18 @@ def _nesting_problem(call: Any) -> str | None:
             "received a model called with more than its inputs, expected model(inputs) or "
             "model(inputs, training=...); call it that way"
         )
-    given = model._flatten_to_reference_inputs(call.call_args[0])
-    for tensor, wanted in zip(given, model.inputs, strict=False):
-        if tensor.shape.rank != wanted.shape.rank:
+    tensors = model._flatten_to_reference_inputs(call.call_args[0])
+    for tensor, reference in zip(tensors, model.inputs, strict=False):
+        if tensor.shape.rank != reference.shape.rank:
             return (
                 f"received a tensor of shape {tuple(tensor.shape)} for an input of shape "
-                f"{tuple(wanted.shape)}, expected as many axes; put a Reshape in front"
+                f"{tuple(reference.shape)}, expected as many axes; put a Reshape in front"
             )
-        if tensor.dtype != wanted.dtype and not (
-            tensor.dtype.is_floating and wanted.dtype.is_floating
+        if tensor.dtype != reference.dtype and not (
+            tensor.dtype.is_floating and reference.dtype.is_floating
         ):
             return (
-                f"received {tensor.dtype.name} for an input of {wanted.dtype.name}, which Keras "
-                f"casts silently; give the outer model an input of {wanted.dtype.name}"
+                f"received {tensor.dtype.name} for an input of {reference.dtype.name}, which Keras "
+                f"casts silently; give the outer model an input of {reference.dtype.name}"
             )
     return None

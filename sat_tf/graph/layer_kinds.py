@@ -42,8 +42,8 @@ _UNKNOWN = LayerKind(quantized=False)
 
 def find_support(layer: keras.layers.Layer) -> LayerKind:
     """The row of a layer that sat-tf quantizes; an empty one for others, subclasses among them."""
-    kind = KINDS.get(type(layer), _UNKNOWN)
-    return kind if kind.quantized else _UNKNOWN
+    row = KINDS.get(type(layer), _UNKNOWN)
+    return row if row.quantized else _UNKNOWN
 
 
 def find_kind(layer: keras.layers.Layer) -> LayerKind:
@@ -59,7 +59,7 @@ def role_of(layer: keras.layers.Layer) -> Role:
 
 def reads_ids(layer: keras.layers.Layer) -> bool:
     """Whether a layer, or one inside it, takes its input for ids, as Embedding does."""
-    return any(find_kind(part).reads_ids for part in (layer, *layer.submodules))
+    return any(find_kind(module).reads_ids for module in (layer, *layer.submodules))
 
 
 def is_identity(layer: keras.layers.Layer, arguments: Mapping[str, Any]) -> bool:
@@ -241,7 +241,9 @@ def class_name(layer: keras.layers.Layer) -> str:
 
 def short_name(name: str) -> str:
     """The name of a class of layers, shorter where it is long and well known."""
-    short = {kind.__name__: row.short_name for kind, row in KINDS.items() if row.short_name}
+    short = {
+        layer_class.__name__: row.short_name for layer_class, row in KINDS.items() if row.short_name
+    }
     return short.get(name, name)
 
 
@@ -274,15 +276,15 @@ def supported_names() -> list[str]:
     """Class names of the layers that sat-tf quantizes."""
     return sorted(
         layer_class.__name__
-        for layer_class, kind in KINDS.items()
-        if kind.quantized and kind.role is not Role.INPUT
+        for layer_class, row in KINDS.items()
+        if row.quantized and row.role is not Role.INPUT
     )
 
 
 def class_of_keras3(name: str) -> type[keras.layers.Layer] | None:
     """The class of tf_keras for one of Keras 3's own, by its name there; None without one."""
-    found: Any = getattr(keras.layers, name, None)
-    return found if KINDS.get(found, _UNKNOWN).keras3 is not None else None
+    layer_class: Any = getattr(keras.layers, name, None)
+    return layer_class if KINDS.get(layer_class, _UNKNOWN).keras3 is not None else None
 
 
 def _inner(layer: keras.layers.Layer) -> keras.layers.Layer:

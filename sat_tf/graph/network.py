@@ -104,18 +104,18 @@ class Network:
             outputs = tf.nest.flatten(call.outputs)
             makers = [name] * len(outputs)
             if through and getattr(layer, "_is_graph_network", False):
-                given = [made_by[id(tensor)] for tensor in call.keras_inputs]
-                own = {id(one): node for one, node in zip(layer.inputs, given, strict=True)}
-                own = self._read(layer, own, f"{name}/", through=True)
-                makers = [own[id(tensor)] for tensor in layer.outputs]
+                nodes = [made_by[id(tensor)] for tensor in call.keras_inputs]
+                inner = {id(tensor): node for tensor, node in zip(layer.inputs, nodes, strict=True)}
+                inner = self._read(layer, inner, f"{name}/", through=True)
+                makers = [inner[id(tensor)] for tensor in layer.outputs]
             else:
                 self._add(name, call, made_by)
-            made_by.update({id(one): maker for one, maker in zip(outputs, makers, strict=True)})
+            made_by.update({id(tensor): node for tensor, node in zip(outputs, makers, strict=True)})
         return made_by
 
     def _add(self, name: str, call: Any, made_by: Mapping[int, str]) -> None:
         layer, outputs = call.layer, tf.nest.flatten(call.outputs)
-        first = call.call_args[0] if call.call_args else None
+        argument = call.call_args[0] if call.call_args else None
         inputs = tuple(made_by[id(tensor)] for tensor in call.keras_inputs)
         arguments = {} if call.is_input else dict(call.call_kwargs)
         if isinstance(layer, keras.Model):
@@ -127,7 +127,7 @@ class Network:
             )
         elif not call.is_input and (
             len(call.call_args) != 1
-            or len(tf.nest.flatten(first)) != len(inputs)
+            or len(tf.nest.flatten(argument)) != len(inputs)
             or len(outputs) != 1
         ):
             symbol = getattr(layer, "symbol", None)  # of a TensorFlow function
@@ -144,14 +144,15 @@ class Network:
             )
         # Keras has no public view of the layers inside one; `submodules` looks at every attribute.
         elif any(
-            isinstance(part, keras.layers.RNN) and part.stateful for part in layer._flatten_layers()
+            isinstance(sublayer, keras.layers.RNN) and sublayer.stateful
+            for sublayer in layer._flatten_layers()
         ):
             self.problems[layer.name] = (
                 f"received {kind_of(layer)} with stateful=True, expected a layer that takes each "
                 "input by itself, as files do; create it with stateful=False"
             )
         shape = tuple(outputs[0].shape[1:])
-        takes_list = isinstance(first, list | tuple)
+        takes_list = isinstance(argument, list | tuple)
         types = () if call.is_input else tuple(tensor.dtype for tensor in call.keras_inputs)
         # Keras has no public name for the mask that comes with a tensor.
         masked = [
@@ -209,10 +210,10 @@ class Network:
                 return [given[name] for name in names]
         elif isinstance(given, list | tuple) and len(given) == len(names):
             return list(given)
-        found = list(given) if isinstance(given, Mapping) else type(given).__name__
+        received = list(given) if isinstance(given, Mapping) else type(given).__name__
         raise ModelError(
             self.name,
-            f"received {found} for the inputs {', '.join(names)}, expected a "
+            f"received {received} for the inputs {', '.join(names)}, expected a "
             "list or a dictionary with one for each.",
         )
 
@@ -220,8 +221,8 @@ class Network:
         """Sorts what users pass for the inputs: a list of several, or the only one by itself."""
         if isinstance(images, Mapping):
             images = self.in_order(images)
-        one = len(self.inputs) == 1 and isinstance(images, list | tuple) and len(images) == 1
-        is_array = one and np.ndim(images[0]) == len(self[self.inputs[0]].shape) + 1
+        is_single = len(self.inputs) == 1 and isinstance(images, list | tuple) and len(images) == 1
+        is_array = is_single and np.ndim(images[0]) == len(self[self.inputs[0]].shape) + 1
         return images[0] if is_array else images
 
     def computed(
@@ -234,15 +235,15 @@ class Network:
 
         `call` computes a node from the tensors that it reads; by default as in inference.
         """
-        call = call or (lambda node, read: call_in_inference(node, node.layer, read))
-        chosen = needed = set(self._nodes if wanted is None else wanted)
+        call = call or (lambda node, inputs: call_in_inference(node, node.layer, inputs))
+        yielded = needed = set(self._nodes if wanted is None else wanted)
         if wanted is not None:
-            needed = chosen.union(*map(self.before, wanted))
+            needed = yielded.union(*map(self.before, wanted))
         tensors = dict(given)
         for node in self:
             if node.name in needed and node.name not in tensors:
                 tensors[node.name] = call(node, [tensors[name] for name in node.inputs])
-            if node.name in chosen:
+            if node.name in yielded:
                 yield node.name, tensors[node.name]
             for name in self.last_read_by(node):
                 tensors.pop(name, None)
@@ -258,14 +259,14 @@ class Network:
 
     def remade(self, layer_of: Callable[[Node], keras.layers.Layer | None]) -> keras.Model:
         """A model that calls other layers as this one its own; None passes on what a node reads."""
-        made: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         for node in self:
-            layer, tensors = layer_of(node), [made[name] for name in node.inputs]
+            layer, tensors = layer_of(node), [outputs[name] for name in node.inputs]
             if isinstance(layer, keras.layers.InputLayer):
-                made[node.name] = layer.output
+                outputs[node.name] = layer.output
             else:
-                made[node.name] = tensors[0] if layer is None else node.call(layer, tensors)
-        return self.assemble(made)
+                outputs[node.name] = tensors[0] if layer is None else node.call(layer, tensors)
+        return self.assemble(outputs)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes.values())
@@ -290,14 +291,14 @@ class Network:
 
     def before(self, name: str) -> set[str]:
         """Names of all nodes from which `name` can be reached."""
-        found: set[str] = set()
+        ancestors: set[str] = set()
         waiting = list(self._nodes[name].inputs)
         while waiting:
             producer = waiting.pop()
-            if producer not in found:
-                found.add(producer)
+            if producer not in ancestors:
+                ancestors.add(producer)
                 waiting.extend(self._nodes[producer].inputs)
-        return found
+        return ancestors
 
     def only_readers(self, name: str) -> list[Node]:
         """The nodes that read all calls of a layer and nothing else; none where it is an output."""
@@ -306,7 +307,7 @@ class Network:
             return []
         readers = [reader for call in calls for reader in self.consumers(call)]
         reads = {
-            read for reader in readers for one in self.calls(reader.name) for read in one.inputs
+            maker for reader in readers for node in self.calls(reader.name) for maker in node.inputs
         }
         return readers if reads <= set(calls) else []
 
@@ -323,22 +324,22 @@ class Network:
         for node in self:
             if len(node.inputs) == 1 and is_left_out(node):
                 source[node.name] = source.get(node.inputs[0], node.inputs[0])
-        kept = [
+        nodes = [
             dataclasses.replace(node, inputs=tuple(source.get(name, name) for name in node.inputs))
             for node in self
             if node.name not in source
         ]
-        return self.rearranged(kept, source)
+        return self.rearranged(nodes, source)
 
     def rearranged(self, nodes: Iterable[Node], renamed: Mapping[str, str]) -> "Network":
         """This network with other nodes."""
-        other = copy.copy(self)
-        other._nodes = {node.name: node for node in nodes}
-        other.inputs = tuple(renamed.get(name, name) for name in self.inputs)
-        other.outputs = tuple(renamed.get(name, name) for name in self.outputs)
-        other.problems = {renamed.get(name, name): text for name, text in self.problems.items()}
-        other._connect()
-        return other
+        network = copy.copy(self)
+        network._nodes = {node.name: node for node in nodes}
+        network.inputs = tuple(renamed.get(name, name) for name in self.inputs)
+        network.outputs = tuple(renamed.get(name, name) for name in self.outputs)
+        network.problems = {renamed.get(name, name): text for name, text in self.problems.items()}
+        network._connect()
+        return network
 
     def _connect(self) -> None:
         """Finds who reads what, and which calls are of the same layer."""
@@ -382,11 +383,11 @@ def are_numbers(kind: tf.DType) -> bool:
 
 def distinct(names: Iterable[str]) -> tuple[str, ...]:
     """Names that differ from each other, with numbers behind those that have come before."""
-    found: list[str] = []
+    unique: list[str] = []
     for name in names:
         numbered = (f"{name}_{number}" for number in itertools.count(1))
-        found.append(name if name not in found else next(n for n in numbered if n not in found))
-    return tuple(found)
+        unique.append(name if name not in unique else next(n for n in numbered if n not in unique))
+    return tuple(unique)
 
 
 def layer_of_call(name: str) -> str:
@@ -413,7 +414,7 @@ def _names_of_calls(model: keras.Model) -> dict[int, str]:
         elif id(call) not in seen:
             seen.add(id(call))
             waiting.append((call, True))
-            waiting += [(read.node, False) for read in reversed(call.keras_inputs)]
+            waiting += [(tensor.node, False) for tensor in reversed(call.keras_inputs)]
     return names
 
 
@@ -453,11 +454,11 @@ def check_model(model: Any) -> None:
 
 def own_call_problem(model: keras.Model) -> str | None:
     """Why the graph of a model is not what it computes, with the fix; None where it is."""
-    own = next(base for base in type(model).__mro__ if {"call", "__call__"} & vars(base).keys())
-    if own.__module__.split(".")[0] in ("tf_keras", "keras", "tensorflow"):
+    owner = next(base for base in type(model).__mro__ if {"call", "__call__"} & vars(base).keys())
+    if owner.__module__.split(".")[0] in ("tf_keras", "keras", "tensorflow"):
         return None
     return (
-        f"received a model whose class {own.__name__} has a call() of its own beside the graph, "
+        f"received a model whose class {owner.__name__} has a call() of its own beside the graph, "
         "expected one that computes its graph; put what call() does into the graph, "
         "keras.Model(inputs, outputs)"
     )
@@ -475,10 +476,10 @@ def check_one_of_each(model: keras.Model, roles: Iterable[str] = ("input", "outp
 
 
 def _not_a_model(received: Any) -> str:
-    kind = f"{type(received).__module__}.{type(received).__qualname__}"
+    name = f"{type(received).__module__}.{type(received).__qualname__}"
     if any(base.__module__.split(".")[0] == "keras" for base in type(received).__mro__):
         return (
-            f"received a Keras 3 model ({kind}), expected a Keras 2 one: TFMOT works on tf_keras; "
+            f"received a Keras 3 model ({name}), expected a Keras 2 one: TFMOT works on tf_keras; "
             "convert it with sat_tf.from_keras3(model)."
         )
     if isinstance(received, str | os.PathLike):
@@ -486,7 +487,7 @@ def _not_a_model(received: Any) -> str:
             f"received {os.fspath(received)!r}, expected a tf_keras model; load the file first: "
             "tf_keras.models.load_model(path), or sat_tf.from_keras3(path) where Keras 3 saved it."
         )
-    return f"received {kind}, expected a tf_keras model."
+    return f"received {name}, expected a tf_keras model."
 
 
 # TFMOT's own tools wrap layers in these classes; beside each stands what its layers are, and how to
@@ -550,27 +551,27 @@ def loss_problems(model: keras.Model, path: str = "") -> list[str]:
     # Keras has no public names for the layers that `add_loss` and `add_metric` put into a model,
     # and none for functions that they are given.
     added = {"AddLoss": "loss", "AddMetric": "metric"}
-    found = [
-        (kind, str(tensor.node.layer.name))
+    terms = [
+        (term, str(tensor.node.layer.name))
         for call in keras_calls(model)
-        if (kind := added.get(type(getattr(call.layer, "layer", call.layer)).__name__))
+        if (term := added.get(type(getattr(call.layer, "layer", call.layer)).__name__))
         for tensor in call.keras_inputs
     ]
     layers = {id(call.layer): call.layer for call in keras_calls(model)}.values()
     # A layer of a user may add its losses again: Keras makes all that its own ones have.
     of_keras = [layer for layer in layers if type(layer).__module__.split(".")[0] == "tf_keras"]
-    found += [
+    terms += [
         ("loss", f"a function of {holder.name}")
         for holder in [model, *of_keras]
         for loss in holder._callable_losses
         if not _is_of_a_weight(loss)
     ]
     problems = [
-        f"{path}{model.name}: received a model with a {kind} of its own ({of}), from "
-        f"add_{kind}, expected a model without: leave it out, and call add_{kind} on the quantized "
+        f"{path}{model.name}: received a model with a {term} of its own ({of}), from "
+        f"add_{term}, expected a model without: leave it out, and call add_{term} on the quantized "
         "model, with outputs of its layers, as quantized.get_layer('quant_...').output; requantize "
         "a quantized model before you do so."
-        for kind, of in found
+        for term, of in terms
     ]
     for layer in layers:
         if isinstance(layer, keras.Model) and getattr(layer, "_is_graph_network", False):
@@ -580,8 +581,8 @@ def loss_problems(model: keras.Model, path: str = "") -> list[str]:
 
 def _is_of_a_weight(loss: Any) -> bool:
     """Whether a loss is that of a regularizer, which each layer with the setting makes itself."""
-    inside = getattr(loss, "args", (None,))[0]
-    return getattr(getattr(inside, "func", None), "__name__", "") == "_loss_for_variable"
+    function = getattr(loss, "args", (None,))[0]
+    return getattr(getattr(function, "func", None), "__name__", "") == "_loss_for_variable"
 
 
 def refuse_losses(model: keras.Model) -> None:

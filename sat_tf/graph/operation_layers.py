@@ -63,9 +63,9 @@ class OfTensorFlow(keras.layers.Layer):
         super().__init__(**options)
         self.function = expect_allowed(function)
         self.arguments = arguments
-        kind = "SlicingOpLambda" if function.endswith("getitem") else "TFOpLambda"
+        class_name = "SlicingOpLambda" if function.endswith("getitem") else "TFOpLambda"
         config = {"name": f"{self.name}_function", "function": function}
-        operation = keras.layers.deserialize({"class_name": kind, "config": config})
+        operation = keras.layers.deserialize({"class_name": class_name, "config": config})
         # Past Keras' own __setattr__, which would track it as a layer inside.
         object.__setattr__(self, "_operation", operation)
 

@@ -41,13 +41,13 @@ def replacement_of(call: OldCall) -> Replacement | None:
         return _weighted_sum(call)
     if layer_type in _LAYERS:
         return _LAYERS[layer_type](call)
-    kind = layer_kinds.KINDS.get(layer_type)
-    if kind and kind.pieces:
+    layer_kind = layer_kinds.KINDS.get(layer_type)
+    if layer_kind and layer_kind.pieces:
         layers = _separable(call)
-    elif kind and kind.quantized and kind.role is Role.LINEAR:
+    elif layer_kind and layer_kind.quantized and layer_kind.role is Role.LINEAR:
         layers = _linear(call)
-    elif kind and kind.pooling and kind.pooling.on_images:
-        layers = _pool(call, kind.pooling)
+    elif layer_kind and layer_kind.pooling and layer_kind.pooling.on_images:
+        layers = _pool(call, layer_kind.pooling)
     else:
         return _of_several(call)
     return Replacement([call.node.call_args[0]], layers) if layers else None
@@ -82,11 +82,11 @@ def _of_several(call: OldCall) -> Replacement | None:
     # One layer stands for all calls, and holds their other arguments.
     if arguments is None or not all(alike):
         return None
-    one = NewLayer(
+    wrapper = NewLayer(
         lambda **settings: OfSeveralTensors(layer_copy(layer), arguments, **settings),
         weights=layer.get_weights(),
     )
-    return Replacement(tensors, [one], takes_list=len(tensors) > 1)
+    return Replacement(tensors, [wrapper], takes_list=len(tensors) > 1)
 
 
 def _one_by_one(node: Any) -> tuple[list[Any], list[Any] | None]:
@@ -114,8 +114,8 @@ def _weighted_sum(call: OldCall) -> Replacement | None:
     )
 
 
-def _of_config(kind: Any, settings: dict[str, Any], weights: Any, suffix: str = "") -> NewLayer:
-    return NewLayer(lambda **other: kind.from_config({**settings, **other}), suffix, weights)
+def _of_config(factory: Any, settings: dict[str, Any], weights: Any, suffix: str = "") -> NewLayer:
+    return NewLayer(lambda **options: factory.from_config({**settings, **options}), suffix, weights)
 
 
 def _linear(call: OldCall) -> list[NewLayer] | None:
@@ -176,12 +176,12 @@ def _separable(call: OldCall) -> list[NewLayer] | None:
         "activation": "linear" if activation else layer.activation,
         "activity_regularizer": None if activation else settings["activity_regularizer"],
     }
-    first, *others = layer.get_weights()
+    depthwise_kernel, *pointwise_weights = layer.get_weights()
     depthwise_class, pointwise_class = layer_kinds.KINDS[type(layer)].pieces
     return [
         *padding,
-        _of_config(depthwise_class, depthwise, [first], "depthwise"),
-        _of_config(pointwise_class, pointwise, others),
+        _of_config(depthwise_class, depthwise, [depthwise_kernel], "depthwise"),
+        _of_config(pointwise_class, pointwise, pointwise_weights),
         *activation,
     ]
 
@@ -198,15 +198,15 @@ def _is_read_inside(call: OldCall) -> bool:
 
 def _pool(call: OldCall, pooling: Pooling) -> list[NewLayer] | None:
     """The same pooling of images with one row."""
-    layer, made = call.layer, pooling.on_images
+    layer, pooling_class = call.layer, pooling.on_images
     if layer.data_format != "channels_last":
         return None
     if not pooling.whole:
         window = (layer.pool_size[0], layer.strides[0], layer.padding)
-        return pooled_in_rows(call, call.node.call_args[0], made, *window)
+        return pooled_in_rows(call, call.node.call_args[0], pooling_class, *window)
     if call.node.call_kwargs.get("mask") is not None:
         return None
-    return pooled_whole_row(call.node.call_args[0], made, keepdims=layer.keepdims)
+    return pooled_whole_row(call.node.call_args[0], pooling_class, keepdims=layer.keepdims)
 
 
 # `x + scale * y`, which Keras has only in its InceptionResNetV2.
@@ -264,11 +264,11 @@ def rewritten(
         return flat
     rewriter = _Rewriter(model, calls, replacements)
     new = Flattened(rewriter.model(), rewriter.origins)
-    made = new._replace(origins=new.carried(flat.origins))
+    first_pass = new._replace(origins=new.carried(flat.origins))
     # A layer with several calls has become several layers; those without weights share nothing.
-    names = None if annotated is None else made.carried(dict.fromkeys(annotated))
-    again = rewritten(made.model, names, processor=processor)
-    return again._replace(origins=again.carried(made.origins))
+    names = None if annotated is None else first_pass.carried(dict.fromkeys(annotated))
+    again = rewritten(first_pass.model, names, processor=processor)
+    return again._replace(origins=again.carried(first_pass.origins))
 
 
 class _Rewriter:
@@ -312,7 +312,9 @@ class _Rewriter:
             outputs = tf.nest.flatten(call.node.outputs)
             if any(id(tensor) not in self.made for tensor in outputs):
                 new = tf.nest.flatten(self._call(call))
-                self.made.update({id(one): other for one, other in zip(outputs, new, strict=True)})
+                self.made.update(
+                    {id(tensor): successor for tensor, successor in zip(outputs, new, strict=True)}
+                )
         return self.made[id(old)]
 
     def _call(self, call: OldCall) -> Any:
@@ -325,20 +327,20 @@ class _Rewriter:
             args, kwargs = tf.nest.map_structure(
                 lambda value: self.made.get(id(value), value), arguments
             )
-            made = layers[0](*args, **kwargs)
+            x = layers[0](*args, **kwargs)
             copied_weights(call.layer, layers[0])
-            return made
+            return x
         tensors = [self.made[id(source)] for source in replacement.sources]
         for place, layer in zip(replacement.fronts, layers, strict=False):
             tensors[place] = layer(tensors[place])
-        made = tensors if replacement.takes_list else tensors[0]
+        x = tensors if replacement.takes_list else tensors[0]
         if replacement.beside:
-            return [layer(made) for layer in layers]
+            return [layer(x) for layer in layers]
         for layer, new in zip(layers[len(replacement.fronts) :], replacement.layers, strict=True):
-            made = layer(made)
+            x = layer(x)
             if new.weights:
                 layer.set_weights(new.weights)
-        return made
+        return x
 
     def _layers(self, call: OldCall, replacement: Replacement | None) -> list[keras.layers.Layer]:
         """New layers for a call; the same ones for each call of one layer."""
@@ -346,16 +348,16 @@ class _Rewriter:
         key = id(call.node) if call.symbol else id(call.layer)
         if key not in self.layers:
             if replacement is None:
-                made = [layer_copy(call.layer)]
+                new_layers = [layer_copy(call.layer)]
             else:
-                made = [
+                new_layers = [
                     new.layer(name=self._name(new.suffix, call.layer.name), dtype=call.dtype)
                     for new in (*replacement.fronts.values(), *replacement.layers)
                 ]
-            for layer in made:
+            for layer in new_layers:
                 layer.trainable = call.layer.trainable
                 self.origins[layer.name] = call.layer.name
-            self.layers[key] = made
+            self.layers[key] = new_layers
         return self.layers[key]
 
     def _name(self, suffix: str, name: str) -> str:
@@ -390,11 +392,11 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
     if type(call.layer) is not L.Activation:
         return _hard_swish(call)
     name = layer_kinds.activation_name(call.layer)
-    read = call.node.call_args[0]
+    tensor = call.node.call_args[0]
     if name in _SWISHES:
         gate = new_layer("Activation", "sigmoid", suffix="sigmoid")
         product = [new_layer("Multiply")]
-        return Replacement([read, read], product, takes_list=True, fronts={1: gate})
+        return Replacement([tensor, tensor], product, takes_list=True, fronts={1: gate})
     if name not in _HARD_SIGMOIDS:
         return None
     slope, offset = _HARD_SIGMOIDS[name]
@@ -403,7 +405,7 @@ def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | 
         new_layer(Scaling, "x + c", offset, suffix="offset"),
         new_layer("ReLU", 1.0),
     ]
-    return Replacement([read], layers)
+    return Replacement([tensor], layers)
 
 
 def _hard_swish(call: OldCall) -> Replacement | None:
@@ -424,17 +426,17 @@ def _factors(call: OldCall) -> tuple[list[Any], float]:
     """The tensors and the number whose product a call makes; no tensors where it makes none."""
     slope, offset = _affine(call)
     if type(call.layer) is L.Multiply:
-        read, number = list(call.node.call_args[0]), 1.0
+        inputs, number = list(call.node.call_args[0]), 1.0
     elif offset == 0.0:
-        read, number = [call.node.call_args[0]], slope
+        inputs, number = [call.node.call_args[0]], slope
     else:
         return [], 1.0
     tensors = []
-    for tensor in read:
+    for tensor in inputs:
         maker = call.maker_of(tensor)
-        inner, more = ([], 1.0) if maker is None else _factors(maker)
+        inner, factor = ([], 1.0) if maker is None else _factors(maker)
         tensors += inner or [tensor]
-        number *= more
+        number *= factor
     return tensors, number
 
 

@@ -158,8 +158,8 @@ class OfSeveralTensors(_Layer):
 
     def _on(self, function: Callable[..., Any], inputs: Any, **options: Any) -> Any:
         tensors = inputs if isinstance(inputs, list | tuple) else [inputs]
-        args, own = filled_in(self.arguments, tensors, self._type_of)
-        return function(*args, **{**options, **own})
+        args, kwargs = filled_in(self.arguments, tensors, self._type_of)
+        return function(*args, **{**options, **kwargs})
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "arguments": self.arguments}

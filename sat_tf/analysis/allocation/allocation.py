@@ -109,8 +109,8 @@ def make_problem(
     if sizes is not None:
         free = [layer for layer in layers if layer.chooses_activations]
         # The clipping of a tensor with several readers counts with the first one.
-        first = {layer.tie if layer.tie >= 0 else layer.name: layer for layer in reversed(free)}
-        clipped = {layer.name for layer in first.values() if 8 in layer.activation_bits}
+        by_tie = {layer.tie if layer.tie >= 0 else layer.name: layer for layer in reversed(free)}
+        clipped = {layer.name for layer in by_tie.values() if 8 in layer.activation_bits}
         clipping = [
             _CLIPPING_BYTES * (layer.name in clipped and bits != 8) for layer, (_, bits) in options
         ]
@@ -185,8 +185,8 @@ def costs_of_sensitivity(measured: Sensitivity, layers: Sequence[LayerChoices]) 
                     f"{field}={missing[0]} there, or leave those bits out."
                 )
         for choice in layer.choices:
-            pairs = [(field, own) for field, own in zip(free, choice, strict=True) if free[field]]
-            costs.append(math.fsum(of_bits[layer.name, field, own] for field, own in pairs))
+            pairs = [(field, bits) for field, bits in zip(free, choice, strict=True) if free[field]]
+            costs.append(math.fsum(of_bits[layer.name, field, bits] for field, bits in pairs))
     if problems:
         raise ProblemsError("cost", problems)
     return costs
@@ -345,13 +345,13 @@ def allocate(
     used = knapsack.used(solution.chosen) | ({} if length is None else {"bytes": length})
     totals = {}
     for name, unit in problem.units.items():
-        least, most = knapsack.ends(name)
+        smallest, largest = knapsack.ends(name)
         totals[name] = Total(
             name=name,
             value=float(used[name] / unit),
             limit=knapsack.limits[name] / unit if name in knapsack.limits else None,
-            fewest=min(least, used[name]) / unit,
-            most=max(most, used[name]) / unit,
+            fewest=min(smallest, used[name]) / unit,
+            most=max(largest, used[name]) / unit,
         )
     return Allocation(
         model=model.name,
@@ -367,7 +367,7 @@ def allocate(
 def _allocated_layer(problem: BitProblem, option: int) -> AllocatedLayer:
     layer, (weight_bits, activation_bits) = problem.options[option]
     sizes, milliseconds = problem.choices.sizes, problem.knapsack.usage.get("milliseconds")
-    tied = [other.name for other in problem.choices.layers if other.tie == layer.tie >= 0]
+    tied = [reader.name for reader in problem.choices.layers if reader.tie == layer.tie >= 0]
     return AllocatedLayer(
         name=layer.name,
         kind=layer.kind,

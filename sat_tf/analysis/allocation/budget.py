@@ -113,12 +113,12 @@ class Knapsack:
     def within(self, chosen: np.ndarray) -> bool:
         """Returns whether a choice keeps all limits."""
         used = self.used(chosen)
-        return all(used[name] <= most * (1.0 + _ROUNDING) for name, most in self.limits.items())
+        return all(used[name] <= limit * (1.0 + _ROUNDING) for name, limit in self.limits.items())
 
     def ends(self, name: str) -> tuple[float, float]:
         """Returns the least and the most that options use of a quantity, each item by itself."""
         usage = [self.usage[name][self.options(item)] for item in range(len(self.tie))]
-        return math.fsum(each.min() for each in usage), math.fsum(each.max() for each in usage)
+        return math.fsum(uses.min() for uses in usage), math.fsum(uses.max() for uses in usage)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +150,7 @@ def solve(problem: Knapsack, *, lowered: float = 0.0) -> Solution | None:
 
     options = [problem.options(item) for item in range(len(problem.tie))]
     # The least cost of an item changes no choice, and its digits would crowd out others.
-    least = np.array([problem.cost[each].min() for each in options])
+    least = np.array([problem.cost[indices].min() for indices in options])
     above = problem.cost - least[problem.item]
     unit = float(above.max()) / _LARGEST_COST or 1.0
     of_items = np.equal.outer(np.arange(len(options)), problem.item).astype(float)
@@ -163,12 +163,12 @@ def solve(problem: Knapsack, *, lowered: float = 0.0) -> Solution | None:
                 constraints.append(LinearConstraint(differences, 0.0, 0.0))
     for name, limit in problem.limits.items():  # in units in which HiGHS keeps them
         usage = problem.usage[name]
-        most = float(np.abs(usage).max())
-        scale, margin = most or 1.0, 0.0
+        largest = float(np.abs(usage).max())
+        scale, margin = largest or 1.0, 0.0
         if np.all(usage == np.rint(usage)):  # as far from the next integer as from this one
             scale, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
             limit = scale * math.floor(limit / scale * (1.0 + _ROUNDING))
-        top = limit / scale + margin - lowered * most / scale
+        top = limit / scale + margin - lowered * largest / scale
         constraints.append(LinearConstraint(usage[np.newaxis] / scale, -np.inf, top))
     result = milp(
         above / unit,
@@ -182,12 +182,12 @@ def solve(problem: Knapsack, *, lowered: float = 0.0) -> Solution | None:
     if result.status != 0:
         raise RuntimeError(f"the solver found no proof: {result.message}")
     bound = math.fsum(least) + float(result.mip_dual_bound) * unit
-    chosen = np.array([each[np.argmax(result.x[each])] for each in options])
-    if not problem.within(chosen) and lowered:
+    choice = np.array([indices[np.argmax(result.x[indices])] for indices in options])
+    if not problem.within(choice) and lowered:
         raise RuntimeError("the solver oversteps a limit in its last digits; change it a little.")
-    if not problem.within(chosen):
-        kept = solve(problem, lowered=2 * _TOLERANCE)
-        return kept and dataclasses.replace(kept, bound=bound)
-    cost = math.fsum(problem.cost[chosen])
+    if not problem.within(choice):
+        solution = solve(problem, lowered=2 * _TOLERANCE)
+        return solution and dataclasses.replace(solution, bound=bound)
+    cost = math.fsum(problem.cost[choice])
     is_optimal = cost - bound <= 2 * _TOLERANCE * unit
-    return Solution(chosen, cost, cost if is_optimal else bound)
+    return Solution(choice, cost, cost if is_optimal else bound)

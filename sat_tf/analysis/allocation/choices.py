@@ -91,9 +91,9 @@ class ModelChoices:
             place(source.network, source.annotations, uniform, source.kernels)
         self.sizes, self.file_problem = None, ""
         try:
-            most = max(activation_bits)
+            most_bits = max(activation_bits)
             self.sizes = FileSizes(
-                source, lambda bits: self.policy_at(bits, most), weight_bits, pack=pack
+                source, lambda bits: self.policy_at(bits, most_bits), weight_bits, pack=pack
             )
         except NothingPackedError:
             raise
@@ -147,7 +147,7 @@ def _layers(
         name for name in ("weight_bits", "activation_bits") if getattr(policy, name) is not None
     ]
     probes = [_changed(policy, **dict.fromkeys(rounded, bits)) for bits in _PROBES]
-    usual, low, high = plans = [plan_of(source, each) for each in (policy, *probes)]
+    usual, low, high = plans = [plan_of(source, variant) for variant in (policy, *probes)]
     for plan in plans:
         if plan.problems:
             raise ModelError(plan.model, plan.problems)
@@ -170,18 +170,18 @@ def _layers(
     ties = {name: number for number, readers in enumerate(shared) for name in readers}
     layers: list[LayerChoices] = []
     for name, rows in calls.items():
-        first, free = rows[0].name, following[name]
-        planned = [plan[first].weights for plan in plans]
+        call_name, free = rows[0].name, following[name]
+        planned = [plan[call_name].weights for plan in plans]
         bits, *of_probes = [weights.bits if weights else None for weights in planned]
         follows = of_probes[0] != of_probes[1]
         layers.append(
             LayerChoices(
                 name=name,
                 kind=rows[0].kind,
-                num_weights=math.prod(layer_kinds.kernel_of(source.network[first].layer).shape),
+                num_weights=math.prod(layer_kinds.kernel_of(source.network[call_name].layer).shape),
                 usual_bits=bits,
                 weight_bits=weight_bits if follows else (bits,),
-                activation_bits=activation_bits if free else (usual[first].reading_bits,),
+                activation_bits=activation_bits if free else (usual[call_name].reading_bits,),
                 chooses_weights=follows,
                 chooses_activations=bool(free),
                 reads_settled=len(free) < len(rows),
@@ -245,7 +245,7 @@ def milliseconds_of(
         raise ValueError(f"npu: there is no file to compile: {choices.file_problem}")
     tensors = choices.sizes.tensors()
     of_bits: dict[int | None, dict[str, float]] = {}
-    rest = 0.0
+    overhead = 0.0
     for bits in weight_bits:
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of made-up ranges
@@ -260,7 +260,7 @@ def milliseconds_of(
             name: sum(compiled.milliseconds_of.get(tensor, 0.0) for tensor in names)
             for name, names in tensors.items()
         }
-        rest = max(rest, compiled.milliseconds - sum(of_bits[bits].values()))
+        overhead = max(overhead, compiled.milliseconds - sum(of_bits[bits].values()))
     seen = compiled.encoded_weight_bytes_of.keys()
     unseen = [name for name, names in tensors.items() if not seen & {*names}]
     for names, where in ((compiled.on_cpu, "left to the CPU"), (unseen, "not told of")):
@@ -271,7 +271,7 @@ def milliseconds_of(
                 stacklevel=3,
             )
     return [
-        of_bits.get(bits, of_bits[weight_bits[0]])[layer.name] + (rest if index == 0 else 0.0)
+        of_bits.get(bits, of_bits[weight_bits[0]])[layer.name] + (overhead if index == 0 else 0.0)
         for index, layer in enumerate(choices.layers)
         for bits, _ in layer.choices
     ]

@@ -79,8 +79,8 @@ def squareplus(x: tf.Tensor) -> tf.Tensor:
 @_register
 def soft_shrink(x: tf.Tensor) -> tf.Tensor:
     """X moved towards 0 by 1/2, and 0 within."""
-    inside = tf.where(x < -0.5, x + 0.5, tf.zeros_like(x))
-    return tf.where(x > 0.5, x - 0.5, inside)
+    negative_part = tf.where(x < -0.5, x + 0.5, tf.zeros_like(x))
+    return tf.where(x > 0.5, x - 0.5, negative_part)
 
 
 @_register
@@ -164,7 +164,7 @@ ACTIVATIONS: dict[str, Activation] = {
 REACHES = {name: row.reach for name, row in ACTIVATIONS.items() if row.reach is not None}
 # The functions of tf_keras, or their names there, by the names of the same functions in Keras 3.
 OF_KERAS3: dict[str, Callable[[tf.Tensor], tf.Tensor] | str] = {
-    name: row.function or own for own, row in ACTIVATIONS.items() for name in row.keras3
+    name: row.function or tf_name for tf_name, row in ACTIVATIONS.items() for name in row.keras3
 }
 
 

@@ -54,11 +54,11 @@ def _refuse_transposed(layer: Any) -> str | None:
 
 
 def _over_windows(
-    *kernels: Kernel, refuse: Callable[[Any], str | None] = _refuse_convolution, **others: Any
+    *kernels: Kernel, refuse: Callable[[Any], str | None] = _refuse_convolution, **settings: Any
 ) -> LayerKind:
     """The row of a layer whose kernels are moved over windows."""
     keras3 = Keras3(channels_last=True)
-    return LayerKind(Role.LINEAR, refuse, kernels=kernels, keras3=keras3, **others)
+    return LayerKind(Role.LINEAR, refuse, kernels=kernels, keras3=keras3, **settings)
 
 
 _CONVOLUTION, _DEPTHWISE, _TRANSPOSED = (

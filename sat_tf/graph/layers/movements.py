@@ -40,35 +40,35 @@ _Arguments = Callable[[Any], tuple[Any, ...]]
 
 def one_move(operator: str, arguments: _Arguments = lambda layer: ()) -> Moves:
     """One operator, with arguments taken from the layer."""
-    return lambda layer, read, made: (Move(operator, arguments(layer)),)
+    return lambda layer, before, after: (Move(operator, arguments(layer)),)
 
 
-def _on_one_row(read: Shape, move: Move) -> tuple[Move, ...]:
+def _on_one_row(before: Shape, move: Move) -> tuple[Move, ...]:
     """A sequence as an image with one row, the move, and a sequence again."""
-    return (Move("RESHAPE", (), (1, *read), "input"), move, Move("RESHAPE"))
+    return (Move("RESHAPE", (), (1, *before), "input"), move, Move("RESHAPE"))
 
 
-def _pad_sequence(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
+def _pad_sequence(layer: Any, before: Shape, after: Shape) -> tuple[Move, ...]:
     margins = ((0, 0), tuple(layer.padding), (0, 0))
-    return _on_one_row(read, Move("PAD", (margins,), (1, *made), "image"))
+    return _on_one_row(before, Move("PAD", (margins,), (1, *after), "image"))
 
 
-def _upsample_sequence(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
-    size = (1, read[0] * int(layer.size))
-    return _on_one_row(read, Move("RESIZE_NEAREST_NEIGHBOR", (size,), (1, *made), "image"))
+def _upsample_sequence(layer: Any, before: Shape, after: Shape) -> tuple[Move, ...]:
+    size = (1, before[0] * int(layer.size))
+    return _on_one_row(before, Move("RESIZE_NEAREST_NEIGHBOR", (size,), (1, *after), "image"))
 
 
-def _slice(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
-    kept = tuple((first, stop, step) for first, stop, step in layer.slices)
+def _slice(layer: Any, before: Shape, after: Shape) -> tuple[Move, ...]:
+    bounds = tuple((start, stop, step) for start, stop, step in layer.slices)
     if not layer.dropped:
-        return (Move("STRIDED_SLICE", (kept,)),)
-    sizes = tuple(len(range(size)[slice(*k)]) for size, k in zip(read, kept, strict=True))
-    return (Move("STRIDED_SLICE", (kept,), sizes, "part"), Move("RESHAPE"))
+        return (Move("STRIDED_SLICE", (bounds,)),)
+    sizes = tuple(len(range(size)[slice(*k)]) for size, k in zip(before, bounds, strict=True))
+    return (Move("STRIDED_SLICE", (bounds,), sizes, "part"), Move("RESHAPE"))
 
 
-def _without(first: int, last: int) -> tuple[int | None, int | None, None]:
+def _without(front: int, back: int) -> tuple[int | None, int | None, None]:
     """A slice without some values at its ends."""
-    return (first or None, -last or None, None)
+    return (front or None, -back or None, None)
 
 
 _ALL = (None, None, None)
@@ -108,8 +108,8 @@ _INTERPOLATION = Function(
 _OF_VOLUMES = LayerKind(Role.MOVEMENT, quantized=False, keras3=SAME)
 
 
-def _movement(moves: Moves, *, role: Any = Role.MOVEMENT, **others: Any) -> LayerKind:
-    return LayerKind(role, moves=moves, **{"keras3": SAME, **others})
+def _movement(moves: Moves, *, role: Any = Role.MOVEMENT, **settings: Any) -> LayerKind:
+    return LayerKind(role, moves=moves, **{"keras3": SAME, **settings})
 
 
 def _of_sat_tf(operator: str, arguments: _Arguments) -> LayerKind:
@@ -137,8 +137,8 @@ def _pooling(
 _POOLED_IMAGES: dict[str, Any] = {"quantized": True, "refuse": refuse_channels_first}
 
 
-def _largest_of_all(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
-    rows, columns, channels = read
+def _largest_of_all(layer: Any, before: Shape, after: Shape) -> tuple[Move, ...]:
+    rows, columns, channels = before
     window = ((rows, columns), (1, 1), "VALID")
     suffix = "" if layer.keepdims else "pixel"
     pixel = Move("MAX_POOL_2D", window, (1, 1, channels), suffix)
@@ -181,7 +181,7 @@ KINDS: Kinds = {
     L.Cropping3D: _OF_VOLUMES,
     L.UpSampling1D: _movement(_upsample_sequence, keeps_channels=True),
     L.UpSampling2D: _movement(
-        lambda layer, read, made: (Move("RESIZE_NEAREST_NEIGHBOR", (tuple(made[:2]),)),),
+        lambda layer, before, after: (Move("RESIZE_NEAREST_NEIGHBOR", (tuple(after[:2]),)),),
         role=_upsampling_role,
         **_OF_IMAGES,
         **_RESIZED,

@@ -95,12 +95,12 @@ class Statistics:
 
     def deviation(self, measured: "Statistics") -> np.ndarray:
         """How far they are from others, by channel, in the others' standard deviations."""
-        own, other = (
-            dataclasses.replace(one, variance=np.maximum(one.variance, 0.0)).square
-            for one in (self, measured)
+        square, measured_square = (
+            dataclasses.replace(statistics, variance=np.maximum(statistics.variance, 0.0)).square
+            for statistics in (self, measured)
         )
-        shift = np.abs(self.mean - measured.mean) / np.sqrt(other)
-        return np.asarray(shift + 0.5 * np.abs(np.log(own / other)))
+        shift = np.abs(self.mean - measured.mean) / np.sqrt(measured_square)
+        return np.asarray(shift + 0.5 * np.abs(np.log(square / measured_square)))
 
     def moved(self, start: "Statistics", end: "Statistics") -> "Statistics":
         """These, changed as from `start` to `end`: the mean is shifted, the variance scaled."""

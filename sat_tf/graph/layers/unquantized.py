@@ -45,8 +45,8 @@ _OF_IDS = LayerKind(quantized=False, keras3=SAME, reads_ids=True)
 # Layers of Keras 3 that tf_keras does not have, by their names there, and what they could be.
 OF_KERAS3_ALONE = {
     **{
-        f"Adaptive{kind}Pooling{rank}": f"where the sizes divide, {kind}Pooling{rank} does the same"
-        for kind in ("Average", "Max")
+        f"Adaptive{mode}Pooling{rank}": f"where the sizes divide, {mode}Pooling{rank} does the same"
+        for mode in ("Average", "Max")
         for rank in ("1D", "2D")
     },
     "AutoContrast": _IN_INFERENCE,

@@ -32,16 +32,16 @@ def _layers_of_two(
     combining: str, formula: str, reverse: str | None, call: OldCall
 ) -> Replacement | None:
     """A layer of two tensors, or of a tensor and a number in one of two formulas."""
-    first, second = call.argument(0, "x"), call.argument(1, "y")
-    tensors = [value for value in (first, second) if is_keras(value)]
+    x, y = call.argument(0, "x"), call.argument(1, "y")
+    tensors = [value for value in (x, y) if is_keras(value)]
     if len(tensors) == 2:
-        fits = combining and len(first.shape) == len(second.shape)
-        same = fits and first.dtype == second.dtype
+        fits = combining and len(x.shape) == len(y.shape)
+        same = fits and x.dtype == y.dtype
         return Replacement(tensors, [new_layer(combining)], takes_list=True) if same else None
-    chosen = formula if is_keras(first) else reverse
-    if not tensors or chosen is None:
+    used_formula = formula if is_keras(x) else reverse
+    if not tensors or used_formula is None:
         return None
-    return _scaled(tensors[0], chosen, second if is_keras(first) else first)
+    return _scaled(tensors[0], used_formula, y if is_keras(x) else x)
 
 
 def _scaled(tensor: Any, formula: str, number: Any) -> Replacement | None:
@@ -66,7 +66,7 @@ def _with_map(tensor: Any, formula: str, values: np.ndarray) -> Replacement | No
     if not 0 < values.ndim <= rank or not np.all(np.isfinite(values)):
         return None
     values = values.reshape((1,) * (rank - values.ndim) + values.shape)
-    fits = all(size in (1, known) for size, known in zip(values.shape, tensor.shape, strict=True))
+    fits = all(size in (1, extent) for size, extent in zip(values.shape, tensor.shape, strict=True))
     if not fits or values.shape[0] != 1:
         return None
     values = values[0].astype(np.float32)
@@ -83,15 +83,15 @@ def _with_map(tensor: Any, formula: str, values: np.ndarray) -> Replacement | No
 
 def _with_constant(formula: str, call: OldCall) -> Replacement | None:
     """A layer of two tensors that is called with one, and with a constant of its rank."""
-    given = call.node.call_args[0]
-    if not isinstance(given, list | tuple) or len(given) != 2:
+    operands = call.node.call_args[0]
+    if not isinstance(operands, list | tuple) or len(operands) != 2:
         return None
-    (first, second), number = given, constant_of(given[1])
+    (tensor, constant), number = operands, constant_of(operands[1])
     if formula == "x + c" and number is None:
-        (first, second), number = (second, first), constant_of(first)
-    if number is None or not is_keras(first) or number.ndim != len(first.shape):
+        (tensor, constant), number = (constant, tensor), constant_of(tensor)
+    if number is None or not is_keras(tensor) or number.ndim != len(tensor.shape):
         return None
-    return _scaled(first, formula, number)
+    return _scaled(tensor, formula, number)
 
 
 def _biased(call: OldCall) -> Replacement | None:
@@ -113,9 +113,9 @@ class _Clipping:
     of_two: str = ""  # The name of the layer for two tensors; "" where there is none.
 
     def __call__(self, call: OldCall) -> Replacement | None:
-        first, second = call.argument(0, "x"), call.argument(1, "y")
-        if self.of_two and is_keras(first) and is_keras(second):
-            return Replacement([first, second], [new_layer(self.of_two)], takes_list=True)
+        x, y = call.argument(0, "x"), call.argument(1, "y")
+        if self.of_two and is_keras(x) and is_keras(y):
+            return Replacement([x, y], [new_layer(self.of_two)], takes_list=True)
         clipped = self.ends(call)
         if clipped is None:
             return None
@@ -151,9 +151,9 @@ def _ends_of_maker(call: OldCall, tensor: Any) -> _Ends | None:
 
 
 def _ends_of_extremum(is_lowest: bool, call: OldCall) -> _Ends | None:
-    first, second = call.argument(0, "x"), call.argument(1, "y")
-    tensor, other = (first, second) if is_keras(first) else (second, first)
-    number = number_of(other)
+    x, y = call.argument(0, "x"), call.argument(1, "y")
+    tensor, bound = (x, y) if is_keras(x) else (y, x)
+    number = number_of(bound)
     if number is None or not is_keras(tensor):
         return None
     return (tensor, number, math.inf) if is_lowest else (tensor, -math.inf, number)
@@ -263,10 +263,10 @@ def _matmul(
     b: Any,
     transpose_a: bool = False,
     transpose_b: bool = False,
-    *rest: Any,
+    *flags: Any,
     **options: Any,
 ) -> Any:
-    if any(rest) or any(options.values()):
+    if any(flags) or any(options.values()):
         raise ValueError("tf.matmul: expected real, dense matrices.")
     a, b = (
         keras3.ops.swapaxes(x, -1, -2) if turned else x
@@ -284,7 +284,7 @@ def _clip(keras3: Any, t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
 
 def _layer(name: str, *settings: str) -> Callable[[Any], Twin]:
     """A layer with these settings of the operation, in the layer's order."""
-    return lambda call: new_layer(name, *(getattr(call.operation, one) for one in settings))
+    return lambda call: new_layer(name, *(getattr(call.operation, setting) for setting in settings))
 
 
 def _as_layer(name: str, call: Any) -> Twin:
@@ -297,8 +297,8 @@ def _merge(call: Any) -> Twin:
     alike = {(len(tensor.shape), tensor.dtype) for tensor in [*call.tensors, call.outputs[0]]}
     is_layer = name in ("Add", "Maximum", "Minimum", "Multiply", "Subtract")
     if is_layer and len(call.tensors) == 2 and len(alike) == 1 and len(call.outputs[0].shape) > 1:
-        made = layer_class(name)(name=call.operation.name)
-        return lambda x1, x2: made([x1, x2])
+        layer = layer_class(name)(name=call.operation.name)
+        return lambda x1, x2: layer([x1, x2])
     function = call.function
     return lambda x1, x2: function(typed(x1, dtype), typed(x2, dtype))
 
@@ -345,15 +345,15 @@ def _normalize(call: Any) -> Twin:
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def _one(name: str, *calls: str, **others: Any) -> OperationKind:
+def _one(name: str, *calls: str, **fields: Any) -> OperationKind:
     """An operation of one tensor."""
     defaults = {"keras3": partial(_on_first, name), "twin": with_settings()}
-    return OperationKind(name, calls, **{**defaults, **others})
+    return OperationKind(name, calls, **{**defaults, **fields})
 
 
-def _two(name: str, *calls: str, twin: Any = _merge, **others: Any) -> OperationKind:
+def _two(name: str, *calls: str, twin: Any = _merge, **fields: Any) -> OperationKind:
     """An operation of two tensors, or of one and numbers."""
-    return OperationKind(name, calls, **{"keras3": partial(_on_two, name), "twin": twin, **others})
+    return OperationKind(name, calls, **{"keras3": partial(_on_two, name), "twin": twin, **fields})
 
 
 def _comparing(name: str, *calls: str) -> OperationKind:

@@ -104,7 +104,7 @@ def _divided(drops_axis: bool, call: OldCall) -> Replacement | None:
 def _slices(tensor: Any, axis: int, *bounds: int | None) -> list[list[int | None]]:
     """Slices of all axes but the batch: a part of one axis, and the others whole."""
     axes = range(1, len(tensor.shape))
-    return [list(bounds) if one == axis else [None, None, None] for one in axes]
+    return [list(bounds) if index == axis else [None, None, None] for index in axes]
 
 
 def _gathered(axis_at: int, call: OldCall) -> Replacement | None:
@@ -117,10 +117,10 @@ def _gathered(axis_at: int, call: OldCall) -> Replacement | None:
     small = indices.size and np.min(indices) >= 0 and (size is None or np.max(indices) < size)
     if not small or indices.ndim > 1:
         return None
-    first, stride = int(indices.flat[0]), int(np.diff(indices.flat[:2])[:1].sum()) or 1
+    start, stride = int(indices.flat[0]), int(np.diff(indices.flat[:2])[:1].sum()) or 1
     if indices.ndim == 0 or (stride > 0 and np.all(np.diff(indices) == stride)):
-        stop = first + (indices.size - 1) * stride + 1
-        slices = _slices(tensor, axis, first, stop, stride)
+        stop = start + (indices.size - 1) * stride + 1
+        slices = _slices(tensor, axis, start, stop, stride)
         return one_layer(tensor, "Slice", slices, [] if indices.ndim else [axis - 1])
     return one_layer(tensor, "Gather", indices.tolist(), axis - 1)
 
@@ -184,20 +184,20 @@ def _whole_factors(before: Sequence[Any], after: Sequence[Any]) -> tuple[int, ..
 
 def _sliced(call: OldCall) -> Replacement | None:
     """x[:, 1:-1, ::2], x[..., :3], x[:, 0]: slices and integers that leave the batch alone."""
-    tensor, wanted = call.argument(0, "tensor"), call.argument(1, "slice_spec")
-    wanted = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
+    tensor, spec = call.argument(0, "tensor"), call.argument(1, "slice_spec")
+    spec = list(spec) if isinstance(spec, list | tuple) else [spec]
     rank = len(tensor.shape)
-    if wanted.count(Ellipsis) > 1 or any(value is None for value in wanted):
+    if spec.count(Ellipsis) > 1 or any(value is None for value in spec):
         return None
-    if Ellipsis not in wanted:
-        wanted.append(Ellipsis)
-    at = wanted.index(Ellipsis)
-    wanted[at : at + 1] = [slice(None)] * (rank - len(wanted) + 1)
-    batch, *others = [_bounds(value) for value in wanted]
-    if batch != [None, None, None] or any(bounds is None for bounds in others):
+    if Ellipsis not in spec:
+        spec.append(Ellipsis)
+    at = spec.index(Ellipsis)
+    spec[at : at + 1] = [slice(None)] * (rank - len(spec) + 1)
+    batch, *slices = [_bounds(value) for value in spec]
+    if batch != [None, None, None] or any(bounds is None for bounds in slices):
         return None
-    dropped = [axis for axis, value in enumerate(wanted[1:]) if not isinstance(value, slice | dict)]
-    return one_layer(tensor, "Slice", others, dropped)
+    dropped = [axis for axis, value in enumerate(spec[1:]) if not isinstance(value, slice | dict)]
+    return one_layer(tensor, "Slice", slices, dropped)
 
 
 def _bounds(value: Any) -> list[int | None] | None:
@@ -206,8 +206,8 @@ def _bounds(value: Any) -> list[int | None] | None:
         value = slice(value.get("start"), value.get("stop"), value.get("step"))
     if isinstance(value, slice):
         bounds = [value.start, value.stop, value.step]
-        known = all(bound is None or isinstance(bound, int | np.integer) for bound in bounds)
-        if not known or (value.step is not None and value.step < 1):
+        is_constant = all(bound is None or isinstance(bound, int | np.integer) for bound in bounds)
+        if not is_constant or (value.step is not None and value.step < 1):
             return None
         return [None if bound is None else int(bound) for bound in bounds]
     if isinstance(value, int | np.integer):
@@ -285,10 +285,10 @@ def _transpose(keras3: Any, a: Any, perm: Any = None, conjugate: bool = False) -
 
 def _reshape_twin(call: Any) -> Twin:
     shape, source = tuple(call.operation.newshape), call.tensors[0].shape
-    rest = [size for size in shape[1:] if size != -1]
-    known = None not in source[1:] and source[0] is None
-    keeps_batch = shape[0] == -1 and len(rest) == len(shape) - 1
-    if known and keeps_batch and int(np.prod(rest)) == int(np.prod(source[1:])):
+    sizes = [size for size in shape[1:] if size != -1]
+    has_known_sizes = None not in source[1:] and source[0] is None
+    keeps_batch = shape[0] == -1 and len(sizes) == len(shape) - 1
+    if has_known_sizes and keeps_batch and int(np.prod(sizes)) == int(np.prod(source[1:])):
         return new_layer("Reshape", shape[1:])
     function = call.function
     return lambda x: function(x, [-1 if size is None else size for size in shape])
@@ -341,7 +341,7 @@ def _split_twin(call: Any) -> Twin:
 
 def _squeeze_twin(call: Any) -> Twin:
     axis, function = call.operation.axis, call.function
-    axes = [] if axis is None else [int(one) for one in np.atleast_1d(axis)]
+    axes = [] if axis is None else [int(index) for index in np.atleast_1d(axis)]
     return lambda x: function(x, axes)
 
 
@@ -356,8 +356,8 @@ _GATHERED = (
 def _of_blocks(name: str, layer: str, keras3: Any) -> tuple[OperationKind, OperationKind]:
     fix, layers = "sat-tf takes images with the channels last", partial(_moved_blocks, layer)
     twin = with_settings("block_size")
-    first = OperationKind(name, (f"nn.{name}",), fix, layers, keras3, twin)
-    return first, OperationKind(f"{name}_v1", (f"compat.v1.nn.{name}",), fix, layers)
+    row = OperationKind(name, (f"nn.{name}",), fix, layers, keras3, twin)
+    return row, OperationKind(f"{name}_v1", (f"compat.v1.nn.{name}",), fix, layers)
 
 
 # A call of "compat.v1" whose arguments have another order has a row of its own.

@@ -37,8 +37,8 @@ class OldCall:
     def dtype(self) -> Any:
         """The type, or the policy, of the layers that replace it."""
         outputs = self.node.outputs
-        first = outputs[0] if isinstance(outputs, list | tuple) else outputs
-        return first.dtype if self.symbol else self.layer.dtype_policy
+        output = outputs[0] if isinstance(outputs, list | tuple) else outputs
+        return output.dtype if self.symbol else self.layer.dtype_policy
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument of the function, however it was passed."""
@@ -98,8 +98,8 @@ def new_layer(
     """A layer without weights."""
 
     def make(**options: Any) -> Any:
-        made = layer_class(layer) if isinstance(layer, str) else layer
-        return made(*args, **settings, **options)
+        factory = layer_class(layer) if isinstance(layer, str) else layer
+        return factory(*args, **settings, **options)
 
     return NewLayer(make, suffix)
 
@@ -167,10 +167,10 @@ def axis_of(tensor: Any, value: Any) -> int | None:
 def only_tensor(call: OldCall) -> Any:
     """The operation's only tensor; None where it has others."""
     tensors = call.node.keras_inputs
-    first = call.node.call_args[0] if call.node.call_args else None
-    if first is None:
-        first = next((v for v in call.node.call_kwargs.values() if is_keras(v)), None)
-    return first if is_keras(first) and len(tensors) == 1 else None
+    tensor = call.node.call_args[0] if call.node.call_args else None
+    if tensor is None:
+        tensor = next((v for v in call.node.call_kwargs.values() if is_keras(v)), None)
+    return tensor if is_keras(tensor) and len(tensors) == 1 else None
 
 
 # A layer, made with the name of what it stands for, or a function of tensors and constants.

@@ -28,7 +28,7 @@ def _reduced(spatial: str, channel: str, call: OldCall) -> Replacement | None:
     if axis is None:
         return None
     rank = len(tensor.shape)
-    axes = sorted({int(one) % rank for one in np.atleast_1d(axis)})
+    axes = sorted({int(index) % rank for index in np.atleast_1d(axis)})
     if axes == [1, 2] and rank == 4:
         return one_layer(tensor, spatial, keepdims=keepdims)
     if axes == [1] and rank == 3:
@@ -56,12 +56,12 @@ def _pooled(layer: str, call: OldCall) -> Replacement | None:
 
 def _pooled_by_kind(call: OldCall) -> Replacement | None:
     """`tf.nn.pool`, which has the kind of pooling as an argument."""
-    window, kind = call.argument(1, "window_shape"), call.argument(2, "pooling_type")
+    window, pooling_type = call.argument(1, "window_shape"), call.argument(2, "pooling_type")
     rates = [call.argument(4, "dilation_rate"), call.argument(8, "dilations")]
     plain = all(rate is None or np.all(np.asarray(rate) == 1) for rate in rates)
-    first = str(call.argument(7, "data_format")).startswith("NC")
-    layer = {"MAX": "MaxPooling2D", "AVG": "AveragePooling2D"}.get(kind)
-    if layer is None or first or not plain:
+    channels_first = str(call.argument(7, "data_format")).startswith("NC")
+    layer = {"MAX": "MaxPooling2D", "AVG": "AveragePooling2D"}.get(pooling_type)
+    if layer is None or channels_first or not plain:
         return None
     strides = call.argument(5, "strides")
     padding = call.argument(3, "padding")
@@ -110,7 +110,7 @@ def _reduction_twin(layer: str, call: Any) -> Twin:
     """A reduction; over rows and columns a layer, if there is one."""
     axis, keepdims = call.operation.axis, call.operation.keepdims
     rank = len(call.tensors[0].shape)
-    axes = sorted(one % rank for one in np.atleast_1d(axis)) if axis is not None else None
+    axes = sorted(index % rank for index in np.atleast_1d(axis)) if axis is not None else None
     if layer and rank == 4 and axes == [1, 2]:
         return new_layer(layer, keepdims=keepdims, data_format="channels_last")
     function = call.function
@@ -132,14 +132,14 @@ def _pooling_twin(layer: str, call: Any) -> Twin:
 
 
 def _reducing(
-    name: str, call: str, fix: str = "", *, pooling: str = "", **others: Any
+    name: str, call: str, fix: str = "", *, pooling: str = "", **fields: Any
 ) -> OperationKind:
     """An operation of one tensor over some of its axes; of rows and columns a layer, `pooling`."""
     by: dict[str, Any] = {
         "keras3": partial(_over_axes, name),
         "twin": partial(_reduction_twin, pooling),
     }
-    return OperationKind(name, (call,), fix, **by, **others)
+    return OperationKind(name, (call,), fix, **by, **fields)
 
 
 def _pooling(name: str, call: str, layer: str) -> OperationKind:
