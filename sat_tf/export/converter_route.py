@@ -152,7 +152,7 @@ def _linear(op: Linear, graph: Graph, x: tf.Tensor) -> tf.Tensor:
         bias = bias * (float(graph.codes(op.inputs[0]).scale) * scales.astype(np.float64))
     bias, ends = bias.astype(np.float32), 127.0 * scales
     is_matrix, is_depthwise = (
-        op.kind is kind for kind in (LinearKind.FULLY_CONNECTED, LinearKind.DEPTHWISE)
+        op.kind is member for member in (LinearKind.FULLY_CONNECTED, LinearKind.DEPTHWISE)
     )
     if is_matrix and np.all(ends == ends[0]):
         return tf.matmul(x, _on_one_scale(kernel.T, float(ends[0]))) + bias
@@ -259,10 +259,10 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     pools.ResizeBilinear: lambda op, graph, x: tf.compat.v1.image.resize_bilinear(
         x, op.size, op.align_corners, half_pixel_centers=op.half_pixel_centers
     ),
-    pairs.Concatenate: lambda op, graph, *parts: tf.concat(parts, op.axis + 1),
+    pairs.Concatenate: lambda op, graph, *tensors: tf.concat(tensors, op.axis + 1),
     native.Softmax: lambda op, graph, x: tf.nn.softmax(x),
     native.Lookup: _looked_up,
-    FloatLayer: lambda op, graph, *read: op.function()(*read),
+    FloatLayer: lambda op, graph, *inputs: op.function()(*inputs),
     tabled.Computed: _tabled,
     tabled.Moved: _tabled,
     tabled.Reshape: lambda op, graph, x: tf.reshape(x, [-1, *graph.tensors[op.output].shape]),
@@ -279,16 +279,16 @@ def route_problems(route: object, settings: FileSettings, *, has_metadata: bool)
         return [f"route: received {route!r}, expected 'direct' or 'converter'. {hint}"]
     if route == "direct":
         return []
-    plain, problems = FileSettings(), []
+    plain, direct_settings = FileSettings(), []
     for name in ("pack", "float_head", "resizable", "output_type"):
         value, default = getattr(settings, name), getattr(plain, name)
         if value != default and (name, value) != ("pack", "none"):
-            problems.append(f"{name}={value!r}")
+            direct_settings.append(f"{name}={value!r}")
     if has_metadata:
-        problems.append("labels, a description or preprocessing")
+        direct_settings.append("labels, a description or preprocessing")
     return [
         f"route='converter' with {setting}: received a setting of route='direct'; leave one out."
-        for setting in problems
+        for setting in direct_settings
     ]
 
 

@@ -78,17 +78,17 @@ def median_milliseconds(contents: Mapping[str, bytes]) -> dict[str, float]:
     """
     runtimes = {name: Runtime(content, keep_tensors=False) for name, content in contents.items()}
     image = next(iter(runtimes.values())).zeros()
-    taken: dict[str, list[float]] = {name: [] for name in runtimes}
+    timings: dict[str, list[float]] = {name: [] for name in runtimes}
     start = time.perf_counter()
     for _ in range(_WARM_UP + _RUNS):
         for name, runtime in runtimes.items():
             before = time.perf_counter()
             runtime.run(image)
-            taken[name].append(1000.0 * (time.perf_counter() - before))
+            timings[name].append(1000.0 * (time.perf_counter() - before))
         if time.perf_counter() - start > _LONGEST_SECONDS:
             break
     # The first runs fill caches, unless there are no others.
-    return {name: float(np.median(times[_WARM_UP:] or times)) for name, times in taken.items()}
+    return {name: float(np.median(times[_WARM_UP:] or times)) for name, times in timings.items()}
 
 
 _NONE = Metadata()
@@ -152,9 +152,14 @@ class ExportReport(Displayed):
         columns: list[Column[list[packing.StoredKernel]]] = [
             Column("bits", lambda row: row[0].bits, number=True),
             Column("operator", lambda row: row[0].operator),
-            Column("layers", lambda row: first_ones([each.layer for each in row], 2), wrap="fold"),
             Column(
-                "weights", lambda row: sum(each.weights for each in row), digits(","), number=True
+                "layers", lambda row: first_ones([kernel.layer for kernel in row], 2), wrap="fold"
+            ),
+            Column(
+                "weights",
+                lambda row: sum(kernel.weights for kernel in row),
+                digits(","),
+                number=True,
             ),
             Column("why not fewer", lambda row: row[0].note, wrap="fold"),
         ]
@@ -363,11 +368,11 @@ def _otherwise_packed(
     files = {}
     for pack in packing.PACKINGS:
         with contextlib.suppress(ValueError):  # nothing to pack
-            other = dataclasses.replace(settings, pack=pack)
-            graph = file_graph(network, other)
-            other = other.of_graph(graph)
-            if other.pack == pack != settings.pack:
-                files[pack] = file_content(graph, other, metadata)
+            other_settings = dataclasses.replace(settings, pack=pack)
+            graph = file_graph(network, other_settings)
+            other_settings = other_settings.of_graph(graph)
+            if other_settings.pack == pack != settings.pack:
+                files[pack] = file_content(graph, other_settings, metadata)
     return files
 
 

@@ -66,10 +66,10 @@ class FloatReference:
                 zeroed = array.astype(np.float32) - np.float32(image.zero_point)
                 pixels.append(tf.constant(zeroed * image.scale))
         structure = getattr(self._model, "_nested_inputs", None)
-        given = pixels[0] if len(pixels) == 1 else pixels
+        inputs = pixels[0] if len(pixels) == 1 else pixels
         if structure is not None:
-            given = tf.nest.pack_sequence_as(structure, pixels)
-        outputs = tf.nest.flatten(self._model(given, training=False))
+            inputs = tf.nest.pack_sequence_as(structure, pixels)
+        outputs = tf.nest.flatten(self._model(inputs, training=False))
         return joined([np.asarray(output, np.float32) for output in outputs])
 
 
@@ -90,8 +90,8 @@ def float_model_problem(model: Any, graph: Graph) -> str | None:
     ):
         shapes = [tuple(tensor.shape[1:]) for tensor in tensors]
         fits = len(shapes) == len(expected) and all(
-            None in shape or math.prod(shape) == math.prod(wanted)
-            for shape, wanted in zip(shapes, expected, strict=True)
+            None in shape or math.prod(shape) == math.prod(file_shape)
+            for shape, file_shape in zip(shapes, expected, strict=True)
         )
         if not fits:
             return (

@@ -75,16 +75,16 @@ class TrainedModel:
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The integers by tensor, neither of them clipped to what a file stores, and the output."""
         # Layer by layer: TFMOT leaves layers in two models, so that Keras cannot make a third.
-        given = zip(self._network.inputs, arrays_of(images), self._graph.images, strict=True)
+        inputs = zip(self._network.inputs, arrays_of(images), self._graph.images, strict=True)
         codes: dict[str, np.ndarray] = {}
         outputs: dict[str, np.ndarray] = {}
-        for node, made in self._network.computed(
-            {name: tf.constant(image.fed(pixels)) for name, pixels, image in given}
+        for node_name, tensor in self._network.computed(
+            {name: tf.constant(image.fed(pixels)) for name, pixels, image in inputs}
         ):
-            for name in self._shown.get(node, ()):
-                codes[name] = rounded_codes(made.numpy(), self._graph.codes(name))
-            if node in self._network.outputs:
-                outputs[node] = np.asarray(made)
+            for name in self._shown.get(node_name, ()):
+                codes[name] = rounded_codes(tensor.numpy(), self._graph.codes(name))
+            if node_name in self._network.outputs:
+                outputs[node_name] = np.asarray(tensor)
         return codes, joined([outputs[name] for name in self._network.outputs])
 
 
@@ -154,27 +154,29 @@ def verify_tflite(
     network = Network(model)
     if any(None in network[name].shape for name in network.inputs):
         # It takes images of any size: the file is that for the size of these.
-        first = images[0] if isinstance(images, list | tuple) and len(images) else images
-        if np.ndim(first) in (3, 4) and np.ndim(first) == len(network[network.inputs[0]].shape) + 1:
-            network = sized(network, np.shape(first)[1:-1])
+        batch = images[0] if isinstance(images, list | tuple) and len(images) else images
+        if np.ndim(batch) in (3, 4) and np.ndim(batch) == len(network[network.inputs[0]].shape) + 1:
+            network = sized(network, np.shape(batch)[1:-1])
     model = network.model
     images, problems = network.given(images), list[str]()
     try:
         content = read_tflite(path)
     except ValueError as error:
         problems.append(str(error))
-    kept, types = kept_inputs(network), input_types(network)
+    unscaled, types = kept_inputs(network), input_types(network)
     inputs = [
-        Image(name, tuple(tensor.shape[1:]), None if name in kept else np.float32(1.0), type=kind)
-        for (name, kind), tensor in zip(types.items(), model.inputs, strict=True)
+        Image(
+            name, tuple(tensor.shape[1:]), None if name in unscaled else np.float32(1.0), type=type_
+        )
+        for (name, type_), tensor in zip(types.items(), model.inputs, strict=True)
     ]
-    images, wrong = checked_images(images, inputs)
-    problems += wrong
+    images, image_problems = checked_images(images, inputs)
+    problems += image_problems
     # The names of each output for the user: Keras' before and after, and its key.
     layers = [inner_layer(network[name].layer).name for name in network.outputs]
     called = distinct(network.output_names)
     keys = network.keys[1] or called
-    names = [set(each) for each in zip(model.output_names, layers, called, keys, strict=True)]
+    names = [set(aliases) for aliases in zip(model.output_names, layers, called, keys, strict=True)]
     if problems and np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
         # There is no file, so that the model's own outputs serve; they may be sigmoids or not.
         outputs = [
@@ -188,12 +190,12 @@ def verify_tflite(
     of_outputs, problems = labels_of(labels, subject.outputs, number_of(images), names)
     if problems:
         raise ProblemsError("verify_tflite", problems)
-    taken = taken_by(subject.graph, images)
+    file_inputs = taken_by(subject.graph, images)
     return prove(
         subject,
-        taken,
+        file_inputs,
         of_outputs,
-        input_ranges=_checked_ranges(network, subject.graph, taken, float_model),
+        input_ranges=_checked_ranges(network, subject.graph, file_inputs, float_model),
         float_model=None if float_model is None else FloatReference(float_model, subject.graph),
         certificate_path=certificate_path,
         images_from=images_from,
@@ -212,15 +214,15 @@ def _checked_ranges(
     That is what the model remembers, or its own layers that convert pixels; else the statistics of
     the float model, where there is one, beside those of the images.
     """
-    found = []
+    ranges = []
     nodes = input_nodes(network)
     for place, name in enumerate(network.inputs):
         quantizer = output_quantizer(nodes[name].layer) if name in nodes else None
         if not isinstance(quantizer, PixelQuantizer):
             continue
-        own = quantizer.range
+        input_range = quantizer.range
         checked_by, problem = quantizer.checked_by(nodes[name].layer.output_variables), ""
-        layer = converting_layer(network, nodes[name], own)
+        layer = converting_layer(network, nodes[name], input_range)
         if not checked_by and layer is not None:
             checked_by = f"the model's own layer {layer}, which converts pixels"
         # `FloatReference` says what is wrong with a float model that does not fit.
@@ -229,13 +231,13 @@ def _checked_ranges(
             pixels = zip(graph.images, arrays_of(images), strict=True)
             fed = [image.fed(array) for image, array in pixels]
             # Beside those of the images.
-            statistics = float_statistics(float_model, fed, place, own)
+            statistics = float_statistics(float_model, fed, place, input_range)
             if statistics is not None and statistics.fitting is not None:
                 problem = f"the float model was trained with {statistics.likely} by {statistics}."
             elif statistics is not None and statistics.decides:
                 checked_by = f"{STATISTICS} in the float model"
-        found.append(CheckedRange(name, str(own), checked_by, problem))
-    return found
+        ranges.append(CheckedRange(name, str(input_range), checked_by, problem))
+    return ranges
 
 
 def _subject(network: Network, path: pathlib.Path, content: bytes) -> tuple[Subject, FileSettings]:
@@ -248,11 +250,11 @@ def _subject(network: Network, path: pathlib.Path, content: bytes) -> tuple[Subj
         with biases:
             graph = file_graph(network, settings)
         expected = file_content(graph, settings)
-        others = differences(read_contents(expected, str(path)), parsed)
-        if not others:
+        mismatches = differences(read_contents(expected, str(path)), parsed)
+        if not mismatches:
             subject = Subject(path, content, parsed, graph, is_trusted=content == expected)
             return subject, settings
-        problems = problems or others
+        problems = problems or mismatches
     header = f"{path}: received the file of another model, or of another state of this one"
     fix = "Expected what the model exports to; export it again."
     raise ProblemsError(header, problems, fix)

@@ -77,12 +77,12 @@ def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
             for reader in network.consumers(node.name)
         )
         scales = np.linspace(1.0, 2.0, channels) if differ else np.ones(channels)
-        inside = [axis for axis, size in enumerate(shape) if axis not in axes and size > 1]
+        inner_axes = [axis for axis, size in enumerate(shape) if axis not in axes and size > 1]
         codes = np.zeros((), np.int16)
-        if quantizer.num_bits is not None and inside:
+        if quantizer.num_bits is not None and inner_axes:
             ends = np.array(quantizer.code_ends_of(kernel), np.int16)
-            lined = [-1 if axis == inside[-1] else 1 for axis in range(len(shape))]
-            codes = np.resize(ends, shape[inside[-1]]).reshape(lined)
+            line_shape = [-1 if axis == inner_axes[-1] else 1 for axis in range(len(shape))]
+            codes = np.resize(ends, shape[inner_axes[-1]]).reshape(line_shape)
         outlines[node.name] = KernelOutline(np.broadcast_to(codes, shape), scales)
     return outlines
 
@@ -109,7 +109,7 @@ def planned_content(
         for number, indices in enumerate(places.values())
         for index in indices
     }
-    filled = map_linear(graph.operations, lambda one: _filled(one, numbers.get(one.output)))
+    filled = map_linear(graph.operations, lambda op: _filled(op, numbers.get(op.output)))
     graph = settings.ended(dataclasses.replace(graph, operations=filled))
     return file_content(graph, settings.of_graph(graph))
 
@@ -121,7 +121,7 @@ def names_in_file(graph: Graph, settings: FileSettings) -> dict[str, str]:
 
 def planned_cpu_fallback(graph: Graph, settings: FileSettings) -> tuple[list[CpuFallback], int]:
     """The operators of the planned file that its target leaves to the CPU, and how many it has."""
-    trained = [one.output for one in linear_operations(graph.operations) if is_trained(one)]
+    trained = [op.output for op in linear_operations(graph.operations) if is_trained(op)]
     outputs = [operation.output for operation in graph.operations]
     places = {output: [outputs.index(output)] for output in trained}
     contents = read_contents(planned_content(graph, places, settings), graph.name)
@@ -160,13 +160,13 @@ def conversions(graph: Graph) -> tuple[dict[str, str], dict[str, int]]:
         settings = [
             [type(layer).__qualname__, {**layer.get_config(), "name": ""}] for layer in layers
         ]
-        kind = json.dumps([settings, shapes], default=str)
-        if kind not in tried:
+        key = json.dumps([settings, shapes], default=str)
+        if key not in tried:
             try:
-                tried[kind] = float_operators(operation, graph), weights
+                tried[key] = float_operators(operation, graph), weights
             except ValueError as error:
-                tried[kind] = str(error).removeprefix(f"{layers[-1].name}: ")
-        outcome, name = tried[kind], operation.calls[-1].name
+                tried[key] = str(error).removeprefix(f"{layers[-1].name}: ")
+        outcome, name = tried[key], operation.calls[-1].name
         if isinstance(outcome, str):
             problems[name] = f"{name}: {outcome}"
         else:
@@ -190,7 +190,7 @@ class Deployed:
     def fields(self) -> dict[str, Any]:
         """The fields of a `LayerPlan` that it tells."""
         fields = vars(self) | {
-            "operators": tuple(name for one in self.operations for name in one.operators)
+            "operators": tuple(name for op in self.operations for name in op.operators)
         }
         del fields["operations"]
         return fields
@@ -234,10 +234,10 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
         layers = {names[node.name]: reading.deployed(node) for node in view}
         for node in preview:
             if node.name not in view:
-                read = layers[names[node.inputs[0]]]
-                if read.operations or not read.fused_into:
-                    read = Deployed(Export.NOTHING, export_reason="it acts in training alone")
-                layers[names[node.name]] = read
+                deployed = layers[names[node.inputs[0]]]
+                if deployed.operations or not deployed.fused_into:
+                    deployed = Deployed(Export.NOTHING, export_reason="it acts in training alone")
+                layers[names[node.name]] = deployed
         reasons, float_layer_bytes = conversions(graph)
         for name, reason in reasons.items():
             refused.setdefault(name, []).append(reason)
@@ -287,8 +287,8 @@ class _Reading:
             left_float = "left float; it needs builtin TFLite operators"
             reason = left_float if float_layers(operations) else ""
             outputs = [operation.output for operation in operations]
-            own = self.tensors.get(name)
-            tensor = own if own in outputs else outputs[-1]
+            layer_tensor = self.tensors.get(name)
+            tensor = layer_tensor if layer_tensor in outputs else outputs[-1]
             tensor = self.in_file.get(tensor, tensor)
             return Deployed(self._way(operations, name), (), operations, tensor, reason)
         if node.name in self.graph.layer_outputs:
@@ -300,14 +300,14 @@ class _Reading:
 
     def _fused_into(self, node: Node) -> tuple[str, ...]:
         """The layers whose tensors this one is fused into."""
-        found: list[str] = []
+        layer_names: list[str] = []
         for reader in self.network.consumers(node.name):
             name = self.names[reader.name]
             if name in self.operations:
-                found.append(name)
+                layer_names.append(name)
             elif reader.name not in self.graph.layer_outputs:
-                found += self._fused_into(reader)
-        return tuple(dict.fromkeys(found))
+                layer_names += self._fused_into(reader)
+        return tuple(dict.fromkeys(layer_names))
 
     def _way(self, operations: Sequence[Operation], name: str) -> Export:
         """The way of a layer into the file, by the operation that makes its tensor, or the last."""
@@ -326,20 +326,20 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
 
     Layers without weights, and those with one for each channel, count as 0.
     """
-    kind = layer_kinds.find_kind(node.layer)
-    if kind.kernels and input_shapes:
+    spec = layer_kinds.find_kind(node.layer)
+    if spec.kernels and input_shapes:
         channels_first = getattr(node.layer, "data_format", None) == "channels_first"
         axes = slice(1, None) if channels_first else slice(None, -1)
         sizes = [shape[axes] for shape in (input_shapes[0], node.shape)]
         places = [None if None in size else math.prod(side or 0 for side in size) for size in sizes]
         counts = [
             kernel.products(getattr(node.layer, kernel.attribute).shape, *places)
-            for kernel in kind.kernels
+            for kernel in spec.kernels
         ]
         return None if None in counts else sum(count for count in counts if count is not None)
-    if kind.kernels:
+    if spec.kernels:
         return None
-    if kind.weights_by_channel or all(len(weight.shape) <= 1 for weight in node.layer.weights):
+    if spec.weights_by_channel or all(len(weight.shape) <= 1 for weight in node.layer.weights):
         return 0
     return None
 
@@ -380,7 +380,7 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
         for layer in deployed.linear_layers
         for name in deployed.layers[layer].fused_into
     }
-    found = {**dict.fromkeys(deployed.layers, 0), images[0].name: header}
+    layer_bytes = {**dict.fromkeys(deployed.layers, 0), images[0].name: header}
     for name, layer in deployed.layers.items():
         for operation in layer.operations:
             elsewhere = operation.num_weights and name not in deployed.linear_layers
@@ -388,12 +388,12 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
             # Another call of a layer has its kernel in the file already.
             again = layer_of_call(owner) != owner
             size = len(operation.output)
-            found[owner] += len(operation.operators) * (_OPERATOR + size)
-            found[owner] += operation.num_constants * (_CONSTANT + size)
-            found[owner] += deployed.float_layer_bytes.get(
+            layer_bytes[owner] += len(operation.operators) * (_OPERATOR + size)
+            layer_bytes[owner] += operation.num_constants * (_CONSTANT + size)
+            layer_bytes[owner] += deployed.float_layer_bytes.get(
                 operation.float_layer or "", operation.constant_bytes(shares_kernel=again)
             )
-    return found
+    return layer_bytes
 
 
 def float_bytes(network: Network, node: Node) -> int:

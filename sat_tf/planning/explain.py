@@ -64,11 +64,11 @@ def input_lines(
 
 
 def _line(network: Network, name: str, policy: BitPolicy, is_quantized: bool) -> str:
-    kind = policy.type_of(name)
-    if kind in _TAKEN:
-        return _TAKEN[kind]
-    found = policy.range_of(name)
-    line = f"pixels 0 to 255 stand for {_ends(found)}, uint8 in the file"
+    input_type = policy.type_of(name)
+    if input_type in _TAKEN:
+        return _TAKEN[input_type]
+    range_ = policy.range_of(name)
+    line = f"pixels 0 to 255 stand for {_ends(range_)}, uint8 in the file"
     shape = network[name].shape
     is_stated = policy.states_range_of(name) or policy.states_type_of(name)
     # Pictures have three channels, or pixels that the model converts or of which the policy speaks.
@@ -80,21 +80,21 @@ def _line(network: Network, name: str, policy: BitPolicy, is_quantized: bool) ->
             guess = "grey pictures, pixels 0 to 255, though it may be other maps of numbers"
         fix = "what is no picture takes input_type='int8' or 'float32'"
         return f"taken for {guess}, uint8 in the file; {fix}"
-    if found.channels is not None and (not shape or shape[-1] != found.channels):
+    if range_.channels is not None and (not shape or shape[-1] != range_.channels):
         return line  # a problem of the plan
     # Two inputs of one layer fold one change, so each is looked up separately.
-    layers = dict.fromkeys(fold.layer for fold in find_folds(network, {name: found.change})[0])
+    layers = dict.fromkeys(fold.layer for fold in find_folds(network, {name: range_.change})[0])
     line = f"{line}, folded into {', '.join(layers)}" if layers else line
-    around = [] if is_quantized else borders(network, {name: found})
+    around = [] if is_quantized else borders(network, {name: range_})
     return "; ".join([line, *map(str, around)])
 
 
-def _ends(found: InputRange) -> str:
-    listed = (", ".join(f"{end:.4g}" for end in ends) for ends in (found.low, found.high))
-    ends = " to ".join(f"({each})" if "," in each else each for each in listed)
-    if isinstance(found.spelling, str) and found.channels:
-        ends += f' ("{found.spelling}")'
-    return f"{ends}, channels reversed (BGR)" if found.reversed_channels else ends
+def _ends(range_: InputRange) -> str:
+    listed = (", ".join(f"{end:.4g}" for end in ends) for ends in (range_.low, range_.high))
+    ends = " to ".join(f"({text})" if "," in text else text for text in listed)
+    if isinstance(range_.spelling, str) and range_.channels:
+        ends += f' ("{range_.spelling}")'
+    return f"{ends}, channels reversed (BGR)" if range_.reversed_channels else ends
 
 
 class LayerDecisions:
@@ -216,11 +216,11 @@ class LayerDecisions:
         if _observes(output):
             is_output = "output" in placement.demands.of[name].values()
             rounds = output.trains_float or output.rounds
-            made = "the model's output" if is_output else "it stays float in training"
+            use = "the model's output" if is_output else "it stays float in training"
             if output.rounds and not (is_output or output.trains_float):
-                made = f"read by {self._readers(name)}"
+                use = f"read by {self._readers(name)}"
             codes = "rounded to the file's 8-bit codes of its observed range"
-            return f"{made}: {codes if rounds else 'its range is observed, for the 8-bit codes'}"
+            return f"{use}: {codes if rounds else 'its range is observed, for the 8-bit codes'}"
         if output is not None:
             return f"read by {self._readers(name)}{self.level_source(name)}"
         if role is Role.IDENTITY:
@@ -255,8 +255,8 @@ class LayerDecisions:
     def _readers(self, name: str, *kinds: str) -> str:
         readers = [
             reader or "the output"
-            for reader, kind in self._placement.demands.of[name].items()
-            if not kinds or kind in kinds
+            for reader, demand in self._placement.demands.of[name].items()
+            if not kinds or demand in kinds
         ]
         return ", ".join(readers) or "nothing"
 
@@ -375,15 +375,15 @@ def explain(
     >>> plan["conv"].weights.bits, plan["conv"].multiply_adds, plan.problems
     (8, 3888, ())
     """
-    before = policy_of(model)
-    asked = before if policy is None else expect_policy(policy)
-    wanted = asked or BitPolicy.mobile()
-    if wanted.target is None:
+    model_policy = policy_of(model)
+    stated_policy = model_policy if policy is None else expect_policy(policy)
+    planned_policy = stated_policy or BitPolicy.mobile()
+    if planned_policy.target is None:
         target = target or processor_of(model).name
     if target is not None:
-        wanted = dataclasses.replace(wanted, target=target)
-    source = read_source(model, processor=wanted.processor)
-    if asked is None and source.quantized is not None:
+        planned_policy = dataclasses.replace(planned_policy, target=target)
+    source = read_source(model, processor=planned_policy.processor)
+    if stated_policy is None and source.quantized is not None:
         raise ModelError(
             model.name,
             "received a quantized model without a policy, expected the "
@@ -395,7 +395,7 @@ def explain(
         network = sized(source.network, sides)
         network.output_names = source.network.output_names
         source = dataclasses.replace(source, network=network)
-    return plan_of(source, wanted)
+    return plan_of(source, planned_policy)
 
 
 def plan_of(source: Source, policy: BitPolicy) -> Plan:
@@ -405,8 +405,8 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
         policy, _, of_inputs = completed(source.quantized, policy)
         refused += of_inputs
     problems, placement, decided_by = _placed(source, policy)
-    kept = placement.roles.kept if placement is not None else ()
-    inputs = input_lines(source.network, policy, kept, is_quantized=is_quantized)
+    kept_names = placement.roles.kept if placement is not None else ()
+    inputs = input_lines(source.network, policy, kept_names, is_quantized=is_quantized)
     problems = refused + problems
     name = source.network.name
     plan = Plan(
@@ -415,7 +415,7 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
         rows=(),
         problems=tuple(problems),
         inputs=inputs,
-        kept=frozenset(kept),
+        kept=frozenset(kept_names),
     )
     if placement is None:  # nothing could be decided
         named = by_layer(problems, [node.name for node in source.network])
@@ -468,35 +468,35 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
     }
     lenient = dataclasses.replace(policy, unsupported="float", overrides=overrides)
     named = by_layer(problems, [node.name for node in network])
-    without = {name: given for name, given in annotations.items() if name not in named}
+    without = {name: annotation for name, annotation in annotations.items() if name not in named}
     clear = network.rearranged(network, {})
     clear.problems = {}
-    for kept in (annotations, without):
+    for selection in (annotations, without):
         try:
-            return problems, place(clear, kept, lenient, source.kernels), lenient
+            return problems, place(clear, selection, lenient, source.kernels), lenient
         except Exception:  # the graph may be incomplete
             continue
     return problems, None, policy
 
 
 def _row(
-    node: Node, reads: tuple[str, ...], problems: Sequence[str], *, fate: Fate, **more: Any
+    node: Node, reads: tuple[str, ...], problems: Sequence[str], *, fate: Fate, **fields: Any
 ) -> LayerPlan:
     """The row of a layer, with what the float model tells of it."""
-    kind = layer_kinds.class_name(node.layer)
+    class_name = layer_kinds.class_name(node.layer)
     # It counts once for a layer that is called several times.
     counts = node.layer.built and node.name == node.layer.name
     return LayerPlan(
         name=node.name,
-        kind=kind,
-        short_kind=layer_kinds.short_name(kind),
+        kind=class_name,
+        short_kind=layer_kinds.short_name(class_name),
         detail=layer_kinds.detail_of(node.layer),
         reads=reads,
         shape=node.shape,
         fate=Fate.PROBLEM if problems else fate,
         parameters=int(node.layer.count_params()) if counts else 0,
         problems=tuple(problems),
-        **more,
+        **fields,
     )
 
 

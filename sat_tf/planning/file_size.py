@@ -116,16 +116,16 @@ class FileSizes:
         """
         graph = next(iter(self._graphs.values()))
         operations = list(graph.operations)
-        for layer, own in bits.items():
+        for layer, layer_bits in bits.items():
             for index in self._places[layer]:
-                operations[index] = self._graphs[own].operations[index]
+                operations[index] = self._graphs[layer_bits].operations[index]
         graph = dataclasses.replace(graph, operations=tuple(operations))
         content = planned_content(graph, self._places, self._settings)
         return len(content) - int.from_bytes(content[:4], "little") + _LONGEST_HEAD
 
     def _operations(self, layer: str, bits: int | None) -> list[Linear]:
-        some = next(iter(self._graphs.values()))
-        graph = some if bits is None else self._graphs.get(bits, some)
+        any_graph = next(iter(self._graphs.values()))
+        graph = any_graph if bits is None else self._graphs.get(bits, any_graph)
         return linear_operations(graph.operations[index] for index in self._places[layer])
 
 
@@ -162,7 +162,7 @@ def _linear_places(network: Network, graph: Graph) -> dict[str, list[int]]:
         for index, (name, outline) in enumerate(outlines.items())
     }
     marked = _lowered(network, marks)
-    if [one.output for one in marked.operations] != [one.output for one in graph.operations]:
+    if [op.output for op in marked.operations] != [op.output for op in graph.operations]:
         raise RuntimeError(f"model {network.name!r}: its graph depends on the codes of kernels.")
     layers = [layer_of_call(user_name(network[name])) for name in outlines]
     places: dict[str, list[int]] = {}

@@ -249,15 +249,15 @@ class Plan(RowTable):
         if self.export_problems:
             words = f"can be quantized, but not exported; problems: {len(self.export_problems)}"
             return Marked(f"{self.model} {words}", "bad")
-        left = f"; layers left float: {len(self.float_layers)}" if self.float_layers else ""
-        return Marked(f"{self.model} can be quantized and exported{left}", "good")
+        suffix = f"; layers left float: {len(self.float_layers)}" if self.float_layers else ""
+        return Marked(f"{self.model} can be quantized and exported{suffix}", "good")
 
     def _tables(self) -> dict[str, Table[Any]]:
         layers = Table(
             columns=[*_WORDS, *_NUMBERS],
             rows=self.rows,
             kind=lambda row: _STYLES.get(row.fate, ""),
-            totals=["in all", *[""] * (len(_WORDS) - 1), *(each.cell(self) for each in _NUMBERS)],
+            totals=["in all", *[""] * (len(_WORDS) - 1), *(field.cell(self) for field in _NUMBERS)],
         )
         return {"Quantization plan": layers}
 
@@ -324,8 +324,8 @@ def _mark(rows: Iterable[LayerPlan]) -> Mark:
 
 
 def _total(numbers: Iterable[int | None]) -> int | None:
-    known = list(numbers)
-    return None if None in known else sum(number or 0 for number in known)
+    counts = list(numbers)
+    return None if None in counts else sum(number or 0 for number in counts)
 
 
 # -- on a terminal --------------------------------------------------------------------------------
@@ -434,9 +434,9 @@ def _reasons(plan: Plan) -> list[str]:
     for row in plan.layers:
         reasons = []
         if (weights := row.weights) is not None:
-            kind = f"{weights.rescale} rescale" if weights.rescale else "no rescale"
+            rescale = f"{weights.rescale} rescale" if weights.rescale else "no rescale"
             by = f"weights by {weights.quantizer}" if weights.quantizer else ""
-            reasons.append(by or f"{kind}: {weights.rescale_reason}")
+            reasons.append(by or f"{rescale}: {weights.rescale_reason}")
             if weights.bits_reason:
                 reasons.append(f"{weights.bits} bits: {weights.bits_reason}")
             reasons.append(f"start: {weights.start}")

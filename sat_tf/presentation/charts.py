@@ -166,8 +166,8 @@ def histogram(counts: Sequence[int], caption: str) -> Markup:
     for index, count in enumerate(counts):
         if count:
             height = max(1.5, (_BARS_HEIGHT - 2) * math.sqrt(count / largest))
-            left = index * pitch + (pitch - width) / 2
-            bars.append(f"M{left:.4g} {_BARS_HEIGHT - 1}v-{height:.3g}h{width:.4g}v{height:.3g}z")
+            edge = index * pitch + (pitch - width) / 2
+            bars.append(f"M{edge:.4g} {_BARS_HEIGHT - 1}v-{height:.3g}h{width:.4g}v{height:.3g}z")
     return Markup(
         f'<svg viewBox="0 0 {_BARS_WIDTH} {_BARS_HEIGHT}" width="{_BARS_WIDTH}" '
         f'height="{_BARS_HEIGHT}" role="img">'

@@ -142,9 +142,9 @@ class Table(Generic[_Row]):
 
     def for_width(self, width: int) -> "Table[_Row]":
         """The same without the columns that a terminal of this width leaves out."""
-        kept = [place for place, each in enumerate(self.columns) if each.least_width <= width]
-        columns = [self.columns[place] for place in kept]
-        totals = [self.totals[place] for place in kept if self.totals]
+        places = [place for place, column in enumerate(self.columns) if column.least_width <= width]
+        columns = [self.columns[place] for place in places]
+        totals = [self.totals[place] for place in places if self.totals]
         return dataclasses.replace(self, columns=columns, totals=totals)
 
     def to_rich(self, **options: Any) -> rich.table.Table:

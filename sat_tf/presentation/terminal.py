@@ -53,7 +53,7 @@ class FittingTable(rich.table.Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Renders the table; where columns wrap, those that want least are whole first."""
-        unlimited, least, wanted = options.update(width=_ANY_WIDTH), [], []
+        unlimited, least, shortfalls = options.update(width=_ANY_WIDTH), [], []
         for column in self.columns:
             head = Measurement.get(console, unlimited, column.header)
             cells = [Measurement.get(console, unlimited, cell) for cell in column.cells]
@@ -61,17 +61,17 @@ class FittingTable(rich.table.Table):
             word = max((cell.minimum for cell in cells), default=0)
             name = min(longest if column.no_wrap else word, _LEAST_NAME)
             least.append(max(head.minimum, longest if column.justify == "right" else name))
-            wanted.append(max(head.maximum, longest) - least[-1])
+            shortfalls.append(max(head.maximum, longest) - least[-1])
         table = copy.copy(self)
         table.columns = [
             dataclasses.replace(column, width=width, no_wrap=False, overflow="fold")
             for column, width in zip(self.columns, least, strict=True)
         ]
         spare = options.max_width - rich.table.Table.__rich_measure__(table, console, unlimited)[1]
-        wanting = sorted(range(len(wanted)), key=wanted.__getitem__)
-        for number, place in enumerate(wanting):
-            more = max(min(wanted[place], spare // (len(wanting) - number)), 0)
-            table.columns[place].width = least[place] + more
-            spare -= more
+        order = sorted(range(len(shortfalls)), key=shortfalls.__getitem__)
+        for number, place in enumerate(order):
+            extra = max(min(shortfalls[place], spare // (len(order) - number)), 0)
+            table.columns[place].width = least[place] + extra
+            spare -= extra
         whole = options.update(width=max(options.max_width, _ANY_WIDTH if spare < 0 else 0))
         yield from rich.table.Table.__rich_console__(table, console, whole)

@@ -74,10 +74,10 @@ class ActivationProbe:
         """The current use of each quantizer, by the name of the user's layer, in graph order."""
         if not self._clipping:
             return {}
-        parts = [self._measure(images) for images in self._parts]
+        tallies = [self._measure(images) for images in self._parts]
         uses = {}
         for name in map(call_name, self._clipping):
-            clipped, *counts = np.sum([part[name].numpy() for part in parts], axis=0).tolist()
+            clipped, *counts = np.sum([tally[name].numpy() for tally in tallies], axis=0).tolist()
             uses[name] = ActivationUse(clipped / sum(counts), tuple(counts))
         return uses
 
@@ -137,9 +137,9 @@ def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:
         if node.name != node.layer.name:  # another call of a layer that already has a row
             continue
         layer, inner = node.layer, inner_layer(node.layer)
-        kind, facts = type(inner).__name__, {}
+        row_kind, facts = type(inner).__name__, {}
         if isinstance(layer, QuantizedLayer):
-            kind = "quantizer" if layer.quantize_config.inserted else kind
+            row_kind = "quantizer" if layer.quantize_config.inserted else row_kind
             facts = _facts_of_kernel(layer)
             output, use = clipping_quantizer(layer), uses.get(inner.name)
             if output is not None and use is not None:
@@ -150,7 +150,7 @@ def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:
                     "activation_codes_used": use.codes_used,
                     "clipped": use.clipped,
                 }
-        row = LayerRow(name=inner.name, kind=kind, parameters=inner.count_params(), **facts)
+        row = LayerRow(name=inner.name, kind=row_kind, parameters=inner.count_params(), **facts)
         if row.parameters or row.weight_bits or row.activation_bits:
             rows.append(row)
     return rows

@@ -94,9 +94,9 @@ def write_layers(folder: OutputFolder, layers: Sequence[LayerRow]) -> None:
     folder.write_json(output_folder.LAYERS, {"layers": rows})
 
 
-def _of_file(folder: OutputFolder, name: str, kind: type[_Kind], expected: str) -> _Kind | None:
+def _of_file(folder: OutputFolder, name: str, schema: type[_Kind], expected: str) -> _Kind | None:
     """The contents of a file that only a finished run has; None without it."""
-    return folder.read_values(name, kind, expected) if folder.file(name).exists() else None
+    return folder.read_values(name, schema, expected) if folder.file(name).exists() else None
 
 
 class _Layers(pydantic.BaseModel):
@@ -155,21 +155,21 @@ def headline_of(folder: OutputFolder) -> Marked | None:
     """
     certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
     results = _of_file(folder, output_folder.RESULTS, Results, "results")
-    found = [certificate.verdict] if certificate else []
+    headlines = [certificate.verdict] if certificate else []
     if results and (loss := results.loss):
         of = f"{results.score.title} beside the float model"
         on = f"on {results.held_out_images:,} held-out images"
-        found.append(Marked(f"{loss.words} of {of}, {on}", loss.kind))
-    return severest(found)
+        headlines.append(Marked(f"{loss.words} of {of}, {on}", loss.kind))
+    return severest(headlines)
 
 
 def _unlabelled(certificate: Certificate) -> Marked:
     """The headline where no accuracy was measured: what the file keeps of the float model."""
-    kept, differing = rules.FLOAT.headline(certificate), certificate.differing
-    if kept is None:
-        kind = "plain" if differing.kind == "good" else differing.kind
-        return Marked("Accuracy is not measured", kind)
-    return kept._replace(kind=(severest([kept, differing]) or kept).kind)
+    headline, differing = rules.FLOAT.headline(certificate), certificate.differing
+    if headline is None:
+        style = "plain" if differing.kind == "good" else differing.kind
+        return Marked("Accuracy is not measured", style)
+    return headline._replace(kind=(severest([headline, differing]) or headline).kind)
 
 
 def _used(used: int | None, of: int | None) -> str:

@@ -47,8 +47,8 @@ class ModelAccuracy(NamedTuple):
 
     def in_words(self) -> str:
         """Says the share, and top-5 where it is known."""
-        more = "" if self.top5 is None else f" (top-5 {100 * self.top5:.2f} %)"
-        return f"{100 * self.share:.2f} %{more}"
+        suffix = "" if self.top5 is None else f" (top-5 {100 * self.top5:.2f} %)"
+        return f"{100 * self.share:.2f} %{suffix}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -176,11 +176,11 @@ class Results(Displayed):
         """What the file loses of the float model's share, by `LOSS_RULE`; None without a file."""
         if self.shipped is None:
             return None
-        before = 1.0 if self.float_top1 is None else self.float_top1
-        kind = kind_of_loss(before - self.shipped.share)
-        if kind == "bad" and self.held_out_images < FEWEST_IMAGES:
-            kind = "watch"
-        return Marked(f"{points(self.shipped.share - before)} points", kind)
+        float_share = 1.0 if self.float_top1 is None else self.float_top1
+        style = kind_of_loss(float_share - self.shipped.share)
+        if style == "bad" and self.held_out_images < FEWEST_IMAGES:
+            style = "watch"
+        return Marked(f"{points(self.shipped.share - float_share)} points", style)
 
     def caveat(self) -> str:
         """A warning about the accuracy of a float model that was given; "" for others."""
@@ -208,12 +208,12 @@ class Results(Displayed):
         return self._facts().to_rich(title=title, show_header=False, title_justify="left")
 
     def _headline(self) -> str:
-        found = [f"{one.title} {one.in_words()}" for one in self.accuracies()]
+        phrases = [f"{accuracy.title} {accuracy.in_words()}" for accuracy in self.accuracies()]
         if self.images_of_file not in (None, self.held_out_images):
-            found[-1] += f" on {self.images_of_file:,} of {self.held_out_images:,} images"
+            phrases[-1] += f" on {self.images_of_file:,} of {self.held_out_images:,} images"
         if self.differing:
-            found.append(self.differing.words)
-        return ", ".join(found)
+            phrases.append(self.differing.words)
+        return ", ".join(phrases)
 
     def _tables(self) -> dict[str, Table[Any]]:
         return {"Results": self._facts()}
@@ -222,8 +222,11 @@ class Results(Displayed):
         count = digits(",")
         rows: list[tuple[str, Cell]] = [
             *(
-                (f"{one.title}, held-out {self.score.title} ({one.images} images)", one.in_words())
-                for one in self.accuracies()
+                (
+                    f"{accuracy.title}, held-out {self.score.title} ({accuracy.images} images)",
+                    accuracy.in_words(),
+                )
+                for accuracy in self.accuracies()
             ),
             ("", self.caveat()),
             ("reconstruction", self.reconstruction.how if self.reconstruction else ""),

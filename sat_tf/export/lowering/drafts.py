@@ -124,9 +124,9 @@ class GraphBuilder:
 
     def drop_unread_images(self) -> None:
         """Leaves out codes of images that nothing reads: others of the image are read instead."""
-        read = {name for operation in self.operations for name in operation.inputs}
+        read_names = {name for operation in self.operations for name in operation.inputs}
         for operation in list(self.operations):
-            if operation.of_input and operation.output not in read:
+            if operation.of_input and operation.output not in read_names:
                 self.operations.remove(operation)
                 del self.tensors[operation.output]
 
@@ -195,8 +195,8 @@ class Rectified(Draft):
             return builder.materialize(self.rectified, clipped)
         if codes:  # whose highest need not be the ceiling
             return builder.quantized(self, output)
-        read = Tensor(builder.between(f"{name}_input"), shape, None)
-        real = self.rectified.lower(builder, read)
+        input_tensor = Tensor(builder.between(f"{name}_input"), shape, None)
+        real = self.rectified.lower(builder, input_tensor)
         lower = name if self.ceiling is None else builder.between(f"{name}_lower")
         builder.with_constant(real, Pointwise.MAXIMUM, 0.0, lower, shape)
         if self.ceiling is None:

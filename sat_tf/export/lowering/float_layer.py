@@ -83,13 +83,13 @@ class FloatLayer(Operation):
 
     def signature(self, graph: Tensors) -> list[tuple[tuple[int, ...], str]]:
         """Shape, without the batch dimension, and type of each tensor that it reads."""
-        kept = {image.name: (image.shape, image.type) for image in graph.images}
-        return [kept.get(name) or (graph.tensors[name].shape, "float32") for name in self.inputs]
+        images = {image.name: (image.shape, image.type) for image in graph.images}
+        return [images.get(name) or (graph.tensors[name].shape, "float32") for name in self.inputs]
 
     def portability(self, graph: Tensors) -> Portability:
         """See `Operation`: what is looked up by ids is copied."""
         kinds = [KINDS.get(type(layer)) for layer in self.layers]
-        copies = all(kind is not None and kind.reads_ids for kind in kinds)
+        copies = all(spec is not None and spec.reads_ids for spec in kinds)
         return Portability(Basis.RULE, SELECTED) if copies else super().portability(graph)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
@@ -109,11 +109,11 @@ class FloatLayer(Operation):
         """The function of tensors that the layers compute, in inference and to float32."""
 
         def function(*sources: Any) -> Any:
-            made = dict(zip(self.inputs, sources, strict=True))
+            tensors = dict(zip(self.inputs, sources, strict=True))
             for call in self.calls:
-                read = [made[name] for name in call.reads]
-                made[call.name] = call_in_inference(call.node, call.layer, read)
-            return tf.cast(made[self.calls[-1].name], tf.float32)
+                inputs = [tensors[name] for name in call.reads]
+                tensors[call.name] = call_in_inference(call.node, call.layer, inputs)
+            return tf.cast(tensors[self.calls[-1].name], tf.float32)
 
         return function
 
@@ -139,8 +139,8 @@ def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
     # whose output is empty.
     for size in (None, 1):
         specs = [
-            tf.TensorSpec([size, *shape], kind, name=f"{_INPUT_NAME}{i}")
-            for i, (shape, kind) in enumerate(signature)
+            tf.TensorSpec([size, *shape], dtype, name=f"{_INPUT_NAME}{i}")
+            for i, (shape, dtype) in enumerate(signature)
         ]
         owner = tf.Module()
         owner.layers = layers
@@ -160,21 +160,21 @@ def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
             break
     parsed = tfl.ModelT.InitFromPackedBuf(content, 0) if batch == 1 else None
     if problem and not content:
-        wrong = f"TensorFlow's converter does not convert ({reason_of(problem)})"
+        fault = f"TensorFlow's converter does not convert ({reason_of(problem)})"
     elif batch is None:
-        wrong = "LiteRT does not run as TensorFlow's converter writes it"
+        fault = "LiteRT does not run as TensorFlow's converter writes it"
     elif parsed is None:
-        wrong = f"makes {batch} of one image"
+        fault = f"makes {batch} of one image"
     elif len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
-        wrong = "becomes more than builtin operators in a row, such as a loop"
+        fault = "becomes more than builtin operators in a row, such as a loop"
     elif any(tensor.isVariable for tensor in parsed.subgraphs[0].tensors):
-        wrong = "remembers something from one image to the next"
+        fault = "remembers something from one image to the next"
     else:
         return content
-    *others, layer = layers
-    behind = f" behind {', '.join(other.name for other in others)}" if others else ""
+    *front_layers, layer = layers
+    suffix = f" behind {', '.join(front.name for front in front_layers)}" if front_layers else ""
     raise ValueError(
-        f"{layer.name}: received {kind_of(layer)}{behind} that is left float and that {wrong}, "
+        f"{layer.name}: received {kind_of(layer)}{suffix} that is left float and that {fault}, "
         "expected a layer of builtin TFLite operators that takes each image by itself; replace it, "
         "or end the model before it."
     ) from (None if content else problem)
@@ -187,30 +187,27 @@ def _without_loops(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
     A loop is a subgraph of its own in a file; and the operator that the converter fuses an LSTM
     into keeps its state from one image to the next.
     """
-    parts = (part for layer in layers for part in (layer, *layer.submodules))
-    recurrent = [part for part in parts if isinstance(part, keras.layers.RNN)]
+    modules = (module for layer in layers for module in (layer, *layer.submodules))
+    recurrent = [module for module in modules if isinstance(module, keras.layers.RNN)]
     # LSTM and GRU read `unroll` when they are created, and keep in the second attribute, for which
     # Keras has no public name, whether they may take a kernel of cuDNN with a loop in it.
     names = "unroll", "_could_use_gpu_kernel"
     before = [
-        (part, name, getattr(part, name))
-        for part in recurrent
-        for name in names
-        if hasattr(part, name)
+        (rnn, name, getattr(rnn, name)) for rnn in recurrent for name in names if hasattr(rnn, name)
     ]
     # The only recurrent layers of Keras without an argument `unroll`.
-    convolutional = [part for part in recurrent if type(part) in _CONVOLUTIONAL]
+    convolutional = [rnn for rnn in recurrent if type(rnn) in _CONVOLUTIONAL]
     try:
-        for part, name, _ in before:
-            setattr(part, name, name == "unroll")
-        for part in convolutional:
-            part.call = functools.partial(_unrolled, part)
+        for rnn, name, _ in before:
+            setattr(rnn, name, name == "unroll")
+        for rnn in convolutional:
+            rnn.call = functools.partial(_unrolled, rnn)
         yield
     finally:
-        for part in convolutional:
-            del part.call
-        for part, name, value in before:
-            setattr(part, name, value)
+        for rnn in convolutional:
+            del rnn.call
+        for rnn, name, value in before:
+            setattr(rnn, name, value)
 
 
 def _unrolled(
@@ -241,16 +238,16 @@ def run_converter(converter: Any) -> bytes:
                 return bytes(converter.convert())
         except Exception as error:  # The converter may raise anything.
             printed.seek(0)
-            told = printed.read().decode(errors="replace")
+            log = printed.read().decode(errors="replace")
             # The first line with an error in it says most, without the place in C++ before that.
-            text = f"{reason_of(error)}\n{error}\n{told}"
+            text = f"{reason_of(error)}\n{error}\n{log}"
             lines = [line.strip() for line in text.splitlines() if line.strip()]
             errors = [line.split(" error: ", 1)[1] for line in lines if " error: " in line]
             raise ValueError((errors or lines)[0][:200]) from error
         finally:
             # The converter logs through absl, which calls `logging.basicConfig`: with its handlers,
             # that of the user would do nothing any more, and all would be told twice.
-            for handler in [each for each in root.handlers if each not in before]:
+            for handler in [candidate for candidate in root.handlers if candidate not in before]:
                 root.removeHandler(handler)
 
 
@@ -280,25 +277,25 @@ def splice(
             graph.tensors[index].name.decode().rsplit(_INPUT_NAME, 1)[-1].split(":")[0]
         ),
     )
-    where = dict(zip(in_order, inputs, strict=True))
+    indices = dict(zip(in_order, inputs, strict=True))
     if any(result in operator.outputs for operator in graph.operators):
-        where[result] = output
+        indices[result] = output
     for index, tensor in enumerate(graph.tensors):
-        if index in where:
+        if index in indices:
             continue
         model.buffers.append(source.buffers[tensor.buffer])
         tensor.buffer = len(model.buffers) - 1
         # The converter's own names count how often it was called.
         tensor.name = name_of(f"{subgraph.tensors[output].name}{INNER_NAME}{index}")
         subgraph.tensors.append(tensor)
-        where[index] = len(subgraph.tensors) - 1
+        indices[index] = len(subgraph.tensors) - 1
     for operator in graph.operators:
         model.operatorCodes.append(source.operatorCodes[operator.opcodeIndex])
         operator.opcodeIndex = len(model.operatorCodes) - 1
-        operator.inputs = [where.get(index, -1) for index in operator.inputs]
-        operator.outputs = [where[index] for index in operator.outputs]
+        operator.inputs = [indices.get(index, -1) for index in operator.inputs]
+        operator.outputs = [indices[index] for index in operator.outputs]
         subgraph.operators.append(operator)
-    return where[result]
+    return indices[result]
 
 
 def spliced_bytes(content: bytes, output: str) -> int:

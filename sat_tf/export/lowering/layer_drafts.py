@@ -115,24 +115,24 @@ class LinearDraft(OperationDraft):
 
     def placed(self, builder: GraphBuilder, inputs: tuple[str, ...], output: Tensor) -> str:
         """See `OperationDraft`; the units of the codes that it reads and makes go into scales."""
-        linear, (source,), codes, made = self.operation, inputs, output.codes, output.name
+        linear, (source,), codes, name = self.operation, inputs, output.codes, output.name
         grid = builder.codes(source)
         if grid is None and codes is not None:
-            raise TypeError(f"{made}: codes of a float tensor.")
+            raise TypeError(f"{name}: codes of a float tensor.")
         # Float values are real ones already.
-        units = [1.0 if each is None or codes is None else each.unit for each in (grid, codes)]
+        units = [1.0 if side is None or codes is None else side.unit for side in (grid, codes)]
         # Convolutions need rows and columns; those of other tensors are 1x1 and take any.
         on_images = linear.kind is not LinearKind.FULLY_CONNECTED
         if on_images and len(builder.shape(source)) != 3:
-            reshape = Reshape((source,), builder.between(f"{made}_input"))
+            reshape = Reshape((source,), builder.between(f"{name}_input"))
             source = builder.move(reshape, _image(builder.shape(source)))
         reshapes = on_images and len(output.shape) != 3
         if reshapes:
-            made = builder.between(f"{made}_image")
+            name = builder.between(f"{name}_image")
         operation = dataclasses.replace(
             linear,
             inputs=(source,),
-            output=made,
+            output=name,
             scales=linear.scales * (units[0] / units[1]),
             bias=linear.bias / units[1],
             center=linear.center / units[1],
@@ -140,7 +140,7 @@ class LinearDraft(OperationDraft):
             real=codes is None,
         )
         builder.add(operation, _image(output.shape) if reshapes else output.shape, codes)
-        return builder.move(Reshape((made,), output.name), output.shape) if reshapes else made
+        return builder.move(Reshape((name,), output.name), output.shape) if reshapes else name
 
 
 def _image(shape: Shape) -> Shape:
@@ -222,14 +222,14 @@ def strips(length: int, size: int, stride: int) -> list[Strip]:
     """The windows of SAME padding along an axis, without the padding."""
     (front, _), count = placement(length, size, stride, 1, "SAME")
     starts = [place * stride - front for place in range(count)]
-    inside = [start for start in starts if 0 <= start <= length - size]
+    inner_starts = [start for start in starts if 0 <= start <= length - size]
     joined = []
     for start in starts:
-        if start not in inside:
-            first, stop = max(start, 0), min(start + size, length)
-            joined.append(Strip(first, stop, stop - first, 1, 1))
-        elif start == inside[0]:
-            joined.append(Strip(start, inside[-1] + size, size, stride, len(inside)))
+        if start not in inner_starts:
+            clipped_start, stop = max(start, 0), min(start + size, length)
+            joined.append(Strip(clipped_start, stop, stop - clipped_start, 1, 1))
+        elif start == inner_starts[0]:
+            joined.append(Strip(start, inner_starts[-1] + size, size, stride, len(inner_starts)))
     return joined
 
 
@@ -266,8 +266,8 @@ class AveragePoolDraft(OperationDraft):
         grid, sizes = builder.codes(source), builder.shape(source)
         if grid is None:
             raise TypeError(f"{name}: the codes of a mean of float values.")
-        parts = self.parts(sizes)
-        if parts is None:
+        axis_strips = self.parts(sizes)
+        if axis_strips is None:
             # Means on a grid of 8 bits, to which their kernel rounds, and these on another one.
             fine = range_codes(*grid.real_range)
             if grid.real_scale > fine.real_scale:
@@ -276,7 +276,7 @@ class AveragePoolDraft(OperationDraft):
             coarse = Tensor(builder.between(f"{name}_mean"), output.shape, grid)
             self.placed(builder, (source,), coarse)
             return identity(coarse.name, sizes[-1]).lower(builder, output)
-        down, across = parts
+        down, across = axis_strips
         bands = []
         for row in down:
             band = name if len(down) == 1 else builder.between(f"{name}_rows")
@@ -284,13 +284,13 @@ class AveragePoolDraft(OperationDraft):
             for column in across:
                 tile = band if len(across) == 1 else builder.between(f"{name}_part")
                 ends = ((row.start, row.stop), (column.start, column.stop), (0, sizes[-1]))
-                read, size = source, tuple(stop - start for start, stop in ends)
+                tile_input, size = source, tuple(stop - start for start, stop in ends)
                 if size != sizes:
                     slices = tuple((start, stop, 1) for start, stop in ends)
-                    read = builder.between(f"{name}_input")
-                    builder.move(moved("STRIDED_SLICE", source, read, sizes, slices), size)
+                    tile_input = builder.between(f"{name}_input")
+                    builder.move(moved("STRIDED_SLICE", source, tile_input, sizes, slices), size)
                 window = Window((row.stride, column.stride))
-                mean = window_mean(read, sizes[-1], (row.size, column.size), window)
+                mean = window_mean(tile_input, sizes[-1], (row.size, column.size), window)
                 tile_shape = (row.windows, column.windows, sizes[-1])
                 tiles.append(mean.lower(builder, Tensor(tile, tile_shape, codes)))
             if len(across) > 1:
@@ -323,30 +323,30 @@ class PairDraft(OperationDraft):
 
         Those of what selects values are the same between as at the end.
         """
-        first, *others, last = inputs
-        for other in others:
-            grids = builder.codes(first), builder.codes(other)
+        combined, *middle, last = inputs
+        for source in middle:
+            grids = builder.codes(combined), builder.codes(source)
             codes = output.codes if self.operation.keeps_grid else None
             if not self.operation.keeps_grid and grids[0] is not None and grids[1] is not None:
                 codes = range_codes(*self._range(grids[0].real_range, grids[1].real_range))
-            shape = np.broadcast_shapes(builder.shape(first), builder.shape(other))
+            shape = np.broadcast_shapes(builder.shape(combined), builder.shape(source))
             partial = Tensor(builder.between(f"{output.name}_partial"), shape, codes)
-            first = self._combined(builder, (first, other), partial)
-        return self._combined(builder, (first, last), output)
+            combined = self._combined(builder, (combined, source), partial)
+        return self._combined(builder, (combined, last), output)
 
-    def _combined(self, builder: GraphBuilder, read: tuple[str, ...], output: Tensor) -> str:
+    def _combined(self, builder: GraphBuilder, sources: tuple[str, ...], output: Tensor) -> str:
         """Adds the operation of two tensors, as its kernel takes them."""
         if output.codes and self.operation.kind in (Pointwise.SUM, Pointwise.DIFFERENCE):
-            read = tuple(summand(builder, source, output.codes) for source in read)
-        return super().placed(builder, read, output)
+            sources = tuple(summand(builder, source, output.codes) for source in sources)
+        return super().placed(builder, sources, output)
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        return functools.reduce(self._range, (codes_of(each).real_range for each in self.inputs))
+        return functools.reduce(self._range, (codes_of(name).real_range for name in self.inputs))
 
-    def _range(self, first: Range, second: Range) -> Range:
+    def _range(self, first_range: Range, second_range: Range) -> Range:
         """The range of what two ranges make: it is monotonic in either, so that ends make it."""
-        kind = self.operation.kind
-        ends = kind.on_arrays(np.reshape(first, (2, 1)), np.asarray(second))
+        pointwise = self.operation.kind
+        ends = pointwise.on_arrays(np.reshape(first_range, (2, 1)), np.asarray(second_range))
         return float(np.min(ends)), float(np.max(ends))
 
 
@@ -362,8 +362,8 @@ def summand(builder: GraphBuilder, source: str, output: Codes) -> str:
     if codes is None or codes.scale / output.scale >= _SMALLEST_SUMMAND:
         return source
     coarse = Codes(np.float32(_COARSE_SUMMAND * output.scale), 0)
-    made = Tensor(builder.between(f"{source}_coarse"), builder.shape(source), coarse)
-    return identity(source, made.shape[-1]).lower(builder, made)
+    requantized = Tensor(builder.between(f"{source}_coarse"), builder.shape(source), coarse)
+    return identity(source, requantized.shape[-1]).lower(builder, requantized)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -447,15 +447,15 @@ class OnOneGrid(Draft):
 
     def lower(self, builder: GraphBuilder, output: Tensor) -> str:
         tensors = []
-        for draft, made in self.parts:
+        for draft, float_tensor in self.parts:
             tensor, codes = draft.tensor, output.codes
             if codes is None:
-                tensor = draft.lower(builder, made)
+                tensor = draft.lower(builder, float_tensor)
             elif not tensor or builder.codes(tensor) != codes:
                 # A part that exists already, such as a pooled tensor, keeps its name.
-                exists = made.name in builder.tensors
-                name = builder.between(f"{made.name}_part") if exists else made.name
-                tensor = builder.materialize(draft, Tensor(name, made.shape, codes))
+                exists = float_tensor.name in builder.tensors
+                name = builder.between(f"{float_tensor.name}_part") if exists else float_tensor.name
+                tensor = builder.materialize(draft, Tensor(name, float_tensor.shape, codes))
             tensors.append(tensor)
         return self.whole.placed(builder, tuple(tensors), output)
 
@@ -472,8 +472,8 @@ def rounded_table(
 ) -> np.ndarray:
     """The table of a function of real values, rounded half up as the quantizers do, and clipped."""
     real = ((STORED - source.zero_point) * np.float32(source.real_scale)).astype(np.float32)
-    made = np.asarray(function(real), np.float32) / np.float32(output.real_scale)
-    rounded = np.floor(made + np.float32(0.5)) + output.zero_point
+    unrounded = np.asarray(function(real), np.float32) / np.float32(output.real_scale)
+    rounded = np.floor(unrounded + np.float32(0.5)) + output.zero_point
     return np.clip(rounded, output.lowest, output.highest).astype(np.int8)
 
 
@@ -541,7 +541,7 @@ class NativeDraft(Draft):
             return None
         whole = dataclasses.replace(codes, lowest=-128, highest=127)
         for kernels in KERNEL_SETS.values():
-            made = table_of(operator, tuple(settings.items()), source, whole, kernels)
-            if np.min(made) < codes.lowest or np.max(made) > codes.highest:
+            table = table_of(operator, tuple(settings.items()), source, whole, kernels)
+            if np.min(table) < codes.lowest or np.max(table) > codes.highest:
                 return None
         return Computed(self.inputs, name, operator, options=settings)

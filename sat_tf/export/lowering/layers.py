@@ -61,15 +61,15 @@ def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.La
     """
     layer, native = inner_layer(node.layer), native_of(node)
     weights = "" if native is None else native.weights
-    parts = (layer, *layer.submodules)
+    modules = (layer, *layer.submodules)
     if not weights and not any(
-        getattr(part, "compute_dtype", None) in _LOWER_PRECISIONS for part in parts
+        getattr(module, "compute_dtype", None) in _LOWER_PRECISIONS for module in modules
     ):
         return layer
     copy = layer_copy(layer, **_with_float32(layer.get_config()))
-    types = [tf.float32 if kind.is_floating else kind for kind in node.types]
-    read = [tf.zeros([1, *shape], kind) for shape, kind in zip(shapes, types, strict=True)]
-    call_in_inference(node, copy, read)  # which builds it
+    types = [tf.float32 if dtype.is_floating else dtype for dtype in node.types]
+    inputs = [tf.zeros([1, *shape], dtype) for shape, dtype in zip(shapes, types, strict=True)]
+    call_in_inference(node, copy, inputs)  # which builds it
     copied_weights(layer, copy)
     if weights:
         variable = getattr(copy, weights)
@@ -97,7 +97,7 @@ def is_left_float(node: Node) -> bool:
     if role_of(node) is Role.INPUT:
         return False
     # Integers, and what is no real number, have no codes.
-    no_codes = any(not kind.is_floating for kind in node.types)
+    no_codes = any(not dtype.is_floating for dtype in node.types)
     plain = not isinstance(node.layer, QuantizedLayer) and (
         role_of(node) is Role.LINEAR or no_codes
     )
@@ -235,12 +235,12 @@ def codes_of(
     so that its larger end is at 1 or -1, where a fused activation clips, and the smaller one at the
     end of int8, which saturates there.
     """
-    found = quantizer.code_range(variables)
-    scale, (lowest, highest) = np.float32(found.scale), found.ends
+    code_range = quantizer.code_range(variables)
+    scale, (lowest, highest) = np.float32(code_range.scale), code_range.ends
     fills_int8 = highest - lowest == 2 * LARGEST_INT8 + 1
     has_two_ends = quantizer.is_symmetric and lowest < 0
     if not has_two_ends or fills_int8:
-        return Codes(scale, found.zero_point, lowest=LARGEST_INT8 - (highest - lowest))
+        return Codes(scale, code_range.zero_point, lowest=LARGEST_INT8 - (highest - lowest))
     if quantizer.is_unit:
         return Codes(scale, 0, lowest, highest)
     if unit_free:
@@ -297,13 +297,13 @@ def linear_operation(
         sizes, codes, image = [(1, *size) for size in sizes], codes[np.newaxis], (1, *source)
     window = Window(sizes[0], layer.padding.upper(), sizes[1])
     if kernel.transposed:
-        wanted = tuple(layer.compute_output_shape((None, *source))[1:])
+        shape = tuple(layer.compute_output_shape((None, *source))[1:])
         if one_row:
-            wanted = (1, *wanted)
+            shape = (1, *shape)
         usual = transposed_size(image[:2], codes.shape[:2], window)
-        rows, columns = (int(size) - known for size, known in zip(wanted, usual, strict=False))
+        rows, columns = (int(size) - default for size, default in zip(shape, usual, strict=False))
         window = dataclasses.replace(window, more=(rows, columns))
-        codes, window = _for_xnnpack(np.swapaxes(codes, 2, 3), window, image[:2], wanted[:2])
+        codes, window = _for_xnnpack(np.swapaxes(codes, 2, 3), window, image[:2], shape[:2])
         return LinearKind.TRANSPOSED, codes, window
     # VALID for SAME that pads nothing: earlier releases of XNNPACK compute some of SAME wrongly.
     axes = zip(image, codes.shape[:2], window.strides, window.dilation, strict=False)
@@ -316,7 +316,7 @@ def linear_operation(
 
 
 def _for_xnnpack(
-    codes: np.ndarray, window: Window, image: tuple[int, ...], wanted: tuple[int, ...]
+    codes: np.ndarray, window: Window, image: tuple[int, ...], outputs: tuple[int, ...]
 ) -> tuple[np.ndarray, Window]:
     """The same transposed convolution in a form that XNNPACK takes.
 
@@ -324,34 +324,34 @@ def _for_xnnpack(
     builtin kernels, which round twice. Where nothing is cut off, VALID is equivalent; elsewhere
     zeros around the kernel make it as large as the stride.
     """
-    axes = list(zip(image, codes.shape[:2], window.strides, wanted, strict=True))
+    axes = list(zip(image, codes.shape[:2], window.strides, outputs, strict=True))
     if window.padding == "VALID" or all(kernel >= stride for _, kernel, stride, _ in axes):
         return codes, window
-    if not any(_cut_off(size, kernel, stride, made) for size, kernel, stride, made in axes):
+    if not any(_cut_off(size, kernel, stride, output) for size, kernel, stride, output in axes):
         window = dataclasses.replace(window, padding="VALID", more=(0, 0))
         usual = transposed_size(image, codes.shape[:2], window)
-        rows, columns = (made - known for made, known in zip(wanted, usual, strict=True))
+        rows, columns = (output - default for output, default in zip(outputs, usual, strict=True))
         return codes, dataclasses.replace(window, more=(rows, columns))
     margins = [_zeros_around(*axis) for axis in axes]
     return np.pad(codes, (*margins, (0, 0), (0, 0))), window
 
 
-def _cut_off(size: int, kernel: int, stride: int, made: int) -> int:
+def _cut_off(size: int, kernel: int, stride: int, output: int) -> int:
     """How much of what a kernel reaches is beyond the ends of the output: TensorFlow's rule."""
-    return max((size - 1) * stride + kernel - made, 0)
+    return max((size - 1) * stride + kernel - output, 0)
 
 
-def _zeros_around(size: int, kernel: int, stride: int, made: int) -> tuple[int, int]:
+def _zeros_around(size: int, kernel: int, stride: int, output: int) -> tuple[int, int]:
     """How many zeros in front of a kernel and behind it make it no smaller than the stride."""
     if kernel >= stride:
         return 0, 0
-    start = _cut_off(size, kernel, stride, made) // 2
+    start = _cut_off(size, kernel, stride, output) // 2
     # The zeros change what SAME cuts off at the start, by just as many as are put in front.
     return next(
         (front, length - kernel - front)
         for length in range(stride, 3 * stride + 1)
         for front in range(length - kernel + 1)
-        if _cut_off(size, length, stride, made) // 2 == start + front
+        if _cut_off(size, length, stride, output) // 2 == start + front
     )
 
 
@@ -365,8 +365,8 @@ def moved(
             size, strides, padding = move.arguments
             operation: Operation = MaxPool((source,), name, size, Window(strides, padding))
         else:
-            read = builder.shape(source)
-            operation = tabled.moved(move.operator, source, name, read, *move.arguments)
+            source_shape = builder.shape(source)
+            operation = tabled.moved(move.operator, source, name, source_shape, *move.arguments)
         source = builder.move(operation, shape if move.shape is None else move.shape)
     return source
 
@@ -438,10 +438,10 @@ def _misfits(network: Network, node: Node) -> Iterator[str]:
         seen = quantizer.seen(node.layer.output_variables)
         problem = misfit(seen, quantizer.range) if seen else None
         if problem:
-            own = each_its_own(network.inputs, node.inputs[0])
+            hint = each_its_own(network.inputs, node.inputs[0])
             yield (
                 f"{node.inputs[0]}: received a model that was fed, {ON_AVERAGE}, {problem}; "
-                f"{RANGE_FIX}{own}. Where it was trained on other values by mistake, quantize the "
+                f"{RANGE_FIX}{hint}. Where it was trained on other values by mistake, quantize the "
                 "float model anew."
             )
     if is_input(node) and observed_range(node.layer) is None:

@@ -23,7 +23,7 @@ def with_softmax(graph: Graph) -> Graph:
     The codes stay what they are: only the float values behind the last DEQUANTIZE change.
     """
     # One of codes is inside the model, such as a gate.
-    if any(one.makes_probabilities and one.is_float(graph) for one in graph.operations):
+    if any(op.makes_probabilities and op.is_float(graph) for op in graph.operations):
         return graph
     graph.expect_one_of_each("softmax=True")
     name = _unused(graph, f"{graph.output}_probabilities")
@@ -50,8 +50,8 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
     if stay.issuperset(graph.outputs):
         return graph
     ends = _Ends(graph)
-    found = {name: name if name in stay else ends.codes_of(name) for name in graph.outputs}
-    if without := [name for name, codes in found.items() if not codes]:
+    sources = {name: name if name in stay else ends.codes_of(name) for name in graph.outputs}
+    if without := [name for name, codes in sources.items() if not codes]:
         problems = [
             f"output_type={output_type!r}: received the output {name}, which is float, expected "
             "codes; give its policy activation_bits and stream_bits, end the model in front of "
@@ -61,18 +61,18 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
         ]
         raise ModelError(graph.name, problems)
     if output_type == UNSIGNED:
-        codes = (source for name, source in found.items() if name not in stay)
+        codes = (source for name, source in sources.items() if name not in stay)
         shifts = {source: ends.shifted(source) for source in dict.fromkeys(codes)}
-        found = {name: shifts.get(source, source) for name, source in found.items()}
-    outputs = [found[name] for name in graph.outputs]
+        sources = {name: shifts.get(source, source) for name, source in sources.items()}
+    outputs = [sources[name] for name in graph.outputs]
     # Without those that make float values which nothing reads.
-    read, operations = set(outputs), list[Operation]()
+    read_names, operations = set(outputs), list[Operation]()
     for name, operation in reversed(ends.operations.items()):
-        if name in read or ends.tensors[name].codes is not None:
+        if name in read_names or ends.tensors[name].codes is not None:
             operations.insert(0, operation)
-            read.update(operation.inputs)
-    made = {operation.output for operation in operations}
-    tensors = {name: tensor for name, tensor in ends.tensors.items() if name in made}
+            read_names.update(operation.inputs)
+    tensor_names = {operation.output for operation in operations}
+    tensors = {name: tensor for name, tensor in ends.tensors.items() if name in tensor_names}
     ended = dataclasses.replace(graph, tensors=tensors, operations=tuple(operations))
     no_longer = tuple(f"{layer}: " for layer in set(graph.float_layers) - set(ended.float_layers))
     return dataclasses.replace(
@@ -91,7 +91,7 @@ def with_own_names(graph: Graph) -> Graph:
     if not graph.keys[1]:  # that of a file
         return graph
     # Layers left float tell what they read from what is inside them by its name.
-    inside = {
+    call_names = {
         name: {call.name for call in layer.calls}
         for layer in float_layers(graph.operations)
         for name in layer.inputs
@@ -99,12 +99,12 @@ def with_own_names(graph: Graph) -> Graph:
     images, names = {image.name for image in graph.images}, dict[str, str]()
     for tensor, key in zip(graph.outputs, graph.keys[1], strict=True):
         if tensor not in names:  # a tensor may be several outputs
-            taken = images.union(names.values(), inside.get(tensor, ()))
-            names[tensor] = free_name(key, taken)
-    taken = images.union(*inside.values(), graph.tensors.keys() - names.keys())
+            used_names = images.union(names.values(), call_names.get(tensor, ()))
+            names[tensor] = free_name(key, used_names)
+    used_names = images.union(*call_names.values(), graph.tensors.keys() - names.keys())
     for tensor in set(names.values()) & (graph.tensors.keys() - names.keys()):
-        kind = "float" if graph.tensors[tensor].codes is None else "codes"
-        names[tensor] = free_name(f"{tensor}_{kind}", taken | set(names.values()))
+        suffix = "float" if graph.tensors[tensor].codes is None else "codes"
+        names[tensor] = free_name(f"{tensor}_{suffix}", used_names | set(names.values()))
 
     # The same graph with these names.
     def new(name: str) -> str:
@@ -122,7 +122,7 @@ def with_own_names(graph: Graph) -> Graph:
         layer_outputs={layer: new(name) for layer, name in graph.layer_outputs.items()},
         storage_notes={new(name): note for name, note in graph.storage_notes.items()},
         moved_scales={new(name): units for name, units in graph.moved_scales.items()},
-        former_names={own: graph.former_name(name) for name, own in names.items()},
+        former_names={new_name: graph.former_name(name) for name, new_name in names.items()},
     )
 
 
@@ -141,21 +141,21 @@ class _Ends:
             return self._added.get(name, "")
         if maker.represented:
             return maker.represented
-        sources = tuple(self.codes_of(read, readers=1) for read in maker.inputs)
+        sources = tuple(self.codes_of(input_name, readers=1) for input_name in maker.inputs)
         grids = [self.tensors[source].codes for source in sources if source in self.tensors]
         codes = [grid for grid in grids if grid is not None]
         on_codes = _on_codes(maker, sources, codes) if len(codes) == len(sources) else None
         if on_codes is None:
             return ""
         operation, output = on_codes
-        reading = sum(name in one.inputs for one in self._graph.operations)
+        reading = sum(name in op.inputs for op in self._graph.operations)
         # It takes the place of the float one, unless others read that.
-        own = name if reading == readers else _unused(self._graph, f"{name}_codes")
-        self.operations.pop(own, None)
-        self.operations[own] = dataclasses.replace(operation, output=own)
-        self.tensors[own] = Tensor(own, self.tensors[name].shape, output)
-        self._added[name] = own
-        return own
+        codes_name = name if reading == readers else _unused(self._graph, f"{name}_codes")
+        self.operations.pop(codes_name, None)
+        self.operations[codes_name] = dataclasses.replace(operation, output=codes_name)
+        self.tensors[codes_name] = Tensor(codes_name, self.tensors[name].shape, output)
+        self._added[name] = codes_name
+        return codes_name
 
     def shifted(self, source: str) -> str:
         """The tensor of uint8 with the codes of one of int8."""
@@ -180,9 +180,9 @@ def _on_codes(
             return None
         function = Computed(inputs, layer.output, native.operator, options=native.settings)
         return function, FIXED_GRIDS[native.operator]
-    if not operation.keeps_grid or len({(one.scale, one.zero_point) for one in codes}) > 1:
+    if not operation.keeps_grid or len({(grid.scale, grid.zero_point) for grid in codes}) > 1:
         return None
-    lowest, highest = min(one.lowest for one in codes), max(one.highest for one in codes)
+    lowest, highest = min(grid.lowest for grid in codes), max(grid.highest for grid in codes)
     joined = dataclasses.replace(codes[0], lowest=lowest, highest=highest)
     return dataclasses.replace(operation, inputs=inputs), joined
 

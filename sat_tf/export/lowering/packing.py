@@ -268,8 +268,8 @@ class FileSettings:
 
     def typed(self, graph: Graph) -> Graph:
         """A graph with float outputs, with those of the file; see `outputs.with_output_type`."""
-        own = self.output_type or self.processor.output_type
-        return with_output_type(graph, own, where_codes=self.output_type is None)
+        output_type = self.output_type or self.processor.output_type
+        return with_output_type(graph, output_type, where_codes=self.output_type is None)
 
     def of_graph(self, graph: Graph) -> "FileSettings":
         """The settings of a file of this graph: without packed kernels it is the plain one."""
@@ -278,8 +278,8 @@ class FileSettings:
         if self.output_type is None:
             have_codes = {graph.tensors[name].codes is not None for name in graph.outputs}
             if len(have_codes) == 1:
-                own = self.processor.output_type if True in have_codes else FLOAT
-                settings = dataclasses.replace(settings, output_type=own)
+                output_type = self.processor.output_type if True in have_codes else FLOAT
+                settings = dataclasses.replace(settings, output_type=output_type)
         return settings
 
     @classmethod
@@ -288,12 +288,12 @@ class FileSettings:
         names = [field.name for field in dataclasses.fields(cls)]
         # Earlier versions wrote only this one; the others had their defaults of then.
         if found is not None and "float_head" in found:
-            given = {"pack": "none", **{name: found[name] for name in names if name in found}}
-            given["target"] = saved_target(given.get("target", DEFAULT_TARGET))
-            if given["pack"] == "int4" and not found.get("pixelwise", False):
-                given["pack"] = _EARLIER_INT4
+            values = {"pack": "none", **{name: found[name] for name in names if name in found}}
+            values["target"] = saved_target(values.get("target", DEFAULT_TARGET))
+            if values["pack"] == "int4" and not found.get("pixelwise", False):
+                values["pack"] = _EARLIER_INT4
             try:
-                return cls(**given)
+                return cls(**values)
             except ValueError:
                 pass  # No version writes other values: the file is not ours either.
         raise ValueError(

@@ -78,7 +78,7 @@ def sized(network: Network, image_size: Sequence[int]) -> Network:
         changes = {"batch_input_shape": (None, *shape_of(node))} if is_input else {}
         copies[id(node.layer)] = layer_copy(node.layer, **changes)
     try:
-        made = network.remade(lambda node: copies[id(node.layer)])
+        model = network.remade(lambda node: copies[id(node.layer)])
     except ValueError as error:
         raise ValueError(
             f"image_size={image_size!r}: received a size that does not fit the model "
@@ -87,7 +87,7 @@ def sized(network: Network, image_size: Sequence[int]) -> Network:
     for node in network:
         copied_weights(node.layer, copies[id(node.layer)])
     policy = policy_of(network.model)
-    return Network(made if policy is None else remember(made, policy))
+    return Network(model if policy is None else remember(model, policy))
 
 
 def deployed_graph(

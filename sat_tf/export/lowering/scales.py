@@ -124,8 +124,8 @@ def settle(channel: Channel) -> tuple[float, int]:
         constant, code = channel.constant, float(channel.code(np.array(channel.constant)))
         low, high = code - 0.5 + _MARGIN, code + 0.5 - _MARGIN
         nearest = abs(constant) / channel.multiplier
-        first = max(int(nearest) - _TRIED // 2, 1)
-        for count in range(first, first + _TRIED):
+        lowest_count = max(int(nearest) - _TRIED // 2, 1)
+        for count in range(lowest_count, lowest_count + _TRIED):
             units = count if constant > 0 else -count
             for target in (min(max(constant, low), high), low, high):
                 if target / units > 0:
@@ -194,7 +194,7 @@ def _half_range(linear: Linear) -> int:
     return (linear.largest_sum + 1) // 2
 
 
-def _exact_factors(graph: Graph, linear: Linear, most: np.ndarray) -> np.ndarray:
+def _exact_factors(graph: Graph, linear: Linear, largest_factors: np.ndarray) -> np.ndarray:
     """The factors of one code a channel with which a rounded bias changes the fewest results.
 
     A preprocessing layer reads all pixels: with -1 off by half a unit, x / 127.5 - 1 has another
@@ -207,15 +207,15 @@ def _exact_factors(graph: Graph, linear: Linear, most: np.ndarray) -> np.ndarray
     bias = linear.bias / float(output.scale)
     low, high = (end - output.zero_point for end in (output.lowest, output.highest))
     trained = np.clip(np.floor(inputs * codes * unit + bias + 0.5), low, high)
-    found, best = most.copy(), np.full((2, most.size), np.inf)
-    for less in range(int(np.max(most)) // 2 + 1):
-        factors = np.maximum(most - less, 1)
-        rounded = np.rint(bias * factors / unit) * unit / factors
-        made = np.clip(np.rint(inputs * codes * unit + rounded), low, high)
-        score = np.array([np.sum(made != trained, axis=0), np.abs(rounded - bias)])
+    factors, best = largest_factors.copy(), np.full((2, largest_factors.size), np.inf)
+    for reduction in range(int(np.max(largest_factors)) // 2 + 1):
+        candidates = np.maximum(largest_factors - reduction, 1)
+        rounded = np.rint(bias * candidates / unit) * unit / candidates
+        deployed = np.clip(np.rint(inputs * codes * unit + rounded), low, high)
+        score = np.array([np.sum(deployed != trained, axis=0), np.abs(rounded - bias)])
         is_better = (score[0] < best[0]) | ((score[0] == best[0]) & (score[1] < best[1]))
-        found, best = np.where(is_better, factors, found), np.where(is_better, score, best)
-    return found
+        factors, best = np.where(is_better, candidates, factors), np.where(is_better, score, best)
+    return factors
 
 
 @_of_linear
@@ -289,9 +289,9 @@ def _largest_products(graph: Graph, linear: Linear) -> np.ndarray:
     return np.asarray((largest_sums(graph, linear) + np.abs(linear.bias)) * multipliers)
 
 
-def _refuse(graph: Graph, found: Mapping[str, str | None]) -> None:
+def _refuse(graph: Graph, by_tensor: Mapping[str, str | None]) -> None:
     """Raises ValueError where there are problems, by the tensors that operations make."""
-    problems = [f"{name}: {problem}" for name, problem in found.items() if problem]
+    problems = [f"{name}: {problem}" for name, problem in by_tensor.items() if problem]
     if problems:
         raise ModelError(graph.name, problems)
 
@@ -414,14 +414,14 @@ def untie_means(graph: Graph) -> Graph:
             operations.append(op)
             continue
         # As a convolution it is rounded alike everywhere; then it is brought to its shape.
-        shape, made = tensors[op.inputs[0]].shape, op.output
+        shape, name = tensors[op.inputs[0]].shape, op.output
         if not op.keep_dims:
-            made = free_name(f"{op.output}_image", tensors)
-            tensors[made] = Tensor(made, (1, 1, shape[-1]), tensors[op.output].codes)
+            name = free_name(f"{op.output}_image", tensors)
+            tensors[name] = Tensor(name, (1, 1, shape[-1]), tensors[op.output].codes)
         convolution = whole_mean("", shape).operation
-        operations.append(dataclasses.replace(convolution, inputs=op.inputs, output=made))
+        operations.append(dataclasses.replace(convolution, inputs=op.inputs, output=name))
         if not op.keep_dims:
-            operations.append(Reshape((made,), op.output))
+            operations.append(Reshape((name,), op.output))
     return dataclasses.replace(graph, tensors=tensors, operations=tuple(operations))
 
 
@@ -429,12 +429,12 @@ def _is_portable(graph: Graph, operation: Operation) -> bool:
     """Whether all of its inputs get the same codes everywhere, or cannot be enumerated."""
     if operation.is_float(graph) or operation.keeps_grid:
         return True
-    read = [graph.tensors[name].codes for name in operation.inputs if name in graph.tensors]
-    codes = [graph.codes(operation.output), *(found for found in read if found)]
-    if not all(_SMALLEST_SCALE <= float(one.scale) <= _LARGEST_SCALE for one in codes):
+    input_codes = [graph.tensors[name].codes for name in operation.inputs if name in graph.tensors]
+    codes = [graph.codes(operation.output), *(grid for grid in input_codes if grid)]
+    if not all(_SMALLEST_SCALE <= float(grid.scale) <= _LARGEST_SCALE for grid in codes):
         return True
-    found = operation.portability(graph)
-    return found.holds or found.basis is not Basis.ENUMERATED
+    portability = operation.portability(graph)
+    return portability.holds or portability.basis is not Basis.ENUMERATED
 
 
 def _moved_until_portable(graph: Graph, names: set[str]) -> tuple[Graph, int]:
@@ -455,9 +455,9 @@ def _moved_until_portable(graph: Graph, names: set[str]) -> tuple[Graph, int]:
                 scale = (np.float32(codes.scale).view(np.int32) + np.int32(units)).view(np.float32)
                 moved = dataclasses.replace(codes, scale=scale)
                 tensors[name] = dataclasses.replace(tensors[name], codes=moved)
-            other = dataclasses.replace(graph, tensors=tensors)
-            if all(_is_portable(other, operation) for operation in makers):
-                return other, units
+            moved_graph = dataclasses.replace(graph, tensors=tensors)
+            if all(_is_portable(moved_graph, operation) for operation in makers):
+                return moved_graph, units
     return graph, 0
 
 

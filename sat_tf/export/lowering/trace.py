@@ -92,10 +92,10 @@ class _Tracer:
         self.builder = GraphBuilder([call_name(node) for node in network])
         self.drafts: dict[str, Draft] = {}
         self.warnings: list[str] = []
-        kept = kept_inputs(network)
+        unscaled = kept_inputs(network)
         self.images = {
             name: Image(name, _shape(network[name]), None, type=own_type(network[name]))
-            if name in kept
+            if name in unscaled
             else _image_of(network[name], PIXELS)
             for name in network.inputs
         }
@@ -117,8 +117,8 @@ class _Tracer:
                 "no activations are quantized: it computes in float32, with weights stored as "
                 f"codes, on pixels of {' and '.join(dict.fromkeys(ranges)) or PIXELS}"
             )
-        for name, kind in input_types(self.network).items():
-            if kind == "float32" or self.images[name].is_kept:
+        for name, type_ in input_types(self.network).items():
+            if type_ == "float32" or self.images[name].is_kept:
                 shape = _shape(self.network[name])
                 self.drafts[name] = Materialized(self.builder.tensor(name, shape, None))
         for node in self.network:
@@ -139,8 +139,8 @@ class _Tracer:
         outputs = [self.builder.dequantized(self._tensor(name)) for name in self.network.outputs]
         self.builder.drop_unread_images()
         operations = self.builder.operations
-        for left in float_layers(operations):
-            node, layer = left.calls[-1].node, left.layers[-1]
+        for float_layer in float_layers(operations):
+            node, layer = float_layer.calls[-1].node, float_layer.layers[-1]
             if layers.is_function(node):  # with no table, or no codes to look up
                 self.warnings.append(
                     f"{layer.name}: this {type(layer).__name__} is computed in float32, by the "
@@ -198,7 +198,7 @@ class _Tracer:
         type_of_input = node.layer.quantize_config.output.input_type
         name, shape = call_name(node), _shape(node)
         codes = range_codes(*(layers.observed_range(node.layer) or (0.0, 0.0)))
-        image = next(name for name, each in input_nodes(self.network).items() if each is node)
+        image = next(name for name, holder in input_nodes(self.network).items() if holder is node)
         self.images[image] = Image(
             image, _shape(self.network[image]), codes.scale, codes.zero_point, type=type_of_input
         )
@@ -251,8 +251,8 @@ class _Tracer:
         codes, scales = self.kernels.get(node.name) or layers.integer_kernel(node.layer)
         bias = np.zeros(scales.size) if layer.bias is None else layer.bias.numpy()
         shape = self.builder.tensors[source].shape
-        kind, codes, window = layers.linear_operation(layer, codes, shape)
-        return LinearDraft.of_codes(source, kind, codes, scales, bias.astype(np.float64), window)
+        op_kind, codes, window = layers.linear_operation(layer, codes, shape)
+        return LinearDraft.of_codes(source, op_kind, codes, scales, bias.astype(np.float64), window)
 
     def _linear_before(self, node: Node) -> LinearDraft:
         """What takes in what a layer does: the linear one before it, or a requantization."""
@@ -267,11 +267,11 @@ class _Tracer:
     def _preprocessing(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
         slope, offset = slope_and_offset(layer)
-        read = self.drafts[node.inputs[0]].tensor
+        source = self.drafts[node.inputs[0]].tensor
         keeps_codes = is_plain_factor(layer) and output_quantizer(node.layer) is None
-        if read in self.pixels and keeps_codes:
-            factor = self._codes(read).unit * float(slope.flat[0])
-            return self._pixels(self.pixels[read], node, factor)
+        if source in self.pixels and keeps_codes:
+            factor = self._codes(source).unit * float(slope.flat[0])
+            return self._pixels(self.pixels[source], node, factor)
         channels = _shape(node)[-1]
         slope = np.array(np.broadcast_to(slope, channels), np.float64)
         offset = np.array(np.broadcast_to(offset, channels))
@@ -304,17 +304,17 @@ class _Tracer:
         if draft := self._rounding_to_input(node, ResizeBilinear((), "", (rows, columns))):
             return draft
         layer, source = inner_layer(node.layer), self._tensor(node.inputs[0])
-        each = layer_kinds.works_on_each_value(layer)
+        is_elementwise = layer_kinds.works_on_each_value(layer)
 
         # Keras layers take whole images; the values of a table are passed as one.
         def function(values: np.ndarray) -> np.ndarray:
             return np.asarray(layer(values[np.newaxis, :]))[0]
 
-        def call(read: str) -> FloatCall:
-            shape = self.builder.shape(read)
-            return FloatCall(call_name(node), node, layers.in_float32(node, [shape]), (read,))
+        def call(tensor: str) -> FloatCall:
+            shape = self.builder.shape(tensor)
+            return FloatCall(call_name(node), node, layers.in_float32(node, [shape]), (tensor,))
 
-        older = ComputedFunction((source,), function if each else None, call)
+        older = ComputedFunction((source,), function if is_elementwise else None, call)
         native = layers.native_of(node)
         if native is None:
             return older
@@ -331,11 +331,11 @@ class _Tracer:
         draft = OperationDraft((), operation)
         if output_quantizer(node.layer) is not None and not layers.is_fixed(node):
             return OnOneGrid(draft, self._part(node.inputs[0]))
-        read = self._tensor(node.inputs[0])
-        if (codes := self.builder.codes(read)) is None:
+        source = self._tensor(node.inputs[0])
+        if (codes := self.builder.codes(source)) is None:
             return None
         output = Tensor(call_name(node), _shape(node), codes)
-        return Materialized(draft.placed(self.builder, (read,), output))
+        return Materialized(draft.placed(self.builder, (source,), output))
 
     def _mean(self, node: Node) -> Draft:
         layer = inner_layer(node.layer)
@@ -353,10 +353,10 @@ class _Tracer:
             return MeanDraft((source,), Mean((), "", bool(layer.keepdims)))
         window = Window(tuple(layer.strides), layer.padding.upper())
         size = tuple(layer.pool_size)
-        made = self.builder.tensors[source]
-        if made.codes is None or layers.pads(self.network, node):
+        source_tensor = self.builder.tensors[source]
+        if source_tensor.codes is None or layers.pads(self.network, node):
             means = AveragePoolDraft((source,), AveragePool((), "", size, window))
-            if made.codes is not None and means.parts(made.shape) is None:
+            if source_tensor.codes is not None and means.parts(source_tensor.shape) is None:
                 self.warnings.append(
                     f"{layer.name}: AVERAGE_POOL_2D rounds its means to the codes that it reads, "
                     "and they are rounded again to codes of their own: some 20 % differ from those "
@@ -367,13 +367,13 @@ class _Tracer:
         return window_mean(source, _shape(node)[-1], size, window)
 
     def _concatenation(self, node: Node) -> Draft:
-        parts = [self._part(name) for name in node.inputs]
+        branches = [self._part(name) for name in node.inputs]
         layer = inner_layer(node.layer)
         combination = layer_kinds.combination_of(layer)
         if combination in _PAIRS:
-            return OnOneGrid(PairDraft.of(_PAIRS[combination]), *parts)
+            return OnOneGrid(PairDraft.of(_PAIRS[combination]), *branches)
         axis = layer.axis % (len(node.shape) + 1) - 1
-        return OnOneGrid(OperationDraft((), Concatenate((), "", axis)), *parts)
+        return OnOneGrid(OperationDraft((), Concatenate((), "", axis)), *branches)
 
     def _part(self, name: str) -> tuple[Draft, Tensor]:
         """A tensor, which what reads it may give its grid where nothing else does."""
