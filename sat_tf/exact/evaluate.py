@@ -109,8 +109,8 @@ def evaluate_simulator(
             fix.
     """
     name = graph.name if isinstance(graph, Graph) else str(graph)
-    known = graph if isinstance(graph, Graph) else read_graph(read_tflite(graph), name)
-    load = functools.partial(_simulated, known)
+    simulated_graph = graph if isinstance(graph, Graph) else read_graph(read_tflite(graph), name)
+    load = functools.partial(_simulated, simulated_graph)
     return _evaluate(name, load, images, labels, top, processes, progress)
 
 
@@ -239,12 +239,12 @@ def _outputs(
 ) -> Iterator[Batch]:
     """Runs batches through a model that each thread loads; gives outputs and numbers in order."""
     interface, _ = _explained(name, load)
-    own = threading.local()
+    thread_local = threading.local()
 
     def run(images: np.ndarray) -> np.ndarray:
-        if not hasattr(own, "run"):
-            _, own.run = _explained(name, load)
-        return np.asarray(_explained(name, lambda: own.run(images)))
+        if not hasattr(thread_local, "run"):
+            _, thread_local.run = _explained(name, load)
+        return np.asarray(_explained(name, lambda: thread_local.run(images)))
 
     waiting = collections.deque[tuple[concurrent.futures.Future[np.ndarray], np.ndarray]]()
     with (

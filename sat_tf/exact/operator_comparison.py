@@ -130,26 +130,24 @@ class OperatorComparison(RowTable):
     @property
     def multiply_adds_simulated(self) -> float | None:
         """Their share of all multiply-adds that are known, in [0, 1]; None where there are none."""
-        known = sum(operator.multiply_adds for operator in self.operators)
-        return sum(operator.multiply_adds for operator in self.simulated) / known if known else None
+        total = sum(operator.multiply_adds for operator in self.operators)
+        return sum(operator.multiply_adds for operator in self.simulated) / total if total else None
 
     def total(self, runtime: str) -> KernelCount:
         """The counts of all operators."""
         counts = [operator.counts[runtime] for operator in self.simulated]
-        own = sum((count.own for count in counts), Differences())
+        from_rules = sum((count.own for count in counts), Differences())
         beside = sum((count.beside_xnnpack for count in counts), Differences())
-        return KernelCount(own, beside)
+        return KernelCount(from_rules, beside)
 
     def first_differing(self, runtime: str) -> ComparedOperator | None:
         """The first operator of which a runtime makes other codes than its rules or XNNPACK."""
-        return next((each for each in self.operators if each.differs(runtime)), None)
+        return next((operator for operator in self.operators if operator.differs(runtime)), None)
 
     @property
     def first(self) -> ComparedOperator | None:
         """The first operator that differs in any runtime."""
-        return next(
-            (each for each in self.operators if any(map(each.differs, self.runtimes))), None
-        )
+        return next((op for op in self.operators if any(map(op.differs, self.runtimes))), None)
 
     def runtimes_of(self, operator: ComparedOperator) -> list[str]:
         """The runtimes of which it is the first operator that differs."""
@@ -163,13 +161,13 @@ class OperatorComparison(RowTable):
     def to_rows(self) -> list[dict[str, Any]]:
         """One for each operator and runtime; of an operator that is not simulated, one in all."""
         rows: list[tuple[Any, ...]] = []
-        for each in self.operators:
-            about = (each.number, each.kind, each.tensor, each.multiply_adds, each.reason)
-            if not each.counts:
+        for op in self.operators:
+            about = (op.number, op.kind, op.tensor, op.multiply_adds, op.reason)
+            if not op.counts:
                 rows.append((*about, *[None] * 7))
-            for name, count in each.counts.items():
-                own, beside = map(dataclasses.astuple, (count.own, count.beside_xnnpack))
-                rows.append((*about, name, *own, *beside))
+            for name, count in op.counts.items():
+                from_rules, beside = map(dataclasses.astuple, (count.own, count.beside_xnnpack))
+                rows.append((*about, name, *from_rules, *beside))
         return [dict(zip(self.COLUMNS, row, strict=True)) for row in rows]
 
     def _headline(self) -> Cell:
@@ -180,12 +178,12 @@ class OperatorComparison(RowTable):
         lines: list[Cell] = [sentence("extent", self)]
         for name in self.runtimes:
             differs = "bad" if self.total(name).own.differing else "watch"
-            kind = "good" if self.first_differing(name) is None else differs
-            lines.append(Marked(sentence("runtime", self, name), kind))
+            colour = "good" if self.first_differing(name) is None else differs
+            lines.append(Marked(sentence("runtime", self, name), colour))
         missing = collections.defaultdict[tuple[str, str], list[ComparedOperator]](list)
-        for each in self.operators:
-            if not each.counts:
-                missing[each.kind, each.reason].append(each)
+        for operator in self.operators:
+            if not operator.counts:
+                missing[operator.kind, operator.reason].append(operator)
         return [
             *lines,
             *(sentence("does_not_run", self, name) for name in self.refused),
@@ -204,10 +202,10 @@ class OperatorComparison(RowTable):
                     return ""
                 count = operator.counts[name]
                 unexplained = count.own.differing
-                found = count.own if unexplained else count.beside_xnnpack
-                if not found.differing:
+                differences = count.own if unexplained else count.beside_xnnpack
+                if not differences.differing:
                     return Marked("0", "good")
-                words = f"{found.differing:,} by {found.largest:.4g}"
+                words = f"{differences.differing:,} by {differences.largest:.4g}"
                 words += " from the simulation" if unexplained and name != "xnnpack" else ""
                 words += ", first" if operator is firsts[name] else ""
                 return Marked(words, "bad" if unexplained else "watch")
@@ -215,16 +213,16 @@ class OperatorComparison(RowTable):
             return Column(name, differing, number=True)
 
         def codes(operator: ComparedOperator) -> int | None:
-            return max((each.own.compared for each in operator.counts.values()), default=None)
+            return max((count.own.compared for count in operator.counts.values()), default=None)
 
         columns: list[Column[ComparedOperator]] = [
-            Column("", lambda one: one.number, str, number=True),
-            Column("operator", lambda one: one.kind),
-            Column("tensor", lambda one: one.short_tensor, wrap="fold"),
+            Column("", lambda row: row.number, str, number=True),
+            Column("operator", lambda row: row.kind),
+            Column("tensor", lambda row: row.short_tensor, wrap="fold"),
             Column(
-                "multiply-adds", lambda one: one.multiply_adds or None, digits(","), number=True
+                "multiply-adds", lambda row: row.multiply_adds or None, digits(","), number=True
             ),
-            Column("simulated", lambda one: one.reason or "yes", wrap="fold"),
+            Column("simulated", lambda row: row.reason or "yes", wrap="fold"),
             Column("codes", codes, digits(","), number=True),
             *map(counted, self.runtimes),
         ]
@@ -273,19 +271,19 @@ class AnyFile(ForeignFile):
         several = len(inputs) != 1
         if several and (not isinstance(images, list | tuple) or len(images) != len(inputs)):
             return images
-        taken = []
+        arrays = []
         for image, values in zip(inputs, images if several else [images], strict=True):
             is_pixels = isinstance(values, np.ndarray) and values.dtype == np.uint8
             try:
                 if not is_pixels or image.type == "uint8":
-                    taken.append(values)
+                    arrays.append(values)
                 elif image.is_kept and image.type == "float32":
-                    taken.append(values.astype(np.float32) / np.float32(_PIXEL_ENDS))
+                    arrays.append(values.astype(np.float32) / np.float32(_PIXEL_ENDS))
                 else:
-                    taken.append(image.drawn(values))
+                    arrays.append(image.drawn(values))
             except ValueError as error:
                 raise ValueError(f"{self.path}: {error}") from error
-        return taken if several else taken[0]
+        return arrays if several else arrays[0]
 
 
 def is_foreign(path: str | os.PathLike[str]) -> bool:
@@ -311,15 +309,15 @@ def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
             )
     tensors = [tensor for op in foreign.contents.operators for tensor in op.outputs]
     types = {tensor.type for tensor in tensors if tensor.scales.size}
-    others = sorted(types.intersection(_OTHER_CODES))
-    if _CODES not in types and others:
+    other_types = sorted(types.intersection(_OTHER_CODES))
+    if _CODES not in types and other_types:
         problems.append(
-            f"received a file that computes with {' and '.join(others)} codes, expected int8; "
+            f"received a file that computes with {' and '.join(other_types)} codes, expected int8; "
             "convert the model with TensorFlow 2 and TFLITE_BUILTINS_INT8."
         )
     elif _CODES not in types:
-        constants = [each for each in foreign.contents.tensors if each.data is not None]
-        is_dynamic = any(each.scales.size for each in constants)
+        constants = [tensor for tensor in foreign.contents.tensors if tensor.data is not None]
+        is_dynamic = any(tensor.scales.size for tensor in constants)
         weights = ", and only its weights are integers (dynamic range)" if is_dynamic else ""
         problems.append(
             f"received a float file: all that its operators make is float{weights}, expected int8 "
@@ -365,27 +363,27 @@ def compare_operators(
             that LiteRT does not run; lists every problem with its fix.
     """
     file = path if isinstance(path, AnyFile) else read_any_file(path)
-    taken, problems = checked_images(file.taken(images), file.graph.images)
+    arrays, problems = checked_images(file.taken(images), file.graph.images)
     if problems:
         raise ProblemsError(f"compare_operators: {file.path}", problems)
-    pixels = taken_by(file.graph, taken)
-    kinds, refused = chosen(runtimes), dict[str, str]()
-    here = [kind for kind in kinds if not kind.is_simulated]
-    reasons = refusals(file.content, [kind.name for kind in here])
+    pixels = taken_by(file.graph, arrays)
+    specs, refused = chosen(runtimes), dict[str, str]()
+    local_runtimes = [spec for spec in specs if not spec.is_simulated]
+    reasons = refusals(file.content, [spec.name for spec in local_runtimes])
     if reasons["xnnpack"] is not None:
         raise ValueError(
             f"{file.path}: received a TFLite file that LiteRT does not run "
             f"({reasons['xnnpack']}), expected one that it does; convert the model again."
         )
-    for kind in here:
-        if reason := reasons[kind.name] or file.graph.ends_process(kind.kernels):
-            refused[kind.name] = reason
+    for spec in local_runtimes:
+        if reason := reasons[spec.name] or file.graph.ends_process(spec.kernels):
+            refused[spec.name] = reason
     running = {
-        kind.name: loaded(file.content, kind.name, keep_tensors=True)
-        for kind in here
-        if kind.name not in refused
+        spec.name: loaded(file.content, spec.name, keep_tensors=True)
+        for spec in local_runtimes
+        if spec.name not in refused
     }
-    compared = [kind for kind in kinds if kind.is_simulated or kind.name in running]
+    compared = [spec for spec in specs if spec.is_simulated or spec.name in running]
     counter = _Counter(file, compared, running)
     with image_bar(file.path.name, number_of(pixels), shown=progress) as advance:
         for index in range(number_of(pixels)):
@@ -396,7 +394,7 @@ def compare_operators(
         num_images=number_of(pixels),
         images_from=images_from.description,
         operators=tuple(counter.operators),
-        runtimes=tuple(kind.name for kind in compared),
+        runtimes=tuple(spec.name for spec in compared),
         refused=refused,
         outputs=counter.outputs,
         more_graphs=file.contents.more_graphs,
@@ -410,10 +408,10 @@ class _Counter:
     def __init__(
         self,
         file: ForeignFile,
-        kinds: list[RuntimeKind],
+        specs: list[RuntimeKind],
         running: Mapping[str, Runtime | OneImageRuntime],
     ) -> None:
-        self._file, self._kinds, self._running = file, kinds, running
+        self._file, self._kinds, self._running = file, specs, running
         self._delegated = cast(Runtime, running["xnnpack"]).delegated
         self._graph = file.graph
         tensors = file.contents.tensors
@@ -422,14 +420,14 @@ class _Counter:
         self._numeric = [
             index for index, tensor in enumerate(tensors) if tensor.type not in _WITHOUT_VALUES
         ]
-        made = {operation.output: operation for operation in file.graph.operations}
+        by_output = {operation.output: operation for operation in file.graph.operations}
         self._operations: dict[int, list[Operation]] = {}
         self.operators: list[ComparedOperator] = []
         self.outputs = {name: Differences() for name in running}
         for number, stored in enumerate(file.contents.operators):
-            reason = _reason(stored, made, file)
+            reason = _reason(stored, by_output, file)
             if not reason:
-                self._operations[number] = [made[one.name] for one in stored.outputs]
+                self._operations[number] = [by_output[tensor.name] for tensor in stored.outputs]
             self.operators.append(
                 ComparedOperator(
                     number=number,
@@ -437,7 +435,7 @@ class _Counter:
                     tensor=stored.outputs[0].name if stored.outputs else "",
                     multiply_adds=stored.multiply_adds,
                     reason=reason,
-                    counts={} if reason else {kind.name: KernelCount() for kind in kinds},
+                    counts={} if reason else {spec.name: KernelCount() for spec in specs},
                 )
             )
 
@@ -488,25 +486,27 @@ class _Counter:
         inputs = {
             name: self._inputs(operation, image, values) for name, values in tensors_of.items()
         }
-        first, by_xnnpack = inputs["xnnpack"], tensors_of["xnnpack"].get(output)
-        if first is None or by_xnnpack is None:
+        xnnpack_inputs, by_xnnpack = inputs["xnnpack"], tensors_of["xnnpack"].get(output)
+        if xnnpack_inputs is None or by_xnnpack is None:
             return
-        for kind in self._kinds:
-            kernels, count = kind.kernels, counts[kind.name]
+        for spec in self._kinds:
+            kernels, count = spec.kernels, counts[spec.name]
             if kernels in XNNPACK_SETS and number not in self._delegated:
                 # XNNPACK leaves it to the builtin kernels.
                 is_here = kernels is kernel_sets.of_this_machine()
-                here = kernel_sets.builtin_of_this_machine()
-                kernels = here if is_here else kernel_sets.BUILTIN_ARM
+                builtin = kernel_sets.builtin_of_this_machine()
+                kernels = builtin if is_here else kernel_sets.BUILTIN_ARM
             if kernels.name not in simulated:
-                simulated[kernels.name] = self._simulate(operation, kernels, first, by_xnnpack)
+                simulated[kernels.name] = self._simulate(
+                    operation, kernels, xnnpack_inputs, by_xnnpack
+                )
             expected = simulated[kernels.name]
             count.beside_xnnpack.add(by_xnnpack, expected)
-            own, computed = inputs.get(kind.name), tensors_of.get(kind.name, {}).get(output)
-            if own is None or computed is None:
+            reads, computed = inputs.get(spec.name), tensors_of.get(spec.name, {}).get(output)
+            if reads is None or computed is None:
                 continue
-            if not all(map(np.array_equal, own, first)):
-                expected = self._simulate(operation, kernels, own, computed)
+            if not all(map(np.array_equal, reads, xnnpack_inputs)):
+                expected = self._simulate(operation, kernels, reads, computed)
             count.own.add(expected, computed)
 
     def _simulate(
@@ -528,7 +528,7 @@ class _Counter:
         self, operation: Operation, image: Pixels, values: Mapping[int, np.ndarray]
     ) -> list[np.ndarray] | None:
         """The tensor that an operation reads in a runtime; None where that does not hand it out."""
-        images = [each.name for each in self._file.graph.images]
+        images = [tensor.name for tensor in self._file.graph.images]
         arrays = []
         for name in operation.inputs:
             if name in images:

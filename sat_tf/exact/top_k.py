@@ -41,8 +41,8 @@ def comes_before(outputs: Any, of_label: Any, classes: Any, labels: Any) -> Any:
 def top_hits(outputs: np.ndarray, labels: np.ndarray, k: int) -> int:
     """How many labels are among the k largest of finite outputs; equal ones in order of class."""
     classes, labels = np.arange(outputs.shape[1])[np.newaxis], labels[:, np.newaxis]
-    own = classes == labels
-    of_label = np.sum(np.where(own, outputs, 0), axis=1, keepdims=True)
+    is_label = classes == labels
+    of_label = np.sum(np.where(is_label, outputs, 0), axis=1, keepdims=True)
     before = np.count_nonzero(comes_before(outputs, of_label, classes, labels), axis=1)
     finite = np.all(np.isfinite(outputs), axis=1)
-    return int(np.count_nonzero(finite & np.any(own, axis=1) & (before < k)))
+    return int(np.count_nonzero(finite & np.any(is_label, axis=1) & (before < k)))

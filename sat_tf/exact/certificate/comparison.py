@@ -45,7 +45,7 @@ class Reference:
     def compared(self, values: np.ndarray) -> list[OutputCount]:
         """Each output of a model against this one's."""
         pieces = separated(values, self.outputs), separated(self.values, self.outputs)
-        return [compared(*each) for each in zip(self.outputs, *pieces, strict=True)]
+        return [compared(*arguments) for arguments in zip(self.outputs, *pieces, strict=True)]
 
     def accuracy(self, values: np.ndarray) -> dict[str, float]:
         """Share of places that a model classifies right, by the outputs that have labels."""
@@ -112,9 +112,9 @@ class RuntimeCounter:
             for name, computed in self._keeping.tensors(self._own).items():
                 self._own[name].add(simulated[name], computed)
         self._own_images += count
-        output, kept = self._plain.run(images), self._keeping.run(images)
+        output, keeping_output = self._plain.run(images), self._keeping.run(images)
         self._outputs.append(output)
-        self._outputs_differing += int(np.count_nonzero(output != kept))
+        self._outputs_differing += int(np.count_nonzero(output != keeping_output))
         return self._keeping.tensors(self._left_float)
 
     def count(self, simulated: dict[str, np.ndarray]) -> None:
@@ -264,8 +264,8 @@ class TrainedCounter:
         if not (reader.selects or "CONCATENATION" in reader.operators):
             return None
         if reader.output in self._tensors:
-            made = self._graph.codes(reader.output)
-            return made.lowest, made.highest
+            grid = self._graph.codes(reader.output)
+            return grid.lowest, grid.highest
         return self._told_apart.get(reader.output)
 
     def add(
@@ -297,8 +297,8 @@ class TrainedCounter:
         alike = {name: np.ones(count, bool) for name in tensors}
         for operation in self._graph.operations:
             name = operation.output
-            remade = operation.simulate(self._graph, *(tensors[read] for read in operation.inputs))
-            reads_alike = np.all([alike[read] for read in operation.inputs], axis=0)
+            remade = operation.simulate(self._graph, *(tensors[key] for key in operation.inputs))
+            reads_alike = np.all([alike[key] for key in operation.inputs], axis=0)
             if not operation.is_simulated and name in left_float:
                 by_image = reads_alike.reshape(-1, *[1] * (remade.ndim - 1))
                 remade = np.where(by_image, left_float[name][:count].reshape(remade.shape), remade)
@@ -318,8 +318,8 @@ class TrainedCounter:
             counted.saturated = int(np.sum(saturated))
             if counted.saturated:
                 counted.worst_channel = int(np.argmax(saturated))
-                each = counted.codes_compared // saturated.size
-                counted.worst_share = float(np.max(saturated) / each)
+                channel_codes = counted.codes_compared // saturated.size
+                counted.worst_share = float(np.max(saturated) / channel_codes)
         return list(self._tensors.values())
 
 
@@ -349,7 +349,7 @@ class CodesRecorder:
         tensors = []
         for name, counts in self._counts.items():
             codes = self._graph.codes(name)
-            first, size = codes.lowest - np.iinfo(codes.dtype).min, codes.highest - codes.lowest + 1
+            start, size = codes.lowest - np.iinfo(codes.dtype).min, codes.highest - codes.lowest + 1
             tensors.append(
                 TensorCodes(
                     name=name,
@@ -359,7 +359,7 @@ class CodesRecorder:
                     step=float(codes.scale),
                     zero_point=codes.zero_point,
                     lowest=codes.lowest,
-                    counts=counts[first : first + size].tolist(),
+                    counts=counts[start : start + size].tolist(),
                     sha256=self._hashes[name].hexdigest(),
                     weights=weights.get(name, {}),
                 )
@@ -391,8 +391,8 @@ class Comparison:
             of_runtime = left_float if name == "xnnpack" else counter.run(images)
             is_shared = of_runtime is left_float or not self.graph.float_layers
             counter.count(simulated if is_shared else simulate(self.graph, images, of_runtime))
-        for other in self.simulated.values():
-            other.add(images, simulated)
+        for simulated_counter in self.simulated.values():
+            simulated_counter.add(images, simulated)
         if self.keras:
             self.keras.add(images, simulated, left_float)
         if self.float_model:
@@ -409,5 +409,5 @@ class Comparison:
 
     def counts(self, reference: Reference) -> dict[str, RuntimeCount]:
         """Returns all that is counted of the runtimes."""
-        counts = {name: counter.result(reference) for name, counter in self.counters.items()}
-        return counts | {name: other.result(reference) for name, other in self.simulated.items()}
+        local = {name: counter.result(reference) for name, counter in self.counters.items()}
+        return local | {name: counter.result(reference) for name, counter in self.simulated.items()}

@@ -224,8 +224,8 @@ def compared_channels(values: np.ndarray, reference: np.ndarray) -> ValueCount:
         if any(count.spread < _GAP * loudest for count in near):
             quiet = {count.channel for count in few}
     off = [count for count in counts if count.is_off and count.channel not in quiet]
-    first = {count.channel for count in off}
-    order = sorted(counts, key=lambda count: (count.channel not in first, -count.error))
+    off_channels = {count.channel for count in off}
+    order = sorted(counts, key=lambda count: (count.channel not in off_channels, -count.error))
     return ValueCount(
         channels=order[:_MOST_KEPT],
         num_channels=channels,
@@ -346,14 +346,14 @@ def labels_of(
     by_output: list[Any]
     if isinstance(labels, Mapping):
         keys = [{output.name} for output in outputs]
-        for called, others in zip(keys, names, strict=False):
-            called.update(others)
+        for called, aliases in zip(keys, names, strict=False):
+            called.update(aliases)
         if unknown := sorted(map(repr, labels.keys() - set().union(*keys))):
             return [], [
                 f"labels: received some for {', '.join(unknown)}, expected names of outputs; they "
                 f"are {listed}."
             ]
-        by_output = [next((labels[key] for key in labels if key in one), None) for one in keys]
+        by_output = [next((labels[key] for key in labels if key in group), None) for group in keys]
     elif len(outputs) == 1:
         by_output = [labels]
     elif isinstance(labels, list | tuple) and len(labels) == len(outputs):

@@ -56,9 +56,9 @@ def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Ta
     def differing(row: _Runtime) -> Cell:
         name, count = row
         # Only that of XNNPACK must be 0.
-        bad = "bad" if name == "xnnpack" else "watch"
+        colour = "bad" if name == "xnnpack" else "watch"
         words = sentence("counted", count.codes_differing, count.codes_compared)
-        return Marked(words, bad if count.codes_differing else "good")
+        return Marked(words, colour if count.codes_differing else "good")
 
     def not_as_simulated(row: _Runtime) -> Cell:
         _, count = row
@@ -78,8 +78,8 @@ def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Ta
         return row[1].largest_output_difference
 
     def taken(row: _Runtime) -> str:
-        part = row[1].delegation
-        return f"{part.delegated} of {part.operators} in {part.partitions}" if part else ""
+        extent = row[1].delegation
+        return f"{extent.delegated} of {extent.operators} in {extent.partitions}" if extent else ""
 
     of = _REFERENCE_TITLES[certificate.reference]
     counts = certificate.runtimes.values()

@@ -160,13 +160,13 @@ def prove(
         check_certificate_path(certificate_path)
     # LiteRT is compared with the rules of the kernels that it has here.
     graph, content = subject.graph.on(kernel_sets.of_this_machine()), subject.content
-    kinds = chosen(runtimes, subject.target)
-    counters, refused = _counters(subject, [kind for kind in kinds if not kind.is_simulated])
+    specs = chosen(runtimes, subject.target)
+    counters, refused = _counters(subject, [spec for spec in specs if not spec.is_simulated])
     comparison = Comparison(
         graph,
         CodesRecorder(graph, {o.outputs[0].name: o.name for o in subject.parsed.operators}),
         counters,
-        {kind.name: SimulatedCounter(graph, kind.name) for kind in kinds if kind.is_simulated},
+        {spec.name: SimulatedCounter(graph, spec.name) for spec in specs if spec.is_simulated},
         TrainedCounter(trained, graph) if trained else None,
         float_model,
     )
@@ -242,23 +242,23 @@ def prove(
 
 
 def _counters(
-    subject: Subject, kinds: list[RuntimeKind]
+    subject: Subject, specs: list[RuntimeKind]
 ) -> tuple[dict[str, RuntimeCounter], dict[str, str]]:
     """A counter for each runtime that runs the file, and why the others do not."""
     # TFLite Micro may end its process for any file.
-    doubtful = [kind.name for kind in kinds if kind.name == MICRO or not subject.is_trusted]
+    doubtful = [spec.name for spec in specs if spec.name == MICRO or not subject.is_trusted]
     reasons = refusals(subject.content, doubtful)
     counters: dict[str, RuntimeCounter] = {}
     refused: dict[str, str] = {}
-    for kind in kinds:
-        reason = reasons.get(kind.name) or subject.graph.ends_process(kind.kernels)
+    for spec in specs:
+        reason = reasons.get(spec.name) or subject.graph.ends_process(spec.kernels)
         try:
             if reason is None:
-                counters[kind.name] = RuntimeCounter(subject.graph, subject.content, kind.name)
+                counters[spec.name] = RuntimeCounter(subject.graph, subject.content, spec.name)
         except ValueError as error:
             reason = str(error.__cause__ or error)
         if reason is not None:
-            refused[kind.name] = reason
+            refused[spec.name] = reason
     if "xnnpack" in refused:
         raise ValueError(
             f"{subject.path}: received a TFLite file that LiteRT does not run "

@@ -79,8 +79,8 @@ class TrainedCount(TensorCount):
     @property
     def is_unexplained(self) -> bool:
         """Whether more codes differ by themselves than rounding of biases explains."""
-        most = self.explained_share + MOST_UNEXPLAINED
-        return self.alone_differing > max(most * self.alone_compared, FEW_CODES)
+        allowed_share = self.explained_share + MOST_UNEXPLAINED
+        return self.alone_differing > max(allowed_share * self.alone_compared, FEW_CODES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -296,8 +296,8 @@ class CertificateRecord:
 
     def is_mismatch(self, count: OutputCount) -> bool:
         """Whether the answers of an output are those of another function."""
-        most = max(FEW_POINTS * count.places, FEW_PLACES)
-        classes_differ = count.places_differing > most
+        limit = max(FEW_POINTS * count.places, FEW_PLACES)
+        classes_differ = count.places_differing > limit
         if self.has_few_answers(count):
             return False
         if count.values is None:

@@ -222,12 +222,12 @@ UNEXPLAINED = Topic(
 )
 
 
-def _lost(most: float, *, by_few: bool) -> Callable[[CertificateRecord, OutputCount], bool]:
+def _lost(limit: float, *, by_few: bool) -> Callable[[CertificateRecord, OutputCount], bool]:
     """Whether more than a share is lost of the float model; below 0, whether as much is gained."""
 
     def is_met(certificate: CertificateRecord, count: OutputCount) -> bool:
         lost = certificate.lost(count)
-        is_more = lost < most if most < 0 else not lost <= most
+        is_more = lost < limit if limit < 0 else not lost <= limit
         return is_more and (by_few or not certificate.has_few_answers(count))
 
     return is_met
@@ -373,15 +373,15 @@ def few_images(certificate: CertificateRecord) -> str:
 
 def portability_in_words(claims: list[PortabilityClaim]) -> Marked:
     """Returns on which processors the codes of a file are the same."""
-    kind = GREEN if are_portable(claims) else AMBER
-    return Marked(sentence("portability", None, claims), kind)
+    colour = GREEN if are_portable(claims) else AMBER
+    return Marked(sentence("portability", None, claims), colour)
 
 
 def rule_table() -> Table[Rule]:
     """Returns the conditions that give a colour, as the guide and pages show them."""
 
-    def colour(kind: str) -> Marked:
-        return Marked(COLOURS.get(kind, "–"), kind)
+    def colour(rule_colour: str) -> Marked:
+        return Marked(COLOURS.get(rule_colour, "–"), rule_colour)
 
     columns: list[Column[Rule]] = [
         Column("where", lambda rule: rule.condition),

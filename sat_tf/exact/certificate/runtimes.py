@@ -44,7 +44,7 @@ _KINDS = (
         )
     ),
 )
-RUNTIMES: dict[str, RuntimeKind] = {kind.name: kind for kind in _KINDS}
+RUNTIMES: dict[str, RuntimeKind] = {spec.name: spec for spec in _KINDS}
 
 
 def runtime_title(name: str) -> str:
@@ -62,19 +62,19 @@ def chosen(names: Iterable[str], target: str = DEFAULT_TARGET) -> list[RuntimeKi
         raise ValueError(
             f"runtimes: received {names!r}, expected a list of names; pass one such as ['builtin']."
         )
-    wanted = {"xnnpack", *map(str, names)}
+    all_names = {"xnnpack", *map(str, names)}
     if target in PROCESSORS and (confirming := PROCESSORS[target].confirmed_by):
-        wanted.add(confirming)
-    unknown = sorted(wanted - set(RUNTIMES))
+        all_names.add(confirming)
+    unknown = sorted(all_names - set(RUNTIMES))
     if unknown:
         raise ValueError(
             f"runtimes: received {', '.join(unknown)}, expected names of runtimes. "
             f"{did_you_mean(unknown[0], RUNTIMES)}"
         )
     for name in (MICRO, TOSA):
-        if name in wanted and not is_installed(name):
+        if name in all_names and not is_installed(name):
             raise ValueError(f"runtimes: received {name!r}, {_TO_INSTALL[name]}, or leave it out.")
-    return [kind for kind in _KINDS if kind.name in wanted]
+    return [spec for spec in _KINDS if spec.name in all_names]
 
 
 def is_installed(name: str) -> bool:
@@ -114,7 +114,7 @@ def first_release(matrices: Iterable[Storage], contents: Contents | None = None)
     needed = [FIRST_RELEASES[storage] for storage in (Storage.INT8, *matrices)]
     if contents is not None and any(map(_ends_early, contents.operators)):
         needed.append(FIRST_WITH_EARLY_ENDS)
-    return max(needed, key=lambda release: [int(part) for part in release.split(".")])
+    return max(needed, key=lambda release: [int(number) for number in release.split(".")])
 
 
 def wrong_before(contents: Contents) -> Iterator[str]:
@@ -211,7 +211,7 @@ def portability_of(graph: Graph) -> list[PortabilityClaim]:
             differing={
                 kernels.name: total
                 for kernels in XNNPACK_SETS
-                if (total := sum(each.differing.get(kernels.name, 0) for _, each in group))
+                if (total := sum(evidence.differing.get(kernels.name, 0) for _, evidence in group))
             },
         )
         for (operators, basis, why, _), group in groups.items()

@@ -54,8 +54,8 @@ def sha256(content: bytes) -> str:
 
 def seal(values: dict[str, Any]) -> str:
     """The hash of all of a dictionary but its seal."""
-    rest = {name: value for name, value in values.items() if name != "seal"}
-    return sha256(json.dumps(rest, sort_keys=True).encode())
+    unsealed = {name: value for name, value in values.items() if name != "seal"}
+    return sha256(json.dumps(unsealed, sort_keys=True).encode())
 
 
 def read(name: str) -> bytes:
@@ -74,9 +74,9 @@ def open_kit() -> dict[str, Any]:
     try:
         kit: dict[str, Any] = json.loads(read("kit.json"))
         changed = [] if kit["seal"] == seal(kit) else ["kit.json"]
-        for name, found in kit["files"].items():
+        for name, digest in kit["files"].items():
             # A kit has no names that lead out of it.
-            if not re.fullmatch(r"\w[\w.]*(/\d+)?", name) or sha256(read(name)) != found:
+            if not re.fullmatch(r"\w[\w.]*(/\d+)?", name) or sha256(read(name)) != digest:
                 changed.append(name)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnusableError(f"kit.json is damaged ({error!r}); copy the kit again.") from error
@@ -112,8 +112,8 @@ def run(interpreter: Any, image: Any) -> tuple[Any, float]:
     interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image[np.newaxis])
     start = time.perf_counter()
     interpreter.invoke()
-    taken = 1000 * (time.perf_counter() - start)
-    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"]), taken
+    elapsed = 1000 * (time.perf_counter() - start)
+    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"]), elapsed
 
 
 def compare(kit: dict[str, Any], keeping: Any, plain: Any, images: Any) -> tuple[list[Any], int]:
@@ -125,19 +125,19 @@ def compare(kit: dict[str, Any], keeping: Any, plain: Any, images: Any) -> tuple
     ]
     hashes, outputs_differing = [hashlib.sha256() for _ in rows], 0
     for number, image in enumerate(images):
-        output, kept = run(plain, image)[0], run(keeping, image)[0]
+        output, keeping_output = run(plain, image)[0], run(keeping, image)[0]
         if not kit["not_compared"]:  # float layers may run in other pieces where none are kept
-            outputs_differing += int(np.count_nonzero(output != kept))
+            outputs_differing += int(np.count_nonzero(output != keeping_output))
         codes = np.frombuffer(read(f"codes/{number}") if kit["has_codes"] else b"", np.int8)
         for row, tensor, over_all in zip(rows, kit["tensors"], hashes):
-            found = keeping.get_tensor(places[row["name"]]).astype(np.int8).reshape(-1)
-            expected, codes = codes[: found.size], codes[found.size :]
-            over_all.update(found.tobytes())
-            row["codes_compared"] += found.size
-            if sha256(found.tobytes()) != tensor["images"][number]:
+            computed = keeping.get_tensor(places[row["name"]]).astype(np.int8).reshape(-1)
+            expected, codes = codes[: computed.size], codes[computed.size :]
+            over_all.update(computed.tobytes())
+            row["codes_compared"] += computed.size
+            if sha256(computed.tobytes()) != tensor["images"][number]:
                 row["images"].append(number)
                 if kit["has_codes"]:
-                    row["codes_differing"] += int(np.count_nonzero(found != expected))
+                    row["codes_differing"] += int(np.count_nonzero(computed != expected))
     for row, over_all in zip(rows, hashes):
         row["sha256"] = over_all.hexdigest()
         if row["images"] and not kit["has_codes"]:
@@ -147,11 +147,11 @@ def compare(kit: dict[str, Any], keeping: Any, plain: Any, images: Any) -> tuple
 
 def milliseconds(plain: Any, images: Any) -> float:
     """The median time of an image."""
-    found: list[float] = []
+    times: list[float] = []
     end = time.perf_counter() + TIMED_SECONDS
-    while len(found) < TIMED_RUNS and (not found or time.perf_counter() < end):
-        found.append(run(plain, images[len(found) % len(images)])[1])
-    return statistics.median(found)
+    while len(times) < TIMED_RUNS and (not times or time.perf_counter() < end):
+        times.append(run(plain, images[len(times) % len(images)])[1])
+    return statistics.median(times)
 
 
 def system_file(path: str) -> str:
@@ -166,8 +166,8 @@ def machine(plain: Any, log: str) -> dict[str, Any]:
     """The processor, what it has of `FEATURES`, the versions, and the delegate."""
     fields = dict(re.findall(r"^([^:\n]*?)\s*:[ \t]*(.*)$", system_file("/proc/cpuinfo"), re.M))
     has = (fields.get("Features") or fields.get("flags") or "").split()
-    part = " ".join(fields[name] for name in ("CPU implementer", "CPU part") if name in fields)
-    board = system_file("/proc/device-tree/model") or fields.get("model name") or part
+    cpu_part = " ".join(fields[name] for name in ("CPU implementer", "CPU part") if name in fields)
+    board = system_file("/proc/device-tree/model") or fields.get("model name") or cpu_part
     delegated = any(node["op_name"] == "DELEGATE" for node in plain._get_ops_details())
     names = ", ".join(re.findall(r"Created TensorFlow Lite (\w+) delegate", log)) or "unnamed"
     return {
@@ -187,15 +187,15 @@ def machine(plain: Any, log: str) -> dict[str, Any]:
 def write(certificate: dict[str, Any]) -> str:
     """Writes the certificate into the working directory, whole or not at all."""
     path = f"certificate_{re.sub(r'[^A-Za-z0-9]+', '_', platform.machine())}.json"
-    part = f".{os.getpid()}_{path}"
+    partial = f".{os.getpid()}_{path}"
     try:
-        pathlib.Path(part).write_text(json.dumps(certificate, indent=1) + "\n", encoding="utf-8")
-        os.replace(part, path)
+        pathlib.Path(partial).write_text(json.dumps(certificate, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, path)
     except OSError as error:
         raise UnusableError(f"{path}: {error.strerror}; run this in another folder.") from error
     finally:
-        if os.path.exists(part):
-            os.remove(part)
+        if os.path.exists(partial):
+            os.remove(partial)
     return path
 
 
@@ -205,7 +205,7 @@ def show(kit: dict[str, Any], device: dict[str, Any], rows: list[Any]) -> None:
     print(f"file       {kit['file']}, {len(rows)} tensors, {kit['num_images']} images")
     print(f"machine    {device['machine']}: {device['processor']}")
     print(f"features   {' '.join(device['features']) or 'unknown'}")
-    print(f"versions   {', '.join(f'{name} {it}' for name, it in versions.items())}")
+    print(f"versions   {', '.join(f'{name} {version}' for name, version in versions.items())}")
     print(f"delegate   {device['delegate']}")
     print(f"time       {device['milliseconds']:.3g} ms an image, one thread")
     if device["delegate"] != "XNNPACK":
@@ -224,8 +224,8 @@ def show(kit: dict[str, Any], device: dict[str, Any], rows: list[Any]) -> None:
             f"{len(row['images'])} images, first in number {row['images'][0]}"
         )
     compared = sum(row["codes_compared"] for row in rows)
-    first = f"; the first is {differing[0]['name']}" if differing else ""
-    print(f"{len(differing)} of {len(rows)} tensors differ ({compared:,} codes compared){first}")
+    ending = f"; the first is {differing[0]['name']}" if differing else ""
+    print(f"{len(differing)} of {len(rows)} tensors differ ({compared:,} codes compared){ending}")
 
 
 def main() -> int:
@@ -237,9 +237,9 @@ def main() -> int:
     if MISSING:
         raise UnusableError(f"{MISSING}: pip install numpy ai-edge-litert=={kit['litert']}")
     warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
-    content, wanted = read("model.tflite"), kit["litert"]
-    plain, log = load(content, wanted, keep_tensors=False)
-    keeping, _ = load(content, wanted, keep_tensors=True)
+    content, version = read("model.tflite"), kit["litert"]
+    plain, log = load(content, version, keep_tensors=False)
+    keeping, _ = load(content, version, keep_tensors=True)
     images = np.load(io.BytesIO(read("images.npy")), allow_pickle=False)
     rows, outputs_differing = compare(kit, keeping, plain, images)
     device = machine(plain, log)

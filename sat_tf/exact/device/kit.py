@@ -114,14 +114,14 @@ def write_kit(
             layers left float, or a path that is not that of a zip, or cannot be written.
     """
     kit_path = check_kit_path(kit_path)
-    own = path.path if isinstance(path, Subject) else expect_path(path)
-    if kit_path.exists() and own.exists() and kit_path.samefile(own):
+    file_path = path.path if isinstance(path, Subject) else expect_path(path)
+    if kit_path.exists() and file_path.exists() and kit_path.samefile(file_path):
         raise ValueError(
             f"write_kit: received {str(kit_path)!r} for the file and its kit, expected two names."
         )
-    subject = path if isinstance(path, Subject) else read_subject(own)
+    subject = path if isinstance(path, Subject) else read_subject(file_path)
     images, _ = checked_inputs("write_kit", subject, images, None)
-    compared, behind = tensors_of(subject.graph)
+    compared, skipped = tensors_of(subject.graph)
     if not compared:
         raise ValueError(
             f"{subject.path}: received a file whose integers all come behind layers left float "
@@ -138,9 +138,9 @@ def write_kit(
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
         add("model.tflite", subject.content)
-        held = io.BytesIO()
-        np.save(held, np.ascontiguousarray(images), allow_pickle=False)
-        add("images.npy", held.getvalue())
+        buffer = io.BytesIO()
+        np.save(buffer, np.ascontiguousarray(images), allow_pickle=False)
+        add("images.npy", buffer.getvalue())
         add("check.py", pathlib.Path(check.__file__).read_bytes())
         add("__main__.py", f"{inspect.getsource(check.start)}\n\nstart()\n".encode())
         expected = Expected(compared)
@@ -162,30 +162,30 @@ def write_kit(
             target=subject.target,
             has_codes=codes,
             tensors=expected.result(),
-            not_compared=list(behind),
+            not_compared=list(skipped),
             files=hashes.copy(),
             seal="",  # of all the rest
         )
         manifest = dataclasses.asdict(record)
         manifest["seal"] = check.seal(manifest)
         add("kit.json", (json.dumps(manifest, indent=1) + "\n").encode())
-    return Kit(kit_path, kit_path.stat().st_size, len(images), compared, behind, manifest["seal"])
+    return Kit(kit_path, kit_path.stat().st_size, len(images), compared, skipped, manifest["seal"])
 
 
 def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The integer tensors that every machine must agree on, and those behind float arithmetic."""
-    behind = {
+    behind_float = {
         operation.output
         for operation in graph.operations
         if operation.float_layer is not None and operation.portability(graph).basis is Basis.FLOAT
     }
     for operation in graph.operations:
-        if behind.intersection(operation.inputs):
-            behind.add(operation.output)
+        if behind_float.intersection(operation.inputs):
+            behind_float.add(operation.output)
     integers = graph.integer_tensors
     return (
-        tuple(name for name in integers if name not in behind),
-        tuple(name for name in integers if name in behind),
+        tuple(name for name in integers if name not in behind_float),
+        tuple(name for name in integers if name in behind_float),
     )
 
 

@@ -92,7 +92,7 @@ class Runtime:
     @property
     def input_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the images of all inputs."""
-        return [tuple(int(size) for size in found["shape"][1:]) for found in self._inputs]
+        return [tuple(int(size) for size in entry["shape"][1:]) for entry in self._inputs]
 
     @property
     def interface(self) -> Interface:
@@ -141,16 +141,16 @@ class Runtime:
 
     def kept(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
         """Tensors of the last run by their places in the file, where they have values."""
-        found = {}
+        arrays = {}
         for index in indices:
             with contextlib.suppress(ValueError):
-                found[index] = np.array(self._interpreter.get_tensor(index))
-        return found
+                arrays[index] = np.array(self._interpreter.get_tensor(index))
+        return arrays
 
     def delegation(self) -> Delegation:
         """The part that XNNPACK has taken over; of the other kernels, nothing."""
-        delegates, operators, inside = self._plan()
-        return Delegation(delegates, len(inside), operators)
+        delegates, operators, delegated = self._plan()
+        return Delegation(delegates, len(delegated), operators)
 
     @property
     def delegated(self) -> set[int]:
@@ -164,23 +164,23 @@ class Runtime:
         delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
         operators = [node for node in nodes if node["op_name"] != "DELEGATE"]
         makers = {index: i for i, node in enumerate(operators) for index in node["outputs"]}
-        inside: set[int] = set()
+        delegated: set[int] = set()
         for delegate in delegates:
-            given = set(delegate["inputs"])
+            inputs = set(delegate["inputs"])
             waiting = list(delegate["outputs"])
             while waiting:
                 index = waiting.pop()
-                if index in given or index not in makers or makers[index] in inside:
+                if index in inputs or index not in makers or makers[index] in delegated:
                     continue
-                inside.add(makers[index])
+                delegated.add(makers[index])
                 waiting.extend(operators[makers[index]]["inputs"])
-        return len(delegates), len(operators), inside
+        return len(delegates), len(operators), delegated
 
     def _make_room(self, shapes: list[tuple[int, ...]]) -> None:
-        found = self._interpreter.get_input_details()
-        if any(one["shape"][0] != shape[0] for one, shape in zip(found, shapes, strict=True)):
-            for details, shape in zip(found, shapes, strict=True):
-                self._interpreter.resize_tensor_input(details["index"], shape)
+        inputs = self._interpreter.get_input_details()
+        if any(entry["shape"][0] != shape[0] for entry, shape in zip(inputs, shapes, strict=True)):
+            for entry, shape in zip(inputs, shapes, strict=True):
+                self._interpreter.resize_tensor_input(entry["index"], shape)
             self._interpreter.allocate_tensors()
 
 
@@ -214,7 +214,7 @@ def native_output_in(file: Any) -> Iterator[None]:
     What Python writes to sys.stderr goes where it went: warnings, progress, other threads.
     """
     try:
-        there = os.dup(2)
+        descriptor = os.dup(2)
     except OSError:  # The process has none.
         yield
         return
@@ -223,12 +223,12 @@ def native_output_in(file: Any) -> Iterator[None]:
             stream = sys.stderr
             if is_standard_error(stream):
                 stream.flush()
-                kept = open(  # noqa: SIM115 - the stack closes it
-                    there, "w", buffering=1, encoding=stream.encoding, errors="replace",
+                original_stream = open(  # noqa: SIM115 - the stack closes it
+                    descriptor, "w", buffering=1, encoding=stream.encoding, errors="replace",
                     closefd=False,
                 )  # fmt: skip
-                stack.enter_context(kept)
-                lent = _Lent(kept)
+                stack.enter_context(original_stream)
+                lent = _Lent(original_stream)
                 stack.callback(setattr, lent, "lender", stream)
                 stack.enter_context(contextlib.redirect_stderr(cast(IO[str], lent)))
             os.dup2(file.fileno(), 2)
@@ -237,9 +237,9 @@ def native_output_in(file: Any) -> Iterator[None]:
             finally:
                 if is_standard_error(stream):
                     stream.flush()  # of handlers that hold it, before it is connected again
-                os.dup2(there, 2)
+                os.dup2(descriptor, 2)
     finally:
-        os.close(there)
+        os.close(descriptor)
 
 
 def check_loading(content: bytes) -> None:
@@ -276,8 +276,8 @@ class OneImageRuntime(abc.ABC):
     def __init__(self, contents: Contents, *, keep_tensors: bool) -> None:
         self._inputs, self._outputs = contents.inputs, contents.outputs
         places = {id(tensor): index for index, tensor in enumerate(contents.tensors)}
-        made = [tensor for operator in contents.operators for tensor in operator.outputs]
-        self._made = {places[id(one)]: one.name for one in made} if keep_tensors else {}
+        tensors = [tensor for operator in contents.operators for tensor in operator.outputs]
+        self._made = {places[id(tensor)]: tensor.name for tensor in tensors} if keep_tensors else {}
         self._kept: list[dict[int, np.ndarray]] = []
 
     @abc.abstractmethod
@@ -289,24 +289,24 @@ class OneImageRuntime(abc.ABC):
         self._kept, outputs = [], []
         for number in range(number_of(images)):
             with explained("run", self.title):
-                kept, values = self.compute(arrays_of(some_of(images, number, number + 1)))
-                self._kept.append(kept)
-                made = [
+                tensors, values = self.compute(arrays_of(some_of(images, number, number + 1)))
+                self._kept.append(tensors)
+                real_values = [
                     real_outputs(array, output.scales, output.zero_points)
                     for array, output in zip(values, self._outputs, strict=True)
                 ]
-                outputs.append(joined(made))
+                outputs.append(joined(real_values))
         return np.concatenate(outputs)
 
     def rehearse(self) -> np.ndarray:
         """The output for one image of zeros."""
-        arrays = [np.zeros(given.shape, given.type.lower()) for given in self._inputs]
+        arrays = [np.zeros(tensor.shape, tensor.type.lower()) for tensor in self._inputs]
         return self.run(arrays[0] if len(arrays) == 1 else tuple(arrays))
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """See `Runtime.tensors`."""
         places = {name: index for index, name in self._made.items()}
-        return {name: np.concatenate([kept[places[name]] for kept in self._kept]) for name in names}
+        return {name: np.concatenate([run[places[name]] for run in self._kept]) for name in names}
 
     def kept(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
         """See `Runtime.kept`: of the last image."""
@@ -344,12 +344,12 @@ class MicroRuntime(OneImageRuntime):
         for index, array in enumerate(arrays):
             self._interpreter.set_input(np.ascontiguousarray(array), index)
         _with_reason(self._interpreter.invoke)
-        kept = {
+        tensors = {
             index: np.asarray(self._interpreter.GetTensor(index, 0)["tensor_data"])
             for index in self._made
         }
         places = range(len(self._outputs))
-        return kept, [np.array(self._interpreter.get_output(index)) for index in places]
+        return tensors, [np.array(self._interpreter.get_output(index)) for index in places]
 
 
 def _interpreter(content: bytes, arena_bytes: int, *, keep_tensors: bool) -> Any:
@@ -422,7 +422,7 @@ def results_in(program: str) -> list[int]:
 def _called(tool: str, *words: str) -> str:
     """What a tool prints, in a process of its own: it needs an older NumPy."""
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             [tosa_tool(tool) or tool, *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -435,9 +435,9 @@ def _called(tool: str, *words: str) -> str:
         raise RuntimeError(f"{tool} took more than {_SECONDS} s") from error
     except OSError as error:
         raise RuntimeError(f"{tool}: {error.strerror}") from error
-    if ended.returncode:
-        raise RuntimeError(f"{tool}: {reason_in(ended.stderr)}")
-    return ended.stdout
+    if process.returncode:
+        raise RuntimeError(f"{tool}: {reason_in(process.stderr)}")
+    return process.stdout
 
 
 def tosa_version() -> str:
@@ -483,27 +483,27 @@ class TosaRuntime(OneImageRuntime):
         return os.path.join(self._folder.name, name)
 
     def compute(self, arrays: Sequence[np.ndarray]) -> _Computed:
-        read = {f"TosaInput_{place}": array for place, array in enumerate(arrays)}
-        for name, array in read.items():
+        inputs = {f"TosaInput_{place}": array for place, array in enumerate(arrays)}
+        for name, array in inputs.items():
             np.save(self._file(f"{name}.npy"), array)
         _called(
             _MODEL,
             f"--tosa_file={self._file('program.tosa')}",
             "--tosa_level=NONE",
-            f"--ifm_name={','.join(read)}",
-            f"--ifm_file={','.join(self._file(f'{name}.npy') for name in read)}",
+            f"--ifm_name={','.join(inputs)}",
+            f"--ifm_file={','.join(self._file(f'{name}.npy') for name in inputs)}",
             f"--ofm_name={','.join(f'TosaOutput_{place}' for place in self._places.values())}",
             f"--ofm_file={','.join(self._file(f'{index}.npy') for index in self._places)}",
         )
-        made = {}
+        computed = {}
         for index in self._places:
             path, tensor = self._file(f"{index}.npy"), self._tensors[index]
-            values, kind = np.load(path) if os.path.exists(path) else None, tensor.type.lower()
+            values, dtype = np.load(path) if os.path.exists(path) else None, tensor.type.lower()
             if values is None or values.shape != tensor.shape:
                 raise RuntimeError(f"{_MODEL} makes no {tensor.name} of the shape {tensor.shape}")
             # All of a program's codes are signed.
-            made[index] = values.view(kind) if values.dtype == np.int8 else values
-        return made, [made[index] for index in self._ends]
+            computed[index] = values.view(dtype) if values.dtype == np.int8 else values
+        return computed, [computed[index] for index in self._ends]
 
 
 _OF_ONE_IMAGE = {MICRO: MicroRuntime, TOSA: TosaRuntime}

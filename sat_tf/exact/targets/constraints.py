@@ -45,13 +45,13 @@ def of_types(
 @with_settings
 def output_grid(operator: StoredOperator, scale: float, zero_point: int) -> tuple[str, str]:
     """What it makes has this scale and this zero point."""
-    made = operator.outputs[0]
-    found = *made.scales.tolist(), *made.zero_points.tolist()
-    if found == (scale, zero_point):
+    output = operator.outputs[0]
+    grid = *output.scales.tolist(), *output.zero_points.tolist()
+    if grid == (scale, zero_point):
         return _MET
     return (
-        f"its output has the scale {first_ones(made.scales)} and the zero point "
-        f"{first_ones(made.zero_points)}, expected {scale} and {zero_point}",
+        f"its output has the scale {first_ones(output.scales)} and the zero point "
+        f"{first_ones(output.zero_points)}, expected {scale} and {zero_point}",
         "convert it again",
     )
 
@@ -104,8 +104,8 @@ def largest_sum_of_weights(operator: StoredOperator, limit: int) -> tuple[str, s
     if (codes := operator.reads[1].values) is None:
         return _MET
     axis = codes.ndim - 1 if operator.name == "DEPTHWISE_CONV_2D" else 0
-    others = tuple(index for index in range(codes.ndim) if index != axis)
-    sums = np.abs(codes.astype(np.int64)).sum(axis=others)
+    axes = tuple(index for index in range(codes.ndim) if index != axis)
+    sums = np.abs(codes.astype(np.int64)).sum(axis=axes)
     if sums.max(initial=0) <= limit:
         return _MET
     return f"the magnitudes of its weights add up to {sums.max():,}, above {limit:,}", ""
@@ -118,13 +118,13 @@ def _option(operator: StoredOperator, name: str, default: Any = 1) -> Any:
 @with_settings
 def strides(operator: StoredOperator, largest: int, *, more_where_valid: bool) -> tuple[str, str]:
     """The strides are at most `largest`; of windows without padding or dilation they may be any."""
-    found = _option(operator, "strideH"), _option(operator, "strideW")
+    stride = _option(operator, "strideH"), _option(operator, "strideW")
     dilation = _option(operator, "dilationHFactor"), _option(operator, "dilationWFactor")
     valid = _option(operator, "padding") == tfl.Padding.VALID and dilation == (1, 1)
-    if max(found) <= largest or (more_where_valid and valid):
+    if max(stride) <= largest or (more_where_valid and valid):
         return _MET
     return (
-        f"its strides are {found[0]}x{found[1]}, at most {largest}",
+        f"its strides are {stride[0]}x{stride[1]}, at most {largest}",
         f"use strides of at most {largest}, or global pooling for windows as large as images",
     )
 
@@ -150,12 +150,12 @@ def reduced_axes(operator: StoredOperator, *, largest: int) -> tuple[str, str]:
     if (numbers := axes.values) is None:
         return "its axes are not constant", ""
     rank = len(source.shape)
-    found = sorted(int(axis) % rank for axis in numbers.reshape(-1))
-    if 0 in found:
+    reduced = sorted(int(axis) % rank for axis in numbers.reshape(-1))
+    if 0 in reduced:
         return "it reduces the batch", ""
-    if any(source.shape[axis] >= largest for axis in found):
+    if any(source.shape[axis] >= largest for axis in reduced):
         return f"it reduces an axis of {largest} or more", "pool before it"
-    if rank - 1 in found and rank > 2 and 1 not in source.shape[-3:]:
+    if rank - 1 in reduced and rank > 2 and 1 not in source.shape[-3:]:
         return "it reduces the channels", ""
     return _MET
 
@@ -180,7 +180,7 @@ def scales_by(
     if before in ((1, 1), after):
         return _MET
     less = int(_option(operator, "alignCorners", default=False))
-    found = {
+    ratios = {
         (new - less) / max(old - less, 1)
         for old, new in zip(before, after, strict=True)
         if (old, new) != (1, 1)
@@ -188,7 +188,7 @@ def scales_by(
     allowed = factors
     if half_pixels is not None and _option(operator, "halfPixelCenters", default=False):
         allowed = half_pixels
-    if len(found) == 1 and found <= {*allowed}:
+    if len(ratios) == 1 and ratios <= {*allowed}:
         return _MET
     listed = ", ".join(map(str, allowed))
     return f"{_resizes(before, after)}, it takes factors of {listed}", f"resize by {listed}"
@@ -210,27 +210,27 @@ def _resizes(before: tuple[int, ...], after: tuple[int, ...]) -> str:
 def small_strides(operator: StoredOperator) -> tuple[str, str]:
     """The strides of a transposed convolution are both 1 or both 2, or 1 where there is one row."""
     kernel, source = operator.reads[1:3]
-    found = _option(operator, "strideH"), _option(operator, "strideW")
+    stride = _option(operator, "strideH"), _option(operator, "strideW")
     flat = [source.shape[axis] == kernel.shape[axis] == 1 for axis in (1, 2)]
     allowed = {(1, 1), (2, 2), *([(1, 2)] if flat[0] else []), *([(2, 1)] if flat[1] else [])}
-    if found in allowed:
+    if stride in allowed:
         return _MET
-    return f"its strides are {found[0]}x{found[1]}, at most 2x2", "use strides of 2"
+    return f"its strides are {stride[0]}x{stride[1]}, at most 2x2", "use strides of 2"
 
 
 def grown_by_strides(operator: StoredOperator) -> tuple[str, str]:
     """The output of a transposed convolution is as large as padding makes it."""
     kernel, source = operator.reads[1:3]
-    found = _option(operator, "strideH"), _option(operator, "strideW")
+    by_axis = _option(operator, "strideH"), _option(operator, "strideW")
     same = _option(operator, "padding") == tfl.Padding.SAME
     expected = tuple(
         size * stride + (0 if same else max(window - stride, 0))
-        for size, stride, window in zip(source.shape[1:3], found, kernel.shape[1:3], strict=True)
+        for size, stride, window in zip(source.shape[1:3], by_axis, kernel.shape[1:3], strict=True)
     )
-    made = operator.outputs[0].shape
-    if made[1:3] == expected:
+    shape = operator.outputs[0].shape
+    if shape[1:3] == expected:
         return _MET
-    return f"it makes {made[1]}x{made[2]}, expected {expected[0]}x{expected[1]}", ""
+    return f"it makes {shape[1]}x{shape[2]}, expected {expected[0]}x{expected[1]}", ""
 
 
 def strided_slice(operator: StoredOperator) -> tuple[str, str]:

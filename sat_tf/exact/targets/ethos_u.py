@@ -102,8 +102,8 @@ def compile_file(
         )
     content = read_bytes(path)
     contents = read_contents(content, name)
-    left = TARGETS[TARGET_OF[configuration]].cpu_fallback(contents)
-    made_tensors = (tensor.name for one in contents.operators for tensor in one.outputs)
+    fallbacks = TARGETS[TARGET_OF[configuration]].cpu_fallback(contents)
+    made_tensors = (tensor.name for operator in contents.operators for tensor in operator.outputs)
     if quoted := [tensor for tensor in made_tensors if '"' in tensor]:
         raise ValueError(
             f"{name}: received a tensor named {printable(quoted[0])}, expected one without "
@@ -127,21 +127,21 @@ def compile_file(
         if ended.returncode or not compiled.exists():
             lines = (ended.stderr or ended.stdout).strip().splitlines()
             last = printable(lines[-1]) if lines else ""
-            how = f"signal {-ended.returncode}" if ended.returncode < 0 else last or "no file"
-            ended_with = f"Arm's compiler ended with {how} on {configuration}"
+            reason = f"signal {-ended.returncode}" if ended.returncode < 0 else last or "no file"
+            ended_with = f"Arm's compiler ended with {reason} on {configuration}"
             if _ARENA in last:
                 raise ValueError(
                     f"{ended_with}, expected a memory_mode that has activations where they can be "
                     "written; of a system with weights in flash pass memory_mode='Shared_Sram'."
                 )
-            listed = "".join(f"\n  - {one}" for one in left)
-            known = f"; these operators are none of its:{listed}" if left else "."
-            raise ValueError(f"{name}: {ended_with}, expected a file that it takes{known}")
+            listed = "".join(f"\n  - {fallback}" for fallback in fallbacks)
+            ending = f"; these operators are none of its:{listed}" if fallbacks else "."
+            raise ValueError(f"{name}: {ended_with}, expected a file that it takes{ending}")
         (summary,) = out.glob("model_summary_*.csv")
         with summary.open(newline="") as file:
             (row,) = csv.DictReader(file)
         operators = list(_operators(out / "model_debug.xml"))
-        made = compiled.read_bytes()
+        compiled_content = compiled.read_bytes()
     clock = float(row["core_clock"])
     milliseconds = collections.defaultdict[str, float](float)
     limited = collections.defaultdict[str, float](float)
@@ -151,14 +151,14 @@ def compile_file(
         milliseconds[tensor] += 1000.0 * cycles / clock
         limited[limit] += 1000.0 * cycles / clock
         weights[tensor] += weight_bytes
-    names = [operator.name for operator in read_contents(made, name).operators]
+    names = [operator.name for operator in read_contents(compiled_content, name).operators]
     memory = row["weights_storage_area"]
     used = memory.lower().replace("-", "_").replace(" ", "_") + "_memory_used"
     return CompiledFile(
         configuration=configuration,
         system_config=row["system_config"],
         memory_mode=row["memory_mode"],
-        on_cpu=tuple(one for one in names if one != _NPU_OPERATOR),
+        on_cpu=tuple(operator_name for operator_name in names if operator_name != _NPU_OPERATOR),
         milliseconds=1000.0 * float(row["inference_time"]),
         milliseconds_of=dict(milliseconds),
         milliseconds_by_limit=dict(limited),
@@ -167,7 +167,7 @@ def compile_file(
         sram_bytes=round(_KIB * float(row["sram_memory_used"])),
         encoded_weight_bytes=int(row["total_npu_encoded_weights"]),
         encoded_weight_bytes_of=dict(weights),
-        content=made,
+        content=compiled_content,
     )
 
 
@@ -194,8 +194,8 @@ def compiler_options(
     if (system_config, memory_mode, config) != (None, None, None):
         # The compiler's own file of configurations, unless another one is named.
         folders = package.submodule_search_locations or ()
-        own = pathlib.Path(*folders, "config_files", "Arm", "vela.ini")
-        sections = own if config is None else expect_path(config).absolute()
+        default_sections = pathlib.Path(*folders, "config_files", "Arm", "vela.ini")
+        sections = default_sections if config is None else expect_path(config).absolute()
         parser = configparser.ConfigParser()
         try:
             with sections.open(encoding="utf-8") as lines:
@@ -211,13 +211,13 @@ def compiler_options(
         problems = []
         system = {"system_config": system_config, "memory_mode": memory_mode}
         for field, value in system.items():
-            kind = f"{_SECTIONS[field]}."
-            known = [name.removeprefix(kind) for name in parser.sections() if name.startswith(kind)]
+            stem = f"{_SECTIONS[field]}."
+            names = [name.removeprefix(stem) for name in parser.sections() if name.startswith(stem)]
             options += [f"--{field.replace('_', '-')}", str(value)]
-            if value not in known:
+            if value not in names:
                 problems.append(
-                    f"{field}: received {value!r}, expected the name of a section [{kind}NAME] of "
-                    f"{sections.name}; name a system by both. {did_you_mean(str(value), known)}"
+                    f"{field}: received {value!r}, expected the name of a section [{stem}NAME] of "
+                    f"{sections.name}; name a system by both. {did_you_mean(str(value), names)}"
                 )
         if problems:
             raise ProblemsError("compile_file", problems)
@@ -253,6 +253,6 @@ def _operators(path: pathlib.Path) -> Iterator[tuple[int, int, str, int]]:
         if cycles > int(row["npu_cycles"]):
             accesses = {name[:-3]: int(row[name]) for name in row if name.endswith("_ac")}
             memory = max(accesses, key=accesses.__getitem__)
-            limit = max(_LIMITS, key=lambda part: int(detail[f"{memory}{_LIMITS[part]}_ac"] or 0))
-        sizes = (int(detail[f"{kind}_total_bytes"] or 0) for kind in ("weight", "scales"))
+            limit = max(_LIMITS, key=lambda role: int(detail[f"{memory}{_LIMITS[role]}_ac"] or 0))
+        sizes = (int(detail[f"{column}_total_bytes"] or 0) for column in ("weight", "scales"))
         yield sources[row["source_id"]], cycles, limit, sum(sizes)

@@ -86,9 +86,9 @@ def output_type_problem(output_type: object) -> str | None:
     return _problem(output_type, OUTPUT_TYPES, "'float32', 'int8' or 'uint8'")
 
 
-def _problem(received: object, known: Collection[str], expected: str) -> str | None:
-    if isinstance(received, str) and received in known:
+def _problem(received: object, names: Collection[str], expected: str) -> str | None:
+    if isinstance(received, str) and received in names:
         return None
-    hint = did_you_mean(str(received), known)
+    hint = did_you_mean(str(received), names)
     # Where none is near, all of them are listed already.
     return f"received {received!r}, expected {expected}.{f' {hint}' if hint.endswith('?') else ''}"

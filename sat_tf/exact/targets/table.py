@@ -50,9 +50,9 @@ class Target(Processor):
             words = f"All {count} operators {run_on} {self.title}."
             return [Marked(words, "good")] if self.native else []
         names = collections.defaultdict[str, list[str]](list)
-        for each in left:
-            why = f"{each.reason}; {each.fix}" if each.fix else each.reason
-            names[why].append(f"{each.operator} {each.tensor}")
+        for fallback in left:
+            why = f"{fallback.reason}; {fallback.fix}" if fallback.fix else fallback.reason
+            names[why].append(f"{fallback.operator} {fallback.tensor}")
         return [
             Marked(self.shortfall(len(left), count), "watch"),
             *(
@@ -63,9 +63,9 @@ class Target(Processor):
 
     def cpu_fallback(self, contents: Contents) -> list[CpuFallback]:
         """The operators of a file that its processor leaves to the CPU, or refuses, in order."""
-        left: list[CpuFallback] = []
+        fallbacks: list[CpuFallback] = []
         ends = _float_ends(contents)
-        given = {tensor.name for tensor in contents.inputs}
+        inputs = {tensor.name for tensor in contents.inputs}
         # A file that quantizes weights alone, or has a float head, has no codes to end in.
         otherwise = QUANTIZED
         for operator in contents.operators:
@@ -75,13 +75,13 @@ class Target(Processor):
             reason, fix = self._problem(operator)
             if not reason:
                 continue
-            if fix == INTEGER_OUTPUTS and not all(one.name in ends for one in operator.outputs):
+            if fix == INTEGER_OUTPUTS and not all(t.name in ends for t in operator.outputs):
                 fix = otherwise
-            if operator.name == "QUANTIZE" and {tensor.name for tensor in operator.reads} <= given:
+            if operator.name == "QUANTIZE" and {tensor.name for tensor in operator.reads} <= inputs:
                 fix = INTEGER_INPUTS
-            made = operator.outputs[0].name if operator.outputs else ""
-            left.append(CpuFallback(operator.name, made, reason, fix))
-        return left
+            tensor_name = operator.outputs[0].name if operator.outputs else ""
+            fallbacks.append(CpuFallback(operator.name, tensor_name, reason, fix))
+        return fallbacks
 
     def _problem(self, operator: StoredOperator) -> tuple[str, str]:
         operators = self.operators
@@ -90,11 +90,11 @@ class Target(Processor):
             if operator.name in (*_LOOKS_UP, *_WORDS):
                 fix = "quantize for this target"
                 if self.native:  # files for others have tables
-                    *others, last = (word for name, word in _WORDS.items() if name in operators)
-                    fix += f", and use a function that it has: {', '.join(others)} or {last}"
+                    *words, last = (word for name, word in _WORDS.items() if name in operators)
+                    fix += f", and use a function that it has: {', '.join(words)} or {last}"
             return f"{self.title} has no {operator.name}", fix
-        own = () if operators is None else operators[operator.name]
-        for constraint in (*self.constraints, *own):
+        own_constraints = () if operators is None else operators[operator.name]
+        for constraint in (*self.constraints, *own_constraints):
             try:
                 reason, fix = constraint(operator)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
@@ -112,20 +112,20 @@ _PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV"
 def _float_ends(contents: Contents) -> set[str]:
     """The float tensors made from codes, behind which nothing computes with codes again."""
     makes = collections.defaultdict[str, list[str]](list)
-    found: set[str] = set()
+    ends: set[str] = set()
     for operator in reversed(contents.operators):
-        made = [tensor.name for tensor in operator.outputs]
+        output_names = [tensor.name for tensor in operator.outputs]
         is_product = operator.name in _PRODUCTS
         for tensor in operator.outputs:
-            if tensor.type == "FLOAT32" and not is_product and found.issuperset(makes[tensor.name]):
-                found.add(tensor.name)
+            if tensor.type == "FLOAT32" and not is_product and ends.issuperset(makes[tensor.name]):
+                ends.add(tensor.name)
         for tensor in operator.reads:
-            makes[tensor.name] += made
+            makes[tensor.name] += output_names
     stands_for = set[str]()
     for operator in contents.operators:
         reads = {tensor.name for tensor in operator.reads}
         if operator.name == "DEQUANTIZE" or not stands_for.isdisjoint(reads):
-            stands_for |= found & {tensor.name for tensor in operator.outputs}
+            stands_for |= ends & {tensor.name for tensor in operator.outputs}
     return stands_for
 
 

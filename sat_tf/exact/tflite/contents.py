@@ -118,8 +118,8 @@ def _unpacked_model(content: bytes) -> Any:
     """The parts of the schema's `ModelT` that are read here."""
     budget, root, model = _Budget(content), tfl.Model.GetRootAs(content, 0), tfl.ModelT()
     model.version = root.Version()
-    for attribute, kind in _MODEL_VECTORS.items():
-        setattr(model, attribute, _vector(root, attribute, kind.InitFromObj, budget))
+    for attribute, table_type in _MODEL_VECTORS.items():
+        setattr(model, attribute, _vector(root, attribute, table_type.InitFromObj, budget))
     for buffer in model.buffers:
         # Other tools put large ones behind the flatbuffer, and only say where; 0 and 1 say nothing.
         if buffer.offset > 1:
@@ -168,8 +168,8 @@ def signature_names(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         is_one_each = len(names) == len(entries) and {*tensors} == {*names}
         is_one_each = is_one_each and all(map(str.isprintable, names.values()))
         keys = tuple(names[index] for index in tensors) if is_one_each else ()
-        own = tuple(subgraph.tensors[index].name.decode() for index in tensors)
-        return () if keys == own else keys
+        tensor_names = tuple(subgraph.tensors[index].name.decode() for index in tensors)
+        return () if keys == tensor_names else keys
 
     return keys_of("inputs"), keys_of("outputs")
 
@@ -218,8 +218,8 @@ class StoredTensor:
     def difference(self, other: "StoredTensor") -> str | None:
         """The name of the first attribute in which another tensor differs; None where none does."""
         names = [field.name for field in dataclasses.fields(self)]
-        others = (n for n in names if not np.array_equal(getattr(self, n), getattr(other, n)))
-        return next(others, None)
+        differing = (n for n in names if not np.array_equal(getattr(self, n), getattr(other, n)))
+        return next(differing, None)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -263,10 +263,10 @@ class StoredOperator:
         if (self.name, self.settings) != (other.name, other.settings):
             return f"{where}: {other.name} {other.settings}, expected {self.name} {self.settings}"
         pairs = zip(self.reads + self.outputs, other.reads + other.outputs, strict=False)
-        for own, its in pairs:
-            if attribute := own.difference(its):
-                return f"{where}: the {attribute} of {own.name} is not the model's"
-        counts = [(len(one.reads), len(one.outputs)) for one in (self, other)]
+        for tensor, other_tensor in pairs:
+            if attribute := tensor.difference(other_tensor):
+                return f"{where}: the {attribute} of {tensor.name} is not the model's"
+        counts = [(len(operator.reads), len(operator.outputs)) for operator in (self, other)]
         return f"{where}: reads other tensors" if counts[0] != counts[1] else None
 
 
@@ -295,7 +295,7 @@ class Contents:
 
     def operator_counts(self) -> dict[str, int]:
         """How many operators of each kind there are."""
-        return dict(sorted(collections.Counter(one.name for one in self.operators).items()))
+        return dict(sorted(collections.Counter(stored.name for stored in self.operators).items()))
 
     def float_operators(self) -> list[str]:
         """The operators that read or make float tensors, each with the tensor it makes."""
@@ -316,13 +316,13 @@ def understood(model: Any) -> Contents:
     """The contents of an unpacked flatbuffer, of a file as sat-tf writes them."""
     if len(model.subgraphs) != 1:
         raise NotUnderstoodError(f"it has {len(model.subgraphs)} graphs, expected one")
-    contents, taken = _of_usual_sizes(model), set[str]()
+    contents, names = _of_usual_sizes(model), set[str]()
     for tensor in contents.tensors:
         # LiteRT ends a name at a zero, and gives the values of tensors by their names.
-        if not tensor.name.isprintable() or tensor.name in taken:
-            again = " of another" if tensor.name in taken else ""
+        if not tensor.name.isprintable() or tensor.name in names:
+            again = " of another" if tensor.name in names else ""
             raise NotUnderstoodError(f"a tensor has the name {tensor.name!r}{again}")
-        taken.add(tensor.name)
+        names.add(tensor.name)
     return contents
 
 
@@ -340,7 +340,7 @@ def of_any_tool(model: Any) -> Contents:
     """The contents of any tool's flatbuffer, with distinct names of tensors."""
     if not model.subgraphs:
         raise NotUnderstoodError("it has no graph")
-    subgraph, taken = model.subgraphs[0], set[str]()
+    subgraph, names = model.subgraphs[0], set[str]()
     inputs = [] if subgraph.inputs is None else list(map(int, subgraph.inputs))
     if len(set(inputs)) < len(inputs):
         raise NotUnderstoodError(f"its inputs are the tensors {inputs}, with one of them twice")
@@ -353,9 +353,9 @@ def of_any_tool(model: Any) -> Contents:
         name = _text(tensor.name)
         if not name.isprintable() or not name:
             name = f"tensor {index}"
-        elif name in taken:
+        elif name in names:
             name = f"{name} ({index})"
-        taken.add(name)
+        names.add(name)
         tensor.name = name.encode()
     return _of_usual_sizes(model)
 
@@ -372,8 +372,8 @@ def _contents_of(model: Any) -> Contents:
     for operator in subgraph.operators:
         code = model.operatorCodes[_within(operator.opcodeIndex, len(model.operatorCodes))]
         number = max(code.builtinCode, code.deprecatedBuiltinCode)
-        given = () if operator.inputs is None else operator.inputs
-        inputs = [None if index == -1 else chosen([index])[0] for index in given]
+        input_indices = () if operator.inputs is None else operator.inputs
+        inputs = [None if index == -1 else chosen([index])[0] for index in input_indices]
         operators.append(
             StoredOperator(
                 name=OPERATORS.get(number, f"OPERATOR_{number}"),  # of a later schema
@@ -391,7 +391,7 @@ def _contents_of(model: Any) -> Contents:
         }
         for signature in model.signatureDefs
     }
-    names = {role: [tensor.name for tensor in found] for role, found in ends.items()}
+    names = {role: [tensor.name for tensor in role_ends] for role, role_ends in ends.items()}
     entries = (entry for entry in model.metadata if _text(entry.name) == SETTINGS_NAME)
     settings = next((bytes(model.buffers[entry.buffer].data) for entry in entries), None)
     return Contents(
@@ -461,7 +461,7 @@ def differences(expected: Contents, found: Contents) -> list[str]:
     if expected.interface != found.interface:
         lines.append(f"its interface is {found.interface}, expected {expected.interface}")
     pairs = zip(expected.operators, found.operators, strict=True)
-    return lines + [line for wanted, got in pairs if (line := wanted.difference(got))]
+    return lines + [line for operator, stored in pairs if (line := operator.difference(stored))]
 
 
 _PIECE = 2**24

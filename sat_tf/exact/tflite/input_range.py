@@ -123,8 +123,8 @@ class InputRange:
     @property
     def spelling(self) -> Any:
         """The `input_range` of a policy that says the same."""
-        for name, known in NAMED.items():
-            if self == known:
+        for name, named_range in NAMED.items():
+            if self == named_range:
                 return name
         return plain_range((self.low, self.high))
 
@@ -204,10 +204,10 @@ _EXPECTED = (
 def range_problem(value: Any) -> str | None:
     """Why a value is no `input_range`, for the message of a policy; None where it is one."""
     if isinstance(value, Mapping):
-        for name, one in value.items():
+        for name, input_range in value.items():
             if not isinstance(name, str):
                 return f"expected names of inputs; received {name!r}"
-            if problem := range_problem(one):
+            if problem := range_problem(input_range):
                 return f"for {name!r} {problem}"
         return None
     if isinstance(value, str):
@@ -233,7 +233,7 @@ def type_problem(value: Any) -> str | None:
     """Why a value is no `input_type`, for the message of a policy; None where it is one."""
     expected = f"expected one of {', '.join(INPUT_TYPES)}, or a mapping of inputs to them"
     if isinstance(value, Mapping):
-        wrong = (name for name, one in value.items() if one not in INPUT_TYPES)
+        wrong = (name for name, input_type in value.items() if input_type not in INPUT_TYPES)
         bad = next(wrong, None)
         return None if bad is None else f"{expected}; received {value[bad]!r} for {bad!r}"
     if value is None or (isinstance(value, str) and value in INPUT_TYPES):
@@ -246,7 +246,7 @@ def plain_range(value: Any) -> Any:
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return {name: plain_range(one) for name, one in value.items()}
+        return {name: plain_range(input_range) for name, input_range in value.items()}
     low, high = _as_long(*(_numbers(end) or () for end in value))
     if len({*zip(low, high, strict=True)}) == 1:
         return low[0], high[0]

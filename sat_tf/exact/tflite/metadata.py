@@ -194,7 +194,7 @@ def read_metadata(content: bytes, name: str) -> Metadata:
                 read_member(archive, member, _MOST_TEXT_BYTES)
                 for member in (LABELS_NAME, PREPROCESSING_NAME)
             )
-            labels, said = (None if member is None else member.decode() for member in members)
+            labels, json_text = (None if member is None else member.decode() for member in members)
     except ValueError as error:
         raise ValueError(
             f"{name}: received a file whose labels cannot be read ({error}), expected one that "
@@ -202,7 +202,7 @@ def read_metadata(content: bytes, name: str) -> Metadata:
         ) from error
     return Metadata(
         labels=None if labels is None else tuple(lines_of(labels)),
-        preprocessing=None if said is None else Preprocessing.from_json(said),
+        preprocessing=None if json_text is None else Preprocessing.from_json(json_text),
     )
 
 
@@ -210,12 +210,12 @@ def _image(builder: Any, image: Image, preprocessing: Preprocessing | None) -> i
     """The input's TensorMetadata: pixels from 0 to 255, used as they are."""
     name = builder.CreateString(image.name)
     if image.type != "uint8" or image.is_kept:
-        own = "Values as the model was trained on"
-        about = builder.CreateString(own if image.is_kept else f"{own}; codes of them if int8.")
+        text = "Values as the model was trained on"
+        about = builder.CreateString(text if image.is_kept else f"{text}; codes of them if int8.")
         return _table(builder, {0: name, 1: about})
-    kind = "The image, pixels" if can_be_pictures(image.shape) else "Integers"
+    subject = "The image, pixels" if can_be_pictures(image.shape) else "Integers"
     words = (
-        f"{kind} from 0 to 255 as they are."
+        f"{subject} from 0 to 255 as they are."
         if preprocessing is None
         else preprocessing.describe((image.shape[0], image.shape[1]))
     )

@@ -11,7 +11,7 @@ from sat_tf.exact.tflite.contents import NotUnderstoodError, StoredOperator, Sto
 from sat_tf.exact.tflite.tensors import Activation, Codes, Tensor, Window
 
 _ACTIVATIONS = names_of(tfl.ActivationFunctionType)
-_KNOWN_ACTIVATIONS = {kind.value for kind in Activation}
+_KNOWN_ACTIVATIONS = {activation.value for activation in Activation}
 _PADDINGS = names_of(tfl.Padding)
 
 
@@ -69,8 +69,8 @@ class OperatorView:
         """An input that is a constant of one of some types."""
         tensor = self.tensor(index)
         if tensor.values is None or tensor.type not in types:
-            wanted = " or ".join(types)
-            raise NotUnderstoodError(f"its input {tensor.name} is not a constant of type {wanted}")
+            listed = " or ".join(types)
+            raise NotUnderstoodError(f"its input {tensor.name} is not a constant of type {listed}")
         return tensor.values
 
     def expect_shape(self, index: int, option: str = "") -> None:
@@ -103,9 +103,9 @@ class OperatorView:
 
     def expect(self, *, otherwise: str, **options: Any) -> None:
         """Raises unless options that a graph cannot hold have the only value it supports."""
-        found = {name: self.option(name) for name in options}
-        if found != options:
-            raise NotUnderstoodError(f"{otherwise} {found}")
+        values = {name: self.option(name) for name in options}
+        if values != options:
+            raise NotUnderstoodError(f"{otherwise} {values}")
 
     def source_codes(self, index: int = 0) -> Codes | None:
         """How an input is stored; None where it is float."""
@@ -134,16 +134,16 @@ class OperatorView:
     def selected_codes(self) -> Codes | None:
         """The codes of the output, which are some of those of all inputs that are values."""
         codes = self.codes()
-        found = [
+        input_codes = [
             self.source_codes(index) if tensor.data is None else codes_of(tensor)
             for index, tensor in enumerate(self.stored.inputs)
             if tensor and not tensor.holds_numbers
         ]
-        if any(grid_of(source) != grid_of(codes) for source in found):
+        if any(grid_of(source) != grid_of(codes) for source in input_codes):
             raise NotUnderstoodError("its inputs have other scales or zero points than its output")
         if codes is None:
             return None
-        sources = [source for source in found if source]
+        sources = [source for source in input_codes if source]
         if not sources:
             raise NotUnderstoodError("it reads nothing but places")
         lowest = min(source.lowest for source in sources)
@@ -160,12 +160,12 @@ class OperatorView:
 
     def fused_codes(self) -> Codes | None:
         """How the output is stored, clipped by its activation where it has one."""
-        kind = self.activation
-        if kind not in _KNOWN_ACTIVATIONS:
-            raise NotUnderstoodError(f"its fused activation is {kind}")
-        codes = self.codes(Activation(kind))
-        if codes is None and kind != Activation.NONE.value:
-            raise NotUnderstoodError(f"it is float, and its fused activation is {kind}")
+        activation = self.activation
+        if activation not in _KNOWN_ACTIVATIONS:
+            raise NotUnderstoodError(f"its fused activation is {activation}")
+        codes = self.codes(Activation(activation))
+        if codes is None and activation != Activation.NONE.value:
+            raise NotUnderstoodError(f"it is float, and its fused activation is {activation}")
         return codes
 
     def window(self, *, dilates: bool = False) -> Window:
@@ -181,8 +181,8 @@ class OperatorView:
     def kernel(self) -> StoredTensor:
         """The kernel of a linear operator, or the integers that it is made of."""
         weights = self.tensor(1)
-        found = self.progress.pending.get(weights.name)
-        return found if isinstance(found, StoredTensor) else weights
+        pending = self.progress.pending.get(weights.name)
+        return pending if isinstance(pending, StoredTensor) else weights
 
     def expect_units(self, scales: np.ndarray, error: float = 0.0) -> None:
         """Raises unless a bias counts units of the sum; kernels differ in what they make of others.

@@ -54,7 +54,7 @@ class Preprocessing:
     ) -> tuple[tuple[int, int], tuple[int, int]]:
         """The size to which a turned picture is resized, and the upper left corner of the crop."""
         covered = self.covered(shape)
-        factor = max(part / side for part, side in zip(covered, size, strict=True))
+        factor = max(extent / side for extent, side in zip(covered, size, strict=True))
         # The share of a pixel is for rounding errors of a side that is exactly covered.
         height, width = (int(side * factor + 1e-3) for side in size)
         return (height, width), (round((height - shape[0]) / 2), round((width - shape[1]) / 2))
@@ -87,12 +87,12 @@ class Preprocessing:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"preprocessing: received no JSON ({error}); {_EXPECTED}") from error
         names = [field.name for field in dataclasses.fields(cls)]
-        own = {
+        fields = {
             name: values.pop(name) for name in names if isinstance(values, dict) and name in values
         }
-        if len(own) != len(names) or values != _SHARED:
+        if len(fields) != len(names) or values != _SHARED:
             raise ValueError(f"preprocessing: received {text.strip()}; {_EXPECTED}")
-        return cls(**own)
+        return cls(**fields)
 
 
 _EXPECTED = (

@@ -33,9 +33,9 @@ class Operator(NamedTuple):
     options: str  # The schema's name of its builtin options; "" where it has none.
 
 
-def _table(kind: type, **fields: Any) -> Any:
+def _table(table_type: type, **fields: Any) -> Any:
     """A table of the schema with these fields."""
-    table = kind()
+    table = table_type()
     for name, value in fields.items():
         setattr(table, name, value)
     return table
@@ -163,9 +163,9 @@ class Writer:
         return self.indices[tensor] if isinstance(tensor, str) else tensor
 
     def _constant(
-        self, name: str, shape: tuple[int, ...], kind: int, buffer: int, quantization: Any
+        self, name: str, shape: tuple[int, ...], tensor_type: int, buffer: int, quantization: Any
     ) -> int:
-        fields = {"shape": list(shape), "type": kind, "buffer": buffer}
+        fields = {"shape": list(shape), "type": tensor_type, "buffer": buffer}
         tensor = _table(tfl.TensorT, name=self.unused(name), quantization=quantization, **fields)
         self.subgraph.tensors.append(tensor)
         return len(self.subgraph.tensors) - 1
