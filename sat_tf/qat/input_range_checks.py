@@ -80,8 +80,8 @@ def conversion_doubt(network: Network, node: Node, fed: InputRange) -> str | Non
     layer, span = inner_layer(entrance[0].layer).name, _span(entrance, node, fed)
     if span is None or _LEAST_SPAN <= span <= _MOST_SPAN:
         return None
-    spans = {other: _span(entrance, node, other) or 0.0 for other in _COMPARED}
-    fits = [other for other, found in spans.items() if _LEAST_SPAN <= found <= _MOST_SPAN]
+    spans = {choice: _span(entrance, node, choice) or 0.0 for choice in _COMPARED}
+    fits = [choice for choice, width in spans.items() if _LEAST_SPAN <= width <= _MOST_SPAN]
     advice = f"input_range={fits[0]} fits that layer" if fits else "check that layer"
     return (
         f"the model's own layer {layer} makes values that lie {span:.3g} apart of "
@@ -99,7 +99,7 @@ def converting_layer(network: Network, node: Node, fed: InputRange) -> str | Non
 
 def _converted(network: Network, node: Node) -> list[Node] | None:
     """The layers behind an input that convert it one after the other; None where none do."""
-    found: list[Node] = []
+    converters: list[Node] = []
     while True:
         readers = network.consumers(node.name)
         if len(readers) != 1:
@@ -107,10 +107,10 @@ def _converted(network: Network, node: Node) -> list[Node] | None:
         (node,) = readers
         layer = inner_layer(node.layer)
         if layer_kinds.role_of(layer) in (Role.AFFINE, Role.SCALING):
-            found.append(node)
+            converters.append(node)
         elif not layer_kinds.is_identity(layer, node.arguments):
             break
-    return found or None
+    return converters or None
 
 
 def _span(layers: list[Node], node: Node, fed: InputRange) -> float | None:
@@ -120,8 +120,8 @@ def _span(layers: list[Node], node: Node, fed: InputRange) -> float | None:
         return None
     ends = np.stack([np.broadcast_to(end, shape) for end in (fed.low, fed.high)])
     values: Any = tf.constant(ends, tf.float32)
-    for one in layers:
-        values = inner_layer(one.layer)(values)
+    for converter in layers:
+        values = inner_layer(converter.layer)(values)
     low, high = tf.cast(values, tf.float32).numpy()
     return float(np.max(np.abs(high - low)))
 
@@ -135,9 +135,9 @@ def certainty_doubt(
     state the range, linear outputs are taken for logits too, which nothing tells from coordinates.
     """
     readers = {name: _leads_of(network, name, is_stated=is_stated) for name in network.outputs}
-    smaller = [one for one in _COMPARED if _FACTOR * np.max(one.scales) <= np.min(fed.scales)]
+    rivals = [rival for rival in _COMPARED if _FACTOR * np.max(rival.scales) <= np.min(fed.scales)]
     images = images[:_MOST_JUDGED].astype(np.float32)
-    if not smaller or not any(readers.values()):
+    if not rivals or not any(readers.values()):
         return None
     outputs = run(images)
     certain = {
@@ -150,13 +150,13 @@ def certainty_doubt(
     pixels = (images - np.asarray(fed.low)) / fed.scales
     if fed.reversed_channels:
         pixels = pixels[..., ::-1]
-    for other in smaller:
-        outputs = run(other.fed(pixels))
+    for rival in rivals:
+        outputs = run(rival.fed(pixels))
         apart = [float(np.median(gaps(outputs[name]))) for name, gaps in certain.items()]
         if any(_TOLD_APART[0] <= gap <= _TOLD_APART[1] for gap in apart):
             return (
                 f"fed input_range={fed}, the model is as certain of a class as float32 allows, for "
-                f"nine in ten images, and fed input_range={other} it is not. It may have been "
+                f"nine in ten images, and fed input_range={rival} it is not. It may have been "
                 "trained on that: then give quantize_model a BitPolicy with it, and calibrate with "
                 f"such images. If it was trained on {fed}, all is well"
                 + ("" if is_stated else f", and BitPolicy(input_range={fed}) says so")
@@ -238,53 +238,53 @@ class RangeStatistics:
     @property
     def fitting(self) -> InputRange | None:
         """The range, of another scale, that fits where the given one certainly does not."""
-        return self._clear(lambda found: not self._has_same_scale(found), _FAR)
+        return self._clear(lambda input_range: not self._has_same_scale(input_range), _FAR)
 
     @property
     def doubt(self) -> str | None:
         """What may be wrong with the range that is given; None where nothing is."""
-        found = self._clear(lambda found: True, _DOUBTFUL)
-        if found is None or self.fitting is not None:
+        rival = self._clear(lambda input_range: True, _DOUBTFUL)
+        if rival is None or self.fitting is not None:
             return None
         return (
-            f"of the usual ranges, {found} fits the model better than input_range={self.given}, by "
+            f"of the usual ranges, {rival} fits the model better than input_range={self.given}, by "
             f"{self}; or these images are brighter or darker than those of the training"
         )
 
     @property
     def likely(self) -> str:
         """The range that fits, and those that fit nearly as well, in words."""
-        near = sorted(self.off.items(), key=lambda one: one[1])
-        near = [one for one in near if not self._has_same_scale(one[0])]
-        most = max(_AS_WELL * near[0][1], near[0][1] + _BY_CHANCE)
-        return " or ".join(str(found) for found, off in near if off <= most)
+        near = sorted(self.off.items(), key=lambda pair: pair[1])
+        near = [pair for pair in near if not self._has_same_scale(pair[0])]
+        limit = max(_AS_WELL * near[0][1], near[0][1] + _BY_CHANCE)
+        return " or ".join(str(input_range) for input_range, off in near if off <= limit)
 
-    def _has_same_scale(self, found: InputRange) -> bool:
-        ratio = np.mean(found.scales) / np.mean(self.given.scales)
+    def _has_same_scale(self, input_range: InputRange) -> bool:
+        ratio = np.mean(input_range.scales) / np.mean(self.given.scales)
         return bool(1.0 / _SAME_SCALE < ratio < _SAME_SCALE)
 
     def _clear(self, is_meant: Callable[[InputRange], bool], far: float) -> InputRange | None:
         """The nearest of some ranges, where it clearly fits and the given one is so far off."""
-        own = self.off[self.given]
-        others = [found for found in self.off if is_meant(found) and not _alike(found, self.given)]
-        best = min(others, key=self.off.__getitem__, default=None)
-        most = min(_FITS, own / _TIMES_NEARER, self.off_start / _TIMES_NEARER)
-        return best if best is not None and own >= far and self.off[best] <= most else None
+        own_off = self.off[self.given]
+        rivals = [rival for rival in self.off if is_meant(rival) and not _alike(rival, self.given)]
+        best = min(rivals, key=self.off.__getitem__, default=None)
+        limit = min(_FITS, own_off / _TIMES_NEARER, self.off_start / _TIMES_NEARER)
+        return best if best is not None and own_off >= far and self.off[best] <= limit else None
 
     @property
     def best(self) -> "RangeStatistics | None":
         """The same with the only range that fits as the given one; None where there is none."""
         nearest = min(self.off, key=self.off.__getitem__)
-        found = dataclasses.replace(self, given=nearest)
-        return found if found.decides else None
+        statistics = dataclasses.replace(self, given=nearest)
+        return statistics if statistics.decides else None
 
     @property
     def decides(self) -> bool:
         """Whether the given range fits, and no other one does."""
-        own = self.off[self.given]
-        others = [off for found, off in self.off.items() if not _alike(found, self.given)]
-        others.append(self.off_start)
-        return own < _FAR and all(off >= max(_UNLIKE, _TIMES_FARTHER * own) for off in others)
+        own_off = self.off[self.given]
+        offs = [off for rival, off in self.off.items() if not _alike(rival, self.given)]
+        offs.append(self.off_start)
+        return own_off < _FAR and all(off >= max(_UNLIKE, _TIMES_FARTHER * own_off) for off in offs)
 
     @property
     def problem(self) -> str:
@@ -298,39 +298,40 @@ class RangeStatistics:
         )
 
     def __str__(self) -> str:
-        near = sorted(self.off.items(), key=lambda one: (one[0] != self.given, one[1]))[:2]
-        parts = []
+        near = sorted(self.off.items(), key=lambda pair: (pair[0] != self.given, pair[1]))[:2]
+        phrases = []
         for input_range, off in near:
             is_far = off >= 0.95 * _MOST_OFF
             words = "3 standard deviations or more" if is_far else f"{off:.2g} standard deviations"
-            parts.append(f"{words} off with {input_range}")
-        return f"{STATISTICS} ({first_ones(self.layers, 3)}), which are {', '.join(parts)}"
+            phrases.append(f"{words} off with {input_range}")
+        return f"{STATISTICS} ({first_ones(self.layers, 3)}), which are {', '.join(phrases)}"
 
 
-def _alike(one: InputRange, other: InputRange) -> bool:
+def _alike(left: InputRange, right: InputRange) -> bool:
     """Whether two ranges are one to pictures, in which the order of channels hardly shows."""
-    size = max(len(one.low), len(other.low))
-    ends = [np.sort(np.broadcast_to(v, size)) for r in (one, other) for v in (r.low, r.high)]
+    size = max(len(left.low), len(right.low))
+    ends = [np.sort(np.broadcast_to(v, size)) for r in (left, right) for v in (r.low, r.high)]
     width = np.max(ends[1] - ends[0])
     return bool(np.max(np.abs(np.subtract(ends[:2], ends[2:]))) <= _ALIKE * width)
 
 
 def first_norms(network: Network, name: str) -> list[Node]:
     """The normalizations behind an input that have no other one in front, and moving statistics."""
-    found: list[Node] = []
+    norms: list[Node] = []
     for node in network:
         layer = inner_layer(node.layer)
         if not layer_kinds.is_batch_normalization(layer) or node.arguments.get("training"):
             continue
         before = network.before(node.name)
         is_first = not any(
-            layer_kinds.is_batch_normalization(inner_layer(network[one].layer)) for one in before
+            layer_kinds.is_batch_normalization(inner_layer(network[producer].layer))
+            for producer in before
         )
         mean, variance = (v.numpy() for v in (layer.moving_mean, layer.moving_variance))
         is_trained = np.any(mean != 0.0) or np.any(variance != 1.0)
         if name in before and is_first and is_trained and np.all(np.isfinite([mean, variance])):
-            found.append(node)
-    return found
+            norms.append(node)
+    return norms
 
 
 def range_statistics(
@@ -344,27 +345,29 @@ def range_statistics(
     if not norms:
         return None
     needed = {name for norm in norms for name in (norm.name, *network.before(norm.name))}
-    of_image = 4 * max(int(np.prod([s or 1 for s in network[one].shape])) for one in needed)
-    most = int(np.clip(_MOST_BYTES // of_image, _FEWEST_IMAGES, _MOST_IMAGES))
-    chosen = spread_evenly(len(images[0]), most)
-    fed = dict(zip(network.inputs, (array[chosen] for array in images), strict=True))
+    of_image = 4 * max(int(np.prod([s or 1 for s in network[tensor].shape])) for tensor in needed)
+    image_count = int(np.clip(_MOST_BYTES // of_image, _FEWEST_IMAGES, _MOST_IMAGES))
+    indices = spread_evenly(len(images[0]), image_count)
+    fed = dict(zip(network.inputs, (array[indices] for array in images), strict=True))
     pixels = given.pixels(fed[name].astype(np.float32))
 
-    def measured(found: InputRange) -> list[Statistics]:
-        own = fed if found == given else {**fed, name: found.fed(pixels)}
-        return _measured(network, norms, own, call)
+    def measured(input_range: InputRange) -> list[Statistics]:
+        inputs = fed if input_range == given else {**fed, name: input_range.fed(pixels)}
+        return _measured(network, norms, inputs, call)
 
-    usual = [one for one in USUAL if has_channels(one, pixels.shape[-1])]
-    off = {found: _off(norms, measured(found)) for found in dict.fromkeys((given, *usual))}
+    usual = [choice for choice in USUAL if has_channels(choice, pixels.shape[-1])]
+    off = {choice: _off(norms, measured(choice)) for choice in dict.fromkeys((given, *usual))}
     telling = np.ptp(list(off.values()), axis=0) > _SAME
     if not np.any(telling):
         return None
-    means = {found: float(np.mean(values[telling])) for found, values in off.items()}
-    layers = [inner_layer(one.layer) for one in norms]
-    own = list(map(Statistics.of, layers))
-    starts = [Statistics(0.0 * one.mean, 0.0 * one.variance + 1.0, one.epsilon) for one in own]
-    off_start = float(np.mean(_deviations(own, starts)[telling]))
-    return RangeStatistics(given, tuple(one.name for one in layers), means, off_start)
+    means = {choice: float(np.mean(values[telling])) for choice, values in off.items()}
+    layers = [inner_layer(norm.layer) for norm in norms]
+    stored = list(map(Statistics.of, layers))
+    starts = [
+        Statistics(0.0 * entry.mean, 0.0 * entry.variance + 1.0, entry.epsilon) for entry in stored
+    ]
+    off_start = float(np.mean(_deviations(stored, starts)[telling]))
+    return RangeStatistics(given, tuple(layer.name for layer in layers), means, off_start)
 
 
 def float_statistics(
@@ -387,30 +390,30 @@ def _measured(
     network: Network, norms: list[Node], fed: dict[str, Any], call: Call
 ) -> list[Statistics]:
     """The statistics of what normalizations read."""
-    kept = kept_inputs(network)
-    tensors = {
-        name: tf.cast(array, network[name].type if name in kept else tf.float32)
+    float_inputs = kept_inputs(network)
+    batch = {
+        name: tf.cast(array, network[name].type if name in float_inputs else tf.float32)
         for name, array in fed.items()
     }
-    wanted = [norm.inputs[0] for norm in norms]
-    read = dict(
+    names = [norm.inputs[0] for norm in norms]
+    read_tensors = dict(
         network.computed(
-            tensors, wanted, lambda node, given: call(node, given if node.takes_list else given[0])
+            batch, names, lambda node, inputs: call(node, inputs if node.takes_list else inputs[0])
         )
     )
-    found = []
-    for norm, name in zip(norms, wanted, strict=True):
-        values = tf.cast(read[name], tf.float32)
+    measurements = []
+    for norm, name in zip(norms, names, strict=True):
+        values = tf.cast(read_tensors[name], tf.float32)
         moments = tf.nn.moments(values, list(range(values.shape.rank - 1)))
         mean, variance = (value.numpy().astype(np.float64) for value in moments)
-        found.append(Statistics(mean, variance, float(inner_layer(norm.layer).epsilon)))
-    return found
+        measurements.append(Statistics(mean, variance, float(inner_layer(norm.layer).epsilon)))
+    return measurements
 
 
 def _off(norms: list[Node], measured: list[Statistics]) -> np.ndarray:
     """How far normalizations are from measured statistics, by channel, after any steps."""
     layers = [inner_layer(norm.layer) for norm in norms]
-    own = [Statistics.of(layer) for layer in layers]
+    stored = [Statistics.of(layer) for layer in layers]
     steps = [*np.unique(np.geomspace(1, _MOST_STEPS, _TRIED_STEPS).round()), np.inf]
 
     def after(count: float) -> np.ndarray:
@@ -419,14 +422,14 @@ def _off(norms: list[Node], measured: list[Statistics]) -> np.ndarray:
             Statistics(share * m.mean, share * m.variance + 1.0 - share, m.epsilon)
             for share, m in zip(shares, measured, strict=True)
         ]
-        return _deviations(own, lagging)
+        return _deviations(stored, lagging)
 
     return min(map(after, steps), key=np.mean)
 
 
-def _deviations(own: Sequence[Statistics], others: Sequence[Statistics]) -> np.ndarray:
+def _deviations(stored: Sequence[Statistics], predicted: Sequence[Statistics]) -> np.ndarray:
     """How far statistics are from others, by channel, `_MOST_OFF` at most."""
-    off = np.concatenate([np.ravel(a.deviation(b)) for a, b in zip(own, others, strict=True)])
+    off = np.concatenate([np.ravel(a.deviation(b)) for a, b in zip(stored, predicted, strict=True)])
     return np.minimum(np.nan_to_num(off, nan=_MOST_OFF), _MOST_OFF)
 
 
@@ -446,7 +449,7 @@ def observe_pixels(
     `compared` compares, for an input and its range, statistics of BatchNormalization with those of
     the images. Where an error lists what is certainly wrong, nothing has changed.
     """
-    found, problems = [], []
+    observations, problems = [], []
     for node in network:
         quantizer = output_quantizer(node.layer)
         if not isinstance(quantizer, PixelQuantizer):
@@ -455,10 +458,10 @@ def observe_pixels(
         seen = SeenValues.of(several[network.inputs.index(name)], quantizer.range)
         trained_on = quantizer.seen(node.layer.output_variables)
         wrong: dict[str, str] = {}  # images like those of the training before are one problem
-        for when, one in (("", seen), (f"the training before, {ON_AVERAGE}, on ", trained_on)):
-            if one and (problem := misfit(one, quantizer.range)):
-                fits, fix = fitting(one), RANGE_FIX
-                if one is seen and not fits.startswith(f"input_range={PIXELS}"):
+        for when, values in (("", seen), (f"the training before, {ON_AVERAGE}, on ", trained_on)):
+            if values and (problem := misfit(values, quantizer.range)):
+                fits, fix = fitting(values), RANGE_FIX
+                if values is seen and not fits.startswith(f"input_range={PIXELS}"):
                     fix += (
                         f"; if the model was trained on input_range={quantizer.range}, give uint8 "
                         "pixels instead, which are scaled for you"
@@ -467,14 +470,14 @@ def observe_pixels(
         statistics = None if wrong else compared(name, quantizer.range)
         if statistics is not None and statistics.fitting is not None:
             wrong[""] = f"{name}: {statistics.problem}"
-        own = each_its_own(network.inputs, name)
-        problems += [f"{problem}{own}." for problem in wrong.values()]
+        suffix = each_its_own(network.inputs, name)
+        problems += [f"{problem}{suffix}." for problem in wrong.values()]
         checked_by = STATISTICS if statistics is not None and statistics.decides else ""
         doubt = None if statistics is None else statistics.doubt
-        found.append((name, node, seen, checked_by, doubt))
+        observations.append((name, node, seen, checked_by, doubt))
     if problems:
         raise ProblemsError(by, problems)
-    for name, node, seen, checked_by, doubt_of_statistics in found:
+    for name, node, seen, checked_by, doubt_of_statistics in observations:
         quantizer = node.layer.quantize_config.output
         doubts = (
             pixel_doubt(seen, quantizer.range),

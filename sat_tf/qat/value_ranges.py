@@ -105,16 +105,16 @@ class ValueRanges:
         """The values that the layer's output can have, by the functions in or before it."""
         node, role = self.network[name], self.roles[name]
         if role is Role.FUNCTION and not layer_kinds.keeps_range(node.layer):
-            found = layer_kinds.reach_of(node.layer)
-            return found if self.is_negative(name) == found.is_negative else asymmetric.POSITIVE
+            bounds = layer_kinds.reach_of(node.layer)
+            return bounds if self.is_negative(name) == bounds.is_negative else asymmetric.POSITIVE
         if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
             return self.reach(node.inputs[0])
         if self.native and _read_by_swish(self.network, node) is not None:
             return layer_kinds.SWISH
         if role is Role.PRODUCT:
             # A gate between 0 and 1 keeps the other factor within its range.
-            reaches = sorted(map(self.reach, node.inputs), key=lambda one: one == asymmetric.UNIT)
-            if all(one == asymmetric.UNIT for one in reaches[1:]):
+            reaches = sorted(map(self.reach, node.inputs), key=lambda span: span == asymmetric.UNIT)
+            if all(span == asymmetric.UNIT for span in reaches[1:]):
                 return reaches[0]
         return asymmetric.UNKNOWN
 
@@ -237,7 +237,7 @@ class Spreads:
 
     def _make(self, node: Node) -> Spread:
         layer, role = node.layer, layer_kinds.role_of(node.layer)
-        kind = layer_kinds.find_kind(layer)
+        layer_kind = layer_kinds.find_kind(layer)
         channels = node.shape[-1] if node.shape and node.shape[-1] else 1
         if node.name in self.pixels:
             low, high = self.pixels[node.name]
@@ -251,24 +251,24 @@ class Spreads:
         inputs = [self._spreads[name] for name in node.inputs]
         swished = _read_by_swish(self.network, node) if self.native else None
         if role is Role.LINEAR:
-            made = _linear(layer, self.kernel(node.name), inputs[0])
+            quantiles = _linear(layer, self.kernel(node.name), inputs[0])
         elif swished is not None:
             values = self._spreads[swished].values
-            made = 0.5 * values * (1.0 + np.tanh(0.5 * values))
+            quantiles = 0.5 * values * (1.0 + np.tanh(0.5 * values))
         elif role is Role.MEAN:
-            made = _mean(inputs[0], self._positions(node))
-        elif kind.quantized and kind.pooling and not kind.pooling.mean:
-            made = _largest(inputs[0], self._positions(node))
+            quantiles = _mean(inputs[0], self._positions(node))
+        elif layer_kind.quantized and layer_kind.pooling and not layer_kind.pooling.mean:
+            quantiles = _largest(inputs[0], self._positions(node))
         elif role in _MAKERS:
-            made = _MAKERS[role](node, inputs)
+            quantiles = _MAKERS[role](node, inputs)
         else:
-            made = inputs[0].values if inputs else _normal(np.zeros(1), np.ones(1))
-        known = all(spread.known for spread in inputs) and role is not Role.OPAQUE
+            quantiles = inputs[0].values if inputs else _normal(np.zeros(1), np.ones(1))
+        is_known = all(spread.known for spread in inputs) and role is not Role.OPAQUE
         unknown = next((spread.source for spread in inputs if not spread.known), None)
         source = unknown or f"the normalizations before {node.name}"
         if role in _OF_THEIR_INPUT and len(inputs) == 1:
             source = inputs[0].source
-        return Spread(made, source, known).of_channels(channels)
+        return Spread(quantiles, source, is_known).of_channels(channels)
 
     def _positions(self, node: Node) -> int:
         """The number of pixels in a window of a pool."""
@@ -280,34 +280,34 @@ def _normal(mean: _Array, variance: _Array) -> _Array:
     return np.asarray(mean[:, None] + np.sqrt(np.maximum(variance, 0.0))[:, None] * _QUANTILES)
 
 
-def _linear(layer: keras.layers.Layer, kernel: Any, given: Spread) -> _Array:
+def _linear(layer: keras.layers.Layer, kernel: Any, spread: Spread) -> _Array:
     """A weighted sum: mean Σ K μ, variance Σ K² σ², or (Σ K)² σ² over equal pixels."""
     kernel = np.asarray(kernel, np.float64)
-    kind = layer_kinds.quantized_kernel(layer)
+    kernel_kind = layer_kinds.quantized_kernel(layer)
     share = 1.0
-    if kind is not None and kind.transposed:
+    if kernel_kind is not None and kernel_kind.transposed:
         kernel = np.swapaxes(kernel, -1, -2)
         share = 1.0 / math.prod(layer.strides)  # of the kernel that each output reads
     pixels = kernel.reshape(-1, *kernel.shape[-2:])  # (positions, in, out)
     sums, squares = pixels.sum(axis=0), np.square(pixels).sum(axis=0)
-    per_channel = kind is not None and kind.depthwise
+    per_channel = kernel_kind is not None and kernel_kind.depthwise
     groups = 1 if per_channel else getattr(layer, "groups", 1)
-    given = given.of_channels(sums.shape[0] * groups)
+    spread = spread.of_channels(sums.shape[0] * groups)
     both = (1.0 - _CORRELATION) * share * squares + _CORRELATION * (share * sums) ** 2
     if per_channel:
-        mean = (share * sums * given.mean[:, None]).reshape(-1)
-        variance = (both * given.variance[:, None]).reshape(-1)
+        mean = (share * sums * spread.mean[:, None]).reshape(-1)
+        variance = (both * spread.variance[:, None]).reshape(-1)
     else:
         per_group = (groups, sums.shape[0], -1)
         mean, variance = (
             np.einsum(
-                "gi,igo->go", part.reshape(per_group[:2]), terms.reshape(sums.shape[0], groups, -1)
+                "gi,igo->go", moment.reshape(per_group[:2]), term.reshape(sums.shape[0], groups, -1)
             ).reshape(-1)
-            for part, terms in ((given.mean, share * sums), (given.variance, both))
+            for moment, term in ((spread.mean, share * sums), (spread.variance, both))
         )
     if getattr(layer, "bias", None) is not None:
         mean = mean + np.asarray(layer.bias, np.float64)
-    if not given.known:
+    if not spread.known:
         variance = _ALIKE * variance
     values = _normal(mean, variance)
     return _rectified(layer, values) if layer_kinds.rectifies(layer) else values
@@ -332,7 +332,7 @@ def _function(node: Node, inputs: Sequence[Spread]) -> _Array:
 
 
 def _scaled(node: Node, inputs: Sequence[Spread]) -> _Array:
-    slope, offset = (np.reshape(part, (-1, 1)) for part in node.layer.affine())
+    slope, offset = (np.reshape(coefficient, (-1, 1)) for coefficient in node.layer.affine())
     count = max(slope.size, offset.size)
     values = inputs[0].values if count == 1 else inputs[0].of_channels(count).values
     return np.asarray(values * slope + offset)
@@ -352,26 +352,26 @@ def _sum(node: Node, inputs: Sequence[Spread]) -> _Array:
         total[name] = total.get(name, 0.0) + sign
     by_name = dict(zip(node.inputs, inputs, strict=True))
     count = max(len(spread.values) for spread in inputs)
-    parts = [(factor, by_name[name].of_channels(count)) for name, factor in total.items()]
-    if len(parts) == 1:
-        ((factor, spread),) = parts
+    terms = [(factor, by_name[name].of_channels(count)) for name, factor in total.items()]
+    if len(terms) == 1:
+        ((factor, spread),) = terms
         return np.asarray(factor * spread.values)
-    mean = np.sum([factor * spread.mean for factor, spread in parts], axis=0)
-    variance = np.sum([factor**2 * spread.variance for factor, spread in parts], axis=0)
-    ends = [np.sort(factor * spread.values[:, [0, -1]], axis=1) for factor, spread in parts]
+    mean = np.sum([factor * spread.mean for factor, spread in terms], axis=0)
+    variance = np.sum([factor**2 * spread.variance for factor, spread in terms], axis=0)
+    ends = [np.sort(factor * spread.values[:, [0, -1]], axis=1) for factor, spread in terms]
     low, high = (np.sum([end[:, side] for end in ends], axis=0)[:, None] for side in (0, 1))
     return np.clip(_normal(mean, variance), low, high)
 
 
 def _product(node: Node, inputs: Sequence[Spread]) -> _Array:
     count = max(len(spread.values) for spread in inputs)
-    first, *others = (spread.of_channels(count) for spread in inputs)
-    mean, square = first.mean, first.variance + first.mean**2
-    high = np.abs(first.values).max(axis=1)
-    for other in others:
-        mean, square = mean * other.mean, square * (other.variance + other.mean**2)
-        high = high * np.abs(other.values).max(axis=1)
-    positive = all(np.all(spread.values >= 0.0) for spread in (first, *others))
+    first_factor, *other_factors = (spread.of_channels(count) for spread in inputs)
+    mean, square = first_factor.mean, first_factor.variance + first_factor.mean**2
+    high = np.abs(first_factor.values).max(axis=1)
+    for factor in other_factors:
+        mean, square = mean * factor.mean, square * (factor.variance + factor.mean**2)
+        high = high * np.abs(factor.values).max(axis=1)
+    positive = all(np.all(spread.values >= 0.0) for spread in (first_factor, *other_factors))
     values = np.clip(_normal(mean, square - mean**2), -high[:, None], high[:, None])
     return np.maximum(values, 0.0) if positive else values
 
@@ -381,35 +381,35 @@ def _joined(node: Node, inputs: Sequence[Spread]) -> _Array:
     if layer_kinds.combination_of(node.layer) is Combination.JOINED and channels == node.shape[-1]:
         return np.concatenate([spread.values for spread in inputs])
     count = max(len(spread.values) for spread in inputs)
-    several = [spread.of_channels(count).values for spread in inputs]
+    branch_values = [spread.of_channels(count).values for spread in inputs]
     if layer_kinds.combination_of(node.layer) is Combination.MINIMUM:
-        return np.min(several, axis=0)
-    return np.max(several, axis=0)
+        return np.min(branch_values, axis=0)
+    return np.max(branch_values, axis=0)
 
 
-def _mean(given: Spread, positions: int) -> _Array:
+def _mean(spread: Spread, positions: int) -> _Array:
     # Positions are correlated, so the mean keeps a larger deviation than 1/√n of it.
-    variance = given.variance / positions**0.25
-    low, high = given.values.min(axis=1)[:, None], given.values.max(axis=1)[:, None]
-    return np.clip(_normal(given.mean, variance), low, high)
+    variance = spread.variance / positions**0.25
+    low, high = spread.values.min(axis=1)[:, None], spread.values.max(axis=1)[:, None]
+    return np.clip(_normal(spread.mean, variance), low, high)
 
 
-def _largest(given: Spread, positions: int) -> _Array:
+def _largest(spread: Spread, positions: int) -> _Array:
     # √n of the positions are taken for independent: P(max < x) = P(value < x)^√n.
     below = _BELOW ** (1.0 / math.sqrt(positions))
     place = np.interp(below, _BELOW, np.arange(len(_BELOW)))
-    left = np.minimum(place.astype(int), len(_BELOW) - 2)
-    part = place - left
-    return np.asarray(given.values[:, left] * (1.0 - part) + given.values[:, left + 1] * part)
+    base = np.minimum(place.astype(int), len(_BELOW) - 2)
+    share = place - base
+    return np.asarray(spread.values[:, base] * (1.0 - share) + spread.values[:, base + 1] * share)
 
 
 def _moved(node: Node, inputs: Sequence[Spread]) -> _Array:
-    (given,) = inputs
+    (spread,) = inputs
     if layer_kinds.reshapes(node.layer) and node.shape[-1]:
-        times, rest = divmod(node.shape[-1], len(given.values))
-        if times > 1 and not rest:
-            return np.tile(given.values, (times, 1))
-    return given.values
+        times, remainder = divmod(node.shape[-1], len(spread.values))
+        if times > 1 and not remainder:
+            return np.tile(spread.values, (times, 1))
+    return spread.values
 
 
 _MAKERS: Mapping[Role, Callable[[Node, Sequence[Spread]], _Array]] = {

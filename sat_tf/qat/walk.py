@@ -44,7 +44,7 @@ Call = Callable[[Node, Iterator[Any]], Parts]
 
 def each_part(call: Callable[[Node, Any], tf.Tensor]) -> Call:
     """Computes every part by itself."""
-    return lambda node, parts: map(functools.partial(call, node), parts)
+    return lambda node, chunks: map(functools.partial(call, node), chunks)
 
 
 def one_by_one(parts: Iterable[tf.Tensor]) -> Parts:
@@ -76,10 +76,10 @@ def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] 
 
     `call` is called in the order of the network; later parts may be computed later.
     """
-    kept, count = kept_inputs(network), len(images[0])
+    float_inputs, count = kept_inputs(network), len(images[0])
     tensors: dict[str, _Tensor] = {}
     for name, array in zip(network.inputs, images, strict=True):
-        tensor = tf.cast(array, network[name].type if name in kept else tf.float32)
+        tensor = tf.cast(array, network[name].type if name in float_inputs else tf.float32)
         tensors[name] = _Tensor([tensor], tensor.shape, count)
         del tensor
     reads = collections.Counter(name for node in network for name in node.inputs)
@@ -97,69 +97,69 @@ def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] 
             at_once = _images_at_once(node, inputs, count) if can_be_cut else None
             if at_once is not None and isinstance(node.layer, QuantizedLayer):
                 kernels.enter_context(node.layer.one_kernel())
-            layers = 1 + max(one.layers for one in inputs)
-            given = [_in_parts(one.read(), at_once) for one in inputs]
+            layers = 1 + max(operand.layers for operand in inputs)
+            chunked_inputs = [_in_parts(operand.read(), at_once) for operand in inputs]
             for name in network.last_read_by(node):
                 del tensors[name]
             del inputs
-            made = call(node, _taken(node, given))
-            del given
-            first = next(made)
-            shape, rows = first.shape, count
-            parts: list[tf.Tensor] | Parts = itertools.chain(one_by_one([first]), made)
-            del first
+            outputs = call(node, _taken(node, chunked_inputs))
+            del chunked_inputs
+            first_chunk = next(outputs)
+            shape, rows = first_chunk.shape, count
+            chunks: list[tf.Tensor] | Parts = itertools.chain(one_by_one([first_chunk]), outputs)
+            del first_chunk
             if at_once is None or reads[node.name] != 1 or layers == _MOST_LAYERS:
-                parts, layers = list(parts), 0
-                rows = sum(map(_rows_of, parts))
-            tensors[node.name] = _Tensor(parts, shape, rows, layers)
-            del parts, made
+                chunks, layers = list(chunks), 0
+                rows = sum(map(_rows_of, chunks))
+            tensors[node.name] = _Tensor(chunks, shape, rows, layers)
+            del chunks, outputs
 
 
 def _images_at_once(node: Node, inputs: list[_Tensor], count: int) -> int | None:
     """How many images of a batch are computed in one part: a power of 2; None for all of them."""
-    if any(one.rows != count for one in inputs):
+    if any(operand.rows != count for operand in inputs):
         return None
-    sizes = [math.prod(one.shape[1:]) for one in inputs]
+    sizes = [math.prod(operand.shape[1:]) for operand in inputs]
     if None not in node.shape:
         sizes.append(math.prod(node.shape))
     of_image = 4 * max(*sizes, 1)
     if of_image * count <= _MOST_BYTES:
         return None
-    most = _BYTES_AT_ONCE // of_image
-    return 2 ** max(most.bit_length() - 1, 0)
+    limit = _BYTES_AT_ONCE // of_image
+    return 2 ** max(limit.bit_length() - 1, 0)
 
 
-def _rows_of(part: tf.Tensor) -> int:
-    return int(part.shape[0]) if part.shape.rank else 0
+def _rows_of(chunk: tf.Tensor) -> int:
+    return int(chunk.shape[0]) if chunk.shape.rank else 0
 
 
-def _in_parts(parts: Parts, at_once: int | None) -> Parts:
+def _in_parts(chunks: Parts, at_once: int | None) -> Parts:
     """A tensor with so many images in each part, or all in one; part sizes divide each other."""
     waiting: list[tf.Tensor] = []
-    for part in parts:
-        rows = _rows_of(part)
+    for chunk in chunks:
+        rows = _rows_of(chunk)
         if at_once is not None and rows > at_once:
             for start in range(0, rows, at_once):
-                yield part[start : start + at_once]
+                yield chunk[start : start + at_once]
         else:
-            waiting.append(part)
-        del part
+            waiting.append(chunk)
+        del chunk
         if at_once is not None and sum(map(_rows_of, waiting)) >= at_once:
             yield _joined(waiting)
     if waiting:
         yield _joined(waiting)
 
 
-def _joined(parts: list[tf.Tensor]) -> tf.Tensor:
+def _joined(chunks: list[tf.Tensor]) -> tf.Tensor:
     """The tensor of some parts, which are forgotten."""
-    made = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
-    parts.clear()
-    return made
+    tensor = chunks[0] if len(chunks) == 1 else tf.concat(chunks, axis=0)
+    chunks.clear()
+    return tensor
 
 
-def _taken(node: Node, given: list[Parts]) -> Iterator[Any]:
+def _taken(node: Node, chunked_inputs: list[Parts]) -> Iterator[Any]:
     """The inputs of a node, part by part."""
-    return map(lambda *inputs: [*inputs] if node.takes_list else inputs[0], *given)
+    return map(lambda *inputs: [*inputs] if node.takes_list else inputs[0], *chunked_inputs)
 
 
 def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,37 +182,37 @@ _BLOCK = 2**12
 class _Flat:
     """All values of a batch in one row, which is never copied: it may be most of the memory."""
 
-    def __init__(self, parts: Sequence[np.ndarray]) -> None:
-        self.parts = [part.reshape(-1) for part in parts]
-        self.size = sum(part.size for part in self.parts)
-        starts = [np.arange(0, part.size, _BLOCK) for part in self.parts]
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self.parts = [array.reshape(-1) for array in arrays]
+        self.size = sum(array.size for array in self.parts)
+        starts = [np.arange(0, array.size, _BLOCK) for array in self.parts]
         ends = [
-            (np.minimum.reduceat(part, at), np.maximum.reduceat(part, at))
-            for part, at in zip(self.parts, starts, strict=True)
+            (np.minimum.reduceat(array, at), np.maximum.reduceat(array, at))
+            for array, at in zip(self.parts, starts, strict=True)
         ]
         self._largest = [np.maximum(highest, -lowest) for lowest, highest in ends]
-        lowest, highest = (np.concatenate(each) for each in zip(*ends, strict=True))
+        lowest, highest = (np.concatenate(extremes) for extremes in zip(*ends, strict=True))
         # NaN where there is a NaN.
         self.ends = float(np.min(lowest, initial=0.0)), float(np.max(highest, initial=0.0))
 
     def at(self, places: np.ndarray) -> np.ndarray:
         """The values in some places."""
-        found, start = np.empty(places.shape, np.float32), 0
-        for part in self.parts:
-            inside = (places >= start) & (places < start + part.size)
-            found[inside] = part[places[inside] - start]
-            start += part.size
-        return found
+        values, start = np.empty(places.shape, np.float32), 0
+        for array in self.parts:
+            is_inside = (places >= start) & (places < start + array.size)
+            values[is_inside] = array[places[is_inside] - start]
+            start += array.size
+        return values
 
     def beyond(self, bound: float) -> np.ndarray:
         """The values with a larger magnitude, in their order."""
         blocks = (
-            part[_BLOCK * place : _BLOCK * (place + 1)]
-            for part, largest in zip(self.parts, self._largest, strict=True)
+            array[_BLOCK * place : _BLOCK * (place + 1)]
+            for array, largest in zip(self.parts, self._largest, strict=True)
             for place in np.flatnonzero(largest > bound)
         )
-        found = [block[np.abs(block) > bound] for block in blocks]
-        return np.concatenate([np.empty(0, np.float32), *found])
+        tails = [block[np.abs(block) > bound] for block in blocks]
+        return np.concatenate([np.empty(0, np.float32), *tails])
 
 
 @dataclasses.dataclass
@@ -234,7 +234,7 @@ class Sample:
 
     def take(self, parts: Sequence[tf.Tensor]) -> None:
         """Looks at one batch of the tensor, whose parts are one behind the other."""
-        batch = _Flat([np.asarray(part).astype(np.float32, copy=False) for part in parts])
+        batch = _Flat([np.asarray(chunk).astype(np.float32, copy=False) for chunk in parts])
         if not np.all(np.isfinite(batch.ends)):
             raise ValueError(
                 f"{self.name}: received NaN or infinite activations, expected finite ones; check "
@@ -245,14 +245,14 @@ class Sample:
             self._add(np.concatenate(batch.parts), 1.0)
             return
         # At random: an even stride would meet some channels again and again, others never.
-        chosen = np.random.default_rng(len(self._pieces)).integers(0, batch.size, _AT_RANDOM)
-        values = batch.at(chosen)
+        positions = np.random.default_rng(len(self._pieces)).integers(0, batch.size, _AT_RANDOM)
+        values = batch.at(positions)
         place = max(1, round(_AT_RANDOM * _LARGEST / batch.size))
         bound = np.partition(np.abs(values), -place)[-place]
         tail = batch.beyond(bound)
-        others = values[np.abs(values) <= bound]
+        body = values[np.abs(values) <= bound]
         self._add(tail, 1.0)
-        self._add(others, (batch.size - tail.size) / others.size)
+        self._add(body, (batch.size - tail.size) / body.size)
 
     def _add(self, values: np.ndarray, count: float) -> None:
         self.file.seek(0, 2)  # to its end, where other samples may have written

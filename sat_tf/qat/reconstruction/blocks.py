@@ -37,7 +37,7 @@ _BESIDE_A_LAYER = {
 def find_blocks(network: Network, reference: Network) -> dict[str, str]:
     """The nodes that end the blocks of a quantized network, in order, with their float nodes."""
     ends = dict(zip(network.outputs, reference.outputs, strict=True))
-    found: dict[str, str] = {}
+    blocks: dict[str, str] = {}
     # The nodes that the float network has computed up to the ends that were found.
     passed: set[str] = set()
     open_tensors: set[str] = set()
@@ -52,16 +52,16 @@ def find_blocks(network: Network, reference: Network) -> dict[str, str]:
         open_tensors -= set(network.inputs)
         since_end += weight_quantizer(node.layer) is not None
         # The float node that computes the same, up to rounding.
-        known = ends.get(node.name, name_in_front_of_insertions(network, node.name))
+        float_name = ends.get(node.name, name_in_front_of_insertions(network, node.name))
         is_cut = open_tensors == {node.name} or since_end > _MOST_KERNELS
         roles = [layer_kinds.role_of(inner_layer(r.layer)) for r in network.consumers(node.name)]
         goes_on = len(roles) == 1 and roles[0] in _BESIDE_A_LAYER
         is_end = is_cut and since_end and not has_masks and not goes_on
-        if node.name in ends or (is_end and known in reference and known not in passed):
-            found[node.name] = known
-            passed |= {known, *reference.before(known)}
+        if node.name in ends or (is_end and float_name in reference and float_name not in passed):
+            blocks[node.name] = float_name
+            passed |= {float_name, *reference.before(float_name)}
             since_end = 0
-    return found
+    return blocks
 
 
 def find_reference(
@@ -73,7 +73,7 @@ def find_reference(
     """
     quantized = [node for node in network if isinstance(node.layer, QuantizedLayer)]
     annotated = [inner_layer(node.layer).name for node in quantized]
-    found: list[tuple[Network, list[str]]] = []
+    candidates: list[tuple[Network, list[str]]] = []
     # A model of which not all layers were annotated was rewritten in part.
     for names in (None, annotated):
         try:
@@ -81,19 +81,19 @@ def find_reference(
         except ValueError as error:
             return None, [f"float_model: {error}"]
         reference = _renamed(reference, network)
-        found.append((reference, _differences(network, reference)))
-        if not found[-1][1]:
+        candidates.append((reference, _differences(network, reference)))
+        if not candidates[-1][1]:
             break
-    return min(found, key=lambda one: len(one[1]))
+    return min(candidates, key=lambda candidate: len(candidate[1]))
 
 
 def _renamed(reference: Network, network: Network) -> Network:
     """The float network with the names of a quantized one: Keras 3 has no slashes in them."""
-    known = {call_name(node) for node in network}
+    call_names = {call_name(node) for node in network}
     renamed = {
-        node.name: other
+        node.name: new_name
         for node in reference
-        if node.name not in known and (other := node.name.replace("/", "_")) in known
+        if node.name not in call_names and (new_name := node.name.replace("/", "_")) in call_names
     }
     nodes = [
         dataclasses.replace(
@@ -110,23 +110,25 @@ def _differences(network: Network, reference: Network) -> list[str]:
     """Why a float network is not the one that a quantized network was made from."""
     if is_quantized(reference):
         return ["float_model: received a quantized model, expected the one that it was made from."]
-    own, expected = ((len(one.inputs), len(one.outputs)) for one in (reference, network))
-    if own != expected:
+    counts, expected = ((len(graph.inputs), len(graph.outputs)) for graph in (reference, network))
+    if counts != expected:
         return [
-            f"float_model: received {own[0]} inputs and {own[1]} outputs, expected {expected[0]} "
-            f"and {expected[1]}; pass the model that was quantized."
+            f"float_model: received {counts[0]} inputs and {counts[1]} outputs, expected "
+            f"{expected[0]} and {expected[1]}; pass the model that was quantized."
         ]
     problems, unlike = [], []
     for node in network:
-        name, wanted = call_name(node), _shapes(inner_layer(node.layer))
-        found = _shapes(reference[name].layer) if name in reference else None
-        if wanted == found and _are_unlike(inner_layer(node.layer), reference[name].layer):
+        name, shapes = call_name(node), _shapes(inner_layer(node.layer))
+        float_shapes = _shapes(reference[name].layer) if name in reference else None
+        if shapes == float_shapes and _are_unlike(inner_layer(node.layer), reference[name].layer):
             unlike.append(name)
-        if wanted and wanted != found:
-            received = "no such layer" if found is None else f"weights of the shapes {found}"
+        if shapes and shapes != float_shapes:
+            received = (
+                "no such layer" if float_shapes is None else f"weights of the shapes {float_shapes}"
+            )
             problems.append(
                 f"float_model: {name}: received {received}, expected weights of the shapes "
-                f"{wanted}; pass the model that was quantized."
+                f"{shapes}; pass the model that was quantized."
             )
     if unlike:
         problems.append(
@@ -137,18 +139,18 @@ def _differences(network: Network, reference: Network) -> list[str]:
     return problems
 
 
-def _are_unlike(layer: Any, other: Any) -> bool:
+def _are_unlike(layer: Any, float_layer: Any) -> bool:
     """Whether the kernels of two layers are no more alike than chance makes them.
 
     The correlation of n numbers drawn by lot deviates from 0 by 1 / sqrt(n).
     """
     if layer_kinds.quantized_kernel(layer) is None:
         return False
-    pair = [np.ravel(layer_kinds.kernel_of(one).numpy()) for one in (layer, other)]
-    one, another = (values.astype(np.float64) - np.mean(values) for values in pair)
-    size = math.sqrt(float(np.dot(one, one)) * float(np.dot(another, another)))
-    least = max(_LEAST_CORRELATION, _CHANCE_DEVIATIONS / math.sqrt(len(one)))
-    return len(one) >= _FEWEST_COMPARED and float(np.dot(one, another)) < least * size
+    kernels = [np.ravel(layer_kinds.kernel_of(owner).numpy()) for owner in (layer, float_layer)]
+    kernel, float_kernel = (values.astype(np.float64) - np.mean(values) for values in kernels)
+    size = math.sqrt(float(np.dot(kernel, kernel)) * float(np.dot(float_kernel, float_kernel)))
+    least = max(_LEAST_CORRELATION, _CHANCE_DEVIATIONS / math.sqrt(len(kernel)))
+    return len(kernel) >= _FEWEST_COMPARED and float(np.dot(kernel, float_kernel)) < least * size
 
 
 def _shapes(layer: Any) -> list[tuple[int, ...]]:
@@ -173,10 +175,10 @@ class Front:
 
     def __init__(self, network: Network, images: Sequence[Rows]) -> None:
         self._network = network
-        kept = kept_inputs(network)
+        float_inputs = kept_inputs(network)
         self._done = set(network.inputs)
         self.tensors: dict[str, Rows] = {
-            name: _cast(array, network[name].type if name in kept else tf.float32)
+            name: _cast(array, network[name].type if name in float_inputs else tf.float32)
             for name, array in zip(network.inputs, images, strict=True)
         }
 
@@ -184,36 +186,36 @@ class Front:
         """The nodes that are still to be computed for some, and these."""
         needed = {*names}.union(*map(self._network.before, names)) - self._done
         nodes = [node for node in self._network if node.name in needed]
-        read = dict.fromkeys(name for node in nodes for name in node.inputs)
-        given = {name: self.tensors[name] for name in read if name in self._done}
-        made = [node.name for node in nodes if node.name in names or self._is_read(node, needed)]
+        read_names = dict.fromkeys(name for node in nodes for name in node.inputs)
+        input_rows = {name: self.tensors[name] for name in read_names if name in self._done}
+        outputs = [node.name for node in nodes if node.name in names or self._is_read(node, needed)]
         signature = {
             name: tf.TensorSpec((None, *array.shape[1:]), array.dtype)
-            for name, array in given.items()
+            for name, array in input_rows.items()
         }
 
         @tf.function(input_signature=[signature])
-        def compute(given: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-            tensors = computed(nodes, given)
-            return {name: tensors[name] for name in made}
+        def compute(inputs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+            tensors = computed(nodes, inputs)
+            return {name: tensors[name] for name in outputs}
 
-        return Span(nodes, given, compute)
+        return Span(nodes, input_rows, compute)
 
     def advance(self, span: Span, *, keep: Collection[str] = ()) -> None:
         """Computes a span for all images, and forgets what no later node reads."""
         self._done |= {node.name for node in span.nodes}
-        count, made = len(next(iter(self.tensors.values()))), dict[str, Rows]()
+        count, output_rows = len(next(iter(self.tensors.values()))), dict[str, Rows]()
         for start in range(0, count if span.nodes else 0, BATCH_SIZE):
-            part = slice(start, start + BATCH_SIZE)
-            given = {name: tf.constant(array[part]) for name, array in span.given.items()}
-            for name, tensor in span.compute(given).items():
+            batch = slice(start, start + BATCH_SIZE)
+            inputs = {name: tf.constant(array[batch]) for name, array in span.given.items()}
+            for name, tensor in span.compute(inputs).items():
                 value = tensor.numpy()
-                if name not in made:
-                    made[name] = new_rows((count, *value.shape[1:]), value.dtype)
-                made[name][part] = value
+                if name not in output_rows:
+                    output_rows[name] = new_rows((count, *value.shape[1:]), value.dtype)
+                output_rows[name][batch] = value
         self.tensors = {
             name: array
-            for name, array in {**self.tensors, **made}.items()
+            for name, array in {**self.tensors, **output_rows}.items()
             if name in keep or self._is_read(self._network[name])
         }
 
@@ -230,17 +232,17 @@ def computed(
     tensors = dict(given)
     for node in nodes:
         inputs = [tensors[name] for name in node.inputs]
-        read = inputs if node.takes_list else inputs[0]
-        tensors[node.name] = call_node(node, read, on_batch_statistics)
+        argument = inputs if node.takes_list else inputs[0]
+        tensors[node.name] = call_node(node, argument, on_batch_statistics)
     return tensors
 
 
-def _cast(rows: Rows, kind: tf.DType) -> Rows:
+def _cast(rows: Rows, dtype: tf.DType) -> Rows:
     """Rows of a type; those that have it already are not copied."""
-    if rows.dtype == kind.as_numpy_dtype:
+    if rows.dtype == dtype.as_numpy_dtype:
         return rows
-    made = new_rows(rows.shape, kind.as_numpy_dtype)
+    cast_rows = new_rows(rows.shape, dtype.as_numpy_dtype)
     for start in range(0, len(rows), BATCH_SIZE):
-        part = slice(start, start + BATCH_SIZE)
-        made[part] = tf.cast(rows[part], kind).numpy()
-    return made
+        batch = slice(start, start + BATCH_SIZE)
+        cast_rows[batch] = tf.cast(rows[batch], dtype).numpy()
+    return cast_rows

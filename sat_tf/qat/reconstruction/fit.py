@@ -75,11 +75,13 @@ def trained(layer: keras.layers.Layer) -> list[_Trained]:
             units[id(learnt)] = np.where(sizes > 0, sizes, largest)
     if clipping is not None:
         code = float(clipping.code_range(layer.output_variables).scale)
-        units |= {id(one): _LEVEL_CODES * code for one in layer.output_variables.values()}
+        units |= {id(variable): _LEVEL_CODES * code for variable in layer.output_variables.values()}
         if SKEW in layer.output_variables:  # a share of the level
             level = clipping.highest_value(layer.output_variables)
             units[id(layer.output_variables[SKEW])] = _LEVEL_CODES * code / level
-    return [_Trained(one, units.get(id(one), 1.0)) for one in layer.trainable_variables]
+    return [
+        _Trained(variable, units.get(id(variable), 1.0)) for variable in layer.trainable_variables
+    ]
 
 
 class _Adam:
@@ -95,7 +97,7 @@ class _Adam:
 
     def __init__(self, variables: Sequence[_Trained]) -> None:
         self._variables = variables
-        zeros = [tf.zeros_like(one.variable) for one in variables]
+        zeros = [tf.zeros_like(pair.variable) for pair in variables]
         self._moments = [(tf.Variable(zero), tf.Variable(zero)) for zero in zeros]
         self._steps = tf.Variable(0.0)
         self.state = [self._steps, *itertools.chain.from_iterable(self._moments)]
@@ -103,8 +105,8 @@ class _Adam:
     def apply(self, gradients: Sequence[tf.Tensor | None], rate: tf.Tensor) -> None:
         """Moves the variables; those that have no gradient stay."""
         steps = self._steps.assign_add(1.0)
-        parts = zip(self._variables, self._moments, gradients, strict=True)
-        for (variable, unit), (mean, square), gradient in parts:
+        updates = zip(self._variables, self._moments, gradients, strict=True)
+        for (variable, unit), (mean, square), gradient in updates:
             if gradient is None:
                 continue
             mean.assign(self._MEAN * mean + (1.0 - self._MEAN) * gradient)
@@ -143,8 +145,8 @@ class Aim(NamedTuple):
     def mean_square(self) -> float:
         """The mean square of the values, which may be in a file."""
         total = 0.0
-        for part in _parts(np.arange(len(self.wanted))):
-            total += float(np.sum(np.square(self.wanted[part].astype(np.float64))))
+        for indices in _parts(np.arange(len(self.wanted))):
+            total += float(np.sum(np.square(self.wanted[indices].astype(np.float64))))
         return total / self.wanted.size
 
 
@@ -263,13 +265,13 @@ class Checkpoint:
         try:
             with np.load(path, allow_pickle=False) as file:
                 text, *arrays = (file[name] for name in file.files)
-            values, left = json.loads(str(text)), iter(arrays)
+            values, unread = json.loads(str(text)), iter(arrays)
             if values["key"] == self._key:
                 sizes = values["sizes"]
-                weights, *state = ([*itertools.islice(left, size)] for size in sizes)
+                weights, *state = ([*itertools.islice(unread, size)] for size in sizes)
                 if state:
-                    (order,), (best,), *others = state
-                    self.under_way = FitState(values["done"], order, best, *others)
+                    (order,), (best,), *value_lists = state
+                    self.under_way = FitState(values["done"], order, best, *value_lists)
                 self._model.set_weights(weights)
                 self._draw.bit_generator.state = values["draw"]
                 self.fits, self.seconds = values["fits"], values["seconds"]
@@ -286,28 +288,28 @@ class Checkpoint:
 
 def key_of(network: Network, reference: Network, images: Images, **settings: Any) -> str:
     """A hash of all that a reconstruction depends on, but for the names of layers."""
-    found = hashlib.sha256(repr((__version__, tf.__version__, sorted(settings.items()))).encode())
-    for one in (network, reference):
-        places = {node.name: place for place, node in enumerate(one)}
-        for node in one:
+    hasher = hashlib.sha256(repr((__version__, tf.__version__, sorted(settings.items()))).encode())
+    for graph in (network, reference):
+        places = {node.name: place for place, node in enumerate(graph)}
+        for node in graph:
             inputs = [places.get(name, -1) for name in node.inputs]
             config = json.dumps(_nameless(node.layer.get_config()), sort_keys=True)
-            found.update(repr((type(node.layer).__name__, inputs, config)).encode())
+            hasher.update(repr((type(node.layer).__name__, inputs, config)).encode())
             for variable in node.layer.variables:
-                found.update(variable.numpy().tobytes())
+                hasher.update(variable.numpy().tobytes())
     for array in images:
-        found.update(repr((array.shape, str(array.dtype))).encode())
+        hasher.update(repr((array.shape, str(array.dtype))).encode())
         for start in range(0, len(array), BATCH_SIZE):
-            found.update(np.ascontiguousarray(array[start : start + BATCH_SIZE]).data)
-    return found.hexdigest()
+            hasher.update(np.ascontiguousarray(array[start : start + BATCH_SIZE]).data)
+    return hasher.hexdigest()
 
 
 def _nameless(value: Any) -> Any:
     """Plain values without names of layers, which Keras numbers anew in each process."""
     if isinstance(value, Mapping):
-        return {str(key): _nameless(one) for key, one in value.items() if key != "name"}
+        return {str(key): _nameless(entry) for key, entry in value.items() if key != "name"}
     if isinstance(value, list | tuple):
-        return [_nameless(one) for one in value]
+        return [_nameless(entry) for entry in value]
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if value is None or isinstance(value, str | int | float | bool):
@@ -321,10 +323,10 @@ class Part:
     def __init__(self, span: Span, aims: Mapping[str, Aim], without: Collection[int] = ()) -> None:
         self.span, self._aims = span, aims
         layers = {id(node.layer): node.layer for node in span.nodes}
-        found = [trained(layer) for key, layer in layers.items() if key not in without]
-        self.layers = sum(map(bool, found))
-        self._variables = [one for layer in layers.values() for one in layer.variables]
-        self._trained = [one for several in found for one in several]
+        by_layer = [trained(layer) for key, layer in layers.items() if key not in without]
+        self.layers = sum(map(bool, by_layer))
+        self._variables = [variable for layer in layers.values() for variable in layer.variables]
+        self._trained = [pair for pairs in by_layer for pair in pairs]
         self._sizes = {name: aim.mean_square() or 1.0 for name, aim in aims.items()}
 
     def fit(
@@ -361,9 +363,9 @@ class Part:
         for done in range(begun + 1, plan.steps + 1):
             if len(order) < min(_IMAGES_A_STEP, len(fitted)):
                 order = draw.permutation(fitted)
-            chosen, order = np.split(order, [_IMAGES_A_STEP])
+            indices, order = np.split(order, [_IMAGES_A_STEP])
             rate = 0.5 * plan.rate * (1.0 + math.cos(math.pi * (done - 1) / plan.steps))
-            step(*self._batch(chosen), tf.constant(rate))
+            step(*self._batch(indices), tf.constant(rate))
             advance(len(self.span.nodes))
             if done % every == 0:
                 if measure_statistics is not None:
@@ -380,55 +382,55 @@ class Part:
     def errors(self, chosen: np.ndarray) -> np.ndarray:
         """The squared error and the divergence of some images; see `reconstruct`."""
         total = np.zeros(2)
-        for part in _parts(chosen):
-            given, wanted = self._batch(part)
-            total += self._far(self.span.compute(given), wanted).numpy() * len(part)
+        for indices in _parts(chosen):
+            inputs, targets = self._batch(indices)
+            total += self._far(self.span.compute(inputs), targets).numpy() * len(indices)
         return total / len(chosen)
 
     def agreement(self, chosen: np.ndarray) -> float | None:
         """Share of rows with the class of the float model; None without rows of classes."""
         equal: list[np.ndarray] = []
-        for given, wanted in map(self._batch, _parts(chosen)):
-            made = self.span.compute(given)
+        for inputs, targets in map(self._batch, _parts(chosen)):
+            outputs = self.span.compute(inputs)
             for name in [name for name, aim in self._aims.items() if aim.rows]:
-                one, other = (classes_of(found[name].numpy()) for found in (made, wanted))
-                equal.append(np.ravel(one == other))
+                student, teacher = (classes_of(side[name].numpy()) for side in (outputs, targets))
+                equal.append(np.ravel(student == teacher))
         return float(np.mean(np.concatenate(equal))) if equal else None
 
-    def _batch(self, chosen: np.ndarray) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    def _batch(self, indices: np.ndarray) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """The tensors that some images give to the part, and those that it should put out."""
         return (
-            {name: tf.constant(array[chosen]) for name, array in self.span.given.items()},
-            {name: tf.constant(aim.wanted[chosen]) for name, aim in self._aims.items()},
+            {name: tf.constant(array[indices]) for name, array in self.span.given.items()},
+            {name: tf.constant(aim.wanted[indices]) for name, aim in self._aims.items()},
         )
 
     def _step(self, adam: _Adam, *, on_batch_statistics: bool) -> Callable[..., None]:
         """A training step, on a batch and at a rate."""
-        variables = [one.variable for one in self._trained]
+        variables = [pair.variable for pair in self._trained]
 
         @tf.function
-        def step(given: Any, wanted: Any, rate: tf.Tensor) -> None:
+        def step(inputs: Any, targets: Any, rate: tf.Tensor) -> None:
             with tf.GradientTape() as tape:
-                made = computed(self.span.nodes, given, on_batch_statistics=on_batch_statistics)
-                distance = tf.reduce_sum(self._far(made, wanted))
+                outputs = computed(self.span.nodes, inputs, on_batch_statistics=on_batch_statistics)
+                distance = tf.reduce_sum(self._far(outputs, targets))
             adam.apply(tape.gradient(distance, variables), rate)
 
         return step
 
-    def _far(self, made: Mapping[str, Any], wanted: Mapping[str, Any]) -> tf.Tensor:
+    def _far(self, outputs: Mapping[str, Any], targets: Mapping[str, Any]) -> tf.Tensor:
         """The squared error and the divergence of what was made from what was wanted."""
         squared = divergence = tf.constant(0.0)
         for name, aim in self._aims.items():
-            one, other = (tf.cast(tensors[name], tf.float32) for tensors in (made, wanted))
-            squared += tf.reduce_mean(tf.square(one - other)) / self._sizes[name]
+            output, target = (tf.cast(tensors[name], tf.float32) for tensors in (outputs, targets))
+            squared += tf.reduce_mean(tf.square(output - target)) / self._sizes[name]
             if aim.rows:
-                student, teacher = (logits_of(tensor, aim.rows) for tensor in (one, other))
+                student, teacher = (logits_of(tensor, aim.rows) for tensor in (output, target))
                 divergence += tf.reduce_mean(soft_divergence(teacher, student, TEMPERATURE))
         return tf.stack([squared, divergence])
 
 
 def _values(variables: Sequence[tf.Variable]) -> list[np.ndarray]:
-    return [one.numpy() for one in variables]
+    return [variable.numpy() for variable in variables]
 
 
 def _assign(variables: Sequence[tf.Variable], values: Sequence[np.ndarray]) -> None:
@@ -436,5 +438,5 @@ def _assign(variables: Sequence[tf.Variable], values: Sequence[np.ndarray]) -> N
         variable.assign(value)
 
 
-def _parts(chosen: np.ndarray) -> list[np.ndarray]:
-    return np.split(chosen, range(BATCH_SIZE, len(chosen), BATCH_SIZE))
+def _parts(indices: np.ndarray) -> list[np.ndarray]:
+    return np.split(indices, range(BATCH_SIZE, len(indices), BATCH_SIZE))

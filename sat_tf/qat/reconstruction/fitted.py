@@ -108,7 +108,7 @@ def fit(
     calibrated = model.get_weights()
     # A layer that was frozen in the training of the float model has been rounded as all others.
     # Layers come before those inside, which take over what is set on them.
-    layers = [part for part in model.submodules if isinstance(part, keras.layers.Layer)]
+    layers = [module for module in model.submodules if isinstance(module, keras.layers.Layer)]
     frozen = [(layer, layer.trainable) for layer in layers]
     try:
         before = measure()
@@ -116,7 +116,7 @@ def fit(
         try:
             for layer in layers:
                 layer.trainable = True
-            found = reconstruct(model, float_model, images, steps=steps, **settings)
+            reconstruction = reconstruct(model, float_model, images, steps=steps, **settings)
         finally:
             for layer, was in frozen:
                 layer.trainable = was
@@ -129,15 +129,15 @@ def fit(
     model.set_weights(calibrated if is_worse else fitted)
     return Fitted(
         steps=steps,
-        images=found.num_images,
-        held_out=found.held_out,
-        seconds=found.seconds,
-        error_before=found.error_before,
-        error_after=found.error_after,
-        agreement_before=found.agreement_before,
-        agreement_after=found.agreement_after,
+        images=reconstruction.num_images,
+        held_out=reconstruction.held_out,
+        seconds=reconstruction.seconds,
+        error_before=reconstruction.error_before,
+        error_after=reconstruction.error_after,
+        agreement_before=reconstruction.agreement_before,
+        agreement_after=reconstruction.agreement_after,
         calibrated_top1=before.get("top1"),
         calibrated_top5=before.get("top5"),
         fitted_top1=after.get("top1"),
-        kept=found.kept and not is_worse,
+        kept=reconstruction.kept and not is_worse,
     )

@@ -111,11 +111,11 @@ class Reconstruction(RowTable):
     @property
     def kept(self) -> bool:
         """Whether the model has changed; it has not where nothing made its outputs better."""
-        return any(one.kept for one in self.blocks)
+        return any(fit.kept for fit in self.blocks)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each block."""
-        return [{name: getattr(block, name) for name in self.COLUMNS} for block in self.blocks]
+        return [{name: getattr(fit, name) for name in self.COLUMNS} for fit in self.blocks]
 
     def _headline(self) -> str:
         line = f"{self.model}: error of the outputs {self.error_before:.3g} to "
@@ -128,12 +128,12 @@ class Reconstruction(RowTable):
     def _tables(self) -> dict[str, Table[BlockFit]]:
         number = digits(".3g")
         columns: list[Column[BlockFit]] = [
-            Column("block up to", lambda one: one.block or "the whole network", wrap="fold"),
-            Column("layers", lambda one: one.layers, number=True),
-            Column("error", lambda one: one.error_before, number, number=True),
-            Column("fitted", lambda one: one.error_after, number, number=True),
-            Column("kept", lambda one: "yes" if one.kept else "no"),
-            Column("time (s)", lambda one: one.seconds, digits(".1f"), number=True),
+            Column("block up to", lambda fit: fit.block or "the whole network", wrap="fold"),
+            Column("layers", lambda fit: fit.layers, number=True),
+            Column("error", lambda fit: fit.error_before, number, number=True),
+            Column("fitted", lambda fit: fit.error_after, number, number=True),
+            Column("kept", lambda fit: "yes" if fit.kept else "no"),
+            Column("time (s)", lambda fit: fit.seconds, digits(".1f"), number=True),
         ]
         title = "errors of what blocks put out, on the held-out images"
         return {title: Table(columns=columns, rows=self.blocks)}
@@ -219,9 +219,9 @@ def reconstruct(
         raise ProblemsError("reconstruct", problems)
     start = model.get_weights()
 
-    def compared(name: str, found: InputRange) -> RangeStatistics | None:
+    def compared(name: str, input_range: InputRange) -> RangeStatistics | None:
         known_as = reference.inputs[network.inputs.index(name)]
-        return range_statistics(reference, known_as, images, found, call_float_node)
+        return range_statistics(reference, known_as, images, input_range, call_float_node)
 
     try:
         observe_pixels(images, network, len(Batches(images)), compared, by="reconstruct")
@@ -318,9 +318,9 @@ class _Reconstructor:
         beside = Front(reference, self._images)
         beside.advance(beside.up_to(reference.outputs), keep=reference.outputs)
         aims = {}
-        for made, name in zip(network.outputs, reference.outputs, strict=True):
-            wanted = beside.tensors[name]
-            aims[made] = Aim(wanted, rows_of_classes(reference, name, wanted.shape[1:]))
+        for output_name, name in zip(network.outputs, reference.outputs, strict=True):
+            targets = beside.tensors[name]
+            aims[output_name] = Aim(targets, rows_of_classes(reference, name, targets.shape[1:]))
         return Part(Front(network, self._images).up_to(network.outputs), aims)
 
     def _fit_blocks(
@@ -329,21 +329,21 @@ class _Reconstructor:
         """Fits one block after the other, but for those that are finished."""
         front, beside = Front(self._network, self._images), Front(self._reference, self._images)
         seen: set[int] = set()
-        for number, (node, known) in enumerate(blocks.items()):
+        for number, (name, float_name) in enumerate(blocks.items()):
             progress.at(f"block {number + 1} of {len(blocks)}")
-            span, wanted = front.up_to([node]), beside.up_to([known])
-            beside.advance(wanted, keep=[known, *self._reference.outputs])
+            span, float_span = front.up_to([name]), beside.up_to([float_name])
+            beside.advance(float_span, keep=[float_name, *self._reference.outputs])
             if number < len(checkpoint.fits):
                 progress.skip(_BLOCK.steps * self._steps * len(span.nodes))
             else:
-                part = Part(span, {node: Aim(beside.tensors[known])}, without=seen)
-                self._fit(part, known, _BLOCK, progress, checkpoint)
+                block = Part(span, {name: Aim(beside.tensors[float_name])}, without=seen)
+                self._fit(block, float_name, _BLOCK, progress, checkpoint)
             seen |= {id(node.layer) for node in span.nodes}
             front.advance(span)
 
     def _fit(
         self,
-        part: Part,
+        block: Part,
         name: str,
         plan: FitSchedule,
         progress: Progress,
@@ -352,12 +352,12 @@ class _Reconstructor:
     ) -> None:
         begin = time.monotonic()
         plan = plan._replace(steps=plan.steps * self._steps)
-        before, after = part.fit(
+        before, after = block.fit(
             plan, self._fitted, self._held_out, self._draw, progress, checkpoint, **settings
         )
         errors = {"error_before": float(np.sum(before)), "error_after": float(np.sum(after))}
         seconds = time.monotonic() - begin
-        checkpoint.finish({"block": name, "layers": part.layers, **errors, "seconds": seconds})
+        checkpoint.finish({"block": name, "layers": block.layers, **errors, "seconds": seconds})
 
 
 def _undone(fit: Mapping[str, Any]) -> dict[str, Any]:
