@@ -78,8 +78,8 @@ def _register_with_keras(module: ModuleType) -> None:
     if module.__name__ == "tf_keras" and "tensorflow_model_optimization" in sys.modules:
         return
     # Python has no public name for a module that is being imported.
-    ours = [one for name, one in sys.modules.items() if name.startswith("sat_tf.")]
-    halfway = any(getattr(one.__spec__, "_initializing", False) for one in ours)
+    ours = [submodule for name, submodule in sys.modules.items() if name.startswith("sat_tf.")]
+    halfway = any(getattr(submodule.__spec__, "_initializing", False) for submodule in ours)
     try:
         importlib.import_module("sat_tf.qat.wrapper")
     except (AttributeError, ImportError):

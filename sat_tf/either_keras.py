@@ -25,8 +25,8 @@ def for_keras3(by: str = "on_twin") -> Callable[[_Function], _Function]:
             if not is_keras3(model):
                 return function(*args, **kwargs)
             twin = importlib.import_module(_TWIN)
-            rest = {name: value for name, value in kwargs.items() if name != "model" or args}
-            return getattr(twin, by)(function, model, *args[1:], **rest)
+            keywords = {name: value for name, value in kwargs.items() if name != "model" or args}
+            return getattr(twin, by)(function, model, *args[1:], **keywords)
 
         return of_either  # type: ignore[return-value]  # it takes what the function takes
 

@@ -253,7 +253,7 @@ def _expect_paths(archive: zipfile.ZipFile) -> None:
     files, folders = set[pathlib.PurePosixPath](), set[pathlib.PurePosixPath]()
     for member in archive.infolist():
         path = pathlib.PurePosixPath(member.filename)
-        sizes = [len(part.encode(errors="surrogatepass")) for part in path.parts]
+        sizes = [len(component.encode(errors="surrogatepass")) for component in path.parts]
         is_inside = not path.is_absolute() and ".." not in path.parts
         if not is_inside or not 0 < max(sizes, default=0) <= 255 or sum(sizes) > 1024:
             raise ValueError(f"its {member.filename} cannot be unpacked, expected another name")

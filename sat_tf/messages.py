@@ -29,7 +29,7 @@ _BOLD = re.compile("\x1b\\[[0-9;]*m")
 
 def printable(text: str) -> str:
     """Returns text with its control characters as Python writes them; lines and tabs stay."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def in_one_line(text: str) -> str:
@@ -61,10 +61,10 @@ def shown(message: object) -> str:
     if sum(map(len, lines)) > _LONG:  # many lines of usual length stay as they are
         lines = [shortened(line, _MOST_OF_MANY) for line in lines]
     ends = itertools.accumulate(len(line) + 1 for line in lines)
-    kept = sum(end <= _MOST_IN_ALL for end in ends)
-    if kept < len(lines) - 1:  # the last line is often the fix
-        more = len(lines) - 1 - kept
-        lines = [*lines[:kept], f"  ... and {more:,} more lines", lines[-1]]
+    count = sum(end <= _MOST_IN_ALL for end in ends)
+    if count < len(lines) - 1:  # the last line is often the fix
+        omitted = len(lines) - 1 - count
+        lines = [*lines[:count], f"  ... and {omitted:,} more lines", lines[-1]]
     return "\n".join(lines)
 
 
@@ -110,8 +110,8 @@ def did_you_mean(received: str, known: Iterable[str]) -> str:
 def nearest(received: str, known: Iterable[str]) -> str | None:
     """Returns the known name that is spelled most like `received`; None where none is near."""
     by_letters = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(received.lower(), by_letters, n=1, cutoff=0.6)
-    return by_letters[found[0]] if found else None
+    matches = difflib.get_close_matches(received.lower(), by_letters, n=1, cutoff=0.6)
+    return by_letters[matches[0]] if matches else None
 
 
 # What shows the graph of a file.
@@ -194,9 +194,9 @@ def name_of(thing: object) -> str:
 def first_ones(names: Iterable[object], most: int = 5, *, between: str = ", ") -> str:
     """Returns the first names of many, and how many more there are."""
     listed = [name_of(name) for name in names]
-    more = len(listed) - most
+    omitted = len(listed) - most
     end = between.rstrip(", ")  # a comma alone needs none before the last
-    return between.join(listed[:most]) + (f"{end} and {more} more" if more > 0 else "")
+    return between.join(listed[:most]) + (f"{end} and {omitted} more" if omitted > 0 else "")
 
 
 def kind_of(thing: object) -> str:
@@ -248,9 +248,9 @@ class ProblemsError(ValueError):
     def __str__(self) -> str:
         lines, seen = [], set[str]()
         for line in self.problems:  # of which only the first lists the same known names
-            sentence, _, known = line.partition(" Known: ")
-            lines.append(f"  - {sentence if known in seen else line}")
-            seen.add(known or line)
+            sentence, _, known_names = line.partition(" Known: ")
+            lines.append(f"  - {sentence if known_names in seen else line}")
+            seen.add(known_names or line)
         count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
         text = shown("\n".join([f"{self.subject}: {count}", *lines]))
         return f"{text}\n{printable(self.fix)}" if self.fix else text

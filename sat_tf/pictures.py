@@ -49,8 +49,8 @@ DECODER = f"decoded and resized by Pillow {PIL.__version__}" + (
 
 def spread_evenly(count: int, most: int | None) -> npt.NDArray[np.int64]:
     """Returns indices of at most `most` of `count` images, spread evenly; None chooses all."""
-    chosen = count if most is None else min(most, count)
-    return np.unique(np.linspace(0, max(count - 1, 0), chosen).round().astype(np.int64))
+    num_indices = count if most is None else min(most, count)
+    return np.unique(np.linspace(0, max(count - 1, 0), num_indices).round().astype(np.int64))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,12 +86,12 @@ class Pictures(Sequence[Any]):
 
     def take(self, places: Iterable[int]) -> "Pictures":
         """Takes those at some places, in that order."""
-        chosen = np.fromiter(places, np.int64)
+        indices = np.fromiter(places, np.int64)
         return dataclasses.replace(
             self,
-            names=[self.names[place] for place in chosen] if self.names else (),
-            labels=None if self.labels is None else self.labels[chosen],
-            array=None if self.array is None else self.array[chosen],
+            names=[self.names[place] for place in indices] if self.names else (),
+            labels=None if self.labels is None else self.labels[indices],
+            array=None if self.array is None else self.array[indices],
         )
 
     def sample(self, most: int | None) -> "Pictures":
@@ -109,17 +109,17 @@ class Pictures(Sequence[Any]):
             train, apart = dataclasses.replace(self, held_out=None), self.held_out
         else:
             is_apart = self._is_held_out()
-            train, apart = (self.take(np.flatnonzero(part)) for part in (~is_apart, is_apart))
+            train, apart = (self.take(np.flatnonzero(mask)) for mask in (~is_apart, is_apart))
             if self.array is None:
                 of_each = "" if self.labels is None else "of each class "
                 note = f"{of_each}a fifth is held out, by a hash of the names"
                 train = dataclasses.replace(train, notes=(note, *self.notes))
         problems = []
-        for part in (self, self.held_out) if self.held_out is not None else (self,):
-            filled = np.unique([] if part.labels is None else part.labels)
-            if empty := [n for label, n in enumerate(part.class_names) if label not in filled]:
+        for subset in (self, self.held_out) if self.held_out is not None else (self,):
+            filled = np.unique([] if subset.labels is None else subset.labels)
+            if empty := [n for label, n in enumerate(subset.class_names) if label not in filled]:
                 problems.append(
-                    f"{part.part or part.folder.name}: received {len(empty)} classes without "
+                    f"{subset.part or subset.folder.name}: received {len(empty)} classes without "
                     f"pictures ({first_ones(empty)}); expected at least one each ({_KINDS})."
                 )
         if not (problems or len(apart)):
@@ -135,8 +135,8 @@ class Pictures(Sequence[Any]):
         if self.array is not None:
             return np.arange(len(self)) % 5 == 2
         is_held_out = np.zeros(len(self), bool)
-        inside = [name.removeprefix(f"{self.part}/") for name in self.names]
-        keys = [hashlib.sha256(os.fsencode(name)).digest() for name in inside]
+        relative_names = [name.removeprefix(f"{self.part}/") for name in self.names]
+        keys = [hashlib.sha256(os.fsencode(name)).digest() for name in relative_names]
         labels = np.zeros(len(self), np.int32) if self.labels is None else self.labels
         for label in np.unique(labels):
             members = sorted(np.flatnonzero(labels == label), key=keys.__getitem__)
@@ -155,25 +155,25 @@ class Pictures(Sequence[Any]):
             )
         # Filled one by one: a list that is stacked in the end would take twice the memory.
         images = np.empty((len(self), *self.shape), np.uint8)
-        kept: list[int] = []
+        places: list[int] = []
         corrupt: list[str] = []
         for place, path in enumerate(self.paths):
             try:
-                images[len(kept)] = pixels_of(read_bytes(path), self.shape, self.preprocessing)
-                kept.append(place)
+                images[len(places)] = pixels_of(read_bytes(path), self.shape, self.preprocessing)
+                places.append(place)
             except (ValueError, OSError):
                 corrupt.append(path)
         note = (
             f"{len(corrupt)} of {len(self)} files are no pictures, not whole, or too large: "
             f"{first_ones(corrupt)}"
         )
-        if not kept:
+        if not places:
             raise ValueError(
                 f"{self.folder}: received no picture that can be read ({note}), expected at least "
                 "one JPEG, PNG or other file that Pillow reads."
             )
         notes = (note, *self.notes) if corrupt else self.notes
-        return images[: len(kept)], dataclasses.replace(self.take(kept), notes=notes)
+        return images[: len(places)], dataclasses.replace(self.take(places), notes=notes)
 
     def encoded(self, place: int) -> bytes:
         """Returns what the file of a picture holds."""
@@ -212,30 +212,32 @@ def open_pictures(
         raise ValueError(f"{root}: not found; expected a folder of pictures, or an .npy file.")
     problems: list[str] = []
     folders = [entry.name for entry in _entries(root, problems) if _is_folder(entry)]
-    part = TRAIN if TRAIN in folders else ""
+    train = TRAIN if TRAIN in folders else ""
     held_out = next((name for name in HELD_OUT if name in folders), "")
-    beside = [name for name in folders if part and name not in (part, *HELD_OUT)]
-    inside = _entries(root / part, []) if part else []
-    is_flat = any(_is_picture(entry.name) for entry in inside) and not any(map(_is_folder, inside))
+    beside = [name for name in folders if train and name not in (train, *HELD_OUT)]
+    entries = _entries(root / train, []) if train else []
+    is_flat = any(_is_picture(entry.name) for entry in entries) and not any(
+        map(_is_folder, entries)
+    )
     if is_flat and (classes := [name for name in beside if _walked(root, name, [])[0]]):
         problems.append(
-            f"received pictures in {part} itself and in {first_ones(classes)} beside it, so it may "
-            "be a class or all there is to train on; expected one of both: if a class, move all of "
-            f"them into {part}, this one as {part}/{part}; if not, move the others away."
+            f"received pictures in {train} itself and in {first_ones(classes)} beside it, so it "
+            "may be a class or all there is to train on; expected one of both: if a class, move "
+            f"all of them into {train}, this one as {train}/{train}; if not, move the others away."
         )
-    if held_out and not part and any(map(_is_folder, _entries(root / held_out, problems))):
+    if held_out and not train and any(map(_is_folder, _entries(root / held_out, problems))):
         problems.append(
             f"received the folders {first_ones(folders)} and none to train on; expected {TRAIN} "
             "with a folder for each class beside them, or folders of classes alone; add or rename "
             "one, or name the one to measure with."
         )
-    names = (part, held_out) if part and held_out else (part,)
+    names = (train, held_out) if train and held_out else (train,)
     listed = [_listed(root, name, problems, alone=len(names) == 1) for name in names]
-    for pictures, other in zip(listed, listed[::-1], strict=True):
-        if strange := sorted(set(pictures.class_names) - set(other.class_names)):
+    for pictures, counterpart in zip(listed, listed[::-1], strict=True):
+        if strange := sorted(set(pictures.class_names) - set(counterpart.class_names)):
             problems.append(
-                f"{pictures.part}: received {len(strange)} classes that {other.part} does not have "
-                f"({first_ones(strange)}); expected the same in both; move or rename them."
+                f"{pictures.part}: received {len(strange)} classes that {counterpart.part} does "
+                f"not have ({first_ones(strange)}); expected the same in both; move or rename them."
             )
     for pictures in listed:
         if not (problems or len(pictures)):
@@ -246,7 +248,7 @@ def open_pictures(
     if problems:
         raise ProblemsError(str(root), problems)
     whole, *apart = (
-        dataclasses.replace(one, shape=shape, preprocessing=preprocessing) for one in listed
+        dataclasses.replace(subset, shape=shape, preprocessing=preprocessing) for subset in listed
     )
     if beside and not held_out:
         note = f"not read: {first_ones(beside)}; {HELD_OUT[0]} is the name of what is held out"
@@ -268,11 +270,11 @@ def open_again(
         leaves = place.is_absolute() or ".." in place.parts or "\0" in name
         return not leaves and (root / name).is_file()
 
-    there = list(filter(is_there, hashes))
-    pictures = Pictures(root, there, shape=shape, preprocessing=preprocessing)
-    own = pictures.hashes()
-    missing = [name for name in hashes if name not in own]
-    changed = [name for name in own if own[name] != hashes[name]]
+    present_names = list(filter(is_there, hashes))
+    pictures = Pictures(root, present_names, shape=shape, preprocessing=preprocessing)
+    current_hashes = pictures.hashes()
+    missing = [name for name in hashes if name not in current_hashes]
+    changed = [name for name in current_hashes if current_hashes[name] != hashes[name]]
     problems = [
         f"{len(names):,} of {len(hashes):,} pictures {what}: {first_ones(names)}"
         for names, what in ((missing, "are not there"), (changed, "have changed"))
@@ -284,51 +286,51 @@ def open_again(
     return pictures
 
 
-def _listed(root: pathlib.Path, part: str, problems: list[str], *, alone: bool) -> Pictures:
+def _listed(root: pathlib.Path, subfolder: str, problems: list[str], *, alone: bool) -> Pictures:
     """Lists a part of a folder, or the whole, and adds what is wrong with it to the problems."""
-    inside = _entries(root / part, problems)
-    folders = [entry for entry in inside if _is_folder(entry)]
-    beside = [entry.name for entry in inside if _is_picture(entry.name) and entry not in folders]
+    entries = _entries(root / subfolder, problems)
+    folders = [entry for entry in entries if _is_folder(entry)]
+    beside = [entry.name for entry in entries if _is_picture(entry.name) and entry not in folders]
     if folders and beside:
         problems.append(
-            f"{root / part}: received {len(beside)} pictures beside the folders of classes "
+            f"{root / subfolder}: received {len(beside)} pictures beside the folders of classes "
             f"({first_ones(beside)}); expected each in the folder of its class; move them."
         )
     # Archives are often unpacked like this.
     if alone and len(folders) == 1 and any(map(_is_folder, _entries(folders[0].path, problems))):
         problems.append(
-            f"{root / part}: received a folder that holds nothing but {folders[0].name}; expected "
-            f"folders of classes; name {folders[0].path} instead."
+            f"{root / subfolder}: received a folder that holds nothing but {folders[0].name}; "
+            f"expected folders of classes; name {folders[0].path} instead."
         )
     names: list[str] = []
     labels: list[int] = []
-    others: list[str] = []
-    starts = [f"{part}/{entry.name}".lstrip("/") for entry in folders]
-    for label, start in enumerate(starts or [part]):
-        own, passed_over = _walked(root, start, problems)
-        names += own
-        labels += [label] * len(own)
-        others += passed_over
-    note = f"{len(others):,} files passed over, no pictures by their names: {first_ones(others)}"
+    skipped: list[str] = []
+    starts = [f"{subfolder}/{entry.name}".lstrip("/") for entry in folders]
+    for label, start in enumerate(starts or [subfolder]):
+        picture_names, passed_over = _walked(root, start, problems)
+        names += picture_names
+        labels += [label] * len(picture_names)
+        skipped += passed_over
+    note = f"{len(skipped):,} files passed over, no pictures by their names: {first_ones(skipped)}"
     return Pictures(
         root,
         names,
         np.array(labels, np.int32) if folders else None,
         tuple(printable(entry.name) for entry in folders),
-        part,
-        notes=(note,) if others else (),
+        subfolder,
+        notes=(note,) if skipped else (),
     )
 
 
 def _walked(root: pathlib.Path, start: str, problems: list[str]) -> tuple[list[str], list[str]]:
     """Names of the pictures in a folder and its folders, sorted, and of the other files."""
     names: list[str] = []
-    others: list[str] = []
+    skipped: list[str] = []
     waiting, seen = [start], {os.path.realpath(root / start)}  # links may form cycles
     while waiting:
-        inside = waiting.pop()
-        for entry in _entries(root / inside, problems):
-            name = f"{inside}/{entry.name}".lstrip("/")
+        subfolder = waiting.pop()
+        for entry in _entries(root / subfolder, problems):
+            name = f"{subfolder}/{entry.name}".lstrip("/")
             if _is_folder(entry):
                 target = os.path.realpath(entry.path)
                 if target not in seen:
@@ -338,8 +340,8 @@ def _walked(root: pathlib.Path, start: str, problems: list[str]) -> tuple[list[s
             # To open a pipe would wait for its writer; a broken link is a corrupt picture.
             is_file = entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path)
             is_readable = is_file or not os.path.exists(entry.path)
-            (names if is_readable and _is_picture(name) else others).append(name)
-    return sorted(names), sorted(others)
+            (names if is_readable and _is_picture(name) else skipped).append(name)
+    return sorted(names), sorted(skipped)
 
 
 def _entries(place: str | os.PathLike[str], problems: list[str]) -> "list[os.DirEntry[str]]":

@@ -58,7 +58,7 @@ def one_of(names: Collection[Any], expected: str = "", *, none: str = "") -> Any
 def plain(value: Any) -> Any:
     """Returns a value with NumPy's numbers as Python's, which any file format can hold."""
     if type(value) in (list, tuple):
-        values = [plain(each) for each in value]
+        values = [plain(element) for element in value]
         is_plain = all(a is b for a, b in zip(values, value, strict=True))
         return value if is_plain else type(value)(values)
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -83,14 +83,14 @@ def refuse(*found: str) -> None:
 
 def _lines(problem: Any, model: Any) -> list[str]:
     where, field, fields = _place(model, problem["loc"])
-    kind, value, cause = problem["type"], problem["input"], problem.get("ctx", {}).get("error")
+    category, value, cause = problem["type"], problem["input"], problem.get("ctx", {}).get("error")
     received = (
         f"{where}={shortened(repr(value))}" if where else f"received {shortened(repr(value))}"
     )
-    if kind in ("extra_forbidden", "unexpected_keyword_argument", "invalid_key"):
+    if category in ("extra_forbidden", "unexpected_keyword_argument", "invalid_key"):
         noun = getattr(model, "noun", "a field")
         return [f"{where} is not {noun}{instead_of(where, fields)}"]
-    if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
+    if category in ("missing", "missing_argument", "missing_keyword_only_argument"):
         expected = _expected(field)
         return [f"{where} is missing{f': expected {expected}; add it' if expected else ''}."]
     if isinstance(cause, ProblemsError):
@@ -101,7 +101,7 @@ def _lines(problem: Any, model: Any) -> list[str]:
     if cause is not None:
         return [f"{received}: {cause}{'' if str(cause).endswith(('.', '?')) else '.'}"]
     expected = _expected(field) or problem["msg"].removeprefix("Input should be ")
-    arms = _arms(field.annotation) if kind == "literal_error" and field is not None else []
+    arms = _arms(field.annotation) if category == "literal_error" and field is not None else []
     literals = (arm for arm in arms if typing.get_origin(arm) is Literal)
     words = [word for literal in literals for word in typing.get_args(literal)]
     return [f"{received}: {_with_hint(f'expected {expected}', value, words, is_listed=True)}"]
@@ -124,23 +124,23 @@ def _place(
     fields = _fields(model)
     beside, field = fields, None
     names: list[str] = []
-    for part in location:
+    for key in location:
         if field is not None and len(_arms(field.annotation)) > 1:
             break  # pydantic names the types that it has tried
-        names.append(str(part))
+        names.append(str(key))
         if fields:
             beside = fields
-        if part in fields:
-            field = fields[part]
+        if key in fields:
+            field = fields[key]
             fields = _fields(field.annotation)
     return name_of(".".join(names)), field, beside
 
 
 def _fields(annotation: Any) -> Mapping[str, FieldInfo]:
     """The fields of the model that a type is, or holds."""
-    own = getattr(annotation, "__pydantic_fields__", None)
-    if own is not None:
-        return dict(own)
+    fields = getattr(annotation, "__pydantic_fields__", None)
+    if fields is not None:
+        return dict(fields)
     return next(filter(None, map(_fields, typing.get_args(annotation))), {})
 
 
@@ -149,7 +149,7 @@ def _arms(annotation: Any) -> list[Any]:
     if typing.get_origin(annotation) is Annotated:
         return _arms(typing.get_args(annotation)[0])
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [arm for part in typing.get_args(annotation) for arm in _arms(part)]
+        return [arm for argument in typing.get_args(annotation) for arm in _arms(argument)]
     return [] if annotation is types.NoneType else [annotation]
 
 
@@ -170,8 +170,8 @@ def _expected_of(annotation: Any) -> str | None:
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
     if origin in (typing.Union, types.UnionType):
-        parts = [_expected_of(part) for part in arguments]
-        return ", or ".join(map(str, parts)) if all(parts) else None
+        descriptions = [_expected_of(argument) for argument in arguments]
+        return ", or ".join(map(str, descriptions)) if all(descriptions) else None
     return {types.NoneType: "None", bool: "True or False"}.get(annotation)
 
 
@@ -187,7 +187,7 @@ class _Checked(BaseModel):
 
 def find_problems(**values: tuple[Any, Any]) -> list[str]:
     """Returns what is wrong with values, each with the type that it should have."""
-    types_of: dict[str, Any] = {name: (kind, ...) for name, (_, kind) in values.items()}
+    types_of: dict[str, Any] = {name: (annotation, ...) for name, (_, annotation) in values.items()}
     model = new_model("Values", __base__=_Checked, **types_of)
     return _problems_in({name: plain(value) for name, (value, _) in values.items()}, model)
 
@@ -231,7 +231,7 @@ def checked(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Re
         received: dict[str, Any] = {**dict(zip(names, unnamed, strict=False)), **named}
         model = arguments_of(call)
         try:
-            values = model.model_validate({name: plain(each) for name, each in received.items()})
+            values = model.model_validate({name: plain(value) for name, value in received.items()})
         except ValidationError as error:
             raise ProblemsError(function.__name__, describe(error, model)) from None
         return function(**{name: getattr(values, name) for name in names})  # type: ignore[call-arg]

@@ -107,7 +107,7 @@ def _count(node: yaml.Node, counts: dict[int, int]) -> int:
         raise ValueError("received a value that contains itself, expected a finite one")
     if id(node) not in counts:
         counts[id(node)] = 0
-        inside = () if isinstance(node, yaml.ScalarNode) else node.value
-        pairs = inside if isinstance(node, yaml.MappingNode) else [inside]
-        counts[id(node)] = 1 + sum(_count(each, counts) for pair in pairs for each in pair)
+        children = () if isinstance(node, yaml.ScalarNode) else node.value
+        pairs = children if isinstance(node, yaml.MappingNode) else [children]
+        counts[id(node)] = 1 + sum(_count(child, counts) for pair in pairs for child in pair)
     return counts[id(node)]

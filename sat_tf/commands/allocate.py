@@ -100,7 +100,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    wanted = image_options(arguments, required=True)
+    options = image_options(arguments, required=True)
     policy = usual_policy(arguments)
     budget = _budget(arguments.budget)
     with value_errors_as_run_errors():
@@ -112,8 +112,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     with analysed_model(arguments, "allocate") as model:
         from sat_tf.analysis.allocation.allocation import allocate
 
-        dataset, policy = images_as_fed(model, arguments.model, wanted, policy, console)
-        found = allocate(
+        dataset, policy = images_as_fed(model, arguments.model, options, policy, console)
+        allocation = allocate(
             model,
             dataset,
             policy,
@@ -122,10 +122,10 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             weight_bits=arguments.choices,
             activation_bits=arguments.activation_bits or arguments.choices,
             pack=arguments.pack,
-            num_images=wanted.most or USUAL_IMAGES,
+            num_images=options.most or USUAL_IMAGES,
         )
-        found.print_to(console)
-        write_outputs(arguments, yaml=found.write_policy, csv=found.write_csv)
+        allocation.print_to(console)
+        write_outputs(arguments, yaml=allocation.write_policy, csv=allocation.write_csv)
     for path in arguments.out:
         say(console, f"Written: {path}")
 

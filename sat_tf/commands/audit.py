@@ -71,8 +71,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False where --strict finds a broken rule."""
-    wanted = image_options(arguments, usual=_USUAL_IMAGES)
-    count, subject = wanted.most or _USUAL_IMAGES, arguments.model
+    options = image_options(arguments, usual=_USUAL_IMAGES)
+    count, subject = options.most or _USUAL_IMAGES, arguments.model
     with analysed_model(arguments, "audit") as model:
         from sat_tf.graph.network import Network, check_model, check_one_of_each
         from sat_tf.qat.inputs import input_nodes, input_ranges
@@ -84,9 +84,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         input_range, images, data = arguments.input_range, None, None
         policy = BitPolicy() if input_range is None else BitPolicy(input_range=input_range)
         config = pathlib.Path(subject) / CONFIG
-        if wanted.images is not None:
+        if options.images is not None:
             check_one_of_each(model)
-            images = wanted.load(fixed_input_shape(model), model.output_shape[-1])
+            images = options.load(fixed_input_shape(model), model.output_shape[-1])
             say_notes(images.notes, console)
         elif config.is_file():
             from sat_tf.training.loop.start import load_source
@@ -109,8 +109,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 else:
                     if not is_built_by_name(subject):
                         sample: Sample = images.sample
-                        if wanted.images is not None:
-                            sample = range_sample(model, wanted.images, policy, wanted.labels)
+                        if options.images is not None:
+                            sample = range_sample(model, options.images, policy, options.labels)
                         policy = with_input_range(
                             policy, model, subject, sample, console, is_trained=False
                         )

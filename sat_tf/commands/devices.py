@@ -61,10 +61,10 @@ def write_device_kit(
         progress=True,
     )
     again = f"--images {wanted.images} " if wanted.images else ""
-    left = f", {len(kit.not_compared)} behind float layers left out" if kit.not_compared else ""
+    left_out = f", {len(kit.not_compared)} behind float layers left out" if kit.not_compared else ""
     for line in (
         f"Kit: {kit.path}, {kit.bytes / 1e6:.1f} MB, {kit.num_images} images, "
-        f"{len(kit.compared)} tensors{left}",
+        f"{len(kit.compared)} tensors{left_out}",
         f"On the device: python {kit.path.name}, which needs NumPy and ai-edge-litert; then here: "
         f"sat-tf verify {tflite} {again}--certificate certificate_MACHINE.json",
     ):
@@ -92,21 +92,21 @@ def check_device_certificate(
     # A file of another shape cannot take the kit's images: that is said first.
     if wanted.images is not None and read_subject(tflite).sha256 == kit.sha256:
         images = load(wanted.again(kit.images_from, kit.num_images)).images
-    found, is_simulated = read_device_check(tflite, certificate, images)
-    console.print(Table(columns=_COLUMNS, rows=[found]).to_rich())
-    if found.delegate != "XNNPACK":
+    check, is_simulated = read_device_check(tflite, certificate, images)
+    console.print(Table(columns=_COLUMNS, rows=[check]).to_rich())
+    if check.delegate != "XNNPACK":
         what = (
-            f"received the delegate {found.delegate}, expected XNNPACK, which files are exact with"
+            f"received the delegate {check.delegate}, expected XNNPACK, which files are exact with"
         )
-        say(console, in_one_line(f"{found.title}: {what}"), style="yellow")
+        say(console, in_one_line(f"{check.title}: {what}"), style="yellow")
     held = (
         "the codes that its kit expected are those of the simulation here"
         if is_simulated
         else "its kit is of this file; what it expected is not checked without its images: name "
         f"them with --images ({kit.images_from.description})"
     )
-    outcome = "nothing differs there" if found.is_exact else "codes differ there"
-    if not found.is_exact:
+    outcome = "nothing differs there" if check.is_exact else "codes differ there"
+    if not check.is_exact:
         return conclude(certificate, Marked(f"{outcome}; {held}", "bad"), console)
     style = "green" if is_simulated else "yellow"
     say(console, in_one_line(f"{certificate}: {outcome}; {held}"), style=style)

@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
     path = pathlib.Path(arguments.file)
-    wanted = image_options(arguments, usual=None)
+    options = image_options(arguments, usual=None)
     if not path.exists():
         raise RunError(f"{path}: not found; expected a TFLite file.")
     if path.is_dir():
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         )
     if not path.is_file():
         raise RunError(f"{path}: received a device or a pipe, expected a TFLite file; name one.")
-    if wanted.images is None:
+    if options.images is None:
         raise RunError(
             f"{path}: received a TFLite file without images, expected labelled ones; name them "
             "with --images."
@@ -53,24 +53,24 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 f"{path}: received a file that takes {interface.input_type}, expected one that "
                 "takes uint8 pixels; evaluate others with sat_tf.export.evaluate_tflite."
             )
-        said = read_metadata(read_bytes(path), str(path))
-        pixels = wanted.load(interface.input_shape, interface.num_outputs, said)
+        metadata = read_metadata(read_bytes(path), str(path))
+        pixels = options.load(interface.input_shape, interface.num_outputs, metadata)
         if pixels.labels is None:
             raise RunError(
-                f"{wanted.images}: received images without labels, expected a folder with a folder "
-                "of pictures for each class, or --labels beside an .npy file."
+                f"{options.images}: received images without labels, expected a folder with a "
+                "folder of pictures for each class, or --labels beside an .npy file."
             )
         say_notes(pixels.notes, console)
         top = [k for k in (1, 5) if k <= interface.num_outputs]
-        found = evaluate_tflite(path, pixels.images, pixels.labels, top=top)
-    shares = ", ".join(f"top-{k} {100 * share:.2f} %" for k, share in found.top.items())
+        evaluation = evaluate_tflite(path, pixels.images, pixels.labels, top=top)
+    shares = ", ".join(f"top-{k} {100 * share:.2f} %" for k, share in evaluation.top.items())
     say(
         console,
-        f"{path}: {shares} (LiteRT, {found.num_images:,} images, {found.seconds:.1f} s, "
-        f"{found.processes} threads)",
+        f"{path}: {shares} (LiteRT, {evaluation.num_images:,} images, {evaluation.seconds:.1f} s, "
+        f"{evaluation.processes} threads)",
     )
-    if found.not_finite:
+    if evaluation.not_finite:
         console.print(
-            f"Note: {found.not_finite:,} images have non-finite outputs and count as wrong",
+            f"Note: {evaluation.not_finite:,} images have non-finite outputs and count as wrong",
             highlight=False,
         )

@@ -71,7 +71,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False if the model cannot be quantized as asked."""
     name = arguments.model
-    asked = asked_policy(arguments, pathlib.Path(name) / CONFIG)
+    policy = asked_policy(arguments, pathlib.Path(name) / CONFIG)
     size = None
     if not is_built_by_name(name):
         size, arguments.image_size = arguments.image_size, None
@@ -90,14 +90,14 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 )
         elif arguments.images is not None:
             expect_float(pathlib.Path(name), model)
-            policy = asked or BitPolicy.mobile()
+            base_policy = policy or BitPolicy.mobile()
             # These are the pictures that `sat-tf quantize` looks at.
-            sample = range_sample(model, arguments.images, policy, arguments.labels)
-            asked = with_input_range(policy, model, name, sample, console)
+            sample = range_sample(model, arguments.images, base_policy, arguments.labels)
+            policy = with_input_range(base_policy, model, name, sample, console)
         else:
-            asked = asked or BitPolicy.mobile()
-            is_pixels = not (asked.states_input_range or is_built_by_name(name))
-        plan = explain(model, asked, image_size=size)
+            policy = policy or BitPolicy.mobile()
+            is_pixels = not (policy.states_input_range or is_built_by_name(name))
+        plan = explain(model, policy, image_size=size)
         plan.print_to(console)
         if is_pixels and not plan.problems and _is_guessed(model, plan):
             say(

@@ -180,8 +180,8 @@ def _show(source: str, console: Console, *, trust: bool, **settings: Any) -> Non
     from sat_tf.graph.network import Network
 
     with value_errors_as_run_errors(path):
-        wanted = FileSettings(**{"output_type": None, **settings})
-        graph = file_graph(Network(load_model(path, trust=trust)), wanted)
+        file_settings = FileSettings(**{"output_type": None, **settings})
+        graph = file_graph(Network(load_model(path, trust=trust)), file_settings)
     if console.is_terminal:
         console.print(graph_table(graph))
     else:  # a file or a pipe has no width of its own

@@ -46,8 +46,8 @@ class Pixels:
 
     def sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Takes so many of them at most, spread evenly, with their labels."""
-        chosen = spread_evenly(len(self.images), most)
-        return self.images[chosen], None if self.labels is None else self.labels[chosen]
+        indices = spread_evenly(len(self.images), most)
+        return self.images[indices], None if self.labels is None else self.labels[indices]
 
     def of_input(self, image: Image) -> "Pixels":
         """The same for an input of a file: random ones over its range, pictures as its values."""
@@ -72,8 +72,8 @@ class ImageOptions:
 
     def again(self, images_from: ImagesFrom, count: int) -> "ImageOptions":
         """The same, to take what a certificate or a kit of so many images was made with."""
-        most = self.num_images or images_from.asked or count
-        return dataclasses.replace(self, num_images=most, files=images_from.files)
+        num_images = self.num_images or images_from.asked or count
+        return dataclasses.replace(self, num_images=num_images, files=images_from.files)
 
     @property
     def most(self) -> int | None:
@@ -122,8 +122,8 @@ def _numbered_as_in_file(
     if labels is None:
         return None, notes
     if of_file is None or not set(names) & set(of_file):
-        known = "" if of_file is None else f"; those of the file are others, such as {of_file[0]}"
-        return labels, (*notes, f"{len(names)} classes, in the order of their folders{known}")
+        remark = "" if of_file is None else f"; those of the file are others, such as {of_file[0]}"
+        return labels, (*notes, f"{len(names)} classes, in the order of their folders{remark}")
     if strange := [name for name in names if name not in of_file]:
         raise RunError(
             f"{pictures.folder}: received the classes {first_ones(strange)}, expected those of the "
@@ -260,15 +260,15 @@ def _integers_of(path: str) -> np.ndarray:
         raise RunError(
             f"--labels: {path}: cannot be read ({error}), expected text with class numbers."
         ) from error
-    column, first = -1, 1
+    column, first_line = -1, 1
     if rows and is_table and not _NUMBER.fullmatch(_cell(rows[0], -1)):
         heads = [head.strip().lower() for head in rows.pop(0)]
         column = next((place for place, head in enumerate(heads) if head in _HEADS), -1)
-        first = 2
+        first_line = 2
     cells = [_cell(row, column) for row in rows]
     wrong = [
         f"{cell!r} in line {line}"
-        for line, cell in enumerate(cells, first)
+        for line, cell in enumerate(cells, first_line)
         if not _NUMBER.fullmatch(cell)
     ]
     if wrong:
@@ -360,9 +360,9 @@ def range_sample(
     quiet = Console(quiet=True)
     _, apart, _ = _divided(pathlib.Path(path), model, policy, quiet, to_train=False, labels=labels)
 
-    def sample(most: int) -> tuple[np.ndarray, np.ndarray | None]:
-        images, kept = apart.sample(HELD_OUT_IMAGES).sample(most).images()
-        return images, kept.labels
+    def sample(limit: int) -> tuple[np.ndarray, np.ndarray | None]:
+        images, pictures = apart.sample(HELD_OUT_IMAGES).sample(limit).images()
+        return images, pictures.labels
 
     return sample
 
@@ -381,11 +381,11 @@ def find_pictures(
         path, model, policy, console, to_train=to_train, labels=labels
     )
     is_divided, are_arrays = apart is not train, train.array is not None
-    chosen = spread_evenly(len(train), CALIBRATION_IMAGES)
+    indices = spread_evenly(len(train), CALIBRATION_IMAGES)
     if is_divided and not are_arrays:
         # RandomState, because NumPy guarantees that its streams never change.
-        chosen = np.random.RandomState(0).permutation(len(train))[:CALIBRATION_IMAGES]
-    images, sample = train.take(chosen).images()
+        indices = np.random.RandomState(0).permutation(len(train))[:CALIBRATION_IMAGES]
+    images, sample = train.take(indices).images()
     held_out, measured = images, sample
     if is_divided:
         held_out, measured = apart.sample(HELD_OUT_IMAGES).images()
@@ -393,8 +393,8 @@ def find_pictures(
     count = len(train) + len(apart) * is_divided
     of_classes = f" of {num_classes:,} classes" if num_classes else ""
     use = f"{len(train):,} to train" if to_train else f"{len(images):,} to calibrate"
-    parts = f", {use} on and {len(held_out):,} held out" if is_divided else ""
-    say(console, f"{path}: {count:,} {what}{of_classes}{parts}")
+    division = f", {use} on and {len(held_out):,} held out" if is_divided else ""
+    say(console, f"{path}: {count:,} {what}{of_classes}{division}")
     say_notes(dict.fromkeys((*sample.notes, *measured.notes)), console)
     source = ImagesFrom(f"from {path.name}")
     if not are_arrays:
@@ -424,7 +424,7 @@ def _divided(
     They are the same where none are held out. Labels are left out unless they are those of an
     output.
     """
-    shape, outputs = fixed_input_shape(model), [tuple(one.shape[1:]) for one in model.outputs]
+    shape, outputs = fixed_input_shape(model), [tuple(tensor.shape[1:]) for tensor in model.outputs]
     shapes = f"shapes {', '.join(map(str, outputs))}"
     every = open_pictures(path, shape)
     if every.array is not None:
@@ -457,5 +457,5 @@ def _divided(
         every = dataclasses.replace(every, **unlabelled)
     if not is_divided:
         return every, every, num_classes
-    train, apart = (dataclasses.replace(part, **unlabelled) for part in every.split())
+    train, apart = (dataclasses.replace(subset, **unlabelled) for subset in every.split())
     return train, apart, num_classes

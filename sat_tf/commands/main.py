@@ -103,8 +103,8 @@ def _run(words: Sequence[str]) -> bool | None:
     if name is None:
         if shell := top.parse_args(words).completion:
             about = {name: what for group in _COMMANDS.values() for name, what in group.items()}
-            known = {name: (what, command_parser(name)) for name, what in about.items()}
-            print(completion(shell, top, known), end="")
+            by_name = {name: (what, command_parser(name)) for name, what in about.items()}
+            print(completion(shell, top, by_name), end="")
             return None
         top.error(f"received no COMMAND, expected one of {', '.join(COMMANDS)}")
     if name not in COMMANDS:

@@ -40,7 +40,7 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
     from sat_tf.loading.trust import UntrustedModelError
 
     try:
-        found = read_model(path, safe_mode=not trust)
+        incoming = read_model(path, safe_mode=not trust)
     except UntrustedModelError as error:
         raise RunError(str(error)) from error
     except OtherFileError as error:
@@ -48,9 +48,9 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
     except ValueError as error:
         # The conversion names its own fixes.
         raise RunError(str(error) if is_keras3_file(path) else f"{error}; {advice}") from error
-    if found.note is not None:
-        print(found.note, file=sys.stderr)
-    return found.model
+    if incoming.note is not None:
+        print(incoming.note, file=sys.stderr)
+    return incoming.model
 
 
 _BACKENDS = ("tensorflow", "jax", "torch", "numpy", "openvino")

@@ -69,17 +69,17 @@ def hide_noise() -> None:
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
-    there = os.dup(2)
-    sys.stderr = open(there, "w", buffering=1, encoding=stream.encoding, errors=stream.errors)  # noqa: SIM115
+    descriptor = os.dup(2)
+    sys.stderr = open(descriptor, "w", buffering=1, encoding=stream.encoding, errors=stream.errors)  # noqa: SIM115
     if reader.stdin is not None:
         os.dup2(reader.stdin.fileno(), 2)
         reader.stdin.close()
-    atexit.register(_end, reader, there)
+    atexit.register(_end, reader, descriptor)
 
 
-def _end(reader: "subprocess.Popen[bytes]", there: int) -> None:
+def _end(reader: "subprocess.Popen[bytes]", descriptor: int) -> None:
     """Waits until all lines are passed on, so that none comes after the command's end."""
-    os.dup2(there, 2)
+    os.dup2(descriptor, 2)
     # Another process that still writes keeps it reading.
     with contextlib.suppress(subprocess.TimeoutExpired):
         reader.wait(_SECONDS_TO_END)

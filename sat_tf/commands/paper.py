@@ -110,8 +110,9 @@ def _run(arguments: argparse.Namespace, console: Console) -> bool:
         return run_jobs(jobs, folder, results, console)
 
     finished = unless_stopped(work, folder, console) or []
-    kept = [conclude_folder(one, console) for one in finished]  # each red one has its line
-    return all(kept)
+    # Each red one has its line.
+    are_green = [conclude_folder(run_folder, console) for run_folder in finished]
+    return all(are_green)
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> bool:

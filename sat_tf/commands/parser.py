@@ -94,13 +94,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the usage and a message, which names the choice that was meant, and exits."""
-        if found := _NO_VALUE.match(message):
-            message = f"{found[1]}: received {found[2]}, expected no value; write the option alone"
+        if match := _NO_VALUE.match(message):
+            message = f"{match[1]}: received {match[2]}, expected no value; write the option alone"
         elif words := message.partition("unrecognized arguments: ")[2]:
             message = f"received {words}, expected no such word; write its option in front of it"
-        elif found := _CHOICE.search(message):
-            known = re.findall(r"[^\s',]+", found["known"])
-            meant = nearest(found["received"], known)
+        elif match := _CHOICE.search(message):
+            choices = re.findall(r"[^\s',]+", match["known"])
+            meant = nearest(match["received"], choices)
             message = f"{message}{f'. Did you mean {meant}?' if meant else ''}"
         super().error(shown(message))
 
@@ -113,20 +113,20 @@ class Parser(argparse.ArgumentParser):
 
     def _meant(self, option: str) -> str | None:
         word = option.lstrip("-").replace("-", "_").lower()
-        known = {name.lstrip("-"): name for name in self.options}
-        for name in known:
-            if name.startswith(word) or word == "".join(part[:1] for part in name.split("_")):
-                return known[name]
-        for said in _SAID_BY.get(word, ()):
-            name, _, value = said.lstrip("-").partition(" ")
+        by_name = {name.lstrip("-"): name for name in self.options}
+        for name in by_name:
+            if name.startswith(word) or word == "".join(piece[:1] for piece in name.split("_")):
+                return by_name[name]
+        for suggestion in _SAID_BY.get(word, ()):
+            name, _, value = suggestion.lstrip("-").partition(" ")
             ending = value.removeprefix("FILE")
             is_written = ending == value or ending in (self.get_default("endings") or ())
-            if not said.startswith("--") or (name in known and is_written):
-                return said
+            if not suggestion.startswith("--") or (name in by_name and is_written):
+                return suggestion
         if word in self.fields:
             return f"--policy {word}=VALUE"
-        meant = nearest(word, known)
-        return meant and known[meant]
+        meant = nearest(word, by_name)
+        return meant and by_name[meant]
 
 
 def name_values(option: argparse.Action, values: Iterable[str]) -> None:
@@ -134,13 +134,13 @@ def name_values(option: argparse.Action, values: Iterable[str]) -> None:
     option.values = tuple(values)  # type: ignore[attr-defined]
 
 
-def _unknown(words: Sequence[str], known: Iterable[str]) -> Iterator[str]:
+def _unknown(words: Sequence[str], options: Iterable[str]) -> Iterator[str]:
     """The options among words that are not known; argparse takes none of these as a value."""
     for word in words:
         if word == "--":
             return
         name = word.partition("=")[0]
-        if _OPTION.match(word) and " " not in name and name not in known:
+        if _OPTION.match(word) and " " not in name and name not in options:
             yield name
 
 
@@ -187,22 +187,24 @@ def completion(shell: str, top: Parser, commands: Mapping[str, tuple[str, Parser
     """The script for a shell."""
     words = {name: list(_words(parser)) for name, (_, parser) in commands.items()}
     if shell == "fish":
-        first = "complete -c sat-tf -n __fish_use_subcommand"
+        top_level = "complete -c sat-tf -n __fish_use_subcommand"
         lines = ["# Completes the words of sat-tf:  sat-tf --completion fish | source"]
         for name, (about, _) in commands.items():
-            lines.append(f"{first} -f -a {name} -d {shlex.quote(about)}")
-        lines += [f"{first} {_of_fish(word)}" for word in _words(top)]
-        for name, own in words.items():
+            lines.append(f"{top_level} -f -a {name} -d {shlex.quote(about)}")
+        lines += [f"{top_level} {_of_fish(word)}" for word in _words(top)]
+        for name, command_words in words.items():
             seen = f"complete -c sat-tf -n '__fish_seen_subcommand_from {name}'"
-            lines += [f"{seen} {_of_fish(word)}" for word in own]
+            lines += [f"{seen} {_of_fish(word)}" for word in command_words]
         return "\n".join(lines) + "\n"
     cases = []
-    for command, own in words.items():
-        for name, values in ((name, word.values) for word in own for name in word.names):
+    for command, command_words in words.items():
+        for name, values in ((name, word.values) for word in command_words for name in word.names):
             if values:
                 cases.append(f"*:{command}:{name}) words={shlex.quote(' '.join(values))};;")
-        options = shlex.quote(" ".join(name for word in own for name in word.names))
-        free = shlex.quote(" ".join(each for word in own if not word.names for each in word.values))
+        options = shlex.quote(" ".join(name for word in command_words for name in word.names))
+        free = shlex.quote(
+            " ".join(value for word in command_words if not word.names for value in word.values)
+        )
         cases.append(
             f"*:{command}:*) if [[ $cur == -* ]]; then words={options}; "
             f"else words={free}; files=1; fi;;"
@@ -250,7 +252,7 @@ complete -F _sat_tf sat-tf
 
 def _of_fish(word: _Word) -> str:
     """The options of fish's `complete` for one word."""
-    parts = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in word.names]
+    flags = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in word.names]
     if word.values:
-        parts.append(f"{'-x ' if word.names else ''}-a {shlex.quote(' '.join(word.values))}")
-    return " ".join([*parts, f"-d {shlex.quote(word.about)}"])
+        flags.append(f"{'-x ' if word.names else ''}-a {shlex.quote(' '.join(word.values))}")
+    return " ".join([*flags, f"-d {shlex.quote(word.about)}"])

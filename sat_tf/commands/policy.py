@@ -186,16 +186,16 @@ def with_input_range(
             return dataclasses.replace(policy, input_range=PIXELS.spelling)
     pixels, labels = sample(USUAL_IMAGES)
     if policy.states_input_range:
-        given = policy.range_of(model.input_names[0])
-        statistics = float_statistics(model, [given.fed(pixels)], 0, given)
+        stated = policy.range_of(model.input_names[0])
+        statistics = float_statistics(model, [stated.fed(pixels)], 0, stated)
         if statistics is not None and statistics.fitting is not None:
             fitting = str(statistics.fitting).strip('()"').replace(" ", "")
             raise ValueError(
-                f"{subject}: received a model that is fed input_range={given}, expected the range "
+                f"{subject}: received a model that is fed input_range={stated}, expected the range "
                 f"that it was trained with, which is {statistics.likely} by {statistics}; give "
                 f"{RANGE}={fitting}."
             )
-        accuracies = range_accuracies(model, pixels, labels, given)
+        accuracies = range_accuracies(model, pixels, labels, stated)
         if accuracies is None:
             return policy
         note = accuracies.guessing_problem if is_trained else None
@@ -206,7 +206,7 @@ def with_input_range(
         return policy
     say(console, f"Looking for the input range on {len(pixels):,} images")
     try:
-        found = found_range(subject, model, pixels, labels)
+        best_accuracies = found_range(subject, model, pixels, labels)
     except ValueError:
         statistics = float_statistics(model, [PIXELS.fed(pixels)], 0, PIXELS)
         best = None if statistics is None else statistics.best
@@ -220,10 +220,10 @@ def with_input_range(
         return policy
     say(
         console,
-        f"Input range: {found.given}, found: {found}. If the model is more accurate than that "
-        f"elsewhere, it is fed another range; give {RANGE}.",
+        f"Input range: {best_accuracies.given}, found: {best_accuracies}. If the model is more "
+        f"accurate than that elsewhere, it is fed another range; give {RANGE}.",
     )
-    return dataclasses.replace(policy, input_range=found.given.spelling)
+    return dataclasses.replace(policy, input_range=best_accuracies.given.spelling)
 
 
 def feed_of(policy: BitPolicy, model: "keras.Model") -> Callable[[np.ndarray], np.ndarray]:

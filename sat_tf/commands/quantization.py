@@ -126,10 +126,10 @@ class Quantization:
                     folder.write_json(output_folder.RESULTS, results.to_dict())
                 write_report(folder, **({} if tuned is None else of_training(tuned, results)))
         except KeyboardInterrupt as interrupt:
-            said = "nothing is saved yet: the same command begins again"
+            saved = "nothing is saved yet: the same command begins again"
             if checkpoint.saved:
-                said = f"saved in {folder.path}: {checkpoint.saved}; the same command goes on"
-            raise type(interrupt)(f"{ending_of(interrupt)[0]}; {said}") from None
+                saved = f"saved in {folder.path}: {checkpoint.saved}; the same command goes on"
+            raise type(interrupt)(f"{ending_of(interrupt)[0]}; {saved}") from None
         unfinished.unlink(missing_ok=True)
         remove_backups(backups)
 
@@ -214,7 +214,7 @@ class Quantization:
                 return {}
             snap_biases(quantized)
             size = (pictures.num_classes,)
-            (of_classes,) = (one for one in quantized.outputs if tuple(one.shape[1:]) == size)
+            (of_classes,) = (head for head in quantized.outputs if tuple(head.shape[1:]) == size)
             classifier = keras.Model(quantized.inputs, of_classes)
             batches = fed_batches(pictures.held_out.images, feed, batch_size=_BATCH_SIZE)
             classes = classes_of(classifier.predict(batches, verbose=0))

@@ -190,7 +190,7 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
         output_folder.REPORT,
         output_folder.QUANTIZED_MODEL,
     )
-    model, *others = (folder.file(name) for name in names if folder.file(name).exists())
+    model, *companions = (folder.file(name) for name in names if folder.file(name).exists())
     headline = headline_of(folder) or certificate.verdict
     # Without labels nothing tells which answers are right.
     is_measured = results is not None and results.gained is not None
@@ -199,7 +199,7 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
         "Size": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
         "Proof": headline,
         "Next": next_step(bits, headline, results, why_not, is_exact=certificate.is_exact),
-        "Files": f"{model} for the device; beside it {', '.join(one.name for one in others)}",
+        "Files": f"{model} for the device; beside it {', '.join(file.name for file in companions)}",
     }
     for label, words in lines.items():
         say(console, Text.assemble(f"{label + ':':{_LABEL_WIDTH}}", marked_text(words)))

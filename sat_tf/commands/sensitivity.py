@@ -64,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    wanted = image_options(arguments, required=True)
+    options = image_options(arguments, required=True)
     if arguments.average_bits is not None and arguments.max_drop is not None:
         raise RunError("received --average_bits and --max_drop, expected one; leave one out.")
     policy = usual_policy(arguments)
@@ -72,20 +72,20 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         from sat_tf.analysis.sensitivity import sensitivity
         from sat_tf.planning.explain import explain
 
-        dataset, policy = images_as_fed(model, arguments.model, wanted, policy, console)
-        found = sensitivity(
-            model, dataset, policy, metric=arguments.metric, num_images=wanted.most or USUAL_IMAGES
+        dataset, policy = images_as_fed(model, arguments.model, options, policy, console)
+        sensitivities = sensitivity(
+            model, dataset, policy, metric=arguments.metric, num_images=options.most or USUAL_IMAGES
         )
-        found.print_to(console)
+        sensitivities.print_to(console)
         write_outputs(
             arguments,
-            csv=found.write_csv,
-            svg=found.write_picture,
-            png=found.write_picture,
-            json=lambda path: found.write_overlay(path, explain(model, policy)),
+            csv=sensitivities.write_csv,
+            svg=sensitivities.write_picture,
+            png=sensitivities.write_picture,
+            json=lambda path: sensitivities.write_overlay(path, explain(model, policy)),
         )
         if arguments.average_bits is not None or arguments.max_drop is not None:
-            overrides = found.suggest(
+            overrides = sensitivities.suggest(
                 max_drop=arguments.max_drop, average_bits=arguments.average_bits
             )
             if not overrides:

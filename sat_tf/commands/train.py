@@ -85,13 +85,13 @@ def folder_config(
     data_dir: str, console: Console, path: str | None = None, overrides: Iterable[str] = ()
 ) -> Config:
     """The configuration for a folder of pictures: that in a file, or one chosen by their number."""
-    chosen = choose(data_dir)
+    choice = choose(data_dir)
     overrides = list(overrides)
     if path is not None:
-        return read_config(path, [chosen.data_override, *overrides])
-    changes = [chosen.data_override, *chosen.overrides(overrides), *overrides]
+        return read_config(path, [choice.data_override, *overrides])
+    changes = [choice.data_override, *choice.overrides(overrides), *overrides]
     config = parse_config(read_text(FOLDER), changes, subject="--set")
-    say(console, chosen.describe())
+    say(console, choice.describe())
     return config
 
 
@@ -152,8 +152,8 @@ def unless_stopped(
                 f"what was finished is saved in {folder}, and the same command resumes: what was "
                 f"under way begins again{blocks if any(folder.rglob(UNFINISHED)) else ''}."
             )
-        said = f"Stopped as asked; {saved}"
+        message = f"Stopped as asked; {saved}"
         if not isinstance(interrupt, Terminated):
-            raise KeyboardInterrupt(said) from None
-        say(console, said)
+            raise KeyboardInterrupt(message) from None
+        say(console, message)
         return None

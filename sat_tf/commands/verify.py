@@ -168,22 +168,22 @@ def add_arguments(parser: Parser) -> None:
 @value_errors_as_run_errors()
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Compares a file with its model or with itself, code by code; False for a red headline."""
-    wanted = image_options(arguments)
+    options = image_options(arguments)
     target = choose_target(arguments.source, arguments.tflite)
     check_kit_options(arguments)
     if arguments.certificate is not None and not pathlib.Path(arguments.certificate).exists():
         read_certificate(arguments.certificate)  # which says so, before the file is read
     cpu_fallback = {}
     if arguments.target is not None:
-        left = _say_cpu_fallback(target.tflite, arguments.target, console)
-        cpu_fallback = {arguments.target: left}
-    comparison = _Comparison(target, wanted, arguments, console)
+        fallback = _say_cpu_fallback(target.tflite, arguments.target, console)
+        cpu_fallback = {arguments.target: fallback}
+    comparison = _Comparison(target, options, arguments, console)
     if target.model is None and is_foreign(target.tflite):
         return comparison.of_operators()
     if arguments.certificate is None:
         return comparison.of_codes(cpu_fallback)
     exact = check_device_certificate(
-        arguments, target.tflite, wanted, comparison.quiet_pixels, console
+        arguments, target.tflite, options, comparison.quiet_pixels, console
     )
     return comparison.with_certificate() if exact is None else exact
 
@@ -192,12 +192,12 @@ def _say_cpu_fallback(tflite: pathlib.Path, name: str, console: Console) -> list
     """Prints the operators of any file that a target does not compute, and returns them."""
     content = read_tflite(tflite)
     target, contents = TARGETS[name], read_contents(content, str(tflite))
-    count, left = len(contents.operators), target.cpu_fallback(contents)
-    for statement in target.statements(left, count):
+    count, fallback = len(contents.operators), target.cpu_fallback(contents)
+    for statement in target.statements(fallback, count):
         say(console, marked_text(statement))
-    if not (target.native or left):
+    if not (target.native or fallback):
         say(console, f"{target.title}: no reason is known to refuse one of the {count} operators.")
-    return [str(one) for one in left]
+    return [str(operator) for operator in fallback]
 
 
 # An operator is simulated for each kernel set.
@@ -220,7 +220,7 @@ class _Comparison:
 
     def of_operators(self) -> bool:
         """Compares the operators of a file of another tool; whether rules explain all codes."""
-        path, wanted = self.target.tflite, self.wanted
+        path, options = self.target.tflite, self.wanted
         excluded = ("certificate", "kit", "float_model")
         if named := [f"--{name}" for name in excluded if getattr(self.arguments, name)]:
             raise RunError(
@@ -229,34 +229,36 @@ class _Comparison:
                 "out."
             )
         file = read_any_file(path)
-        count = wanted.num_images or _IMAGES_OF_OPERATORS
+        count = options.num_images or _IMAGES_OF_OPERATORS
         classes = file.contents.outputs[0].shape[-1:] or (1,)
-        first, *others = inputs = file.graph.images
-        if others and wanted.images is not None:
+        first_input, *other_inputs = inputs = file.graph.images
+        if other_inputs and options.images is not None:
             raise RunError(
                 f"{path}: received images for a file with {len(inputs)} inputs, expected none: "
                 "random ones are taken for each; leave them out, or give a list of arrays to "
                 "sat_tf.export.compare_operators."
             )
-        pixels = dataclasses.replace(wanted, num_images=count).load(first.shape, classes[0])
+        pixels = dataclasses.replace(options, num_images=count).load(first_input.shape, classes[0])
         say_notes(pixels.notes, self.console)
         # Inputs of one shape get images of their own.
-        more = [random_images(image.shape, count, seed + 1) for seed, image in enumerate(others)]
-        found = compare_operators(
+        other_images = [
+            random_images(image.shape, count, seed + 1) for seed, image in enumerate(other_inputs)
+        ]
+        operator_comparison = compare_operators(
             file,
-            [pixels.images, *more] if more else pixels.images,
+            [pixels.images, *other_images] if other_images else pixels.images,
             runtimes=self.runtimes,
             images_from=pixels.source,
             progress=True,
         )
-        found.print_to(self.console)
+        operator_comparison.print_to(self.console)
         if self.arguments.out is not None:
             with OutputFolder(pathlib.Path(self.arguments.out)).opened() as folder:
-                found.write_csv(folder / OPERATORS)
+                operator_comparison.write_csv(folder / OPERATORS)
                 page = (folder / OPERATORS).with_suffix(".html")
-                found.write_page(page)
+                operator_comparison.write_page(page)
                 say(self.console, f"Operators: {page}")
-        return found.is_explained
+        return operator_comparison.is_explained
 
     def of_codes(self, cpu_fallback: dict[str, list[str]]) -> bool:
         """Compares every code, and writes the certificate; `cpu_fallback` has been printed."""
@@ -267,18 +269,18 @@ class _Comparison:
             else OutputFolder(pathlib.Path(out)).opened()
         ) as folder:
             path = folder / CERTIFICATE
-            found = self._prove(path)
+            certificate = self._prove(path)
             if cpu_fallback:
-                write_both(dataclasses.replace(found, cpu_fallback=cpu_fallback), path)
-            print_certificate(found, str(target.tflite), console)
+                write_both(dataclasses.replace(certificate, cpu_fallback=cpu_fallback), path)
+            print_certificate(certificate, str(target.tflite), console)
             say(console, f"Certificate: {path.with_suffix('.html')}")
             if out is not None:
-                found.write_overlay(folder / OVERLAY)
+                certificate.write_overlay(folder / OVERLAY)
             if self.arguments.kit is not None:
                 write_device_kit(
                     self.arguments, target.tflite, self.wanted, self.quiet_pixels, console
                 )
-            return conclude(target.tflite, found.verdict, console)
+            return conclude(target.tflite, certificate.verdict, console)
 
     def with_certificate(self) -> bool:
         """Checks the file against its certificate."""
@@ -288,17 +290,17 @@ class _Comparison:
         images = None
         if self.wanted.images is not None:
             # Their hash shows whether they are the same.
-            wanted = self.wanted.again(recorded.images_from, recorded.num_images)
-            images = self._file_pixels(wanted, console).images
-        found = recheck(target.tflite, recorded, images, runtimes=self.runtimes, progress=True)
-        print_certificate(found.certificate, str(target.tflite), console)
-        for difference in found.differences:
+            options = self.wanted.again(recorded.images_from, recorded.num_images)
+            images = self._file_pixels(options, console).images
+        outcome = recheck(target.tflite, recorded, images, runtimes=self.runtimes, progress=True)
+        print_certificate(outcome.certificate, str(target.tflite), console)
+        for difference in outcome.differences:
             say(console, f"  {in_one_line(difference)}", style="red")
         if out is not None:
             with OutputFolder(pathlib.Path(out)).opened() as folder:
-                write_both(found.certificate, folder / CERTIFICATE)
-                found.certificate.write_overlay(folder / OVERLAY)
-        if found.differences:
+                write_both(outcome.certificate, folder / CERTIFICATE)
+                outcome.certificate.write_overlay(folder / OVERLAY)
+        if outcome.differences:
             return conclude(certificate, Marked("it does not hold", "bad"), console)
         say(
             console,
@@ -307,12 +309,12 @@ class _Comparison:
             style="green",
         )
         # One that is red stays so, whoever finds the same codes.
-        headline = severest([found.certificate.verdict, recorded.verdict])
+        headline = severest([outcome.certificate.verdict, recorded.verdict])
         return conclude(certificate, headline, console)
 
-    def quiet_pixels(self, wanted: ImageOptions) -> Pixels:
+    def quiet_pixels(self, options: ImageOptions) -> Pixels:
         """The images for the input of the file; their notes are printed where it is verified."""
-        return self._file_pixels(wanted, Console(quiet=True))
+        return self._file_pixels(options, Console(quiet=True))
 
     def _prove(self, certificate_path: pathlib.Path) -> Certificate:
         target, trust = self.target, self.arguments.trust_model
@@ -362,19 +364,19 @@ class _Comparison:
             )
 
     def _pixels(
-        self, wanted: ImageOptions, shape: tuple[int, ...], num_classes: int, console: Console
+        self, options: ImageOptions, shape: tuple[int, ...], num_classes: int, console: Console
     ) -> Pixels:
         """The images that were chosen, or random ones."""
         tflite = self.target.tflite
-        pixels = wanted.load(shape, num_classes, read_metadata(read_tflite(tflite), str(tflite)))
+        pixels = options.load(shape, num_classes, read_metadata(read_tflite(tflite), str(tflite)))
         say_notes(pixels.notes, console)
         return pixels
 
-    def _file_pixels(self, wanted: ImageOptions, console: Console) -> Pixels:
+    def _file_pixels(self, options: ImageOptions, console: Console) -> Pixels:
         """The images for the input of the file."""
         graph = read_subject(self.target.tflite).graph
         classes = int(graph.tensors[graph.output].shape[-1])
-        pixels = self._pixels(wanted, graph.images[0].shape, classes, console)
+        pixels = self._pixels(options, graph.images[0].shape, classes, console)
         try:
             return pixels.of_input(graph.images[0])
         except ValueError as error:

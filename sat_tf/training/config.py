@@ -216,23 +216,23 @@ def config_text(config: Config) -> str:
 def _apply(values: dict[str, Any], override: str) -> list[str]:
     """Puts one override into the mapping; returns what is wrong with it."""
     key, equals, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
+    names = key.strip().split(".")
+    if not equals or not all(names):
         return [f"{override!r}: expected key=value, such as stages.float.epochs=3."]
     try:
         value = load_yaml(text)
     except ValueError as error:
         return [f"{override!r}: the value is not valid YAML; {error}"]
     section = values
-    for depth, part in enumerate(parts[:-1], start=1):
-        inner = section.setdefault(part, {})
+    for depth, name in enumerate(names[:-1], start=1):
+        inner = section.setdefault(name, {})
         if not isinstance(inner, dict):
             return [
-                f"{override!r}: {'.'.join(parts[:depth])} is {inner!r}, expected a mapping to "
+                f"{override!r}: {'.'.join(names[:depth])} is {inner!r}, expected a mapping to "
                 "set a key in."
             ]
         section = inner
-    section[parts[-1]] = value
+    section[names[-1]] = value
     return []
 
 

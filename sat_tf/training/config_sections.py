@@ -151,26 +151,26 @@ class StageConfig(Section):
 
     def problems(self) -> list[str]:
         """Settings that are valid one by one, but not together."""
-        found = []
+        problems = []
         if self.steps is None and self.warmup_epochs >= self.epochs > 0:
-            found.append(
+            problems.append(
                 f"warmup_epochs={self.warmup_epochs:g} with epochs={self.epochs}: expected a "
                 "warm-up shorter than the stage; lower warmup_epochs."
             )
         if self.nesterov and self.momentum == 0:
-            found.append(
+            problems.append(
                 "momentum=0 with nesterov=true: expected momentum above 0; set nesterov to false."
             )
-        first, peak = self.warmup_learning_rate, self.peak_learning_rate
+        start, peak = self.warmup_learning_rate, self.peak_learning_rate
         # The peak is a rounded product.
-        if first and self.warmup_epochs and first > peak * (1 + 1e-9):
-            found.append(
-                f"warmup_learning_rate={first:g} with base_learning_rate="
+        if start and self.warmup_epochs and start > peak * (1 + 1e-9):
+            problems.append(
+                f"warmup_learning_rate={start:g} with base_learning_rate="
                 f"{self.base_learning_rate:g} and batch_size={self.batch_size}: the warm-up would "
-                f"go down, from {first:g} to {peak:g} (base_learning_rate * batch_size / 256); "
+                f"go down, from {start:g} to {peak:g} (base_learning_rate * batch_size / 256); "
                 "expected at most that peak; lower it, or set it to null."
             )
-        return found
+        return problems
 
 
 # The batch of which base_learning_rate is the peak.
@@ -208,20 +208,20 @@ class StagesConfig(Section):
         inherited: list[str] = []
         rate = "base_learning_rate"
         for name, stage in self.by_name().items():
-            own = {field: getattr(stage, field) for field in stage.model_fields_set}
-            if "epochs" in own:
-                own.setdefault("steps", None)  # steps would win over them
+            settings = {field: getattr(stage, field) for field in stage.model_fields_set}
+            if "epochs" in settings:
+                settings.setdefault("steps", None)  # steps would win over them
             before = list(resolved.values())
-            if before and from_file and rate not in {*own, *before[-1].model_fields_set}:
+            if before and from_file and rate not in {*settings, *before[-1].model_fields_set}:
                 problems.append(
                     f"{name}.{rate} is missing: expected a positive number, because the default is "
                     "that of a fresh model; add it. sat-tf quantize --epochs finds one by a trial."
                 )
-            resolved[name] = before[-1].model_copy(update=own) if before else stage
-            found = resolved[name].problems()
+            resolved[name] = before[-1].model_copy(update=settings) if before else stage
+            conflicts = resolved[name].problems()
             # Inherited ones are reported once.
-            problems += [f"{name}.{problem}" for problem in found if problem not in inherited]
-            inherited = found
+            problems += [f"{name}.{problem}" for problem in conflicts if problem not in inherited]
+            inherited = conflicts
         if not self.float.trains:
             problems.append(
                 "float.epochs=0: expected a positive integer; only the quantized stage can do "
@@ -305,7 +305,7 @@ class ProgressiveBitsConfig(Section):
 
     @model_validator(mode="after")
     def _come_down(self) -> "ProgressiveBitsConfig":
-        if any(more <= fewer for more, fewer in itertools.pairwise(self.bits)):
+        if any(earlier <= later for earlier, later in itertools.pairwise(self.bits)):
             refuse(f"bits={self.bits}: expected each to be fewer than the one before.")
         if len(self.bits) != len(self.shares) or sum(self.shares) >= 1:
             refuse(
@@ -377,10 +377,10 @@ class RecipesConfig(Section):
         for name, recipe in self:
             # A recipe without a key `stages` concerns bits, and acts in the quantized stage.
             stages = getattr(recipe, "stages", ["quantized"])
-            left = [stage for stage in stages if stage in kept]
-            if recipe is None or left == list(stages):
+            active = [stage for stage in stages if stage in kept]
+            if recipe is None or active == list(stages):
                 continue
-            changed[name] = recipe.model_copy(update={"stages": left}) if left else None
+            changed[name] = recipe.model_copy(update={"stages": active}) if active else None
         return self.model_copy(update=changed)
 
     @field_validator("*", mode="before")

@@ -120,7 +120,7 @@ def from_all_workers(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     shard = shard_of(strategy)
     if shard.workers == 1:
         return [text]
-    own = np.frombuffer(text.encode(), np.uint8)
+    encoded = np.frombuffer(text.encode(), np.uint8)
     senders = [worker * shard.replicas for worker in range(shard.workers)]
 
     def gathered(row: np.ndarray) -> np.ndarray:
@@ -128,8 +128,8 @@ def from_all_workers(strategy: tf.distribute.Strategy, text: str) -> list[str]:
         rows[shard.worker] = row
         return _summed(strategy, [rows], senders)[0]
 
-    longest = gathered(np.array(len(own))).max()
-    rows = gathered(np.pad(own, (0, longest - len(own))))
+    longest = gathered(np.array(len(encoded))).max()
+    rows = gathered(np.pad(encoded, (0, longest - len(encoded))))
     return [row.tobytes().rstrip(b"\0").decode() for row in rows]
 
 
@@ -137,20 +137,20 @@ def _summed(
     strategy: tf.distribute.Strategy, arrays: Sequence[Any], senders: Sequence[int]
 ) -> list[np.ndarray]:
     """The sums of the arrays of some replicas, on every worker."""
-    own = [np.asarray(array) for array in arrays]
+    own_arrays = [np.asarray(array) for array in arrays]
 
     def summed(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         context = tf.distribute.get_replica_context()
         sends = tf.reduce_any(tf.equal(context.replica_id_in_sync_group, senders))
-        kept = [tf.where(sends, tensor, tf.zeros_like(tensor)) for tensor in tensors]
-        return [context.all_reduce(tf.distribute.ReduceOp.SUM, tensor) for tensor in kept]
+        contributions = [tf.where(sends, tensor, tf.zeros_like(tensor)) for tensor in tensors]
+        return [context.all_reduce(tf.distribute.ReduceOp.SUM, tensor) for tensor in contributions]
 
     # float32 holds every weight exactly, and every count and byte that is sent.
-    sent = [tf.constant(array, tf.float32) for array in own]
-    found = tf.function(lambda tensors: strategy.run(summed, args=(tensors,)))(sent)
+    sent = [tf.constant(array, tf.float32) for array in own_arrays]
+    sums = tf.function(lambda tensors: strategy.run(summed, args=(tensors,)))(sent)
     return [
         strategy.experimental_local_results(tensor)[0].numpy().astype(array.dtype)
-        for tensor, array in zip(found, own, strict=True)
+        for tensor, array in zip(sums, own_arrays, strict=True)
     ]
 
 
@@ -160,13 +160,13 @@ def waiting_note(name: str) -> str | None:
         return None
     cluster = _cluster()
     task, address = cluster["task"], _address(cluster)
-    others = list(itertools.chain(*cluster["cluster"].values()))
-    others.remove(address)
-    if not others:
+    other_addresses = list(itertools.chain(*cluster["cluster"].values()))
+    other_addresses.remove(address)
+    if not other_addresses:
         return None
     return (
         f"This is {task['type']} {task['index']} at {address}; it waits for "
-        f"{first_ones(others)}, which run the same command. Ctrl-C ends the waiting."
+        f"{first_ones(other_addresses)}, which run the same command. Ctrl-C ends the waiting."
     )
 
 
@@ -193,26 +193,26 @@ def _cluster() -> dict[str, Any]:
 
 def _is_address(address: Any) -> bool:
     host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    known = bool(host) and host.isprintable() and not set(host) & set(" /,")
-    return known and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= _LAST_PORT
+    is_host = bool(host) and host.isprintable() and not set(host) & set(" /,")
+    return is_host and port.isascii() and port.isdigit() and 0 < int(port[:6]) <= _LAST_PORT
 
 
-def _address(found: dict[str, Any]) -> str:
+def _address(cluster: dict[str, Any]) -> str:
     """The address of this process."""
-    return str(found["cluster"][found["task"]["type"]][found["task"]["index"]])
+    return str(cluster["cluster"][cluster["task"]["type"]][cluster["task"]["index"]])
 
 
-def _expect_free_port(found: dict[str, Any]) -> None:
+def _expect_free_port(cluster: dict[str, Any]) -> None:
     """Raises RunError where this process cannot listen on its port: gRPC would abort, or share it.
 
     It listens on all addresses of the machine, whatever the host in front of the port.
     """
-    port = int(_address(found).rpartition(":")[2])
+    port = int(_address(cluster).rpartition(":")[2])
     try:
-        with socket.socket() as one:
+        with socket.socket() as listener:
             if os.name != "nt":  # where it would take a port that is in use
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            one.bind(("", port))
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("", port))
     except OSError as error:
         raise RunError(
             f"TF_CONFIG: received the port {port} for this process, which cannot be opened "
@@ -250,7 +250,7 @@ def assign_alike(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) 
     def assign(strategy: tf.distribute.Strategy, *values: Any) -> None:
         for variable, value in zip(variables, values, strict=True):
             strategy.extended.update(
-                variable, lambda own, new: own.assign(new), args=(value,), group=False
+                variable, lambda component, new: component.assign(new), args=(value,), group=False
             )
 
     # The optimizers of Keras do the same: XLA on several accelerators has no merge_call.

@@ -37,13 +37,13 @@ class TopK(keras.metrics.Mean):
         labels = tf.reshape(tf.cast(y_true, tf.int32), [-1])
         counted = tf.not_equal(labels, NO_LABEL)
         classes = tf.range(tf.shape(logits)[-1])[None]
-        own = classes == labels[:, None]
+        is_label = classes == labels[:, None]
         zeros = tf.zeros_like(logits)
-        of_label = tf.reduce_sum(tf.where(own, logits, zeros), axis=-1, keepdims=True)
+        of_label = tf.reduce_sum(tf.where(is_label, logits, zeros), axis=-1, keepdims=True)
         before = comes_before(logits, of_label, classes, labels[:, None])
         # How many logits are larger than the label's, which may be that of no class.
         rank = tf.reduce_sum(tf.cast(before, tf.int32), axis=-1)
-        hits = counted & tf.reduce_any(own, axis=-1) & (rank < self.k)
+        hits = counted & tf.reduce_any(is_label, axis=-1) & (rank < self.k)
         is_sound = ~counted | tf.reduce_all(tf.math.is_finite(logits), axis=-1)
         values = tf.where(is_sound, tf.cast(hits, tf.float32), float("nan"))
         super().update_state(values, sample_weight=tf.cast(counted, tf.float32))
@@ -65,7 +65,9 @@ class RandomGenerators:
         # The names are private: Keras has no public ones.
         holders = (getattr(layer, "_random_generator", None) for layer in model.submodules)
         generators = (getattr(holder, "_generator", None) for holder in holders)
-        self._generators = [each for each in generators if isinstance(each, tf.random.Generator)]
+        self._generators = [
+            generator for generator in generators if isinstance(generator, tf.random.Generator)
+        ]
 
     def start_step(self, step: tf.Tensor) -> None:
         """Called in every replica, before it draws."""

@@ -113,17 +113,17 @@ def data_sets() -> Mapping[str, Data]:
 
 def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
     """The rows that match, each once, and the problems of the patterns."""
-    known = entries()
-    chosen: dict[str, Entry] = {}
+    by_name = entries()
+    selected: dict[str, Entry] = {}
     problems = []
     for pattern in patterns:
-        matching = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
-        chosen.update((name, known[name]) for name in matching)
+        matching = [name for name in by_name if fnmatch.fnmatchcase(name, pattern)]
+        selected.update((name, by_name[name]) for name in matching)
         if not matching:
-            hint = did_you_mean(pattern, known)
+            hint = did_you_mean(pattern, by_name)
             guess = hint if hint.startswith("Did") else "`sat-tf paper list` shows all rows."
             problems.append(f"{pattern!r}: no such row. {guess}")
-    return list(chosen.values()), problems
+    return list(selected.values()), problems
 
 
 # -- the configuration of a row ------------------------------------------------------------------
@@ -174,14 +174,14 @@ def configure(
     The recipe of the row's network comes first, then the changes of the data set, of the row, of
     its start, and last `changes`.
     """
-    chosen = data_sets()[data or entry.data]
+    data_set = data_sets()[data or entry.data]
     row = entry.row
     bits = row.set.get("policy.activation_bits", 0)
     layers: list[Mapping[str, Any]] = [
-        {"data": chosen.data, **_OF_PAPER},
-        chosen.set,
-        chosen.models.get(row.base, {}),
-        chosen.activation_bits.get(bits, {}),
+        {"data": data_set.data, **_OF_PAPER},
+        data_set.set,
+        data_set.models.get(row.base, {}),
+        data_set.activation_bits.get(bits, {}),
         row.set,
         start,
         {} if data_dir is None else {"data.options.data_dir": data_dir},

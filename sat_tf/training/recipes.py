@@ -233,10 +233,10 @@ class Oscillation(tf.Module):
         steps = self.steps + 1
         self.steps.assign(steps)
         begun = steps > self._start
-        first, last = self._thresholds
+        initial, final = self._thresholds
         done = (tf.cast(steps, tf.float32) - self._start) / max(self._total_steps - self._start, 1)
         done = tf.clip_by_value(done, 0.0, 1.0)
-        threshold = last + (first - last) * 0.5 * (1.0 + tf.cos(math.pi * done))
+        threshold = final + (initial - final) * 0.5 * (1.0 + tf.cos(math.pi * done))
         moved = [
             kernel.follow(begun, self._momentum, threshold if self._freeze else None)
             for kernel in self.kernels
@@ -361,30 +361,30 @@ def stage_recipes(
     writes: bool = True,
 ) -> StageRecipes:
     """Makes the recipes of one stage, under the strategy that is in scope."""
-    recipes, is_quantized, chosen = config.recipes, stage == "quantized", StageRecipes()
+    recipes, is_quantized, active_recipes = config.recipes, stage == "quantized", StageRecipes()
     if recipes.label_smoothing is not None and stage in recipes.label_smoothing.stages:
-        chosen.image_loss = smoothed_cross_entropy(recipes.label_smoothing.amount)
+        active_recipes.image_loss = smoothed_cross_entropy(recipes.label_smoothing.amount)
     plan = recipes.distillation
     is_taught = plan is not None and stage in plan.stages
     teacher = read_teacher(config, source, folder) if is_taught else None
     if plan is not None and teacher is not None:
         # The copy has no regularizers, and its variables are where the student's are.
         teacher = training_copy(teacher)
-        chosen.image_loss = distilled(
-            chosen.image_loss, teacher, temperature=plan.temperature, weight=plan.weight
+        active_recipes.image_loss = distilled(
+            active_recipes.image_loss, teacher, temperature=plan.temperature, weight=plan.weight
         )
     if is_quantized and recipes.progressive_bits is not None:
         bits = recipes.progressive_bits.model_dump()
-        chosen.after_step.append(ProgressiveBits(model, total_steps=total_steps, **bits))
+        active_recipes.after_step.append(ProgressiveBits(model, total_steps=total_steps, **bits))
     if is_quantized and recipes.oscillation is not None:
         settings = recipes.oscillation.model_dump()
         oscillation = Oscillation(model, total_steps=total_steps, **settings)
-        chosen.after_step.append(oscillation)
-        chosen.callbacks.append(OscillationLog(oscillation, folder if writes else None))
+        active_recipes.after_step.append(oscillation)
+        active_recipes.callbacks.append(OscillationLog(oscillation, folder if writes else None))
     if recipes.weight_average is not None and stage in recipes.weight_average.stages:
         # It comes after the others, so that it averages the weights as they have changed them.
         average = WeightAverage(model, decay=recipes.weight_average.decay)
-        chosen.after_step.append(average)
-        chosen.callbacks.append(average.measured())
-        chosen.finish = average.keep
-    return chosen
+        active_recipes.after_step.append(average)
+        active_recipes.callbacks.append(average.measured())
+        active_recipes.finish = average.keep
+    return active_recipes

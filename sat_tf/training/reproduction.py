@@ -52,11 +52,11 @@ def plan(
     data set. The changes are "key=value" with a dotted key.
     """
     rows, problems = find(patterns)
-    known = data_sets()
-    if data is not None and data not in known:
-        problems.append(f"--data {data}: no such data set. {did_you_mean(data, known)}")
-    for name in sorted({data or row.data for row in rows} & known.keys()):
-        needed = known[name].data_dir
+    by_name = data_sets()
+    if data is not None and data not in by_name:
+        problems.append(f"--data {data}: no such data set. {did_you_mean(data, by_name)}")
+    for name in sorted({data or row.data for row in rows} & by_name.keys()):
+        needed = by_name[name].data_dir
         if needed == "required" and not data_dir:
             problems.append(
                 f"--data {name}: expected --data_dir, the folder of its images; add it, or try "
@@ -68,16 +68,16 @@ def plan(
                 "folder; leave it out."
             )
     jobs, changes = [], tuple(changes)
-    chosen = {"data": data, "data_dir": data_dir, "changes": changes}
+    options = {"data": data, "data_dir": data_dir, "changes": changes}
     for seed, row in [] if problems else itertools.product(seeds, rows):
         try:
-            config = resolve(row, seed=seed, **chosen)
+            config = resolve(row, seed=seed, **options)
             name = data or row.data
-            if known[name].data_dir == "required":
+            if by_name[name].data_dir == "required":
                 # The folder tells which images these are.
                 folder = os.path.realpath(os.path.expanduser(str(data_dir)))
                 name = f"{name} {os.path.basename(folder)}"
-            start = other_start(row, seed=seed, **chosen)
+            start = other_start(row, seed=seed, **options)
             if start is None and config.stages.quantized and config.training.float_model is None:
                 start = float_part(config)
         except RunError as error:
@@ -238,15 +238,15 @@ def add_outcomes(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock")):
-            kept = {outcome.key: outcome for outcome in read_outcomes(path)}
-            kept.update((outcome.key, outcome) for outcome in outcomes)
+            by_key = {outcome.key: outcome for outcome in read_outcomes(path)}
+            by_key.update((outcome.key, outcome) for outcome in outcomes)
             with (
                 written_whole(path) as temporary,
                 temporary.open("w", newline="", encoding="utf-8") as file,
             ):
                 writer = csv.DictWriter(file, Outcome.columns(), lineterminator="\n")
                 writer.writeheader()
-                writer.writerows(dataclasses.asdict(outcome) for outcome in kept.values())
+                writer.writerows(dataclasses.asdict(outcome) for outcome in by_key.values())
     except OSError as error:
         raise RunError(f"{path}: {error}; choose another file with --results.") from error
 
@@ -270,8 +270,8 @@ def markdown(rows: Sequence[Entry], outcomes: Sequence[Outcome]) -> str:
     A cell is blank where that row was not run. A mean over several seeds has their standard
     deviation and number behind it.
     """
-    chosen = {entry.id for entry in rows}
-    data = _data_of([outcome for outcome in outcomes if outcome.row in chosen])
+    row_ids = {entry.id for entry in rows}
+    data = _data_of([outcome for outcome in outcomes if outcome.row in row_ids])
     printed = [_PRINTED] if any(_printed(entry) for entry in rows) else []
     columns = [*_OF_ENTRY, *printed, *(_measured(name, outcomes) for name in data)]
     return Table(columns=columns, rows=rows).to_markdown()

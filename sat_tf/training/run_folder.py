@@ -127,12 +127,12 @@ class RunState:
         file = self.folder.file(STATE)
         received = f"a file without the {missing} stage" if file.exists() else "no file"
         names = [name for stage in later for name in (f"{CHECKPOINTS}/{stage}/*", MODELS[stage])]
-        left = [name for name in names if any(self.folder.path.glob(name))]
-        if left:
+        leftovers = [name for name in names if any(self.folder.path.glob(name))]
+        if leftovers:
             raise RunError(
-                f"{file}: received {received} beside {', '.join(left)}, expected one in which the "
-                f"{missing} stage is done; put it back, start over with --no-resume, or remove "
-                "the folder."
+                f"{file}: received {received} beside {', '.join(leftovers)}, expected one in which "
+                f"the {missing} stage is done; put it back, start over with --no-resume, or "
+                "remove the folder."
             )
         model = self.folder.file(MODELS[missing])
         if model.exists():
@@ -190,7 +190,7 @@ def expect_same_run(folder: RunFolder, config: Config) -> None:
         return
     file = folder.file(CONFIG)
     try:
-        there = read_config(file)
+        saved_config = read_config(file)
     except RunError as error:
         raise RunError(
             f"{error}\nThe run in {folder.path} cannot be resumed; start over with --no-resume, or "
@@ -198,7 +198,7 @@ def expect_same_run(folder: RunFolder, config: Config) -> None:
         ) from error
     problems = [
         f"{key}: {old!r} in the folder, {new!r} asked for"
-        for key, old, new in differences(there.model_dump(), config.model_dump())
+        for key, old, new in differences(saved_config.model_dump(), config.model_dump())
         if key not in _MAY_DIFFER
     ]
     if problems:
@@ -209,8 +209,8 @@ def expect_same_run(folder: RunFolder, config: Config) -> None:
                 "Use the same settings, start over with --no-resume, or choose another folder.",
             )
         )
-    known = folder.read_json(ENVIRONMENT).get("float_model")
-    if known is not None and float_model_hash(config) not in (None, known):
+    model_hash = folder.read_json(ENVIRONMENT).get("float_model")
+    if model_hash is not None and float_model_hash(config) not in (None, model_hash):
         raise RunError(
             f"{config.training.float_model}: received another model than that which the run in "
             f"{folder.path} has started from; start over with --no-resume, or choose another "

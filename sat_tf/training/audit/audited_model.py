@@ -314,19 +314,19 @@ class Audit(RowTable):
 
     def _headline(self) -> Marked:
         verdicts = [row.verdict for row in (*self.layers, *self.activations)]
-        parts = [
+        facts = [
             f"{self.model}: {self.verdict.value}",
             f"{len(self.layers)} linear layers, {len(self.activations)} quantized activations",
             f"{verdicts.count(Verdict.BROKEN)} broken, {verdicts.count(Verdict.WATCH)} to watch",
         ]
         if self.kappa_0 is not None:
-            parts.append(f"kappa_0 {_number(self.kappa_0)}")
+            facts.append(f"kappa_0 {_number(self.kappa_0)}")
         if self.loss is not None:
-            parts.append(
+            facts.append(
                 f"loss {self.loss:.4g}, variance of the logits {_number(self.logit_variance)} on "
                 f"{self.num_images} images"
             )
-        return Marked("; ".join(parts), _MARKS[self.verdict])
+        return Marked("; ".join(facts), _MARKS[self.verdict])
 
     def _tables(self) -> dict[str, Table[Any]]:
         return {
@@ -389,7 +389,7 @@ class Audit(RowTable):
         clipped = {"clipped": [row.clipped for row in activations]}
         codes = {"codes used": [share_of(row.codes_used, row.codes) for row in activations]}
         law, factor = "Gradient-flowing law: constant of each layer", KAPPA_WATCHED
-        for title, y_label, dots, wanted in (
+        for title, y_label, dots, bounds in (
             (law, "κ₁ or κ₂", constants, (1 / factor, factor)),
             ("Gradient with respect to the effective weights", "VAR ∂L/∂Ξ", gradients, None),
             ("Weights, from latent to effective", "variance", weights, None),
@@ -398,12 +398,12 @@ class Audit(RowTable):
         ):
             of_share = dots in (clipped, codes)
             x_label = f"{'quantized activation' if of_share else 'linear layer'}, in graph order"
-            yield dot_chart(title, x_label, y_label, dots, wanted=wanted, share=of_share)
+            yield dot_chart(title, x_label, y_label, dots, wanted=bounds, share=of_share)
 
 
-def _share(part: int | None, whole: int | None) -> str:
+def _share(used: int | None, whole: int | None) -> str:
     """Used of all, or a dash."""
-    return _NONE if part is None or whole is None else f"{part}/{whole}"
+    return _NONE if used is None or whole is None else f"{used}/{whole}"
 
 
 def _kappa_cell(row: LayerAudit) -> str:

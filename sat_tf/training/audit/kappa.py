@@ -45,10 +45,10 @@ def kappa_0(model: keras.Model) -> float | None:
         return None
     outer, layer = classifier.layer, unwrapped(classifier.layer)
     kernel = layer_kinds.kernels_of(layer)[-1]
-    own = getattr(layer, kernel.attribute)
+    variable = getattr(layer, kernel.attribute)
     effective = outer.effective_kernel() if isinstance(outer, QuantizedLayer) else None
-    weights = tf.cast(own if effective is None else effective, tf.float64)
-    inputs = kernel.fan_in(tuple(own.shape))
+    weights = tf.cast(variable if effective is None else effective, tf.float64)
+    inputs = kernel.fan_in(tuple(variable.shape))
     return inputs * float(tf.math.reduce_variance(weights)) / area
 
 
@@ -95,9 +95,9 @@ def _by_batch(layer: keras.layers.Layer) -> Any:
     def call(inputs: tf.Tensor, *arguments: Any, **options: Any) -> tf.Tensor:
         values = tf.cast(inputs, tf.float32)
         rank = len(values.shape)
-        kept = {axis % rank for axis in tf.nest.flatten(layer.axis)}
-        shape = [values.shape[axis] if axis in kept else 1 for axis in range(rank)]
-        averaged = [axis for axis in range(rank) if axis not in kept]
+        kept_axes = {axis % rank for axis in tf.nest.flatten(layer.axis)}
+        shape = [values.shape[axis] if axis in kept_axes else 1 for axis in range(rank)]
+        averaged = [axis for axis in range(rank) if axis not in kept_axes]
         mean, variance = tf.nn.moments(values, averaged, keepdims=True)
         gamma, beta = (
             None if weight is None else tf.reshape(tf.cast(weight, tf.float32), shape)
@@ -112,16 +112,16 @@ def _by_batch(layer: keras.layers.Layer) -> Any:
 @contextlib.contextmanager
 def _replaced(layer: Any, attribute: str, value: Any) -> Iterator[None]:
     # Past Keras' own __setattr__, which would track it, or stop tracking what it replaces.
-    own = vars(layer)
-    had, old = attribute in own, own.get(attribute)
-    own[attribute] = value
+    attributes = vars(layer)
+    had, old = attribute in attributes, attributes.get(attribute)
+    attributes[attribute] = value
     try:
         yield
     finally:
         if had:
-            own[attribute] = old
+            attributes[attribute] = old
         else:
-            del own[attribute]
+            del attributes[attribute]
 
 
 class Flow(NamedTuple):
@@ -149,10 +149,10 @@ def gradient_flow_constants(
         (flow.fan_out * flow.weight_variance * flow.gradient_variance, area)
         for flow, area in following
     ]
-    own = np.float64(layer.gradient_variance)
+    gradient_variance = np.float64(layer.gradient_variance)
     with np.errstate(divide="ignore", invalid="ignore"):
-        normalized = own / sum(variance / area for variance, area in sent_back)
-        plain = own / sum(variance / area**2 for variance, area in sent_back)
+        normalized = gradient_variance / sum(variance / area for variance, area in sent_back)
+        plain = gradient_variance / sum(variance / area**2 for variance, area in sent_back)
         return float(layer.fan_in * layer.weight_variance * normalized), float(plain)
 
 
@@ -196,7 +196,7 @@ class GradientProbe:
 
     def __call__(self) -> GradientFlow:
         """Measures the model as it is now."""
-        variances, *others = tf.nest.map_structure(
+        variances, *measurements = tf.nest.map_structure(
             lambda tensor: float(tensor.numpy()), self._measure(self._images, self._shares)
         )
         flows = {
@@ -204,7 +204,7 @@ class GradientProbe:
             for call in self._linear_calls
             if call.name in variances
         }
-        return GradientFlow(flows, *others)
+        return GradientFlow(flows, *measurements)
 
     @contextlib.contextmanager
     def _tapped(self, tape: tf.GradientTape) -> Iterator[tuple[_Kernels, dict[str, tf.Tensor]]]:

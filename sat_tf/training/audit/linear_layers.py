@@ -81,12 +81,12 @@ def tail(network: Network) -> list[Node]:
 
 def find_classifier(network: Network) -> Node | None:
     """Returns the linear layer that makes the output, ignoring softmax, reshaping and dropout."""
-    *behind, last = tail(network)
+    *output_nodes, last = tail(network)
     passes = all(
         layer_kinds.role_of(layer) is Role.IDENTITY
         or layer_kinds.reshapes(layer)
         or is_softmax(layer)
-        for layer in (unwrapped(node.layer) for node in behind)
+        for layer in (unwrapped(node.layer) for node in output_nodes)
     )
     return last if is_linear(last) and passes else None
 
@@ -114,8 +114,8 @@ def neighbours(network: Network, node: Node) -> list[tuple[Node, int | None]]:
     followers = []
     nodes = list(network)
     for reader in nodes[nodes.index(node) + 1 :]:
-        behind = [name for name in reader.inputs if name in behind_followers]
-        if behind:
+        inputs_behind = [name for name in reader.inputs if name in behind_followers]
+        if inputs_behind:
             behind_followers.add(reader.name)
         reached = [areas[name] for name in reader.inputs if name in areas]
         if not reached:
@@ -127,7 +127,7 @@ def neighbours(network: Network, node: Node) -> list[tuple[Node, int | None]]:
         layer = unwrapped(reader.layer)
         is_product = layer_kinds.find_kind(layer).role is Role.PRODUCT
         is_product = is_product or "mul" in _symbol(layer).lower()
-        if is_product or all(name in areas for name in behind):
+        if is_product or all(name in areas for name in inputs_behind):
             areas[reader.name] = _smallest(reached, _pooled_area(network, reader))
     return followers
 
@@ -135,7 +135,7 @@ def neighbours(network: Network, node: Node) -> list[tuple[Node, int | None]]:
 def pooled_area_before(network: Network, node: Node) -> int | None:
     """Returns k²_pool, average-pooled between the linear layers before and a call, if known."""
     areas: dict[str, int | None] = {}
-    for producer in itertools.takewhile(lambda other: other is not node, network):
+    for producer in itertools.takewhile(lambda candidate: candidate is not node, network):
         areas[producer.name] = 1
         if producer.inputs and not mixes(producer):
             before = [areas[name] for name in producer.inputs]
@@ -148,8 +148,8 @@ def _smallest(areas: Sequence[int | None], pooled: int | None = 1) -> int | None
 
     The smallest counts, because its values are the largest.
     """
-    known = [area for area in areas if area is not None]
-    return min(known) * pooled if pooled and len(known) == len(areas) else None
+    known_areas = [area for area in areas if area is not None]
+    return min(known_areas) * pooled if pooled and len(known_areas) == len(areas) else None
 
 
 def _symbol(layer: keras.layers.Layer) -> str:
@@ -228,20 +228,20 @@ def linear_calls(network: Network) -> dict[str, LinearCall]:
         # behind removes the scale of both kernels.
         normalization = normalization_behind(network, node)
         followers = neighbours(network, node)
-        behind = tuple(
+        linear_followers = tuple(
             (layer_kinds.kernels_of(unwrapped(follower.layer))[0].name(users_name(follower)), area)
             for follower, area in followers
             if is_linear(follower)
         )
         opaque = [users_name(follower) for follower, _ in followers if not is_linear(follower)]
-        problem = "" if behind else "no linear layer follows"
+        problem = "" if linear_followers else "no linear layer follows"
         if opaque:
             problem = f"it is followed by layers that are not known: {', '.join(opaque)}"
-        elif any(area is None for _, area in behind):
+        elif any(area is None for _, area in linear_followers):
             problem = "how much is averaged behind it is not known"
         reads_image = not any(mixes(network[before]) for before in network.before(node.name))
         for kernel, next_kernel in zip(kernels, (*kernels[1:], None), strict=True):
-            following, unknown = behind, problem
+            following, unknown = linear_followers, problem
             if next_kernel is not None:
                 following, unknown = ((next_kernel.name(name), 1),), ""
             if times[id(layer)] > 1:

@@ -48,14 +48,14 @@ class RuleLog:
     def write(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
         """Adds the rows of a step."""
         if self._earlier is not None:
-            kept = [
+            earlier_rows = [
                 row.values()
                 for row in self._earlier
                 # The last line is truncated where the process was killed while it wrote.
                 if (row["step"] or "").isdecimal() and None not in row.values()
                 if int(row["step"]) < step
             ]
-            write_text(self._path, write_table(RULE_COLUMNS, kept))
+            write_text(self._path, write_table(RULE_COLUMNS, earlier_rows))
             self._earlier = None
         values = [[{"step": step, **row}.get(name) for name in RULE_COLUMNS] for row in rows]
         _, _, lines = write_table(RULE_COLUMNS, values).partition("\n")

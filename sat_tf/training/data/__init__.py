@@ -69,13 +69,13 @@ def source(name: str, *, shift_pixels: int = 0, **options: Any) -> ImageSource:
             f"shift_pixels: received {shift_pixels} for {name}; expected 0: it takes random crops, "
             "and only sets held in memory are shifted; leave it out."
         )
-    made = call_by_name("data set", DATA_SETS, name, options)
-    if isinstance(made, ImageSource):
-        return made
+    data_set = call_by_name("data set", DATA_SETS, name, options)
+    if isinstance(data_set, ImageSource):
+        return data_set
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.training.data.batches import ArraySource
 
-    return ArraySource(made, shift_pixels=shift_pixels)
+    return ArraySource(data_set, shift_pixels=shift_pixels)
 
 
 def load(name: str, **options: Any) -> ImageSet:
@@ -93,7 +93,7 @@ def load(name: str, **options: Any) -> ImageSet:
         ValueError: 'digit': expected the name of a data set. Did you mean digits?
     """
     if name in DATA_SETS and not is_in_memory(name):
-        held = ", ".join(known for known in DATA_SETS if is_in_memory(known))
+        held = ", ".join(key for key in DATA_SETS if is_in_memory(key))
         raise ValueError(
             f"data set: received {name!r}, which is not held in memory; expected one of {held}; "
             "use sat_tf.training.data.source."

@@ -109,7 +109,7 @@ class ArraySource(ImageSource):
             labels = tf.constant(self.images.train_labels)
 
         def batch(epoch: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            chosen = tf.gather(pixels, indices)
+            images = tf.gather(pixels, indices)
             if self.shift_pixels:
                 # A corner for every image of the set, so that its shift does not depend on its
                 # batch. Drawing all of them is faster than drawing each of a batch by itself.
@@ -123,8 +123,8 @@ class ArraySource(ImageSource):
                     tf.int32,
                     alg=RANDOM,
                 )
-                chosen = shifted(chosen, self.shift_pixels, tf.gather(corners, indices))
-            return chosen, tf.gather(labels, indices)
+                images = shifted(images, self.shift_pixels, tf.gather(corners, indices))
+            return images, tf.gather(labels, indices)
 
         spans = shuffled_spans(self.num_train, order)
         batches = spans.map(batch, num_parallel_calls=2)
@@ -141,12 +141,12 @@ class ArraySource(ImageSource):
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
         # RandomState, because NumPy guarantees that its streams never change.
-        chosen = np.random.RandomState(seed).permutation(self.num_train)[:count]
-        return self.images.train_images[chosen]
+        indices = np.random.RandomState(seed).permutation(self.num_train)[:count]
+        return self.images.train_images[indices]
 
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        chosen = spread_evenly(self.num_test, most)
-        return self.images.test_images[chosen], self.images.test_labels[chosen]
+        indices = spread_evenly(self.num_test, most)
+        return self.images.test_images[indices], self.images.test_labels[indices]
 
 
 def shifted(images: tf.Tensor, most: int, corners: tf.Tensor) -> tf.Tensor:

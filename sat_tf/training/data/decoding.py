@@ -61,8 +61,8 @@ class PictureFiles:
     def drawn_rows(self, count: int, seed: int) -> tf.data.Dataset:
         """Returns the rows of `count` pictures, or all there are, drawn at random."""
         # RandomState, because NumPy guarantees that its streams never change.
-        chosen = np.random.RandomState(seed).permutation(self.count)[:count]
-        return tf.data.Dataset.from_tensor_slices(chosen)
+        rows = np.random.RandomState(seed).permutation(self.count)[:count]
+        return tf.data.Dataset.from_tensor_slices(rows)
 
     def spread_rows(self, most: int) -> tf.data.Dataset:
         """Returns the rows of at most `most` pictures, spread evenly."""
@@ -132,12 +132,12 @@ class RecordFiles:
     shuffle_buffer: int  # Size of the shuffle buffer, in encoded pictures.
 
     def training_rows(self, order: Order) -> tf.data.Dataset:
-        first, size = order.span
+        start, size = order.span
         steps = self.count // order.batch_size
 
         @tf.autograph.experimental.do_not_convert
         def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            share = Share(first, size, order.batch_size)
+            share = Share(start, size, order.batch_size)
             rows = self._shuffled(share, order.seed, epoch, self.shuffle_buffer).take(steps * size)
             return rows.map(lambda *row: (epoch, *row)).batch(size, drop_remainder=True)
 
@@ -153,9 +153,9 @@ class RecordFiles:
         return epochs.flat_map(lambda e: self._shuffled(Share(), seed, e, buffer)).take(count)
 
     def spread_rows(self, most: int) -> tf.data.Dataset:
-        chosen = np.zeros(self.count, bool)
-        chosen[spread_evenly(self.count, most)] = True
-        marks = tf.data.Dataset.from_tensor_slices(chosen)
+        mask = np.zeros(self.count, bool)
+        mask[spread_evenly(self.count, most)] = True
+        marks = tf.data.Dataset.from_tensor_slices(mask)
         rows = tf.data.Dataset.zip((marks, self.rows(Share(), None)))
         return rows.filter(lambda is_chosen, _: is_chosen).map(lambda _, row: row)
 
@@ -214,10 +214,10 @@ def rows_of_files(paths: Sequence[pathlib.Path], counts: Sequence[int]) -> Read:
 
     def of_file(path: tf.Tensor, name: tf.Tensor, skip: tf.Tensor, take: tf.Tensor) -> Any:
         # Of a file that has gone, `ignore_errors` would try forever to read the first record.
-        there = tf.numpy_function(
+        present_path = tf.numpy_function(
             lambda path: np.array([path][: os.path.isfile(path)], object), (path,), tf.string
         )
-        records = tf.data.TFRecordDataset(tf.ensure_shape(there, (None,))).ignore_errors()
+        records = tf.data.TFRecordDataset(tf.ensure_shape(present_path, (None,))).ignore_errors()
         # A wrong checksum ends the file. What is missing is empty, and thereby named.
         missing = tf.data.Dataset.from_tensors(_MISSING).repeat()
         records = records.concatenate(missing).skip(skip).take(take)
@@ -228,17 +228,17 @@ def rows_of_files(paths: Sequence[pathlib.Path], counts: Sequence[int]) -> Read:
     def read(share: Share, seed: tf.Tensor | None) -> tf.data.Dataset:
         bounds = share.bounds(int(ends[-1]))
         firsts, lasts = np.clip(bounds, (ends - counts)[:, None], ends[:, None]).T
-        chosen = np.flatnonzero(lasts > firsts)
+        file_indices = np.flatnonzero(lasts > firsts)
         # Paths are bytes, because names need not be UTF-8.
         spans = (
-            [bytes(paths[int(file)]) for file in chosen],
-            [names[int(file)] for file in chosen],
-            (firsts - ends + counts)[chosen],
-            (lasts - firsts)[chosen],
+            [bytes(paths[int(file)]) for file in file_indices],
+            [names[int(file)] for file in file_indices],
+            (firsts - ends + counts)[file_indices],
+            (lasts - firsts)[file_indices],
         )
         files = tf.data.Dataset.from_tensor_slices(spans)
         if seed is not None:
-            files = files.shuffle(len(chosen), seed=seed, reshuffle_each_iteration=False)
+            files = files.shuffle(len(file_indices), seed=seed, reshuffle_each_iteration=False)
         at_once = 1 if seed is None else FILES_AT_ONCE
         return files.interleave(of_file, at_once, num_parallel_calls=tf.data.AUTOTUNE)
 
@@ -303,9 +303,9 @@ class PictureSource(ImageSource):
         check(self.name, count=(most, Positive))
         return self._sample(self.held_out, self.held_out.spread_rows(most))
 
-    def _sample(self, part: EncodedPictures, rows: tf.data.Dataset) -> Any:
+    def _sample(self, pictures: EncodedPictures, rows: tf.data.Dataset) -> Any:
         try:
-            images, labels = zip(*self._prepared(part, rows).as_numpy_iterator(), strict=True)
+            images, labels = zip(*self._prepared(pictures, rows).as_numpy_iterator(), strict=True)
         except tf.errors.OpError as error:
             raise self.reading_error or ReadingError(
                 f"{self.name}: received files that cannot be read ({tensorflow_reason(error)}); "
@@ -313,12 +313,12 @@ class PictureSource(ImageSource):
             ) from None
         return np.stack(images), np.array(labels, np.int32)
 
-    def _prepared(self, part: EncodedPictures, rows: tf.data.Dataset) -> tf.data.Dataset:
+    def _prepared(self, pictures: EncodedPictures, rows: tf.data.Dataset) -> tf.data.Dataset:
         """Returns pictures prepared like the held-out ones, and their labels."""
         shape = (self.image_size, self.image_size, 3)
 
         def image(*row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            encoded, label = part.read(*row)
+            encoded, label = pictures.read(*row)
             # Pillow decodes and resizes without the lock of the interpreter, on all cores.
             pixels = tf.numpy_function(
                 lambda content: pixels_of(bytes_of(content), shape, self.preprocessing),
@@ -327,13 +327,13 @@ class PictureSource(ImageSource):
             )
             return tf.ensure_shape(pixels, shape), label
 
-        return self._images(rows.batch(_HELD_OUT_AT_ONCE), image, part).unbatch()
+        return self._images(rows.batch(_HELD_OUT_AT_ONCE), image, pictures).unbatch()
 
     def _images(
         self,
         pieces: tf.data.Dataset,
         image: Callable[..., tuple[tf.Tensor, tf.Tensor]],
-        part: EncodedPictures,
+        pictures: EncodedPictures,
         *,
         has_epochs: bool = False,
     ) -> tf.data.Dataset:
@@ -349,15 +349,15 @@ class PictureSource(ImageSource):
         def raise_error(*rows: Any) -> Any:
             try:
                 for row in zip(*rows, strict=True):
-                    own = row[1:] if has_epochs else row
-                    part.expect_readable(*own)
+                    bare_row = row[1:] if has_epochs else row
+                    pictures.expect_readable(*bare_row)
                     try:
-                        encoded, _ = part.read(*map(tf.convert_to_tensor, own))
+                        encoded, _ = pictures.read(*map(tf.convert_to_tensor, bare_row))
                         whole_picture(encoded.numpy(), turns=False)  # which gives the better reason
                         image(*map(tf.convert_to_tensor, row))
                     except (tf.errors.OpError, ValueError) as error:
                         raise ReadingError(
-                            f"{part.name(*own)}: received a picture that cannot be read "
+                            f"{pictures.name(*bare_row)}: received a picture that cannot be read "
                             f"({tensorflow_reason(error)}); expected a whole JPEG, PNG or other "
                             "file that Pillow reads; mend or delete it."
                         ) from None

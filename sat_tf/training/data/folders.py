@@ -219,7 +219,7 @@ def load_tfrecords(
 def find_files(data_dir: str | os.PathLike[str]) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
     """The files of both splits, such as train-00000-of-01024, in the folder or in its subfolder."""
     root = pathlib.Path(data_dir).expanduser()
-    train, *others = (
+    train, *candidates = (
         sorted(
             path
             for place in (root, root / name)
@@ -228,7 +228,7 @@ def find_files(data_dir: str | os.PathLike[str]) -> tuple[list[pathlib.Path], li
         )
         for name in (TRAIN, *HELD_OUT)
     )
-    held_out = next(filter(None, others), [])
+    held_out = next(filter(None, candidates), [])
     if not (train and held_out):
         raise ValueError(
             f"data_dir: received {root}, which has {len(train)} files {TRAIN}-* and "

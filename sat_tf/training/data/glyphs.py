@@ -109,8 +109,8 @@ def distinct_characters(typefaces: Sequence[Typeface], *, limit: int | None = No
     Latin A, Greek Alpha and Cyrillic A are drawn alike: only the first of them is kept, because no
     model could tell the three apart.
     """
-    kept: list[int] = []
-    kept_vectors = np.zeros((0, len(typefaces) * _COARSE_SIZE**2))
+    distinct: list[int] = []
+    distinct_vectors = np.zeros((0, len(typefaces) * _COARSE_SIZE**2))
     # |u - v|^2 = 2 - 2uv for vectors of length 1.
     largest_product = 1 - SMALLEST_DISTANCE**2 / 2
     candidates = candidate_characters(typefaces)
@@ -118,15 +118,15 @@ def distinct_characters(typefaces: Sequence[Typeface], *, limit: int | None = No
     for start in range(0, len(candidates), _CHUNK):
         chunk = candidates[start : start + _CHUNK]
         vectors = np.stack([_coarse_vector(typefaces, code_point) for code_point in chunk])
-        new = (vectors @ kept_vectors.T).max(axis=1, initial=-1) <= largest_product
+        new = (vectors @ distinct_vectors.T).max(axis=1, initial=-1) <= largest_product
         products = vectors @ vectors.T
         for index in range(len(chunk)):
             new[index] &= not (products[index, :index][new[:index]] > largest_product).any()
-        kept += np.array(chunk)[new].tolist()
-        kept_vectors = np.concatenate([kept_vectors, vectors[new]])
-        if limit is not None and len(kept) >= limit:
-            return kept[:limit]
-    return kept
+        distinct += np.array(chunk)[new].tolist()
+        distinct_vectors = np.concatenate([distinct_vectors, vectors[new]])
+        if limit is not None and len(distinct) >= limit:
+            return distinct[:limit]
+    return distinct
 
 
 def _coarse_vector(typefaces: Sequence[Typeface], code_point: int) -> Floats:
@@ -205,10 +205,10 @@ def draw_amounts(randoms: Sequence[np.random.RandomState]) -> dict[str, Floats]:
     """The amounts of each picture by their names in `RANGES`, (pictures, number)."""
     ends = np.cumsum([number for _, _, number in RANGES.values()])
     shares = np.stack([random.random_sample(ends[-1]) for random in randoms])
-    parts = np.split(shares, ends[:-1], axis=1)
+    amount_shares = np.split(shares, ends[:-1], axis=1)
     return {
-        name: low + (high - low) * part
-        for (name, (low, high, _)), part in zip(RANGES.items(), parts, strict=True)
+        name: low + (high - low) * share
+        for (name, (low, high, _)), share in zip(RANGES.items(), amount_shares, strict=True)
     }
 
 
@@ -336,12 +336,12 @@ def _draw(
             "number of characters that look different; ask for fewer classes."
         )
     arrays: Arrays = {_CODE_POINTS: np.array(code_points, np.int32)}
-    for split, part, names, count in (
+    for split, subset, names, count in (
         (0, "train", TRAIN_FACES, train_per_class),
         (1, "test", TEST_FACES, test_per_class),
     ):
         images = np.empty((num_classes, count, PICTURE_SIZE, PICTURE_SIZE, 3), np.uint8)
-        bar = track(code_points, description=f"Drawing {part} pictures", disable=not progress)
+        bar = track(code_points, description=f"Drawing {subset} pictures", disable=not progress)
         for label, code_point in enumerate(bar):
             drawings = [faces[name].draw(code_point) for name in names[:count]]
             # RandomState, because NumPy guarantees that its distributions never change; on PCG64,
@@ -353,6 +353,6 @@ def _draw(
             ]
             turns = [drawings[number % len(drawings)] for number in range(count)]
             images[label] = pictures(turns, randoms)
-        arrays[f"{part}_images"] = images.reshape(-1, *images.shape[2:])
-        arrays[f"{part}_labels"] = np.repeat(np.arange(num_classes, dtype=np.int32), count)
+        arrays[f"{subset}_images"] = images.reshape(-1, *images.shape[2:])
+        arrays[f"{subset}_labels"] = np.repeat(np.arange(num_classes, dtype=np.int32), count)
     return arrays

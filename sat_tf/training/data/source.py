@@ -132,12 +132,12 @@ class ImageSource(abc.ABC):
         self._check(order, None)
         return self._held_out_batches(order)
 
-    def _check(self, order: Order, most: int | None) -> None:
+    def _check(self, order: Order, num_train: int | None) -> None:
         pieces = order.shard.workers * order.shard.replicas
         expected = f"an integer of at least {pieces}, an image for each replica of each process"
-        if most is not None:
-            expected += f", and at most {most}, the number of training images"
-        size = Annotated[int, Field(ge=pieces, le=most, description=expected)]
+        if num_train is not None:
+            expected += f", and at most {num_train}, the number of training images"
+        size = Annotated[int, Field(ge=pieces, le=num_train, description=expected)]
         check(
             self.name,
             batch_size=(order.batch_size, size),
@@ -246,8 +246,8 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 def cache_folder(folder: str | os.PathLike[str] | None = None) -> pathlib.Path:
     """The folder that cached files go to; it need not exist."""
-    chosen = folder or os.environ.get(_CACHE_VARIABLE) or "~/.cache/sat_tf"
-    return pathlib.Path(chosen).expanduser()
+    path = folder or os.environ.get(_CACHE_VARIABLE) or "~/.cache/sat_tf"
+    return pathlib.Path(path).expanduser()
 
 
 def load_or_make(

@@ -131,9 +131,9 @@ def _part(builder: Any, split: str, keys: tuple[str, str], shuffle_buffer: int) 
         {image_key: True, label_key: True}, decoders={image_key: tfds.decode.SkipDecoding()}
     )
 
-    def read(part: Any, seed: Any) -> tf.data.Dataset:
+    def read(subsplit: Any, seed: Any) -> tf.data.Dataset:
         dataset = builder.as_dataset(
-            split=part,
+            split=subsplit,
             decoders=decoders,
             shuffle_files=seed is not None,
             read_config=tfds.ReadConfig(
@@ -159,9 +159,9 @@ def _part(builder: Any, split: str, keys: tuple[str, str], shuffle_buffer: int) 
             f"the folder that holds {builder.name}/ in data_dir."
         ) from error
     except ValueError as error:
-        known = ", ".join(builder.info.splits or {})
+        split_names = ", ".join(builder.info.splits or {})
         raise ValueError(
-            f"split: received {split!r}; expected one of {known}, or a part of one; {error}"
+            f"split: received {split!r}; expected one of {split_names}, or a part of one; {error}"
         ) from error
     if count < 1:
         raise ValueError(
@@ -171,15 +171,15 @@ def _part(builder: Any, split: str, keys: tuple[str, str], shuffle_buffer: int) 
     @tf.autograph.experimental.do_not_convert
     def rows(share: "Share", seed: Any) -> tf.data.Dataset:
         even = math.gcd(*share)
-        number, first = share.of // even, share.first // even
+        number, start = share.of // even, share.first // even
         if number == 1:
             return read(split, seed)
         # An empty part is an error of TensorFlow Datasets; of a sum each part would be cut alone.
         if number > count or "+" in split:
-            first, end = share.bounds(count)
-            return read(split, seed).skip(first).take(end - first)
-        parts = tfds.even_splits(split, number)[first : first + share.size // even]
-        return read(functools.reduce(operator.add, parts), seed)
+            start, end = share.bounds(count)
+            return read(split, seed).skip(start).take(end - start)
+        subsplits = tfds.even_splits(split, number)[start : start + share.size // even]
+        return read(functools.reduce(operator.add, subsplits), seed)
 
     return RecordFiles(
         count=count,

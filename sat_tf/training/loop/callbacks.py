@@ -100,9 +100,9 @@ class EpochLog(keras.callbacks.CSVLogger):
         self, folder: RunFolder, stage: str, rows: list[EpochMetrics], *, epochs: int, writes: bool
     ) -> None:
         rows[:] = [row for row in rows if row.stage != stage or 0 < epochs >= row.epoch]
-        own = [row.epoch for row in rows if row.stage == stage and row.epoch]
-        if own != list(range(1, epochs + 1)):
-            saved = f"{len(own)} epochs of the {stage} stage, of which {epochs} are saved"
+        stage_epochs = [row.epoch for row in rows if row.stage == stage and row.epoch]
+        if stage_epochs != list(range(1, epochs + 1)):
+            saved = f"{len(stage_epochs)} epochs of the {stage} stage, of which {epochs} are saved"
             raise folder.damaged(METRICS, saved, "a row for each")
         lines = folder.read_text(METRICS).splitlines(keepends=True)
         if writes and len(lines) > len(rows) + 1:

@@ -247,13 +247,13 @@ def _end_stage(
         model.save(temporary)
     state.finish(name, metrics)
     shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / name, ignore_errors=True)
-    kept, remark = metrics.get("kept_epoch"), ""
+    kept_epoch, remark = metrics.get("kept_epoch"), ""
     if name == "float" and run.config.training.float_model is not None:
         remark = "; the float model may have been trained on these very pictures"
-    elif kept == 0:
+    elif kept_epoch == 0:
         remark = ": the model before training, because no epoch was better"
-    elif kept is not None:
-        remark = f": the weights of epoch {kept}, the best on these pictures"
+    elif kept_epoch is not None:
+        remark = f": the weights of epoch {kept_epoch}, the best on these pictures"
     run.say(f"{name:9}  done: {run.held_out(metrics)}{remark}")
     return model
 

@@ -140,10 +140,10 @@ def train_stage(
         log,
         backup,  # last: what comes before is of the same epoch, and is done again if it is lost
     ]
-    whole, rest = divmod(total_steps, steps_per_epoch)
+    whole, remaining_steps = divmod(total_steps, steps_per_epoch)
     run.say(f"{name:9}  training, {total_steps:,} steps of {stage.batch_size:,} images")
     try:
-        for epochs, steps in ((whole, steps_per_epoch), (whole + 1, rest)):
+        for epochs, steps in ((whole, steps_per_epoch), (whole + 1, remaining_steps)):
             if steps and done < epochs:
                 batches = run.distributed(
                     run.source.training_batches,

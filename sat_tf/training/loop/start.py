@@ -115,7 +115,7 @@ def expect_same_on_all_workers(
     strategy: tf.distribute.Strategy, config: Config, source: ImageSource
 ) -> None:
     """Raises the same error on all workers unless they are to do the same; all call it together."""
-    own = {
+    facts = {
         **config.model_dump(),
         "the float model": float_model_hash(config),
         "images to train on": source.num_train,
@@ -125,11 +125,11 @@ def expect_same_on_all_workers(
         "TensorFlow": tf.__version__,
     }
     # Text makes every worker see the same values.
-    first, *others = map(json.loads, from_all_workers(strategy, json.dumps(own, default=str)))
+    chief, *workers = map(json.loads, from_all_workers(strategy, json.dumps(facts, default=str)))
     problems = [
-        f"{key}: {one!r} in worker 0, {other!r} in worker {number}"
-        for number, found in enumerate(others, start=1)
-        for key, one, other in differences(first, found)
+        f"{key}: {chief_value!r} in worker 0, {worker_value!r} in worker {number}"
+        for number, worker in enumerate(workers, start=1)
+        for key, chief_value, worker_value in differences(chief, worker)
         if key not in _OF_A_MACHINE
     ]
     if problems:
@@ -167,9 +167,9 @@ def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, Input
                 **plan.options,
             )
         model = float_start(config, plain)
-    found = fed_range(quantized_start(config, model))
+    input_range = fed_range(quantized_start(config, model))
     read_teacher(config, source)
-    return model, found
+    return model, input_range
 
 
 @value_errors_as_run_errors()
@@ -228,18 +228,18 @@ def check_range(
         if trained is None:
             continue
         images, labels = pixels.held_out_sample(USUAL_IMAGES)
-        found = range_accuracies(trained, images, labels, given)
-        if found is None or found.fitting is None:
+        accuracies = range_accuracies(trained, images, labels, given)
+        if accuracies is None or accuracies.fitting is None:
             continue
-        problem = f"{key}={path!r}: {found.problem}"
+        problem = f"{key}={path!r}: {accuracies.problem}"
         if trained is teacher:
             raise RunError(
                 f"{problem}; save it with a Rescaling or a Normalization layer in front that "
                 "converts the student's range to this, or set "
-                f"policy.input_range={found.setting} for both."
+                f"policy.input_range={accuracies.setting} for both."
             )
         if not config.policy.states_input_range:
-            raise RunError(f"{problem}; set policy.input_range={found.setting}.")
+            raise RunError(f"{problem}; set policy.input_range={accuracies.setting}.")
         say(console, f"Note: {problem}.", style="yellow")
 
 

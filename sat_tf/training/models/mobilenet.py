@@ -114,16 +114,16 @@ def _mobilenet_v2(
     stem_channels: int,
     stages: Sequence[tuple[int, int, int, int]],
     head_channels: int,
-    given: dict[str, Any],
+    given_options: dict[str, Any],
 ) -> "keras.Model":
     # The options that one of the families has hold these values in the other.
     of_others = {"head": "gap", "rectified_inputs": False, "classifier_stddev": None}
-    chosen: dict[str, Any] = {"stem_stride": 2, **of_others, **given}
-    image_size, width = chosen["image_size"], chosen["width_multiplier"]
-    layers = LayerBuilder(rectifier_max=chosen["rectifier_max"], seed=chosen["seed"])
+    options: dict[str, Any] = {"stem_stride": 2, **of_others, **given_options}
+    image_size, width = options["image_size"], options["width_multiplier"]
+    layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
 
     def rectify(inputs: Any, layer: str) -> Any:
-        return layers.rectify(inputs, layer) if chosen["rectified_inputs"] else inputs
+        return layers.rectify(inputs, layer) if options["rectified_inputs"] else inputs
 
     images = keras.Input((image_size, image_size, 3), name="image")
     features = layers.convolution(
@@ -131,7 +131,7 @@ def _mobilenet_v2(
         "stem",
         channels=make_divisible(stem_channels * width),
         kernel_size=3,
-        stride=chosen["stem_stride"],
+        stride=options["stem_stride"],
     )
     number = 0
     for expansion, published, repeats, first_stride in stages:
@@ -154,7 +154,7 @@ def _mobilenet_v2(
             if stride == 1 and channels == inputs.shape[-1]:
                 features = keras.layers.Add(name=f"{block}_add")([inputs, features])
     channels = make_divisible(head_channels * max(1.0, width))
-    if chosen["head"] == "gap":
+    if options["head"] == "gap":
         features = layers.convolution(rectify(features, "head_input"), "head", channels=channels)
         features = keras.layers.GlobalAveragePooling2D(name="pool")(features)
         features = rectify(features, "classifier_input")
@@ -163,8 +163,8 @@ def _mobilenet_v2(
         features = layers.convolution(rectify(features, "head_input"), "head", channels=channels)
         features = keras.layers.Flatten(name="features")(features)
     logits = layers.logits(
-        layers.drop(features, "dropout", chosen["dropout"]),
-        num_classes=chosen["num_classes"],
-        stddev=chosen["classifier_stddev"],
+        layers.drop(features, "dropout", options["dropout"]),
+        num_classes=options["num_classes"],
+        stddev=options["classifier_stddev"],
     )
     return keras.Model(images, logits, name=name)

@@ -78,10 +78,10 @@ def preresnet50(**chosen: Any) -> "keras.Model":
 
 
 def _residual(
-    name: str, chosen: dict[str, Any], *, is_basic: bool = False, is_preactivated: bool = False
+    name: str, options: dict[str, Any], *, is_basic: bool = False, is_preactivated: bool = False
 ) -> "keras.Model":
-    image_size, width_multiplier = chosen["image_size"], chosen["width_multiplier"]
-    layers = LayerBuilder(rectifier_max=chosen["rectifier_max"], seed=chosen["seed"])
+    image_size, width_multiplier = options["image_size"], options["width_multiplier"]
+    layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
     images = keras.Input((image_size, image_size, 3), name="image")
     # A preactivated block starts with a normalization and a rectifier: the stem needs none of its
     # own, and the last block is followed by them.
@@ -89,16 +89,16 @@ def _residual(
         images,
         "stem",
         channels=make_divisible(STEM_CHANNELS * width_multiplier),
-        kernel_size=chosen["stem_kernel_size"],
-        stride=chosen["stem_stride"],
+        kernel_size=options["stem_kernel_size"],
+        stride=options["stem_stride"],
         normalize=not is_preactivated,
         rectify=not is_preactivated,
     )
-    if chosen["stem_pool"]:
+    if options["stem_pool"]:
         pool = keras.layers.MaxPooling2D(3, strides=2, padding="same", name="stem_pool")
         features = pool(features)
     number = 0
-    for stage, count in enumerate(chosen["stage_blocks"]):
+    for stage, count in enumerate(options["stage_blocks"]):
         # The first stage has 64 channels; every other one doubles the channels of the one before,
         # and halves rows and columns in its first block.
         channels = make_divisible(STEM_CHANNELS * 2**stage * width_multiplier)
@@ -116,7 +116,7 @@ def _residual(
     if is_preactivated:
         features = layers.rectify(layers.normalize(features, "head"), "head")
     logits = layers.classifier(
-        features, num_classes=chosen["num_classes"], dropout=chosen["dropout"]
+        features, num_classes=options["num_classes"], dropout=options["dropout"]
     )
     return keras.Model(images, logits, name=name)
 

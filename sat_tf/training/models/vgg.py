@@ -47,16 +47,16 @@ def vgg16_bn(**chosen: Any) -> "keras.Model":
     return _vgg16("vgg16_bn", chosen)
 
 
-def _vgg16(family: str, chosen: dict[str, Any]) -> "keras.Model":
-    layers = LayerBuilder(rectifier_max=chosen["rectifier_max"], seed=chosen["seed"])
-    images = keras.Input((chosen["image_size"], chosen["image_size"], 3), name="image")
+def _vgg16(family: str, options: dict[str, Any]) -> "keras.Model":
+    layers = LayerBuilder(rectifier_max=options["rectifier_max"], seed=options["seed"])
+    images = keras.Input((options["image_size"], options["image_size"], 3), name="image")
     features = images
     for number, (published, convolutions) in enumerate(_STAGES, start=1):
         for repeat in range(1, convolutions + 1):
             features = layers.convolution(
                 features,
                 f"stage_{number}_{repeat}",
-                channels=make_divisible(published * chosen["width_multiplier"]),
+                channels=make_divisible(published * options["width_multiplier"]),
                 kernel_size=3,
                 use_bias=True,
                 normalize=family == "vgg16_bn",
@@ -68,9 +68,9 @@ def _vgg16(family: str, chosen: dict[str, Any]) -> "keras.Model":
     for name in ("hidden_1", "hidden_2"):
         initializer = layers.initializer(f"{name}_dense")
         dense = keras.layers.Dense(
-            chosen["hidden_units"], kernel_initializer=initializer, name=f"{name}_dense"
+            options["hidden_units"], kernel_initializer=initializer, name=f"{name}_dense"
         )
         features = layers.rectify(dense(features), name)
-        features = layers.drop(features, f"{name}_dropout", chosen["dropout"])
-    logits = layers.logits(features, num_classes=chosen["num_classes"])
+        features = layers.drop(features, f"{name}_dropout", options["dropout"])
+    logits = layers.logits(features, num_classes=options["num_classes"])
     return keras.Model(images, logits, name=family)
