@@ -96,9 +96,9 @@ def _backward(
     passed = upstream
     if surrogate != STRAIGHT_THROUGH:
         passed = passed_back(upstream, units - codes, levels, surrogate)
-    inside = (units > -below) & (units < levels - below)
+    in_range = (units > -below) & (units < levels - below)
     r = find_clipping_gradient(gradient)(units, codes)
-    dx, total = n.range_gradients(upstream, passed, codes, r, inside)
+    dx, total = n.range_gradients(upstream, passed, codes, r, in_range)
     return dx, total * (1.0 + share) / levels
 
 
@@ -157,8 +157,8 @@ def _skewed(
         lambda: round_to_narrow(n, x, alpha, num_bits),
         lambda: _codes_and_units(n, x, scale, below, levels)[0] * scale,
     )
-    first = n.where(is_symmetric, low, -below * scale)
-    return value, (first, n.where(is_symmetric, high, (levels - below) * scale))
+    lower_end = n.where(is_symmetric, low, -below * scale)
+    return value, (lower_end, n.where(is_symmetric, high, (levels - below) * scale))
 
 
 def _of_skewed(
@@ -221,15 +221,15 @@ def _observed(
     n: Namespace, x: Tensor, *, lowest: Tensor, highest: Tensor
 ) -> tuple[Tensor, tuple[Tensor]]:
     low, high = n.in_widest(n.minimum(lowest, 0.0)), n.in_widest(n.maximum(highest, 0.0))
-    some = high - low >= SMALLEST_RANGE
-    ends = n.where(some, low, -1.0), n.where(some, high, 1.0)
+    has_range = high - low >= SMALLEST_RANGE
+    ends = n.where(has_range, low, -1.0), n.where(has_range, high, 1.0)
     scale, zero_point = scale_and_zero_point(*ends, n.round)
     scale = n.cast(scale, "float32")
     zero = n.cast(n.maximum(n.minimum(zero_point, 127.0), -128.0), "float32")
     units = x * (1.0 / scale)
     codes = n.clip(n.round(units) + zero, -128.0, 127.0) - zero
-    inside = (units + zero >= -128.0) & (units + zero <= 127.0)
-    return n.where(some, codes * scale, x), (inside | ~some,)
+    in_range = (units + zero >= -128.0) & (units + zero <= 127.0)
+    return n.where(has_range, codes * scale, x), (in_range | ~has_range,)
 
 
 def _of_observed(

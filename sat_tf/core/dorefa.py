@@ -136,10 +136,10 @@ def _made_of_tanh(
 ) -> Tensor:
     """A function of tanh(W) in float32, with a gradient of its own, in the type of `kernel`."""
     n = namespace(kernel)
-    given = n.tensor(kernel)
-    axes = _range(given, range_axes)
-    made = n.through_tanh(forward, backward, in_float32(n, given), axes=axes, **settings)
-    return n.cast(made, given.dtype)
+    tensor = n.tensor(kernel)
+    axes = _range(tensor, range_axes)
+    values = n.through_tanh(forward, backward, in_float32(n, tensor), axes=axes, **settings)
+    return n.cast(values, tensor.dtype)
 
 
 def _range(kernel: Tensor, range_axes: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -203,9 +203,11 @@ def _quantized(
     maximum, holds_nan = _maximum(n, values, axes)
     # Subtracting first is exact, so that opposite codes are opposite numbers.
     centred = grid_units(values, maximum, num_bits, grid) - grids.middle(num_bits, grid)
-    made = centred * (1.0 / (grids.divisor(num_bits, grid) / 2.0))
-    kept = (maximum, holds_nan) if surrogate == STRAIGHT_THROUGH else (maximum, holds_nan, centred)
-    return made, kept
+    quantized = centred * (1.0 / (grids.divisor(num_bits, grid) / 2.0))
+    residuals = (
+        (maximum, holds_nan) if surrogate == STRAIGHT_THROUGH else (maximum, holds_nan, centred)
+    )
+    return quantized, residuals
 
 
 def _of_quantized(

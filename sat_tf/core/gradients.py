@@ -155,8 +155,8 @@ def scaled_gradient(variable: Any, factor: Any) -> Tensor:
     at the learning rate of the weights it jumps about.
     """
     n = namespace(variable)
-    given = [in_float32(n, variable)]
-    return n.with_gradient(lambda n, itself, factor: (itself, ()), _scaled, given, factor=factor)
+    inputs = [in_float32(n, variable)]
+    return n.with_gradient(lambda n, itself, factor: (itself, ()), _scaled, inputs, factor=factor)
 
 
 def _passed_on(n: Namespace, upstream: Tensor, *tensors: Tensor, value: Tensor) -> tuple[Tensor]:

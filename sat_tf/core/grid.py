@@ -47,8 +47,8 @@ _TIE = 2.0**-10
 
 def axes_within(rank: int, range_axes: Iterable[int]) -> list[int]:
     """The axes along which a range extends, in a tensor with a range for each of `range_axes`."""
-    kept = {axis % rank for axis in range_axes}
-    return [axis for axis in range(rank) if axis not in kept]
+    own_axes = {axis % rank for axis in range_axes}
+    return [axis for axis in range(rank) if axis not in own_axes]
 
 
 def range_shape(shape: Sequence[int], range_axes: Iterable[int]) -> list[int]:
@@ -118,8 +118,8 @@ def observed_ends(scale: Any, zero_point: int) -> tuple[np.float32, np.float32] 
         for end in ends
     ]
     for low, high in itertools.product(*near):
-        found = scale_and_zero_point(np.float64(low), np.float64(high), np.rint)
-        if (np.float32(found[0]), int(found[1])) == (scale, zero_point):
+        pair = scale_and_zero_point(np.float64(low), np.float64(high), np.rint)
+        if (np.float32(pair[0]), int(pair[1])) == (scale, zero_point):
             return low, high
     return None
 

@@ -20,23 +20,23 @@ def _with_gradient(
     inputs: Sequence[Any],
     **settings: Any,
 ) -> Any:
-    constants = {name: each for name, each in settings.items() if ops.is_tensor(each)}
-    fixed = {name: each for name, each in settings.items() if name not in constants}
+    constants = {name: setting for name, setting in settings.items() if ops.is_tensor(setting)}
+    fixed = {name: setting for name, setting in settings.items() if name not in constants}
     without = (None,) * len(constants)
 
     # JAX differentiates no tensor that a function finds outside, so all of them are arguments.
     def run(*tensors: Any) -> tuple[Any, Callable[..., Any]]:
-        given = tensors[: len(inputs)]
-        known = dict(zip(constants, tensors[len(inputs) :], strict=True), **fixed)
-        value, kept = forward(NAMESPACE, *given, **known)
+        traced = tensors[: len(inputs)]
+        options = dict(zip(constants, tensors[len(inputs) :], strict=True), **fixed)
+        value, residuals = forward(NAMESPACE, *traced, **options)
         # In PyTorch the value and its gradient would otherwise hold each other, and never be freed.
         seen = ops.stop_gradient(value)
 
         def gradient(*arrived: Any, upstream: Any = None) -> Any:
             # PyTorch gives the tensors first, and the upstream gradient by its name.
             upstream = arrived[0] if upstream is None else upstream
-            found = (*backward(NAMESPACE, upstream, seen, *given, *kept, **known), *without)
-            return found if len(found) > 1 else found[0]
+            grads = (*backward(NAMESPACE, upstream, seen, *traced, *residuals, **options), *without)
+            return grads if len(grads) > 1 else grads[0]
 
         return value, gradient
 
@@ -63,17 +63,17 @@ def _range_gradients(
     passed: Any,
     value: Any,
     reference: Any,
-    inside: Any,
+    in_range: Any,
     add_up: Callable[[Any], Any] = ops.sum,
 ) -> tuple[Any, Any]:
     # A product with the mask takes half as long as a choice by it.
-    mask = ops.cast(inside, "float32")
+    mask = ops.cast(in_range, "float32")
     dx = passed * mask
     through = upstream * mask if reference is value else dx
     total = add_up(upstream * value) - add_up(through * reference)
 
     def by_choice() -> Any:
-        between = ops.where(inside, through * reference, 0.0)
+        between = ops.where(in_range, through * reference, 0.0)
         return add_up(ops.where(ops.isnan(value), 0.0, upstream * value - between))
 
     # Most tensors hold numbers alone; of one that does not, the sum is made once more.
@@ -90,8 +90,8 @@ def _clipped_gradients(
     reference: Callable[[Any, Any], Any],
 ) -> tuple[Any, Any]:
     clipped = _clip(x, lowest, highest)
-    inside = (clipped > lowest) & (clipped < highest)
-    return _range_gradients(upstream, passed, value, reference(clipped, value), inside)
+    in_range = (clipped > lowest) & (clipped < highest)
+    return _range_gradients(upstream, passed, value, reference(clipped, value), in_range)
 
 
 def _in_widest(values: Any) -> Any:
@@ -119,8 +119,8 @@ def _sums_by_id(values: Any, ids: Any, size: int) -> Any:
 
 def _solve(matrices: Any, right: Any) -> Any:
     factor = ops.cholesky(matrices)
-    found = ops.solve_triangular(factor, right[..., None], lower=True)
-    return ops.solve_triangular(ops.transpose(factor, (0, 2, 1)), found, lower=False)[..., 0]
+    partial = ops.solve_triangular(factor, right[..., None], lower=True)
+    return ops.solve_triangular(ops.transpose(factor, (0, 2, 1)), partial, lower=False)[..., 0]
 
 
 def _search_rows(ascending: Any, rows: Any, side: str) -> Any:

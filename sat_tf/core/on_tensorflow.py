@@ -45,18 +45,18 @@ def with_gradient(
         if tf.is_tensor(settings[name])
     }
     fixed = {name: value for name, value in settings.items() if name not in constants}
-    value, kept = forward(NAMESPACE, *inputs, **constants, **fixed)
+    value, residuals = forward(NAMESPACE, *inputs, **constants, **fixed)
     name = _register(backward, len(inputs), tuple(constants), fixed)
-    tensors = [value, *inputs, *constants.values(), *kept]
+    tensors = [value, *inputs, *constants.values(), *residuals]
     if tf.executing_eagerly():
-        made = tf.identity(value)
+        output = tf.identity(value)
     else:
         # The operation has whatever the gradient needs for inputs, as in tf.custom_gradient.
         with tf.compat.v1.get_default_graph().gradient_override_map({"IdentityN": name}):
-            made = tf.identity_n(tensors)[0]
+            output = tf.identity_n(tensors)[0]
     # For tapes, which know operations by their types alone.
-    tf.__internal__.record_gradient(name, tensors, (), [made])
-    return made
+    tf.__internal__.record_gradient(name, tensors, (), [output])
+    return output
 
 
 def _register(
@@ -70,14 +70,14 @@ def _register(
             return name
 
         @tf.RegisterGradient(name)
-        def gradient(op: Any, upstream: tf.Tensor, *others: tf.Tensor) -> list[tf.Tensor | None]:
+        def gradient(op: Any, upstream: tf.Tensor, *extras: tf.Tensor) -> list[tf.Tensor | None]:
             if op is None:
-                return [_refused(each) for each in (upstream, *others)]
-            value, *rest = op.inputs
-            given, kept = rest[:inputs], rest[inputs + len(constants) :]
-            known = dict(zip(constants, rest[inputs:], strict=False))
-            found = backward(NAMESPACE, upstream, value, *given, *kept, **known, **fixed)
-            return [None, *found] + [None] * (len(rest) - inputs)
+                return [_refused(tensor) for tensor in (upstream, *extras)]
+            value, *tensors = op.inputs
+            operands, residuals = tensors[:inputs], tensors[inputs + len(constants) :]
+            by_name = dict(zip(constants, tensors[inputs:], strict=False))
+            grads = backward(NAMESPACE, upstream, value, *operands, *residuals, **by_name, **fixed)
+            return [None, *grads] + [None] * (len(tensors) - inputs)
 
         _registered.add(name)
     return name
@@ -112,13 +112,13 @@ def _back_through_tanh(
     upstream: tf.Tensor,
     value: tf.Tensor,
     x: tf.Tensor,
-    *kept: tf.Tensor,
+    *residuals: tf.Tensor,
     back: Any,
     **settings: Any,
 ) -> tuple[tf.Tensor]:
     with tf.control_dependencies([upstream]):
         values = tf.tanh(x)
-    (slopes,) = back(n, upstream, value, values, *kept, **settings)
+    (slopes,) = back(n, upstream, value, values, *residuals, **settings)
     return (tf.raw_ops.TanhGrad(y=values, dy=slopes),)
 
 
@@ -282,36 +282,36 @@ def clipped_gradients(
         through = tf.where(within, upstream, 0.0) if r is value else dx
         q = tf.where(tf.math.is_nan(value), 0.0, value)
         return dx, tf.reduce_sum(upstream * q - through * tf.where(within, r, 0.0))
-    first, edge = tf.constant(JUST_ABOVE_ZERO), highest * JUST_BELOW_ONE
+    low_edge, high_edge = tf.constant(JUST_ABOVE_ZERO), highest * JUST_BELOW_ONE
     if tf.is_tensor(lowest):
-        first = tf.where(lowest < 0.0, lowest * JUST_BELOW_ONE, first)
-        edge = tf.where(highest > 0.0, edge, -JUST_ABOVE_ZERO)
+        low_edge = tf.where(lowest < 0.0, lowest * JUST_BELOW_ONE, low_edge)
+        high_edge = tf.where(highest > 0.0, high_edge, -JUST_ABOVE_ZERO)
     values = computed_again(x, upstream)
-    inside = keep_inside(upstream, values, first, edge)
+    inner_upstream = keep_inside(upstream, values, low_edge, high_edge)
     r = reference(values, value)
     if compiles_with_xla() or has_accelerator():
-        total = tf.reduce_sum(upstream * value - inside * r)
+        total = tf.reduce_sum(upstream * value - inner_upstream * r)
     else:
         by_readers = sum_by_readers(value, upstream)
-        by_normalization = sum_by_normalization(x, inside) if r is values else None
+        by_normalization = sum_by_normalization(x, inner_upstream) if r is values else None
         norm = normalization_of(x)
         of_batch = norm is not None and norm.get_attr("is_training")
         if by_readers is not None and by_normalization is not None and of_batch:
             # One number that is not finite, and the statistics of the batch are not, nor anything
             # that is computed from them: there is nothing to leave out.
-            return inside, by_readers - by_normalization
+            return inner_upstream, by_readers - by_normalization
         if by_readers is None:
             by_readers = dot(upstream, value)
         if by_normalization is None:
-            by_normalization = dot(inside, r)
+            by_normalization = dot(inner_upstream, r)
         total = by_readers - by_normalization
 
     def of_finite() -> tf.Tensor:
         # 0 · inf is NaN: where dx is 0, a non-finite x must not count.
         q = tf.where(tf.math.is_nan(value), 0.0, value)
-        return tf.reduce_sum(upstream * q - inside * tf.where(tf.math.is_finite(r), r, 0.0))
+        return tf.reduce_sum(upstream * q - inner_upstream * tf.where(tf.math.is_finite(r), r, 0.0))
 
-    return inside, tf.cond(tf.math.is_finite(total), lambda: total, of_finite)
+    return inner_upstream, tf.cond(tf.math.is_finite(total), lambda: total, of_finite)
 
 
 def keep_inside(
@@ -442,7 +442,7 @@ def sum_by_normalization(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
     # Word for word what the gradient of BatchNormalization will be computed by, which comes next:
     # the graph optimizer keeps one of the two.
     mean, variance = statistics_of(norm)
-    made = tf.raw_ops.FusedBatchNormGradV3(
+    gradients = tf.raw_ops.FusedBatchNormGradV3(
         y_backprop=upstream,
         x=norm.inputs[0],
         scale=norm.inputs[1],
@@ -454,7 +454,7 @@ def sum_by_normalization(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
         is_training=norm.get_attr("is_training"),
     )
     scale, offset = norm.inputs[1:3]
-    return tf.reduce_sum(scale * made.scale_backprop + offset * made.offset_backprop)
+    return tf.reduce_sum(scale * gradients.scale_backprop + offset * gradients.offset_backprop)
 
 
 def _weights_by_their_gradient(
@@ -467,27 +467,27 @@ def _weights_by_their_gradient(
     """
     if op.type in _CONVOLUTIONS:
         _, weights, upstream = op.inputs
-        kind, data, place = _CONVOLUTIONS[op.type], 0, 2
+        op_type, data_index, upstream_index = _CONVOLUTIONS[op.type], 0, 2
         settings = {
             name: op.get_attr(name)
             for name in ("strides", "padding", "dilations", "data_format", "explicit_paddings")
         }
     elif op.type == "MatMul" and op.get_attr("transpose_b") and not op.get_attr("transpose_a"):
         upstream, weights = op.inputs
-        kind, data, place = "MatMul", 0, 1
+        op_type, data_index, upstream_index = "MatMul", 0, 1
         settings = {"transpose_a": True, "transpose_b": False}
     else:
         return None
-    for other in upstream.consumers():
+    for consumer in upstream.consumers():
         if (
-            other.type == kind
-            and other.inputs[place] is upstream
-            and all(other.get_attr(name) == value for name, value in settings.items())
-            and other.outputs[0].shape == weights.shape
-            and _leads_to(other.inputs[data], y, steps)
+            consumer.type == op_type
+            and consumer.inputs[upstream_index] is upstream
+            and all(consumer.get_attr(name) == value for name, value in settings.items())
+            and consumer.outputs[0].shape == weights.shape
+            and _leads_to(consumer.inputs[data_index], y, steps)
         ):
             # Another one is of layers whose outputs are added: its values are the same.
-            return dot(weights, other.outputs[0])
+            return dot(weights, consumer.outputs[0])
     return None
 
 

@@ -104,16 +104,16 @@ def _forward(
 ) -> tuple[Tensor, tuple[()]]:
     if grid == "narrow":
         return round_to_narrow(n, x, level, num_bits), ()
-    made = n.fake_quant(x, 0.0, level, num_bits)
-    return round_on_range(x, level, grids.levels(num_bits)) if made is None else made, ()
+    quantized = n.fake_quant(x, 0.0, level, num_bits)
+    return round_on_range(x, level, grids.levels(num_bits)) if quantized is None else quantized, ()
 
 
 def round_to_narrow(n: Namespace, x: Tensor, level: Tensor, num_bits: grids.Bits) -> Tensor:
     """The forward arithmetic of `quantize_stream`, without a gradient; x is float32."""
-    made = n.fake_quant(x, -level, level, num_bits, narrow_range=True)
-    if made is None:
-        made = round_on_range(x, level, grids.levels(num_bits, "narrow"), signed=True)
-    return made
+    quantized = n.fake_quant(x, -level, level, num_bits, narrow_range=True)
+    if quantized is None:
+        quantized = round_on_range(x, level, grids.levels(num_bits, "narrow"), signed=True)
+    return quantized
 
 
 def _backward(

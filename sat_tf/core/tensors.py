@@ -67,9 +67,9 @@ def computed_in_float32(
     The types of mixed precision hold too few digits for codes of 8 bits and sums of gradients.
     """
     n = namespace(inputs[0])
-    first = n.tensor(inputs[0])
-    taken = [in_float32(n, each) for each in (first, *inputs[1:])]
-    return n.cast(n.with_gradient(forward, backward, taken, **settings), first.dtype)
+    first_input = n.tensor(inputs[0])
+    tensors = [in_float32(n, x) for x in (first_input, *inputs[1:])]
+    return n.cast(n.with_gradient(forward, backward, tensors, **settings), first_input.dtype)
 
 
 def sum_as(n: Namespace, values: Tensor, like: Tensor) -> Tensor:

@@ -45,9 +45,9 @@ class Call:
     @property
     def row(self) -> Any:
         """The row of the operation in the registry; None where tf_keras has no counterpart."""
-        kind = type(self.operation)
-        is_of_keras = kind.__module__.startswith(("keras.src.ops.", "keras.src.activations."))
-        return operations.CLASSES.get(kind.__name__) if is_of_keras else None
+        cls = type(self.operation)
+        is_of_keras = cls.__module__.startswith(("keras.src.ops.", "keras.src.activations."))
+        return operations.CLASSES.get(cls.__name__) if is_of_keras else None
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -57,8 +57,8 @@ class Call:
     @property
     def promoted_type(self) -> str:
         """The type to which Keras 3 promotes all that the operation is called with."""
-        given = [*self.node.arguments.args, *self.node.arguments.kwargs.values()]
-        return keras3.backend.result_type(*(getattr(one, "dtype", type(one)) for one in given))
+        args = [*self.node.arguments.args, *self.node.arguments.kwargs.values()]
+        return keras3.backend.result_type(*(getattr(arg, "dtype", type(arg)) for arg in args))
 
     def twin(self) -> Callable[..., Any]:
         """The layer of tf_keras for the operation, of its name, or a function of its arguments."""
@@ -66,8 +66,8 @@ class Call:
         if dtype in LOWER_PRECISIONS:  # layers compute in it, as operations do
             keras.mixed_precision.set_global_policy(f"mixed_{dtype}")
         try:
-            made, name = self.row.twin(self), self.operation.name
-            return made.layer(name=name) if isinstance(made, NewLayer) else made
+            twin, name = self.row.twin(self), self.operation.name
+            return twin.layer(name=name) if isinstance(twin, NewLayer) else twin
         finally:
             if dtype in LOWER_PRECISIONS:
                 keras.mixed_precision.set_global_policy(policy)
@@ -88,7 +88,7 @@ class Call:
 
         arguments = self.node.arguments
         is_layer = isinstance(self.operation, keras3.layers.Layer)
-        kept = {
+        kwargs = {
             name: value
             for name, value in arguments.kwargs.items()
             if value is not None
@@ -96,7 +96,7 @@ class Call:
             # In inference Keras 3 overrules it; tf_keras would not.
             and not (name == "training" and value)
         }
-        return keras3.tree.map_structure(fill_in, (tuple(arguments.args), kept))
+        return keras3.tree.map_structure(fill_in, (tuple(arguments.args), kwargs))
 
 
 class Keras3Graph:
@@ -117,7 +117,7 @@ class Keras3Graph:
         for call in reversed(calls):  # calls that only make masks are not needed
             if any(id(tensor) in needed for tensor in call.outputs):
                 needed |= {id(value) for value in keras3.tree.flatten(call.symbolic_arguments())}
-        self.calls = [call for call in calls if any(id(made) in needed for made in call.outputs)]
+        self.calls = [call for call in calls if any(id(t) in needed for t in call.outputs)]
 
     def input_layer(self, tensor: Any) -> Any:
         """The input layer that makes one of `inputs`."""

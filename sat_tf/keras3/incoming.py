@@ -101,8 +101,8 @@ def convert(
     )
     from sat_tf.keras3.proof import prove
 
-    made = translated(model, custom_layers)
-    return Conversion(made.model, prove(made, whole=True))
+    translation = translated(model, custom_layers)
+    return Conversion(translation.model, prove(translation, whole=True))
 
 
 class ReadModel(NamedTuple):
@@ -114,13 +114,13 @@ class ReadModel(NamedTuple):
 
 def read_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> ReadModel:
     """The model of a file of Keras 2, SavedModels too, or of one of Keras 3, which is converted."""
-    found = read_model_file(path)
-    if found is None or not found.is_keras3:
+    file = read_model_file(path)
+    if file is None or not file.is_keras3:
         return ReadModel(load_model(path, safe_mode=safe_mode), None)
     model, proof = convert(path, safe_mode=safe_mode)
     return ReadModel(
         model,
-        f"{path}: saved by Keras {found.version}; converted to tf_keras with sat_tf.from_keras3, "
+        f"{path}: saved by Keras {file.version}; converted to tf_keras with sat_tf.from_keras3, "
         f"outputs differ by at most {proof.difference:.1g} of their largest value.",
     )
 
@@ -132,30 +132,30 @@ def translated(
     from sat_tf.keras3.translator import Translator
 
     translator = Translator(_expect_layers(custom_layers), calls_others=is_twin)
-    made = translator.translate(model)
+    translation = translator.translate(model)
     if translator.without and not is_twin:
         warn(
             f"model {model.name!r}: {', '.join(translator.without)}: tf_keras does not have these "
             "layers, which act in training only: it trains the model without them."
         )
-    return made
+    return translation
 
 
-def _expect_layers(given: Mapping[str, type] | None) -> Mapping[str, type]:
+def _expect_layers(layers: Mapping[str, type] | None) -> Mapping[str, type]:
     import tf_keras as keras
 
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
-        raise ValueError(f"custom_layers: received {type(given).__name__}, expected a dictionary.")
+    layers = {} if layers is None else layers
+    if not isinstance(layers, Mapping):
+        raise ValueError(f"custom_layers: received {type(layers).__name__}, expected a dictionary.")
     problems = [
-        f"{name}: received {made!r}, expected a class derived from tf_keras.layers.Layer; "
+        f"{name}: received {cls!r}, expected a class derived from tf_keras.layers.Layer; "
         "write the layer with `import tf_keras as keras`."
-        for name, made in given.items()
-        if not (isinstance(made, type) and issubclass(made, keras.layers.Layer))
+        for name, cls in layers.items()
+        if not (isinstance(cls, type) and issubclass(cls, keras.layers.Layer))
     ]
     if problems:
         raise ProblemsError("custom_layers", problems)
-    return given
+    return layers
 
 
 def _expect_keras3(model: Any) -> None:
@@ -164,11 +164,11 @@ def _expect_keras3(model: Any) -> None:
 
     if isinstance(model, keras3.Model):
         return
-    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    class_name = f"{type(model).__module__}.{type(model).__qualname__}"
     no_need = "; a tf_keras model needs no conversion" if isinstance(model, keras.Model) else ""
     raise ValueError(
-        f"received {kind}, expected a Keras 3 model, or the path of a .keras file that Keras 3 "
-        f"saved{no_need}."
+        f"received {class_name}, expected a Keras 3 model, or the path of a .keras file that "
+        f"Keras 3 saved{no_need}."
     )
 
 
@@ -176,17 +176,17 @@ def _load(path: pathlib.Path, safe_mode: bool) -> Any:
     if not path.exists():
         raise ValueError(f"{path}: not found; expected a .keras file that Keras 3 saved.")
     try:
-        found = open_model_file(path)
+        file = open_model_file(path)
     except ValueError as error:
         raise ValueError(
             f"{path}: {error}; expected a .keras file that Keras 3 saved; save the model with "
             "model.save('model.keras')."
         ) from error
-    _check_file(found, safe_mode)
+    _check_file(file, safe_mode)
     import keras as keras3
 
     try:
-        with named_by_content(found) as name, bounded_weights(found.weight_bytes):
+        with named_by_content(file) as name, bounded_weights(file.weight_bytes):
             return keras3.saving.load_model(name, compile=False, safe_mode=safe_mode)
     except Exception as error:  # Keras wraps what layers of any author raise in any class
         raise ValueError(
@@ -203,86 +203,86 @@ def _check_file(file: ModelFile, safe_mode: bool) -> None:
             "Keras 3; it needs no conversion: load it with tf_keras.models.load_model(path)."
         )
     try:
-        found = list(parts({**file.config, "compile_config": None}))
+        entries = list(parts({**file.config, "compile_config": None}))
     except ValueError as error:
         raise ValueError(f"{file.path}: {error}") from error
     from sat_tf.keras3.layer_table import PROGRAMS
 
     problems, programs = [], []
-    for part in found:
-        if part.class_name in (*PROGRAMS, "__lambda__"):
-            programs.append(f"{part.name}: {part.class_name}, which holds a program")
-        elif problem := vocabulary_problem(part):
-            programs.append(f"{part.name}: {problem}")
-        elif problem := _part_problem(part):
-            problems.append(f"{part.name}: received {problem}")
+    for entry in entries:
+        if entry.class_name in (*PROGRAMS, "__lambda__"):
+            programs.append(f"{entry.name}: {entry.class_name}, which holds a program")
+        elif problem := vocabulary_problem(entry):
+            programs.append(f"{entry.name}: {problem}")
+        elif problem := _part_problem(entry):
+            problems.append(f"{entry.name}: received {problem}")
     if problems:
         raise ProblemsError(str(file.path), dict.fromkeys(problems))
     if programs and safe_mode:
         raise UntrustedModelError(f"{file.path}: {untrusted(programs)}")
 
 
-def _part_problem(part: Part) -> str | None:
+def _part_problem(entry: Part) -> str | None:
     import keras as keras3
 
-    kind, registered_name = part.class_name, part.registered_name
-    if kind == "Lambda":
+    class_name, registered_name = entry.class_name, entry.registered_name
+    if class_name == "Lambda":
         return (
             "a Lambda layer, whose Python code cannot be shown to do the same in tf_keras; write "
             "it with keras.ops or with layers; or as a layer class of your own, and quantize the "
             "model in Python, with unsupported='float', which leaves it float."
         )
     # Keras looks for each of the two, in the tables of registered classes first.
-    is_ours = kind.startswith(_OURS) or (registered_name or "").startswith(_OURS)
-    own = keras3.saving.get_registered_object(registered_name) if registered_name else None
-    if is_ours and not (isinstance(own, type) and issubclass(own, keras3.layers.Layer)):
+    is_ours = class_name.startswith(_OURS) or (registered_name or "").startswith(_OURS)
+    resolved = keras3.saving.get_registered_object(registered_name) if registered_name else None
+    if is_ours and not (isinstance(resolved, type) and issubclass(resolved, keras3.layers.Layer)):
         return (
-            f"{kind}, which sat-tf does not train; if an earlier release exported it for inference "
-            "alone, use the quantized model that it was made of."
+            f"{class_name}, which sat-tf does not train; if an earlier release exported it for "
+            "inference alone, use the quantized model that it was made of."
         )
-    if kind == "function":
-        return _function_problem(part)
+    if class_name == "function":
+        return _function_problem(entry)
     # Keras writes no module for classes that are registered, of its own or of others.
     is_of_others = ">" in (registered_name or "") and not is_ours
-    if _is_registered(registered_name) or (part.module in ("builtins", "") and not is_of_others):
+    if _is_registered(registered_name) or (entry.module in ("builtins", "") and not is_of_others):
         return None
-    if part.module.split(".")[0] == "keras" and not is_of_others:
-        if _is_class_of_keras(part):
+    if entry.module.split(".")[0] == "keras" and not is_of_others:
+        if _is_class_of_keras(entry):
             return None
         return (
-            f"{kind} of the module {part.module}, expected a class of Keras; load the model with "
-            "the Keras that saved it, and pass the model."
+            f"{class_name} of the module {entry.module}, expected a class of Keras; load the model "
+            "with the Keras that saved it, and pass the model."
         )
     return (
-        f"{kind}, a class of your own ({registered_name}) that Keras 3 does not know yet; in "
+        f"{class_name}, a class of your own ({registered_name}) that Keras 3 does not know yet; in "
         "Python, import the module that registers it, and pass "
-        f"custom_layers={{{kind!r}: its tf_keras class}} to sat_tf.from_keras3."
+        f"custom_layers={{{class_name!r}: its tf_keras class}} to sat_tf.from_keras3."
     )
 
 
-def _is_class_of_keras(part: Part) -> bool:
+def _is_class_of_keras(entry: Part) -> bool:
     """Whether the module that a part names has a class of its name; imports nothing."""
     import keras as keras3
 
-    place: Any = sys.modules.get(part.module)
+    place: Any = sys.modules.get(entry.module)
     if place is None:
         with contextlib.suppress(AttributeError):
-            place = operator.attrgetter(part.module.partition(".")[2])(keras3)
+            place = operator.attrgetter(entry.module.partition(".")[2])(keras3)
     return isinstance(place, types.ModuleType) and isinstance(
-        vars(place).get(part.class_name), type
+        vars(place).get(entry.class_name), type
     )
 
 
-def _function_problem(part: Part) -> str | None:
+def _function_problem(entry: Part) -> str | None:
     from sat_tf.graph.layers.activations import OF_KERAS3
 
-    name = part.config
+    name = entry.config
     if _is_registered(name):
         return None
-    is_named_once = part.registered_name in (None, name, "function")
-    if part.module in _FUNCTION_MODULES and is_named_once and name in list(OF_KERAS3):
+    is_named_once = entry.registered_name in (None, name, "function")
+    if entry.module in _FUNCTION_MODULES and is_named_once and name in list(OF_KERAS3):
         return None
-    where = f" of {part.module}" if part.module else ""
+    where = f" of {entry.module}" if entry.module else ""
     return (
         f"the function {name!r}{where}, which is not an activation that tf_keras has too; load the "
         "model with Keras 3, use a layer for the function, and pass the model."

@@ -28,9 +28,9 @@ FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
 # Layers that neither Keras has, and that sat-tf has in both with the same settings: the class of
 # tf_keras, by that of Keras 3.
 OWN_LAYERS: dict[type, type[keras.layers.Layer]] = {
-    getattr(operations, kind.__name__): kind
-    for kind in operation_layers.LAYERS
-    if (row := layer_kinds.KINDS.get(kind)) is not None and row.keras3 is not None
+    getattr(operations, layer_class.__name__): layer_class
+    for layer_class in operation_layers.LAYERS
+    if (row := layer_kinds.KINDS.get(layer_class)) is not None and row.keras3 is not None
 }
 
 
@@ -67,8 +67,8 @@ def translate_value(key: str, value: Any) -> Any:
     if str(value.get("module", "")).split(".")[0] == "keras" and not value.get("registered_name"):
         counterpart = getattr(module, value["class_name"].removesuffix("Initializer"), None)
     accepted = set() if counterpart is None else accepted_names(counterpart)
-    others = [setting for name, setting in settings.items() if name not in accepted]
-    if counterpart is not None and all(setting is None for setting in others):
+    unaccepted = [setting for name, setting in settings.items() if name not in accepted]
+    if counterpart is not None and all(setting is None for setting in unaccepted):
         return counterpart(**{name: settings[name] for name in settings if name in accepted})
     if module is keras.initializers:
         return OMITTED
@@ -84,8 +84,8 @@ def _activation(key: str, value: Any) -> Any:
     if isinstance(value, str) and value in OF_KERAS3:
         return OF_KERAS3[value]
     name = value if isinstance(value, str) else _named(value)
-    for function, own in FUNCTIONS.items():
-        if keras3.saving.get_registered_name(own) == name:
+    for function, keras3_function in FUNCTIONS.items():
+        if keras3.saving.get_registered_name(keras3_function) == name:
             return function
     raise ValueError(
         f"received {key}={name!r}, which tf_keras does not have; use a function that both have, "
@@ -144,17 +144,17 @@ def acts_in_training_only(layer: Any) -> bool:
     nodes = layer._inbound_nodes  # Keras has no public name for the calls of a layer
     if not (nodes and is_built_in(layer) and training_argument(layer.call, False)):
         return False
-    given = nodes[0].arguments.keras_tensors
-    if len(given) != 1 or len(nodes[0].outputs) != 1:
+    inputs = nodes[0].arguments.keras_tensors
+    if len(inputs) != 1 or len(nodes[0].outputs) != 1:
         return False
     # Of odd sizes where these are open, which no layer brings about by itself.
-    shape = [size or odd for size, odd in zip(given[0].shape, itertools.cycle((3, 37, 41)))]
-    pixels = np.random.default_rng(0).uniform(0.0, 255.0, shape).astype(given[0].dtype)
+    shape = [size or odd for size, odd in zip(inputs[0].shape, itertools.cycle((3, 37, 41)))]
+    pixels = np.random.default_rng(0).uniform(0.0, 255.0, shape).astype(inputs[0].dtype)
     try:
-        made = keras3.ops.convert_to_numpy(layer(pixels, training=False))
+        output = keras3.ops.convert_to_numpy(layer(pixels, training=False))
     except Exception:  # of any class, by backend
         return False
-    return made.shape == pixels.shape and np.array_equal(made, pixels.astype(made.dtype))
+    return output.shape == pixels.shape and np.array_equal(output, pixels.astype(output.dtype))
 
 
 def is_known(layer: Any) -> bool:
@@ -168,7 +168,7 @@ def make_layer(
 ) -> keras.layers.Layer:
     """The tf_keras layer with the settings of a Keras 3 layer; not built, without its weights."""
     name = type(layer).__name__
-    made = own.get(name) or _unlisted_class(layer) or getattr(keras.layers, name)
+    layer_class = own.get(name) or _unlisted_class(layer) or getattr(keras.layers, name)
     activation = _activation_of_users(layer)
     # Of functools.partial there is no configuration.
     plain = {} if activation is None else {"activation": keras3.activations.linear}
@@ -176,11 +176,11 @@ def make_layer(
         config = dict(layer.get_config())
     for key, attribute in _counterpart(name).wrapped.items():
         config[key] = inner(getattr(layer, attribute))
-    settings = _settings(name, config, accepted_names(made), name in own)
+    settings = _settings(name, config, accepted_names(layer_class), name in own)
     if activation is not None:
         settings["activation"] = _translated_activation(layer, activation, inner)
     try:
-        return made(**settings)
+        return layer_class(**settings)
     except (AttributeError, TypeError, ValueError) as error:
         # An inner layer that only Keras 3 has lacks attributes that wrappers read.
         raise ValueError(
@@ -190,14 +190,14 @@ def make_layer(
 
 def _activation_of_users(layer: Any) -> Any:
     """The activation, where it is a layer, code of the user's, or of Keras 3 alone; else None."""
-    found = vars(layer).get("activation")
-    is_function = inspect.isfunction(found) or inspect.isbuiltin(found)
-    package = str(getattr(found, "__module__", "")).split(".")[0]
+    activation = vars(layer).get("activation")
+    is_function = inspect.isfunction(activation) or inspect.isbuiltin(activation)
+    package = str(getattr(activation, "__module__", "")).split(".")[0]
     # tf_keras has most of those of Keras; others are operations that sat-tf knows, or not.
     is_of_both = is_function and (
-        (package == "keras" and found.__name__ in OF_KERAS3) or package == "sat_tf"
+        (package == "keras" and activation.__name__ in OF_KERAS3) or package == "sat_tf"
     )
-    return found if callable(found) and not is_of_both else None
+    return activation if callable(activation) and not is_of_both else None
 
 
 def _translated_activation(layer: Any, activation: Any, inner: Callable[[Any], Any]) -> Any:
@@ -210,9 +210,9 @@ def _translated_activation(layer: Any, activation: Any, inner: Callable[[Any], A
     # Keras has no public name for the calls of a layer.
     nodes = [node for node in layer._inbound_nodes if len(node.outputs) == 1]
     try:
-        (made,) = nodes[0].outputs
-        given = keras3.Input(batch_shape=made.shape, dtype=made.dtype)
-        traced = keras3.Model(given, activation(given), name=f"{layer.name}_activation")
+        (output,) = nodes[0].outputs
+        tensor = keras3.Input(batch_shape=output.shape, dtype=output.dtype)
+        traced = keras3.Model(tensor, activation(tensor), name=f"{layer.name}_activation")
     except Exception as error:  # code of users may raise anything
         if keras3.backend.backend() == "tensorflow":
             return activation  # it is written for tensors of TensorFlow, and proved as any other
@@ -232,8 +232,8 @@ def _settings(
     counterpart = _counterpart(name)
     renamed = {theirs: ours for ours, theirs in counterpart.renamed.items()}
     for key, value in config.items():
-        given = renamed.get(key, key)
-        if given not in accepted or (key == "seed" and isinstance(value, dict)):
+        argument = renamed.get(key, key)
+        if argument not in accepted or (key == "seed" and isinstance(value, dict)):
             is_neutral = key in _NEUTRAL and value == _NEUTRAL[key]
             if is_own or not (key in _WITHOUT_EFFECT or is_neutral):
                 problems.append(
@@ -252,7 +252,7 @@ def _settings(
             problems.append(str(error))
             continue
         if translated is not OMITTED:
-            settings[given] = translated
+            settings[argument] = translated
     if not settings.get("renorm", True):
         for key in ("renorm", "renorm_clipping", "renorm_momentum"):
             settings.pop(key, None)
@@ -263,8 +263,8 @@ def _settings(
 
 def _counterpart(name: str) -> Keras3:
     """How a layer of Keras 3's own translates, by the name of its class."""
-    found = layer_kinds.class_of_keras3(name)
-    return (layer_kinds.KINDS[found].keras3 if found else None) or SAME
+    layer_class = layer_kinds.class_of_keras3(name)
+    return (layer_kinds.KINDS[layer_class].keras3 if layer_class else None) or SAME
 
 
 @functools.cache
@@ -279,7 +279,7 @@ def accepted_names(made: type) -> set[str]:
             continue
         parameters = inspect.signature(vars(base)["__init__"]).parameters
         names.update(parameters)
-        if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        if not any(param.kind is inspect.Parameter.VAR_KEYWORD for param in parameters.values()):
             break
     return names | {"activity_regularizer", "zero_output_for_mask"}
 

@@ -61,8 +61,8 @@ class Operation(keras3.layers.Layer):
         return str(self.twin.get("registered_name")).startswith("sat_tf>")
 
     def get_config(self) -> dict[str, Any]:
-        own = {"function": self.function, "arguments": self.arguments, "twin": self.twin}
-        return {**super().get_config(), **own}
+        settings = {"function": self.function, "arguments": self.arguments, "twin": self.twin}
+        return {**super().get_config(), **settings}
 
 
 @_register
@@ -113,17 +113,17 @@ class KerasOperation(keras3.layers.Layer):
 
     def _of(self, function: Callable[..., Any], inputs: Any) -> Any:
         args, options = filled_in(self.arguments, keras3.tree.flatten(inputs))
-        made = function(*args, **options)
+        outputs = function(*args, **options)
         number = self.output_number
-        return made if number is None else keras3.tree.flatten(made)[number]
+        return outputs if number is None else keras3.tree.flatten(outputs)[number]
 
     def get_config(self) -> dict[str, Any]:
-        own = {
+        settings = {
             "operation": keras3.saving.serialize_keras_object(self.operation),
             "arguments": self.arguments,
             "output": self.output_number,
         }
-        return {**super().get_config(), **own}
+        return {**super().get_config(), **settings}
 
 
 @_register

@@ -27,10 +27,10 @@ from sat_tf.quantizers.quantizing_layer import standing_in
 def layer_of_keras3(layer: Any, fix: str = "") -> "OfKeras3":
     """The layer of a twin that does in inference what a built Keras 3 layer does."""
     of = layer.operation if isinstance(layer, KerasOperation) else layer
-    kind = type(type(of).__name__, (OfKeras3,), {"fix": fix})
+    layer_class = type(type(of).__name__, (OfKeras3,), {"fix": fix})
     # Operations take tensors of any type, and give what they give for these.
     options = {"autocast": False} if of is not layer else {}
-    return kind(layer, name=layer.name, dtype=layer.dtype_policy.name, **options)
+    return layer_class(layer, name=layer.name, dtype=layer.dtype_policy.name, **options)
 
 
 class OfKeras3(LeftFloat):
@@ -62,15 +62,15 @@ class OfKeras3(LeftFloat):
         layer = self.original
         if keras3.backend.backend() == "tensorflow":
             # Tensors in place of its own variables, in which the call leaves no trace then.
-            trained, others = (
+            trained, untrained = (
                 [
-                    tf.convert_to_tensor(self._variables.get(id(each), each.value))
-                    for each in of_layer
+                    tf.convert_to_tensor(self._variables.get(id(variable), variable.value))
+                    for variable in of_layer
                 ]
                 for of_layer in (layer.trainable_variables, layer.non_trainable_variables)
             )
             kwargs |= training_argument(layer.call, False)
-            outputs, _ = layer.stateless_call(trained, others, *args, **kwargs)
+            outputs, _ = layer.stateless_call(trained, untrained, *args, **kwargs)
             return outputs
         if self._operations is None:
             operations = _Operations(layer, (args, kwargs), self._variables)
@@ -78,8 +78,8 @@ class OfKeras3(LeftFloat):
         return self._operations(*args, **kwargs)
 
     def get_config(self) -> dict[str, Any]:
-        own = {} if self._autocast else {"autocast": False}
-        return {**super().get_config(), **own, "layer": self.original}
+        settings = {} if self._autocast else {"autocast": False}
+        return {**super().get_config(), **settings, "layer": self.original}
 
 
 class CarriedOperation:
@@ -118,7 +118,7 @@ class CarriedOperation:
         """The values that stand where the operation was called with symbolic tensors."""
         values = keras3.tree.flatten((args, dict(kwargs)))
         pairs = zip(values, self._given, strict=True)
-        return [value for value, given in pairs if isinstance(given, keras3.KerasTensor)]
+        return [value for value, argument in pairs if isinstance(argument, keras3.KerasTensor)]
 
 
 def _on_tensorflow(operation: Any, *args: Any, **kwargs: Any) -> Any:
@@ -141,7 +141,7 @@ class _BackendForTensorFlow:
 class _Operations:
     """The operations that a layer calls, on tensors of TensorFlow; those of layers inside too."""
 
-    def __init__(self, layer: Any, given: Any, variables: Mapping[int, tf.Variable]) -> None:
+    def __init__(self, layer: Any, arguments: Any, variables: Mapping[int, tf.Variable]) -> None:
         self._variables = variables
         expected = (
             "expected a layer of tensors that calls functions of keras.ops; write it with them, "
@@ -157,9 +157,9 @@ class _Operations:
             return symbols[-1]
 
         try:
-            args, kwargs = keras3.tree.map_structure(symbol, given)
-            made = layer.call(*args, **{**kwargs, **training_argument(layer.call, False)})
-            self._symbols, self._graph = symbols, Keras3Graph(keras3.Model(symbols, made))
+            args, kwargs = keras3.tree.map_structure(symbol, arguments)
+            outputs = layer.call(*args, **{**kwargs, **training_argument(layer.call, False)})
+            self._symbols, self._graph = symbols, Keras3Graph(keras3.Model(symbols, outputs))
         except Exception as error:  # code of users may raise anything
             raise ValueError(
                 f"received {type(layer).__name__} ({reason_of(error)}), {expected}"
@@ -168,13 +168,13 @@ class _Operations:
         for call in self._graph.calls:
             operation = call.operation
             if isinstance(operation, keras3.layers.Layer):
-                inside = _Operations(operation, call.symbolic_arguments(), variables)
-                self._functions.append(inside)
+                nested = _Operations(operation, call.symbolic_arguments(), variables)
+                self._functions.append(nested)
             else:
-                own = functools.partial(_on_tensorflow, operation)
-                self._functions.append(call.twin() if call.row else own)
+                function = functools.partial(_on_tensorflow, operation)
+                self._functions.append(call.twin() if call.row else function)
 
-    def __call__(self, *given: Any, **options: Any) -> Any:
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
         """The outputs of the operations in inference."""
 
         def constant(value: Any) -> Any:
@@ -183,13 +183,13 @@ class _Operations:
             is_array = isinstance(value, keras3.Variable) or keras3.ops.is_tensor(value)
             return np.asarray(keras3.ops.convert_to_numpy(value)) if is_array else value
 
-        tensors = filter(_is_tensor, keras3.tree.flatten((given, options)))
-        made = {id(one): other for one, other in zip(self._symbols, tensors, strict=True)}
+        tensors = filter(_is_tensor, keras3.tree.flatten((arguments, options)))
+        values = {id(t): v for t, v in zip(self._symbols, tensors, strict=True)}
         for call, function in zip(self._graph.calls, self._functions, strict=True):
-            args, kwargs = call.filled_in(made, constant)
+            args, kwargs = call.filled_in(values, constant)
             outputs = tf.nest.flatten(function(*args, **kwargs))
-            made.update({id(one): other for one, other in zip(call.outputs, outputs, strict=True)})
-        return self._graph.pack_outputs([made[id(output)] for output in self._graph.outputs])
+            values.update({id(t): v for t, v in zip(call.outputs, outputs, strict=True)})
+        return self._graph.pack_outputs([values[id(output)] for output in self._graph.outputs])
 
 
 def _is_tensor(value: Any) -> bool:

@@ -64,23 +64,23 @@ def placed(plan: keras.Model, originals: Mapping[str, Original]) -> tuple[keras3
     network = Network(plan)
     layers = {node.layer.name: node.layer for node in network}
     with_inner = [*layers.values(), *map(inner_layer, layers.values())]
-    taken = {layer.name for layer in with_inner if "/" not in layer.name}
+    used_names = {layer.name for layer in with_inner if "/" not in layer.name}
 
     def name_of(name: str) -> str:
         """The name of a layer in Keras 3, to be asked for once."""
-        return unique_name(name.replace("/", "_"), taken) if "/" in name else name
+        return unique_name(name.replace("/", "_"), used_names) if "/" in name else name
 
-    made: dict[str, Any] = {}
+    keras3_layers: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     problems = []
     for name, layer in layers.items():
         try:
             if isinstance(layer, keras.layers.InputLayer):
                 shape = tuple(layer.output.shape)
-                given = name_of(name)
-                tensors[name] = keras3.Input(batch_shape=shape, dtype=layer.dtype, name=given)
+                new_name = name_of(name)
+                tensors[name] = keras3.Input(batch_shape=shape, dtype=layer.dtype, name=new_name)
             else:
-                made[name] = _made(layer, name_of, originals)
+                keras3_layers[name] = _made(layer, name_of, originals)
         except ValueError as error:
             problems.append(f"{name}: {str(error).rstrip('.')}.")
     if problems:
@@ -88,25 +88,25 @@ def placed(plan: keras.Model, originals: Mapping[str, Original]) -> tuple[keras3
     for node in network:
         name = node.layer.name
         if node.name not in tensors:
-            tensors[node.name] = _called(plan, node, made[name], tensors)
+            tensors[node.name] = _called(plan, node, keras3_layers[name], tensors)
             if node.name == name:  # the first call, which has built it
-                copy_to_keras3(node.layer, made[name])
+                copy_to_keras3(node.layer, keras3_layers[name])
     inputs, outputs = network.pack(tensors)
     model = keras3.Model(inputs, outputs, name=plan.name.replace("/", "_"))
-    return model, [(layer, layers[name]) for name, layer in made.items()]
+    return model, [(layer, layers[name]) for name, layer in keras3_layers.items()]
 
 
 def _called(plan: keras.Model, node: Node, layer: Any, tensors: Mapping[str, Any]) -> Any:
     # Keras 3 decides itself whether it trains, and where a tensor carries a mask.
-    kept = {
+    arguments = {
         name: value
         for name, value in node.arguments.items()
         if value is not None and name not in ("training", "mask")
     }
     try:
-        given = [tensors[name] for name in node.inputs]
+        inputs = [tensors[name] for name in node.inputs]
         with without_initial_values(getattr(layer, "layer", layer)):
-            return dataclasses.replace(node, arguments=kept).call(layer, given)
+            return dataclasses.replace(node, arguments=arguments).call(layer, inputs)
     except Exception as error:  # code of users may raise anything
         raise ModelError(
             plan.name,
@@ -138,7 +138,7 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
     original = _original(layer, originals)
     if original is not None:
         try:
-            made = type(original).from_config({**original.get_config(), "name": name})
+            keras3_layer = type(original).from_config({**original.get_config(), "name": name})
         except Exception as error:  # code of users may raise anything
             raise ValueError(
                 f"received {type(original).__name__}, which Keras 3 does not make again from its "
@@ -151,7 +151,7 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
                 f"received the operation tf.{layer.function}, which sat-tf does not know in Keras "
                 "3; build the model with a layer for it"
             )
-        made = operations.Operation(
+        keras3_layer = operations.Operation(
             layer.function,
             layer.arguments,
             keras.saving.serialize_keras_object(layer),
@@ -159,42 +159,42 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
             dtype=layer.dtype_policy.name,
         )
     elif isinstance(layer, operation_layers.OfSeveralTensors):
-        one = _plain(layer.layer, layer.layer.name.replace("/", "_"), originals)
-        made = operations.OfSeveralTensors(one, layer.arguments, name=name)
+        inner = _plain(layer.layer, layer.layer.name.replace("/", "_"), originals)
+        keras3_layer = operations.OfSeveralTensors(inner, layer.arguments, name=name)
     else:
-        kind = layer_kinds.KINDS.get(type(layer))
-        if kind is None or kind.keras3 is None:
+        row = layer_kinds.KINDS.get(type(layer))
+        if row is None or row.keras3 is None:
             raise ValueError(
                 f"received {type(layer).__name__}, which sat-tf does not know in Keras 3"
             )
         module = operations if type(layer) in operation_layers.LAYERS else keras3.layers
-        made_as = getattr(module, kind.keras3.name or type(layer).__name__)
-        made = made_as(**_settings(layer, made_as, kind.keras3), name=name)
-    if layer.activity_regularizer is not None and made.activity_regularizer is None:
+        keras3_class = getattr(module, row.keras3.name or type(layer).__name__)
+        keras3_layer = keras3_class(**_settings(layer, keras3_class, row.keras3), name=name)
+    if layer.activity_regularizer is not None and keras3_layer.activity_regularizer is None:
         settings = keras.regularizers.serialize(layer.activity_regularizer)
-        made.activity_regularizer = keras3.regularizers.get(settings)
-    made.trainable = layer.trainable
-    return made
+        keras3_layer.activity_regularizer = keras3.regularizers.get(settings)
+    keras3_layer.trainable = layer.trainable
+    return keras3_layer
 
 
 def _original(layer: Any, originals: Mapping[str, Original]) -> Any:
     """The Keras 3 layer that one of tf_keras comes from, if it has not become another one."""
     if isinstance(layer, OfKeras3):
         return layer.original
-    found = originals.get(layer.name)
-    if found is None:
+    pair = originals.get(layer.name)
+    if pair is None:
         return None
-    original, translation = found
+    original, translation = pair
     if type(original).__module__.startswith("sat_tf."):
         return original
     if not isinstance(layer, type(translation)):
         return None
     # An activation, or padding, may have become a layer of its own.
-    one, other = (
-        {key: value for key, value in made.get_config().items() if key not in _BESIDE}
-        for made in (layer, translation)
+    new_settings, old_settings = (
+        {key: value for key, value in keras2_layer.get_config().items() if key not in _BESIDE}
+        for keras2_layer in (layer, translation)
     )
-    return original if settings_text(one) == settings_text(other) else None
+    return original if settings_text(new_settings) == settings_text(old_settings) else None
 
 
 def settings_text(settings: Any) -> str:
@@ -202,16 +202,16 @@ def settings_text(settings: Any) -> str:
     return json.dumps(settings, default=str, sort_keys=True)
 
 
-def _settings(layer: Any, kind: type, counterpart: Keras3) -> dict[str, Any]:
+def _settings(layer: Any, keras3_class: type, counterpart: Keras3) -> dict[str, Any]:
     """The settings of a layer of tf_keras for its class in Keras 3."""
-    accepted = layer_table.accepted_names(kind)
+    accepted = layer_table.accepted_names(keras3_class)
     settings: dict[str, Any] = {}
     problems: list[str] = []
     for key, value in layer.get_config().items():
-        given = counterpart.renamed.get(key, key)
+        name = counterpart.renamed.get(key, key)
         module = _SERIALIZED.get(key.rsplit("_", 1)[-1])
-        if module is not None and given in accepted:
-            settings[given] = None if value is None else module.deserialize(value)
+        if module is not None and name in accepted:
+            settings[name] = None if value is None else module.deserialize(value)
             continue
         if key.endswith(_WITHOUT_EFFECT) or key in ("name", "trainable"):
             continue
@@ -230,8 +230,8 @@ def _settings(layer: Any, kind: type, counterpart: Keras3) -> dict[str, Any]:
                 problems.append(f"received axis={axes.tolist()}, expected one axis")
         if key == "dtype":
             value = layer.dtype_policy.name if hasattr(layer, "dtype_policy") else value
-        if given in accepted or key == "dtype":
-            settings[given] = value.item() if isinstance(value, np.ndarray | np.generic) else value
+        if name in accepted or key == "dtype":
+            settings[name] = value.item() if isinstance(value, np.ndarray | np.generic) else value
         elif key != "batch_input_shape" and (key not in _NEUTRAL or value != _NEUTRAL[key]):
             problems.append(f"received {key}={value!r}, which Keras 3 does not have")
     if problems:

@@ -58,34 +58,34 @@ class Proof:
 
 def prove(made: Translated, *, whole: bool = False) -> Proof:
     """Compares all layers, and the `whole` model too, in which their differences add up."""
-    found = Proof(difference=0.0 if whole else None)
-    calls = [type(each.graph.model).call for each in made.models()]
+    proof = Proof(difference=0.0 if whole else None)
+    calls = [type(translation.graph.model).call for translation in made.models()]
     has_own_call = any(not call.__module__.startswith("keras.") for call in calls)
     is_quantized = any(isinstance(twin, QuantizedLayer) for _, _, twin in made.layers())
     for inputs in _random_inputs(made):
-        expected = _run(made, inputs, found)
+        expected = _run(made, inputs, proof)
         packed = made.graph.pack_inputs(inputs)
         if has_own_call:
             outputs = keras3.tree.flatten(made.graph.model(packed, training=False))
             off = max(map(_difference, expected, outputs))
             if off > TOLERANCE and off > _TIMES_LOST * _lost(made, inputs, expected):
-                _refuse_whole(made, found, off)
+                _refuse_whole(made, proof, off)
         if whole:
             outputs = tf.nest.flatten(made.model(_as_tf(packed), training=False))
             off = max(map(_difference, expected, outputs))
-            found.difference = max(found.difference or 0.0, off)
+            proof.difference = max(proof.difference or 0.0, off)
             if not is_quantized and off > TOLERANCE:
                 along = _walked(made, [_as_tf(values) for values in inputs], _in_tf_keras)
-                _refuse_whole(made, found, max(map(_difference, along, outputs)))
-                _judge_whole(made, found, off, _lost(made, inputs, expected), expected, outputs)
-    return found
+                _refuse_whole(made, proof, max(map(_difference, along, outputs)))
+                _judge_whole(made, proof, off, _lost(made, inputs, expected), expected, outputs)
+    return proof
 
 
-def _refuse_whole(made: Translated, found: Proof, off: float) -> None:
-    if off <= TOLERANCE or found.is_lower:
+def _refuse_whole(translation: Translated, proof: Proof, off: float) -> None:
+    if off <= TOLERANCE or proof.is_lower:
         return
     raise ModelError(
-        made.graph.name,
+        translation.graph.name,
         f"received a model whose outputs differ in tf_keras by "
         f"{off:.2g} of their largest value though all its layers agree, expected at most "
         f"{TOLERANCE:g}; its call does something else than its graph: build it as "
@@ -94,10 +94,10 @@ def _refuse_whole(made: Translated, found: Proof, off: float) -> None:
 
 
 def _judge_whole(
-    made: Translated, found: Proof, off: float, lost: float, expected: Any, received: Any
+    translation: Translated, proof: Proof, off: float, lost: float, expected: Any, received: Any
 ) -> None:
     """Warns of a difference `off` that adds up from layers; refuses one that changes answers."""
-    if off <= _TIMES_LOST * lost or found.is_lower:
+    if off <= _TIMES_LOST * lost or proof.is_lower:
         return
     differs = (
         "received a model whose outputs differ in tf_keras by "
@@ -106,21 +106,21 @@ def _judge_whole(
     changed = max(map(_changed_answers, expected, received))
     if changed > FLIPS:
         raise ModelError(
-            made.graph.name,
+            translation.graph.name,
             f"{differs}, and {changed:.1%} of its answers, expected at most {FLIPS:.1%} of these; "
             "the differences of its layers add up: build it of fewer layers, or build it with "
             "tf_keras and load the weights by layer name.",
         )
-    warn(f"model {made.graph.name!r}: {differs}; its answers are the same.")
+    warn(f"model {translation.graph.name!r}: {differs}; its answers are the same.")
 
 
 def _changed_answers(expected: Any, received: Any) -> float:
     """The fraction of the largest values along the last axis that are in another place."""
-    one, other = (np.argmax(_as_array(values), axis=-1) for values in (expected, received))
-    return float(np.mean(one != other))
+    theirs, ours = (np.argmax(_as_array(values), axis=-1) for values in (expected, received))
+    return float(np.mean(theirs != ours))
 
 
-def _lost(made: Translated, inputs: list[Any], expected: list[Any]) -> float:
+def _lost(translation: Translated, inputs: list[Any], expected: list[Any]) -> float:
     """The difference that rounding alone makes in the outputs of a model: see the module."""
     draws = np.random.default_rng(_SEED)
 
@@ -128,7 +128,7 @@ def _lost(made: Translated, inputs: list[Any], expected: list[Any]) -> float:
         return [_moved(output, draws) for output in _in_keras3(name, call, values)]
 
     start = [_moved(values, draws) for values in inputs]
-    return max(map(_difference, expected, _walked(made, start, moved)))
+    return max(map(_difference, expected, _walked(translation, start, moved)))
 
 
 def _moved(values: Any, draws: np.random.Generator) -> Any:
@@ -140,73 +140,73 @@ def _moved(values: Any, draws: np.random.Generator) -> Any:
         return values
     array = _as_array(values)
     is_even = array.ndim > 0 and len(array) % 2 == 0
-    parts = np.split(array, 2) if is_even and len(array) else [array]
-    sizes = [np.max(np.abs(part), where=np.isfinite(part), initial=0.0) for part in parts]
+    halves = np.split(array, 2) if is_even and len(array) else [array]
+    sizes = [np.max(np.abs(half), where=np.isfinite(half), initial=0.0) for half in halves]
     noise = [
-        (draws.integers(-1, 2, part.shape) * (_LAST_PLACE * size)).astype(np.float32)
-        for part, size in zip(parts, sizes, strict=True)
+        (draws.integers(-1, 2, half.shape) * (_LAST_PLACE * size)).astype(np.float32)
+        for half, size in zip(halves, sizes, strict=True)
     ]
     moved = array + (np.concatenate(noise) if len(noise) > 1 else noise[0])
     return moved if isinstance(values, np.ndarray) else keras3.ops.convert_to_tensor(moved)
 
 
 def _walked(
-    made: Translated,
+    translation: Translated,
     inputs: list[Any],
     outputs_of: Callable[[Call, Any, dict[int, Any], str], list[Any]],
     prefix: str = "",
 ) -> list[Any]:
     """The outputs of a graph of Keras 3, call by call."""
-    values = {id(t): v for t, v in zip(made.graph.inputs, inputs, strict=True)}
+    values = {id(t): v for t, v in zip(translation.graph.inputs, inputs, strict=True)}
     # Tensors are forgotten when they have been read: those of a large network are 100 MB and more.
-    last_readers = {id(t): call for call, _, _ in made.calls for t in call.tensors}
-    kept = {id(tensor) for tensor in made.graph.outputs}
-    for call, function, nested in made.calls:
+    last_readers = {id(t): call for call, _, _ in translation.calls for t in call.tensors}
+    output_ids = {id(tensor) for tensor in translation.graph.outputs}
+    for call, function, nested in translation.calls:
         operation = call.operation
         if nested is not None:
             args, _ = call.filled_in(values, lambda value: value)
-            given = keras3.tree.flatten(args[0])
-            outputs = _walked(nested, given, outputs_of, f"{prefix}{operation.name}/")
+            nested_inputs = keras3.tree.flatten(args[0])
+            outputs = _walked(nested, nested_inputs, outputs_of, f"{prefix}{operation.name}/")
         else:
             inner = operation.layer if isinstance(operation, QuantizedLayer3) else operation
             outputs = outputs_of(call, function, values, f"{prefix}{inner.name}")
         values.update({id(t): v for t, v in zip(call.outputs, outputs, strict=True)})
-        for read in {id(tensor) for tensor in call.tensors} - kept:
-            if last_readers[read] is call:
-                values.pop(read, None)
-    return [values[id(tensor)] for tensor in made.graph.outputs]
+        for tensor_id in {id(tensor) for tensor in call.tensors} - output_ids:
+            if last_readers[tensor_id] is call:
+                values.pop(tensor_id, None)
+    return [values[id(tensor)] for tensor in translation.graph.outputs]
 
 
 def _in_tf_keras(call: Call, function: Any, values: dict[int, Any], name: str) -> list[Any]:
-    args, kwargs = (_as_tf(given) for given in call.filled_in(values, to_tf_keras))
+    args, kwargs = (_as_tf(arguments) for arguments in call.filled_in(values, to_tf_keras))
     return _call_tf_keras(function, args, kwargs)
 
 
-def _run(made: Translated, inputs: list[Any], found: Proof) -> list[Any]:
+def _run(translation: Translated, inputs: list[Any], proof: Proof) -> list[Any]:
     """Runs the graph of Keras 3 call by call, and compares each; returns the outputs."""
 
     def compared(call: Call, function: Any, values: dict[int, Any], name: str) -> list[Any]:
         with _watched(call.operation) as seen:
             outputs = _in_keras3(name, call, values)
         if isinstance(function, QuantizedLayer):
-            given = _as_tf(call.filled_in(values, to_tf_keras)[0])
-            off = _compare_quantized(name, function, given[0], seen, outputs)
+            args = _as_tf(call.filled_in(values, to_tf_keras)[0])
+            off = _compare_quantized(name, function, args[0], seen, outputs)
         else:
             received = _in_tf_keras(call, function, values, name)
             off = max(map(_difference, outputs, received), default=0.0)
         limit = max([TOLERANCE, *(_tolerance(output) for output in (*call.outputs, *outputs))])
-        found.is_lower |= limit > TOLERANCE
+        proof.is_lower |= limit > TOLERANCE
         if limit < off <= _LARGEST_OF_ROUNDING:
             draws = np.random.default_rng(_SEED)
-            read = {id(tensor): _moved(values[id(tensor)], draws) for tensor in call.tensors}
-            others = _in_keras3(name, call, read)
-            limit = max(limit, _TIMES_LOST * max(map(_difference, outputs, others)))
-        found.layer_difference = max(off, found.layer_difference)
+            moved = {id(tensor): _moved(values[id(tensor)], draws) for tensor in call.tensors}
+            moved_outputs = _in_keras3(name, call, moved)
+            limit = max(limit, _TIMES_LOST * max(map(_difference, outputs, moved_outputs)))
+        proof.layer_difference = max(off, proof.layer_difference)
         if not off <= limit:
             operation = call.operation
             inner = operation.layer if isinstance(operation, QuantizedLayer3) else operation
             raise ModelError(
-                made.graph.name,
+                translation.graph.name,
                 f"{name}: received {kind_of(inner)} whose output differs in tf_keras by {off:.2g} "
                 "of its largest value, on what the Keras 3 layer reads, expected at most "
                 f"{limit:.2g}. Build this layer from others, or build the model with tf_keras and "
@@ -214,7 +214,7 @@ def _run(made: Translated, inputs: list[Any], found: Proof) -> list[Any]:
             )
         return outputs
 
-    return _walked(made, inputs, compared)
+    return _walked(translation, inputs, compared)
 
 
 @dataclasses.dataclass
@@ -233,29 +233,29 @@ def _watched(layer: Any) -> Iterator[_Seen]:
     weights: Any = getattr(layer, "weight_quantizer", None)
     output: Any = getattr(layer, "output_quantizer", None)
 
-    def effective(*given: Any) -> Any:
-        seen.kernel = weights(*given)
+    def effective(*args: Any) -> Any:
+        seen.kernel = weights(*args)
         return seen.kernel
 
-    def quantize(tensor: Any, *others: Any) -> Any:
+    def quantize(tensor: Any, *args: Any) -> Any:
         seen.quantized.append(tensor)
-        return output(tensor, *others)
+        return output(tensor, *args)
 
     vars(quantize)["code_range"] = getattr(output, "code_range", None)  # layers may ask for it
     stand_ins = {"weight_quantizer": (weights, effective), "output_quantizer": (output, quantize)}
-    given = {name: by for name, (own, by) in stand_ins.items() if own is not None}
-    with standing_in(layer, given):
+    functions = {name: by for name, (quantizer, by) in stand_ins.items() if quantizer is not None}
+    with standing_in(layer, functions):
         yield seen
 
 
 def _difference(expected: Any, received: Any) -> float:
     """The `difference` of the halves of two tensors, which come from other ranges of inputs."""
-    one, other = _as_array(expected), _as_array(received)
-    if np.array_equal(one, other):  # as most are, and this takes a tenth of the time
+    theirs, ours = _as_array(expected), _as_array(received)
+    if np.array_equal(theirs, ours):  # as most are, and this takes a tenth of the time
         return 0.0
-    if one.shape != other.shape or one.ndim == 0 or len(one) % 2:
-        return difference(one, other)
-    return max(map(difference, np.split(one, 2), np.split(other, 2)))
+    if theirs.shape != ours.shape or theirs.ndim == 0 or len(theirs) % 2:
+        return difference(theirs, ours)
+    return max(map(difference, np.split(theirs, 2), np.split(ours, 2)))
 
 
 def difference(expected: Any, received: Any) -> float:
@@ -263,17 +263,17 @@ def difference(expected: Any, received: Any) -> float:
 
     Equal infinities and two NaNs do not differ; other shapes, or a NaN in only one, do infinitely.
     """
-    one, other = _as_array(expected), _as_array(received)
-    if one.shape != other.shape:
+    theirs, ours = _as_array(expected), _as_array(received)
+    if theirs.shape != ours.shape:
         return float("inf")
-    one, other = one.astype(np.float64), other.astype(np.float64)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    apart = np.abs(np.subtract(one, other, where=~same, out=np.zeros_like(one)))
+    theirs, ours = theirs.astype(np.float64), ours.astype(np.float64)
+    same = (theirs == ours) | (np.isnan(theirs) & np.isnan(ours))
+    apart = np.abs(np.subtract(theirs, ours, where=~same, out=np.zeros_like(theirs)))
     if not np.all(np.isfinite(apart)):
         return float("inf")
-    largest = np.max(np.abs(one), where=np.isfinite(one), initial=0.0)
-    found = float(np.max(apart, initial=0.0))
-    return found / float(largest) if largest > 0.0 else float("inf" if found else 0.0)
+    largest = np.max(np.abs(theirs), where=np.isfinite(theirs), initial=0.0)
+    gap = float(np.max(apart, initial=0.0))
+    return gap / float(largest) if largest > 0.0 else float("inf" if gap else 0.0)
 
 
 def _in_keras3(name: str, call: Call, values: dict[int, Any]) -> list[Any]:
@@ -305,26 +305,26 @@ def _compare_quantized(
         received = _call_tf_keras(layer, [inputs], {})
         around = layer.quantize_config.around  # it then quantizes what the layer reads, first
         before = inputs if around or quantizer is None else layer.before_quantization(inputs)
-        ours = [] if quantizer is None else [before]
+        tensors = [] if quantizer is None else [before]
     if quantizer is None:
         return max(map(_difference, expected, received), default=0.0)
-    off = max(map(_difference, seen.quantized, ours))
-    one, other = (_as_array(*values) for values in (expected, received))
-    if one.shape != other.shape or np.array_equal(one, other):
-        return max(off, _difference(one, other))
-    one, other = one.astype(np.float64), other.astype(np.float64)
+    off = max(map(_difference, seen.quantized, tensors))
+    theirs, ours = (_as_array(*values) for values in (expected, received))
+    if theirs.shape != ours.shape or np.array_equal(theirs, ours):
+        return max(off, _difference(theirs, ours))
+    theirs, ours = theirs.astype(np.float64), ours.astype(np.float64)
     scale = float(quantizer.code_range(layer.output_variables).scale)
-    distances = np.abs(one - other) / scale
+    distances = np.abs(theirs - ours) / scale
     flipped = distances > 0.5
     # Sums in a lower precision than the codes themselves have: any may be a neighbour.
     is_lower = any(_tolerance(output) > TOLERANCE for output in (*expected, *received))
     is_near = np.max(distances, initial=0.0) < _NEIGHBOURS
     unrounded = _as_array(before)
     # What a layer with its quantizer around it reads may have another shape.
-    are_ties = unrounded.shape == one.shape and np.all(_are_ties(unrounded, scale) | ~flipped)
+    are_ties = unrounded.shape == theirs.shape and np.all(_are_ties(unrounded, scale) | ~flipped)
     if is_near and (is_lower or are_ties):
-        other = np.where(flipped, one, other)
-    return max(off, _difference(one, other))
+        ours = np.where(flipped, theirs, ours)
+    return max(off, _difference(theirs, ours))
 
 
 def _are_ties(values: np.ndarray, scale: float) -> np.ndarray:
@@ -351,12 +351,12 @@ def _kernel_of(name: str, effective: Any, layer: QuantizedLayer) -> Iterator[Non
                 f"differ in tf_keras, expected at most {FLIPS:g} of them; train and export it with "
                 "the versions that sat-tf was tried with."
             )
-    own = layer.constant_kernel
+    constant_kernel = layer.constant_kernel
     layer.use_kernel(tf.constant(theirs))
     try:
         yield
     finally:
-        layer.use_kernel(own)
+        layer.use_kernel(constant_kernel)
 
 
 def _as_tf(values: Any) -> Any:
@@ -382,16 +382,16 @@ def _tolerance(tensor: Any) -> float:
     return LOWER_PRECISIONS.get(keras3.backend.standardize_dtype(tensor.dtype), TOLERANCE)
 
 
-def _random_inputs(made: Translated) -> Iterator[list[np.ndarray]]:
+def _random_inputs(translation: Translated) -> Iterator[list[np.ndarray]]:
     """The inputs to compare on, of all ranges at once where the model takes as many images."""
     draws = np.random.default_rng(_SEED)
     # The bound of random integers: pixels, or what all tables of embeddings hold.
-    layers = [getattr(layer, "layer", layer) for _, layer, _ in made.layers()]
+    layers = [getattr(layer, "layer", layer) for _, layer, _ in translation.layers()]
     largest = min([256, *(layer.input_dim for layer in layers if hasattr(layer, "input_dim"))])
 
     def drawn(tensor: Any, low: float, high: float) -> np.ndarray:
-        batch, *rest = tensor.shape
-        shape = (batch or 1, *(size if size is not None else UNKNOWN_SIZE for size in rest))
+        batch, *sizes = tensor.shape
+        shape = (batch or 1, *(size if size is not None else UNKNOWN_SIZE for size in sizes))
         dtype = str(tensor.dtype)
         if dtype == "bool":
             return draws.integers(0, 2, shape).astype(bool)
@@ -401,8 +401,8 @@ def _random_inputs(made: Translated) -> Iterator[list[np.ndarray]]:
         numbers = draws.uniform(low, min(high, largest), shape).astype(np.float32)
         return np.asarray(tf.cast(numbers, dtype))
 
-    of_ranges = [[drawn(tensor, *ends) for tensor in made.graph.inputs] for ends in _RANGES]
-    if any(tensor.shape[0] is not None for tensor in made.graph.inputs):
+    of_ranges = [[drawn(tensor, *ends) for tensor in translation.graph.inputs] for ends in _RANGES]
+    if any(tensor.shape[0] is not None for tensor in translation.graph.inputs):
         yield from of_ranges
     else:
-        yield [np.concatenate(parts) for parts in zip(*of_ranges, strict=True)]
+        yield [np.concatenate(arrays) for arrays in zip(*of_ranges, strict=True)]

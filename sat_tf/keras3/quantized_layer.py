@@ -129,14 +129,14 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
         Without it, Keras runs the quantizers to find out, most of the time of building a model.
         """
         if self.place == INSTEAD:
-            made = inputs
+            output = inputs
         elif type(self.layer).__module__.startswith("keras."):
-            made = self.layer.compute_output_spec(inputs)
+            output = self.layer.compute_output_spec(inputs)
         else:
-            made = None
-        if not keras3.backend.is_float_dtype(getattr(made, "dtype", None) or "int32"):
+            output = None
+        if not keras3.backend.is_float_dtype(getattr(output, "dtype", None) or "int32"):
             return super().compute_output_spec(inputs, **options)
-        return keras3.KerasTensor(made.shape, made.dtype)
+        return keras3.KerasTensor(output.shape, output.dtype)
 
     # Not `compute_output_shape`: Keras would then take the output to be of this layer's type.
     def _output_shape(self, input_shape: Any) -> Any:
@@ -145,12 +145,12 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
         try:
             return self.layer.compute_output_shape(input_shape)
         except NotImplementedError:  # of a layer whose author left it out
-            given = keras3.KerasTensor(input_shape, self.layer.compute_dtype)
-            return self.layer.compute_output_spec(given).shape
+            input_tensor = keras3.KerasTensor(input_shape, self.layer.compute_dtype)
+            return self.layer.compute_output_spec(input_tensor).shape
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
-        own = {
+        settings = {
             "weights": serialize_quantizer(self.weight_quantizer),
             "output": serialize_quantizer(self.output_quantizer),
             "place": self.place,
@@ -159,8 +159,8 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
         }
         # Older releases read the models that have none.
         marks = {"target": self.target, "output_name": self.output_name}
-        own |= {name: mark for name, mark in marks.items() if mark}
-        return marked({**config, **own})
+        settings |= {name: mark for name, mark in marks.items() if mark}
+        return marked({**config, **settings})
 
     @classmethod
     def from_config(

@@ -83,8 +83,8 @@ class Translator:
             except ValueError as error:
                 self._problems.append(f"{path}: {error}.")
         self._raise_problems(model)
-        for each in translated.models():
-            each.model.trainable = each.graph.model.trainable
+        for translation in translated.models():
+            translation.model.trainable = translation.graph.model.trainable
         for _, layer, twin in translated.layers():
             copy_trainable(layer, twin)
         return translated
@@ -101,7 +101,7 @@ class Translator:
         graph = Keras3Graph(model)
         layers = [graph.input_layer(tensor) for tensor in graph.inputs]
         named = [model, *layers, *(call.operation for call in graph.calls)]
-        unfit = [f"{where}{problem}." for one in named if (problem := name_problem(one.name))]
+        unfit = [f"{where}{problem}." for op in named if (problem := name_problem(op.name))]
         if unfit:
             self._problems += unfit
             return
@@ -143,8 +143,8 @@ class Translator:
         return translation.model if isinstance(translation, Translated) else translation
 
     def _translated(self, layer: Any) -> Any:
-        kind, is_built_in = type(layer).__name__, layer_table.is_built_in(layer)
-        if kind == "Lambda" and is_built_in:
+        class_name, is_built_in = type(layer).__name__, layer_table.is_built_in(layer)
+        if class_name == "Lambda" and is_built_in:
             raise ValueError(
                 "received a Lambda layer, whose Python code cannot be shown to do the same in "
                 "tf_keras; write it with keras.ops or with layers, or as a layer class of your "
@@ -159,31 +159,31 @@ class Translator:
             twin = keras.saving.deserialize_keras_object(dict(layer.twin))
             twin._name = layer.name
             return twin
-        if kind in layer_table.PROGRAMS and is_built_in:
+        if class_name in layer_table.PROGRAMS and is_built_in:
             raise ValueError(
-                f"received {kind}, which holds a program, expected layers of Keras; use these"
+                f"received {class_name}, which holds a program, expected layers of Keras; use these"
             )
         if getattr(layer, "quantization_mode", None):
             raise ValueError(
                 "received a layer that Keras 3 has quantized, expected a float one; convert the "
                 "model before model.quantize"
             )
-        if kind in self._own or layer_table.is_known(layer):
+        if class_name in self._own or layer_table.is_known(layer):
             return self._counterpart(layer)
         if layer_table.acts_in_training_only(layer):
             self.without.append(layer.name)
             return layer_kinds.identity_layer(name=layer.name, dtype=layer.dtype_policy.name)
-        fix = OF_KERAS3_ALONE.get(kind, "") if is_built_in else ""
+        fix = OF_KERAS3_ALONE.get(class_name, "") if is_built_in else ""
         if self._calls_others:
             return layer_of_keras3(layer, fix)
         if is_built_in:
             fix = fix or "build the model without it"
             raise ValueError(
-                f"received {kind}, which tf_keras does not have; {fix}, or {_LEFT_FLOAT}"
+                f"received {class_name}, which tf_keras does not have; {fix}, or {_LEFT_FLOAT}"
             )
         raise ValueError(
-            f"received {kind}, a layer of your own; write it with tf_keras too, and pass "
-            f"custom_layers={{{kind!r}: ...}} to sat_tf.from_keras3; or {_LEFT_FLOAT}"
+            f"received {class_name}, a layer of your own; write it with tf_keras too, and pass "
+            f"custom_layers={{{class_name!r}: ...}} to sat_tf.from_keras3; or {_LEFT_FLOAT}"
         )
 
     def _counterpart(self, layer: Any) -> Any:
@@ -195,15 +195,15 @@ class Translator:
             is_first = getattr(layer, "data_format", None) == "channels_first"
             if not (self._calls_others and layer_table.is_built_in(layer)) or is_first:
                 raise
-            kind = type(layer).__name__
-            return layer_of_keras3(layer, f"tf_keras has {kind}, but not so: {error}")
+            class_name = type(layer).__name__
+            return layer_of_keras3(layer, f"tf_keras has {class_name}, but not so: {error}")
 
     def _quantized(self, layer: QuantizedLayer3) -> QuantizedLayer:
         """The quantized layer of tf_keras, with the same quantizers."""
         config = layer.get_config()
-        own = {name: config[name] for name in ("weights", "output", "annotation", "inserted")}
+        settings = {name: config[name] for name in ("weights", "output", "annotation", "inserted")}
         marks = {"target": layer.target, "output_name": layer.output_name}
-        placed = PlacedConfig.from_config({**own, **marks, "around": layer.place == AROUND})
+        placed = PlacedConfig.from_config({**settings, **marks, "around": layer.place == AROUND})
         if layer.place == INSTEAD and not layer_table.is_known(layer.layer):
             raise ValueError(
                 f"received a quantizer instead of {type(layer.layer).__name__}, expected a "

@@ -135,8 +135,8 @@ def warn_of_other_answers(model: keras3.Model, images: Any) -> None:
     twin = twin_of(model)
     network, graph = Network(twin), Keras3Graph(model)
     images = network.given(images)
-    given = images if len(twin.inputs) > 1 else [images]
-    arrays = [np.asarray(array)[:_COMPARED] for array in given]
+    inputs = images if len(twin.inputs) > 1 else [images]
+    arrays = [np.asarray(array)[:_COMPARED] for array in inputs]
     if any(array.dtype == np.int8 for array in arrays):  # codes, which no model of Keras takes
         return
     ranges = input_ranges(network)
@@ -147,21 +147,21 @@ def warn_of_other_answers(model: keras3.Model, images: Any) -> None:
     # Keras 3 holds all tensors of a model while it is called.
     values = sum(math.prod(size or 1 for size in node.shape) for node in network)
     at_once = max(_VALUES_AT_ONCE // values, 1)
-    ours, others = [], []
+    ours, of_twin = [], []
     for start in range(0, len(fed[0]), at_once):
-        part = [array[start : start + at_once] for array in fed]
-        made = keras3.tree.flatten(model(graph.pack_inputs(part), training=False))
-        ours.append([np.asarray(keras3.ops.convert_to_numpy(one)) for one in made])
-        made = tf.nest.flatten(twin(part if len(part) > 1 else part[0], training=False))
-        others.append([one.numpy() for one in made])
-    outputs = zip(zip(*ours, strict=True), zip(*others, strict=True), network.outputs, strict=True)
-    for one, other, name in outputs:
-        found, expected = np.concatenate(one), np.concatenate(other)
+        batch = [array[start : start + at_once] for array in fed]
+        tensors = keras3.tree.flatten(model(graph.pack_inputs(batch), training=False))
+        ours.append([np.asarray(keras3.ops.convert_to_numpy(tensor)) for tensor in tensors])
+        tensors = tf.nest.flatten(twin(batch if len(batch) > 1 else batch[0], training=False))
+        of_twin.append([tensor.numpy() for tensor in tensors])
+    outputs = zip(zip(*ours, strict=True), zip(*of_twin, strict=True), network.outputs, strict=True)
+    for our_batches, twin_batches, name in outputs:
+        answers, expected = np.concatenate(our_batches), np.concatenate(twin_batches)
         if layer_kinds.is_softmax(inner_layer(network[name].layer)):
-            differs = np.argmax(found, axis=-1) != np.argmax(expected, axis=-1)
+            differs = np.argmax(answers, axis=-1) != np.argmax(expected, axis=-1)
         else:
             largest = np.max(np.abs(expected), axis=tuple(range(expected.ndim - 1)))
-            differs = np.abs(found - expected) > _ANOTHER_NUMBER * largest
+            differs = np.abs(answers - expected) > _ANOTHER_NUMBER * largest
         differs = np.reshape(differs, (len(fed[0]), -1))
         differing = int(np.count_nonzero(np.any(differs, axis=1)))
         if differing:
@@ -191,10 +191,10 @@ def quantized(
             "received a model that is quantized already, expected a float one; call "
             "sat_tf.requantize(model, policy) to give it another policy.",
         )
-    wanted, backend = os.environ.get("KERAS_BACKEND"), keras3.backend.backend()
-    if wanted and wanted != backend:
+    setting, backend = os.environ.get("KERAS_BACKEND"), keras3.backend.backend()
+    if setting and setting != backend:
         warn(
-            f"model {model.name!r}: KERAS_BACKEND is {wanted!r}, but Keras was imported with the "
+            f"model {model.name!r}: KERAS_BACKEND is {setting!r}, but Keras was imported with the "
             f"backend {backend!r}, which the model is of and will be trained on; set KERAS_BACKEND "
             "before the first import of keras."
         )
@@ -241,13 +241,13 @@ def _take_names(layer: Any, twin: Any) -> None:
         _take_names(layer.layer, twin.layer)
 
 
-def _built(kind: type, model: keras3.Model, further: dict[str, Any]) -> keras3.Model:
+def _built(model_class: type, model: keras3.Model, further: dict[str, Any]) -> keras3.Model:
     functional = functional_of(model)
     inputs, outputs = functional._inputs_struct, functional._outputs_struct
-    made = kind(inputs, outputs, name=model.name, **further)
-    if functional_of(made) is None or len(made.layers) != len(model.layers):
+    rebuilt = model_class(inputs, outputs, name=model.name, **further)
+    if functional_of(rebuilt) is None or len(rebuilt.layers) != len(model.layers):
         raise TypeError("its constructor builds another graph from inputs and outputs")
-    return made
+    return rebuilt
 
 
 def for_tf_keras(value: Any) -> Any:
@@ -281,5 +281,5 @@ class _Batches:
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._batches():
-            found = for_tf_keras(batch)
-            yield tuple(found) if isinstance(found, list) else found
+            arrays = for_tf_keras(batch)
+            yield tuple(arrays) if isinstance(arrays, list) else arrays

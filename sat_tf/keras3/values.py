@@ -105,19 +105,19 @@ def keep_codes(twin: Any, effective: Any) -> Any:
     between two codes. Such a weight is moved towards the code that it has in Keras 3 by 2⁻²⁴ of the
     largest weight, doubled until the codes are equal; one that needs more than 2⁻¹⁷ stays.
     """
-    own, quantizer = twin.effective_kernel(), twin.quantize_config.weights
-    if own is None or quantizer is None or quantizer.num_bits is None:
-        return own
-    wanted = np.asarray(keras3.ops.convert_to_numpy(effective), np.float64)
-    if np.array_equal(wanted, own):
-        return own
+    twin_kernel, quantizer = twin.effective_kernel(), twin.quantize_config.weights
+    if twin_kernel is None or quantizer is None or quantizer.num_bits is None:
+        return twin_kernel
+    expected = np.asarray(keras3.ops.convert_to_numpy(effective), np.float64)
+    if np.array_equal(expected, twin_kernel):
+        return twin_kernel
     kernel = layer_kinds.kernel_of(twin.layer)
     start = kernel.numpy()
     step = 2.0**-24 * np.max(np.abs(start), initial=0.0)
     for doubling in range(8):
-        found = quantizer.integer_weights(tf.convert_to_tensor(kernel), twin.kernel_variables)
-        codes = np.rint(wanted / found.scales.numpy().astype(np.float64))
-        towards = np.sign(codes - found.codes.numpy())
+        weights = quantizer.integer_weights(tf.convert_to_tensor(kernel), twin.kernel_variables)
+        codes = np.rint(expected / weights.scales.numpy().astype(np.float64))
+        towards = np.sign(codes - weights.codes.numpy())
         if not np.any(towards):
             break
         if doubling < 7:
@@ -140,6 +140,6 @@ def _inner(twin: Any, layer: Any) -> tuple[Any, Any]:
 
 def _variables_of_quantizers(twin: Any, layer: Any) -> Iterator[tuple[Any, Any]]:
     """The variables of the quantizers, which have one name in both."""
-    for own in ("kernel_variables", "output_variables") if isinstance(twin, QuantizedLayer) else ():
-        for name, variable in getattr(twin, own).items():
-            yield variable, getattr(layer, own)[name]
+    for key in ("kernel_variables", "output_variables") if isinstance(twin, QuantizedLayer) else ():
+        for name, variable in getattr(twin, key).items():
+            yield variable, getattr(layer, key)[name]

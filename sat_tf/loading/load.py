@@ -99,9 +99,9 @@ def named_by_content(file: ModelFile) -> Iterator[pathlib.Path]:
 
 def bounded_weights(weight_bytes: int) -> contextlib.AbstractContextManager[None]:
     """A scope in which TensorFlow creates no more variables than a file has weights for."""
-    most = max(_LARGEST_RATIO * weight_bytes, _ALWAYS_BUILT_BYTES)
+    limit = max(_LARGEST_RATIO * weight_bytes, _ALWAYS_BUILT_BYTES)
     return bounded_variables(
-        most, f"in a file that holds {weight_bytes:,}, expected them all in it"
+        limit, f"in a file that holds {weight_bytes:,}, expected them all in it"
     )
 
 
@@ -182,10 +182,10 @@ def _bounded_rounds() -> Iterator[None]:
         names: dict[Any, str] = {}
         for layer in config["layers"] if created_layers is None else ():
             shared = layer.get("shared_object_id")
-            other = layer["name"] if shared is None else names.setdefault(shared, layer["name"])
-            if other != layer["name"]:  # tf_keras would call it in place of this one
+            name = layer["name"] if shared is None else names.setdefault(shared, layer["name"])
+            if name != layer["name"]:  # tf_keras would call it in place of this one
                 raise ValueError(
-                    f"{layer['name']}: received a layer that is the same object as {other}, "
+                    f"{layer['name']}: received a layer that is the same object as {name}, "
                     "expected one name for it"
                 )
             is_function = layer["class_name"] in _FUNCTIONS
@@ -194,9 +194,9 @@ def _bounded_rounds() -> Iterator[None]:
                 raise ValueError(
                     f"{layer['name']}: received a function of no tensor, expected one of some"
                 )
-        made = created_layers or _MadeLayers()
-        rounds = {**config, "layers": _Rounds(config["layers"], made)}
-        return rebuild(rounds, custom_objects, made)
+        layers = created_layers or _MadeLayers()
+        rounds = {**config, "layers": _Rounds(config["layers"], layers)}
+        return rebuild(rounds, custom_objects, layers)
 
     functional.reconstruct_from_config = bounded
     try:
@@ -215,9 +215,9 @@ class _MadeLayers(dict[str, Any]):
 class _Rounds(list[Any]):
     """The layers in a file, which tf_keras goes through in rounds that each make a call or more."""
 
-    def __init__(self, layers: list[Any], made: dict[str, Any]) -> None:
+    def __init__(self, layers: list[Any], by_name: dict[str, Any]) -> None:
         super().__init__(layers)
-        self._made, self._calls = made, list[int]()
+        self._made, self._calls = by_name, list[int]()
 
     def __iter__(self) -> Iterator[Any]:
         self._calls.append(sum(len(layer._inbound_nodes) for layer in self._made.values()))
@@ -291,11 +291,11 @@ def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
     variables = path / "variables" / "variables"
     files = [variables.with_suffix(".index"), *variables.parent.glob("variables.*")]
     # Keras would take other files of that name as well, and in other formats.
-    others = sorted({file.name for file in files if not file.is_file()})
-    if others or variables.exists():
+    missing = sorted({file.name for file in files if not file.is_file()})
+    if missing or variables.exists():
         raise ValueError(
             "received a SavedModel whose variables are not the files that TensorFlow wrote "
-            f"({first_ones(others) or variables.name})"
+            f"({first_ones(missing) or variables.name})"
         )
     with _loading(sum(file.stat().st_size for file in files if ".data-" in file.name)):
         trust.check(config)

@@ -50,8 +50,8 @@ class ModelFile:
     @property
     def is_keras3(self) -> bool:
         """Whether Keras 3 or a later one wrote it."""
-        first = self.version.split(".")[0]
-        return first.isdigit() and int(first) >= 3
+        major = self.version.split(".")[0]
+        return major.isdigit() and int(major) >= 3
 
 
 class Part(NamedTuple):
@@ -83,10 +83,10 @@ def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
     except ValueError as error:
         # A file is known by its content, or else by its name.
         name = ".tflite" if head[4:] == _TFLITE else path.name.lower()
-        for ends, other in _OTHERS.items():
+        for ends, description in _OTHERS.items():
             if name.endswith(ends):
                 raise OtherFileError(
-                    f"received {other}; expected a Keras model, saved with "
+                    f"received {description}; expected a Keras model, saved with "
                     "model.save('model.keras')"
                 ) from error
         raise
@@ -107,7 +107,7 @@ def _contents(path: pathlib.Path, is_hdf5: bool) -> tuple[Any, str, int]:
         if is_hdf5:
             with h5py.File(path) as file:
                 stored = file.attrs["model_config"], file.attrs.get("keras_version", "")
-            text, version = (each.decode() if isinstance(each, bytes) else each for each in stored)
+            text, version = (attr.decode() if isinstance(attr, bytes) else attr for attr in stored)
         else:
             with opened_archive(path) as archive:
                 text, metadata = (
@@ -171,17 +171,17 @@ def _array_bytes(group: Any) -> int:
         for name in group:
             if not isinstance(group.get(name, getlink=True), h5py.HardLink):
                 raise ValueError(f"its {name} is a link, expected the array itself")
-            found = group[name]
-            place = h5py.h5o.get_info(found.id).addr
+            member = group[name]
+            place = h5py.h5o.get_info(member.id).addr
             if place in seen:
                 continue
             seen.add(place)
-            if isinstance(found, h5py.Group):
-                waiting.append(found)
-            elif isinstance(found, h5py.Dataset):
-                if found.external or found.is_virtual:
+            if isinstance(member, h5py.Group):
+                waiting.append(member)
+            elif isinstance(member, h5py.Dataset):
+                if member.external or member.is_virtual:
                     raise ValueError(f"its {name} is kept in another file")
-                total += found.nbytes
+                total += member.nbytes
     return total
 
 
@@ -193,8 +193,8 @@ def _expect_size(size: int, path: pathlib.Path) -> None:
 
 def is_keras3_file(path: str | os.PathLike[str]) -> bool:
     """Whether `path` is a `.keras` or HDF5 file that Keras 3 wrote."""
-    found = read_model_file(path)
-    return found is not None and found.is_keras3
+    file = read_model_file(path)
+    return file is not None and file.is_keras3
 
 
 def parts(config: Any) -> Iterator[Part]:
@@ -204,23 +204,25 @@ def parts(config: Any) -> Iterator[Part]:
         value, name, depth = waiting.pop()
         if depth > _DEEPEST:
             raise ValueError(f"received a configuration nested deeper than {_DEEPEST} levels")
-        inside: Any = ()
+        values: Any = ()
         if isinstance(value, dict):
-            own = value.get("config")
-            if isinstance(own, dict) and isinstance(own.get("name"), str):
-                name = own["name"]
+            settings = value.get("config")
+            if isinstance(settings, dict) and isinstance(settings.get("name"), str):
+                name = settings["name"]
             if "class_name" in value:
-                kind, registered = value["class_name"], value.get("registered_name")
+                class_name, registered = value["class_name"], value.get("registered_name")
                 if not isinstance(registered, str | None):
                     raise ValueError(
-                        f"received {name or kind} with registered_name={registered!r}, expected "
-                        "text or nothing"
+                        f"received {name or class_name} with registered_name={registered!r}, "
+                        "expected text or nothing"
                     )
-                yield Part(name, str(kind), str(value.get("module") or ""), registered, own)
-            inside = value.values()
+                yield Part(
+                    name, str(class_name), str(value.get("module") or ""), registered, settings
+                )
+            values = value.values()
         elif isinstance(value, list):
-            inside = value
-        waiting.extend((inner, name, depth + 1) for inner in reversed(list(inside)))
+            values = value
+        waiting.extend((inner, name, depth + 1) for inner in reversed(list(values)))
 
 
 def values_in(config: Any) -> Iterator[Any]:
@@ -259,10 +261,10 @@ def expect_usual_size(config: Any) -> None:
         if not isinstance(settings, dict):
             continue
         name = str(value.get("name") or settings.get("name") or value.get("class_name"))
-        kind = str(settings.get("function", value.get("class_name"))).split(".")[-1].lower()
-        if kind in _SPLITTING:
+        operation = str(settings.get("function", value.get("class_name"))).split(".")[-1].lower()
+        if operation in _SPLITTING:
             makers.append((max(_largest(settings), _largest(value.get("inbound_nodes"))), name))
-        if kind == "unstack" or settings.get("unroll") is True:
+        if operation == "unstack" or settings.get("unroll") is True:
             unrolled = name
     if layers > _MOST_LAYERS:
         raise ValueError(f"received {layers:,} layers, expected at most {_MOST_LAYERS:,}")
@@ -276,4 +278,4 @@ def expect_usual_size(config: Any) -> None:
 
 def _largest(value: Any) -> int:
     """The largest integer in a value, however deep; 0 without one above it."""
-    return max([0, *(found for found in values_in(value) if isinstance(found, int))])
+    return max([0, *(number for number in values_in(value) if isinstance(number, int))])

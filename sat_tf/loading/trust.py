@@ -60,11 +60,11 @@ def check(config: Mapping[str, Any]) -> None:
     """Raises UntrustedModelError where loading a configuration with tf_keras could run code."""
     # Keras does not read it with compile=False.
     config = {key: value for key, value in config.items() if key != "compile_config"}
-    known = keras_classes()
+    keras_names = keras_classes()
     problems: dict[str, None] = {}  # each once
-    for part in parts(config):
-        if problem := _problem(part, known):
-            problems[f"{part.name}: {problem}" if part.name else problem] = None
+    for entry in parts(config):
+        if problem := _problem(entry, keras_names):
+            problems[f"{entry.name}: {problem}" if entry.name else problem] = None
     if problems:
         raise UntrustedModelError(untrusted(list(problems)))
 
@@ -77,56 +77,56 @@ def untrusted(problems: list[str]) -> str:
     )
 
 
-def _problem(part: Part, known: frozenset[str]) -> str | None:
+def _problem(entry: Part, keras_names: frozenset[str]) -> str | None:
     """Says what is wrong with any of the ways in which tf_keras may read a part.
 
     Without a module, and in SavedModels, it looks for the class name; else for the registered name
     first, then for the class name. Each of the two must be trusted.
     """
-    kind, registered_name = part.class_name, part.registered_name
-    if kind == "function":
-        return _function_problem(part)
-    if kind in _VALUES and not part.module and registered_name is None:
+    class_name, registered_name = entry.class_name, entry.registered_name
+    if class_name == "function":
+        return _function_problem(entry)
+    if class_name in _VALUES and not entry.module and registered_name is None:
         return None
-    for name in dict.fromkeys((kind, registered_name)):
+    for name in dict.fromkeys((class_name, registered_name)):
         check = _SPECIAL.get(name) if isinstance(name, str) else None
-        problem = check(part) if check else None
+        problem = check(entry) if check else None
         if problem is not None:
             return problem
-    own = _registered(registered_name)
-    if isinstance(own, type):
-        if kind in (registered_name, str(registered_name).split(">")[-1], own.__name__):
+    resolved = _registered(registered_name)
+    if isinstance(resolved, type):
+        if class_name in (registered_name, str(registered_name).split(">")[-1], resolved.__name__):
             return None
-        return f"{kind}, which is not what is registered as {registered_name}"
-    if part.module and part.module.split(".")[0] not in ("keras", "tf_keras"):
-        return f"{kind} of the module {part.module}, which would be imported"
+        return f"{class_name}, which is not what is registered as {registered_name}"
+    if entry.module and entry.module.split(".")[0] not in ("keras", "tf_keras"):
+        return f"{class_name} of the module {entry.module}, which would be imported"
     # A name without a module is looked up by tf_keras only in its own tables.
-    is_class = kind in known or isinstance(_registered(kind), type)
-    if not is_class or registered_name not in (None, kind):
-        return f"{kind}, which is neither a class of Keras nor registered with it"
+    is_class = class_name in keras_names or isinstance(_registered(class_name), type)
+    if not is_class or registered_name not in (None, class_name):
+        return f"{class_name}, which is neither a class of Keras nor registered with it"
     return None
 
 
-def _function_problem(part: Part) -> str | None:
-    name = part.config
+def _function_problem(entry: Part) -> str | None:
+    name = entry.config
     if isinstance(name, str):
-        own = _registered(name)
-        if own is not None and not isinstance(own, type):
+        resolved = _registered(name)
+        if resolved is not None and not isinstance(resolved, type):
             return None
         # A function that is not found by its name is looked for by its registered name.
-        is_named_once = part.registered_name in (None, name, "function")
+        is_named_once = entry.registered_name in (None, name, "function")
         functions = [vars(module).get(name) for module in _modules(_FUNCTIONS_IN)]
         is_known = name not in _NO_FUNCTIONS and any(map(callable, functions))
-        if part.module in _FUNCTION_MODULES and is_named_once and is_known:
+        if entry.module in _FUNCTION_MODULES and is_named_once and is_known:
             return None
-    where = f" of the module {part.module}" if part.module else ""
-    alias = part.registered_name
+    where = f" of the module {entry.module}" if entry.module else ""
+    alias = entry.registered_name
     also = f", also called {alias!r}," if alias not in (None, name, "function") else ""
     return f"the function {name!r}{also}{where}"
 
 
-def _operation_problem(part: Part) -> str | None:
-    name = part.config.get("function") if isinstance(part.config, Mapping) else None
+def _operation_problem(entry: Part) -> str | None:
+    name = entry.config.get("function") if isinstance(entry.config, Mapping) else None
     if computes_on_tensors(name):
         return None
     return f"TensorFlow's function {name!r}, which may do more than compute on tensors"
@@ -140,8 +140,8 @@ def vocabulary_problem(part: Part) -> str | None:
 
 # Classes of tf_keras that read more from a file than numbers.
 _SPECIAL: dict[str, Callable[[Part], str | None]] = {
-    "Lambda": lambda part: "a Lambda layer, whose Python code is in the file",
-    "__lambda__": lambda part: "a Python lambda, whose code is in the file",
+    "Lambda": lambda entry: "a Lambda layer, whose Python code is in the file",
+    "__lambda__": lambda entry: "a Python lambda, whose code is in the file",
     # A layer of sat-tf calls a function of TensorFlow by its name, too.
     **dict.fromkeys(("TFOpLambda", "SlicingOpLambda", "sat_tf>Operation"), _operation_problem),
     **dict.fromkeys(("StringLookup", "IntegerLookup", "TextVectorization"), vocabulary_problem),
@@ -150,7 +150,7 @@ _SPECIAL: dict[str, Callable[[Part], str | None]] = {
             *("ClassMethod", "InstanceMethod", "InstanceProperty", "TensorFlowOpLayer"),
             *("__typespec__", "AddMetric", "AddLoss", "DenseFeatures", "SequenceFeatures"),
         ),
-        lambda part: f"{part.class_name}, which calls what the file names",
+        lambda entry: f"{entry.class_name}, which calls what the file names",
     ),
 }
 

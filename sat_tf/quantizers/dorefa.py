@@ -104,12 +104,12 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return dorefa.held_weights(latent, units, held, self.bits, self.grid, range_axes=axes)
 
     def stages(self, latent: Tensor) -> dict[str, Tensor]:
-        found = {"clamped": self.clamp(latent)}
+        stages = {"clamped": self.clamp(latent)}
         if self.num_bits is not None:
-            found["quantized"] = dorefa.quantize_weights(
+            stages["quantized"] = dorefa.quantize_weights(
                 latent, self.num_bits, self.grid, range_axes=self.range_axes
             )
-        return found
+        return stages
 
     def rescale_constant(self, latent: Tensor, variables: Variables) -> float | None:
         if self.rescale is None:
@@ -160,15 +160,15 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
 
 def _shrinkage(before: DorefaQuantizer, after: DorefaQuantizer, kernel: Tensor) -> np.ndarray:
     """The ratio of the sizes of the weights of two quantizers, for each range of either."""
-    one, other = before.clamp(kernel), after.clamp(kernel)
+    old, new = before.clamp(kernel), after.clamp(kernel)
     # Both are tanh(W), each over its own maximum, so that any weight of a channel tells the ratio.
     axes = {*before.range_axes, *after.range_axes}
     inner = [axis for axis in range(len(kernel.shape)) if axis not in axes]
     old_size, new_size = (
-        np.max(np.abs(values), axis=tuple(inner), keepdims=True) for values in (one, other)
+        np.max(np.abs(values), axis=tuple(inner), keepdims=True) for values in (old, new)
     )
     shrunk = np.where(old_size > 0.0, old_size / np.where(new_size > 0.0, new_size, 1.0), 1.0)
-    sizes = before.factor(one, kernel) / after.factor(other, kernel)
+    sizes = before.factor(old, kernel) / after.factor(new, kernel)
     return np.asarray(shrunk * sizes.numpy())
 
 

@@ -140,8 +140,8 @@ class ImageQuantizer(PixelQuantizer):
         return SeenValues(lowest, highest, off_grid, self._are_pictures, usual)
 
     def checked_by(self, variables: Variables) -> str:
-        known = variables.get(_CHECKED_BY)
-        return CHECKED_BY[0 if known is None else int(known.numpy())]
+        variable = variables.get(_CHECKED_BY)
+        return CHECKED_BY[0 if variable is None else int(variable.numpy())]
 
     def forget_check(self, variables: Variables) -> None:
         if _CHECKED_BY in variables:
@@ -158,7 +158,7 @@ class ImageQuantizer(PixelQuantizer):
                 variables[name].assign(value)
             if self.compares:
                 # Values are half a step off the grid of a range that was not compared: none fits.
-                unknown = [seen.off_grid if found == self.range else 0.5 for found in USUAL]
+                unknown = [seen.off_grid if usual == self.range else 0.5 for usual in USUAL]
                 variables["off_usual"].assign(unknown if seen.off_usual is None else seen.off_usual)
 
     def assume_fed(self, variables: Variables, scale: float) -> None:
@@ -176,10 +176,10 @@ class ImageQuantizer(PixelQuantizer):
     ) -> None:
         seen = SeenValues(lowest, highest, float(off_grid), self._are_pictures, off_usual)
         problem, doubt = misfit(seen, self.range), pixel_doubt(seen, self.range)
-        found = 2 if problem else 1 if doubt and not seen.are_pictures else 0
-        if found <= self._told:
+        severity = 2 if problem else 1 if doubt and not seen.are_pictures else 0
+        if severity <= self._told:
             return
-        self._told = found
+        self._told = severity
         warn(
             f"the model is trained on {problem}. export_tflite will refuse it; quantize the "
             "float model with a BitPolicy that says so."
@@ -188,11 +188,11 @@ class ImageQuantizer(PixelQuantizer):
         )
 
 
-def _off_pixels(values: Tensor, found: InputRange) -> Tensor:
+def _off_pixels(values: Tensor, candidate: InputRange) -> Tensor:
     """How far from a pixel's value the farthest is, in pixels."""
     n = namespace(values)
-    if not has_channels(found, values.shape[-1]):
+    if not has_channels(candidate, values.shape[-1]):
         return n.tensor(np.float32(0.5))
-    scales, low = (n.tensor(np.asarray(v, np.float32)) for v in (found.scales, found.low))
+    scales, low = (n.tensor(np.asarray(v, np.float32)) for v in (candidate.scales, candidate.low))
     pixels = (values - low) / scales
     return n.max(n.abs(pixels - n.round(pixels)))

@@ -28,8 +28,8 @@ def weight_size(
     intervals = in_float32(n, grids.levels(num_bits))
     factor = 2.0 * intervals / (intervals + 1.0)
     rank = len(kernel.shape)
-    own = axes_within(rank, range_axes)
-    of_range, of_layer = (_mean_magnitude(n, kernel, axes) for axes in (own, range(rank)))
+    inner = axes_within(rank, range_axes)
+    of_range, of_layer = (_mean_magnitude(n, kernel, axes) for axes in (inner, range(rank)))
     of_layer = n.where(of_layer >= SMALLEST_SIZE, of_layer, 1.0)
     return n.stop_gradient(n.where(of_range >= SMALLEST_SIZE, of_range, of_layer) * factor)
 

@@ -71,12 +71,12 @@ class LsqQuantizer(ScaledWithSurrogate):
         _check_beginning(self.start)
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        made = super().variables(shape)
+        specs = super().variables(shape)
         if self.num_bits is None:
-            return made
+            return specs
         # 2 mean|v| of a kernel with a normal distribution, until `begin` sees this one.
         usual = 2.0 * math.sqrt(2.0 / math.pi) * usual_deviation(known_sizes(shape))
-        return {**made, MAGNITUDE: self.learnt(shape, start=usual, lowest=SMALLEST_MAGNITUDE)}
+        return {**specs, MAGNITUDE: self.learnt(shape, start=usual, lowest=SMALLEST_MAGNITUDE)}
 
     def begin(self, kernel: Any, variables: Variables) -> None:
         """Gives magnitudes what the latent weights tell; a channel of zeros that of its layer."""
@@ -87,11 +87,11 @@ class LsqQuantizer(ScaledWithSurrogate):
     def _first_magnitude(self, kernel: Any, otherwise: Any) -> Tensor:
         latent, axes = in_float32(namespace(kernel), kernel), self.range_axes
         if self.start == "error":
-            own = lsq.best_magnitude(latent, self.bits, range_axes=axes)
+            of_range = lsq.best_magnitude(latent, self.bits, range_axes=axes)
         else:
-            own = lsq.weight_magnitude(latent, range_axes=axes)
+            of_range = lsq.weight_magnitude(latent, range_axes=axes)
         of_layer = lsq.weight_magnitude(latent)
-        return self.of_range_or_layer(own, of_layer, otherwise, SMALLEST_MAGNITUDE)
+        return self.of_range_or_layer(of_range, of_layer, otherwise, SMALLEST_MAGNITUDE)
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over the gain, and what magnitudes have become of their start."""
@@ -102,8 +102,10 @@ class LsqQuantizer(ScaledWithSurrogate):
         if old is None or old.shape != new.shape:
             self.begin(latent, variables)
             return
-        first, then = (one._first_magnitude(latent, old) for one in (before.quantizer, self))
-        new.assign(old * (then / first))
+        old_start, new_start = (
+            quantizer._first_magnitude(latent, old) for quantizer in (before.quantizer, self)
+        )
+        new.assign(old * (new_start / old_start))
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Any) -> Tensor:
         magnitude = variables[MAGNITUDE]

@@ -137,10 +137,10 @@ def over_replicas(batch: Mapping[str, Tensor], variables: Variables) -> dict[str
     signs = {name: -1.0 if name == "lowest" else 1.0 for name in batch}
     flat = tf.concat([n.reshape(signs[name] * v, [-1]) for name, v in batch.items()], axis=0)
     largest = n.max(context.all_gather(flat[None], axis=0), axis=0)
-    parts = tf.split(largest, [value.shape.num_elements() for value in batch.values()])
+    pieces = tf.split(largest, [value.shape.num_elements() for value in batch.values()])
     return {
-        name: signs[name] * n.reshape(part, value.shape)
-        for (name, value), part in zip(batch.items(), parts, strict=True)
+        name: signs[name] * n.reshape(piece, value.shape)
+        for (name, value), piece in zip(batch.items(), pieces, strict=True)
     }
 
 

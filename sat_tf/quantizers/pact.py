@@ -88,10 +88,10 @@ class UpToItsLevel(WithSurrogate, ClippingQuantizer):
 
     def float_twin(self, inputs: Tensor) -> Tensor:
         """The tensor without rounding and with no clipping but the rectifier's own."""
-        made = super().float_twin(inputs)
+        outputs = super().float_twin(inputs)
         if self.signed or self.ceiling is None:
-            return made
-        return namespace(made).minimum(made, self.ceiling)
+            return outputs
+        return namespace(outputs).minimum(outputs, self.ceiling)
 
     def highest_value(self, variables: Variables) -> float:
         """The clipping level, which is the end that is farther from 0."""
@@ -116,16 +116,16 @@ class PactQuantizer(UpToItsLevel):
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:
         reach = request.reach
-        kind: type[ActivationQuantizer] = cls
+        quantizer_class: type[ActivationQuantizer] = cls
         if reach is None:
-            kind = StreamQuantizer if request.signed else cls
+            quantizer_class = StreamQuantizer if request.signed else cls
         elif reach.highest is not None:
-            kind = UnitQuantizer if reach.highest == 1.0 else FixedGridQuantizer
+            quantizer_class = UnitQuantizer if reach.highest == 1.0 else FixedGridQuantizer
         elif reach.lowest is None:
-            kind = StreamQuantizer
+            quantizer_class = StreamQuantizer
         elif reach.is_negative:
-            kind = OffsetQuantizer
-        return kind(**kind.asked(request), **request.options)
+            quantizer_class = OffsetQuantizer
+        return quantizer_class(**quantizer_class.asked(request), **request.options)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
@@ -143,8 +143,8 @@ class StreamQuantizer(UpToItsLevel):
     skews: bool = False
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        made = super().variables(shape)
-        return {**made, SKEW: VariableSpec(trainable=True)} if self.skews else made
+        specs = super().variables(shape)
+        return {**specs, SKEW: VariableSpec(trainable=True)} if self.skews else specs
 
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         if SKEW not in variables:
@@ -171,8 +171,8 @@ class StreamQuantizer(UpToItsLevel):
         low, high = ends_of_skew(n.tensor(level), skew, n.where)
         skewed = _from_lowest(high, self.num_bits, low)
         # In a graph only the variable tells which of the two it is.
-        parts = ((symmetric.scale, skewed.scale), (symmetric.lowest, skewed.lowest))
-        scale, lowest = (n.where(skew == 0.0, *of_both) for of_both in parts)
+        pairs = ((symmetric.scale, skewed.scale), (symmetric.lowest, skewed.lowest))
+        scale, lowest = (n.where(skew == 0.0, *of_both) for of_both in pairs)
         intervals = n.where(skew == 0.0, float(symmetric.intervals), float(skewed.intervals))
         return CodeRange(scale, lowest, intervals)
 
@@ -196,8 +196,8 @@ class BelowZero(WithSurrogate, ClippingQuantizer):
     @classmethod
     def asked(cls, request: ActivationRequest) -> dict[str, Any]:
         reach = request.reach or asymmetric.POSITIVE
-        own = {"lowest": reach.lowest or 0.0, "share": reach.share}
-        return {**super().asked(request), **own}
+        arguments = {"lowest": reach.lowest or 0.0, "share": reach.share}
+        return {**super().asked(request), **arguments}
 
     def best_level(self, sample: SampledValues) -> float:
         return best_offset_level(sample, self.num_bits, lowest=self.lowest, share=self.share)

@@ -141,19 +141,19 @@ class Quantizer(abc.ABC):
     def option_names(cls) -> tuple[str, ...]:
         """The options of a policy: what its constructor takes beside what is asked."""
         request = cls.usual_request({})
-        given = (*(cls.asked(request) if request else ()), *_SET_LATER)
-        return tuple(name for name in cls._argument_names() if name not in given)
+        excluded = (*(cls.asked(request) if request else ()), *_SET_LATER)
+        return tuple(name for name in cls._argument_names() if name not in excluded)
 
     @classmethod
     def option_problems(cls, options: Mapping[str, Any]) -> list[str]:
         """Returns what is wrong with options: unknown names, values that it refuses."""
-        known = cls.option_names()
+        names = cls.option_names()
         problems = [
             f"{name} is not one of its options. "
-            f"{did_you_mean(str(name), known) if known else 'It takes none.'} Bits, ranges and the "
+            f"{did_you_mean(str(name), names) if names else 'It takes none.'} Bits, ranges and the "
             "like are fields of the policy."
             for name in options
-            if name not in known
+            if name not in names
         ]
         if not problems:
             try:
@@ -276,10 +276,10 @@ class WeightQuantizer(Quantizer):
     @classmethod
     def field_problems(cls, fields: Mapping[str, Any]) -> list[str]:
         """Returns what is wrong with the bits and grids of a policy that names the quantizer."""
-        asked = f"with weight_quantizer={cls.policy_name!r}: that quantizer"
+        clause = f"with weight_quantizer={cls.policy_name!r}: that quantizer"
         bits = {field: fields.get(field) for field in BITS_FIELDS}
         problems = [
-            f"{field}={value!r} {asked} does not exist at so few bits; give it {cls.fewest_bits} "
+            f"{field}={value!r} {clause} does not exist at so few bits; give it {cls.fewest_bits} "
             "or more, or use another quantizer."
             for field, value in bits.items()
             if is_bits(value) and value < cls.fewest_bits
@@ -293,7 +293,7 @@ class WeightQuantizer(Quantizer):
             ]
         if not cls.follows_grid:
             problems += [
-                f"{field}={fields[field]!r} {asked} has codes of its own; leave {field} out."
+                f"{field}={fields[field]!r} {clause} has codes of its own; leave {field} out."
                 for field in GRID_FIELDS
                 if fields.get(field) not in (None, *AUTOMATIC)
             ]
@@ -522,8 +522,8 @@ class ActivationQuantizer(Quantizer):
 
     def highest_value(self, variables: Variables) -> float:
         """The real value of its highest code."""
-        found = self.code_range(variables)
-        return float(found.scale * (found.lowest + float(found.intervals)))
+        code_range = self.code_range(variables)
+        return float(code_range.scale * (code_range.lowest + float(code_range.intervals)))
 
     def best_level(self, sample: SampledValues) -> float:
         """The clipping level with the smallest error; for a quantizer with a clipping level."""

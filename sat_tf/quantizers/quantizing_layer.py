@@ -84,7 +84,7 @@ class QuantizingLayer(_Wrapper):
                 latent = getattr(self.layer, name)
                 weights[name] = on_int8_codes(namespace(latent).tensor(latent))
             dtype = self.layer.compute_dtype
-            values = {name: namespace(each).cast(each, dtype) for name, each in weights.items()}
+            values = {name: namespace(value).cast(value, dtype) for name, value in weights.items()}
             if activation is not None:
                 values["activation"] = activation
             with standing_in(self.layer, values):

@@ -229,15 +229,15 @@ class LevelsOfWeights(ScaledQuantizer):
         return levels
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        made = super().variables(shape)
+        specs = super().variables(shape)
         if self.num_bits is None:
-            return made
+            return specs
         levels = VariableSpec(
             shape=self.levels_shape(known_sizes(shape)),
             dtype=self.levels_type,
             follows_data=self.follows,
         )
-        return {**made, self.levels_name: levels}
+        return {**specs, self.levels_name: levels}
 
     def begin(self, kernel: Any, variables: Variables) -> None:
         if self.levels_name in variables:
@@ -250,16 +250,16 @@ class LevelsOfWeights(ScaledQuantizer):
         # Read once, so that graphs compute but once what both of the following need.
         n = namespace(inputs)
         levels = n.tensor(variables[self.levels_name])
-        made = super().__call__(inputs, training, {**variables, self.levels_name: levels})
+        quantized = super().__call__(inputs, training, {**variables, self.levels_name: levels})
 
         def follow() -> Tensor:
-            found = self.next_levels(n.stop_gradient(inputs), levels)
-            variables[self.levels_name].assign(found)
+            next_levels = self.next_levels(n.stop_gradient(inputs), levels)
+            variables[self.levels_name].assign(next_levels)
             return n.tensor(0.0)
 
         if self.follows:
             when_training(training, follow)
-        return made
+        return quantized
 
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
         """`values`, or the narrow grid."""

@@ -74,10 +74,10 @@ class SeenValues:
         by_channel = expected.channels is not None
         axes = tuple(range(values.ndim - 1)) if by_channel else None
         starts = range(0, len(values), _AT_ONCE)
-        parts = (values[start : start + _AT_ONCE] for start in starts)
-        ends = [(np.min(part, axis=axes), np.max(part, axis=axes)) for part in parts]
+        blocks = (values[start : start + _AT_ONCE] for start in starts)
+        ends = [(np.min(block, axis=axes), np.max(block, axis=axes)) for block in blocks]
         few = values[:_FEW_IMAGES]
-        off_pixels = {found: _off_pixels(few, found) for found in {expected, *USUAL}}
+        off_pixels = {candidate: _off_pixels(few, candidate) for candidate in {expected, *USUAL}}
         return cls(
             np.min([lowest for lowest, _ in ends], axis=0),
             np.max([highest for _, highest in ends], axis=0),
@@ -101,13 +101,13 @@ def has_channels(found: InputRange, channels: int | None) -> bool:
     return found.channels in (None, channels)
 
 
-def _off_pixels(values: np.ndarray, found: InputRange) -> float:
+def _off_pixels(values: np.ndarray, candidate: InputRange) -> float:
     """How far from a pixel's value the farthest is, in pixels."""
-    if not has_channels(found, values.shape[-1]):
+    if not has_channels(candidate, values.shape[-1]):
         return 0.5
     farthest = 0.0
     for start in range(0, len(values), _AT_ONCE):
-        pixels = (values[start : start + _AT_ONCE] - np.asarray(found.low)) / found.scales
+        pixels = (values[start : start + _AT_ONCE] - np.asarray(candidate.low)) / candidate.scales
         farthest = max(farthest, float(np.max(np.abs(pixels - np.rint(pixels)))))
         if farthest == 0.5:  # nothing is farther
             break
@@ -123,11 +123,11 @@ def misfit(seen: SeenValues, expected: InputRange) -> str | None:
     outside = np.maximum(low - seen.lowest, seen.highest - high) / width
     span = (seen.highest - seen.lowest) / expected.scales
     off_grid = _off_grid(seen, expected)
-    most = _FEW_PIXELS if seen.are_pictures else _FEW_FOR_OTHERS
-    far, few = np.any(outside > _FAR_OUTSIDE), off_grid and np.all(span <= most)
+    limit = _FEW_PIXELS if seen.are_pictures else _FEW_FOR_OTHERS
+    far, few = np.any(outside > _FAR_OUTSIDE), off_grid and np.all(span <= limit)
     of_ends = not _ends_in(seen, expected) and _recognized(seen) is not None
-    other = off_grid and (of_ends or _of_pixels(seen) is not None)
-    if not (far or few or other):
+    fits_another = off_grid and (of_ends or _of_pixels(seen) is not None)
+    if not (far or few or fits_another):
         return None
     if (_recognized(seen) or _of_pixels(seen)) == PIXELS:
         # A policy that states another range is right more often than arrays that nobody scaled.
@@ -188,10 +188,10 @@ def unseen(expected: InputRange) -> str:
 
 def fitting(seen: SeenValues) -> str:
     """The settings of a policy that fit what was seen."""
-    found = _recognized(seen) or _of_pixels(seen) or _filled(seen)
-    if found is not None:
-        others = "" if seen.are_pictures else ", or input_type='int8' for what is no pixel"
-        return f"input_range={found}{others}"
+    input_range = _recognized(seen) or _of_pixels(seen) or _filled(seen)
+    if input_range is not None:
+        alternative = "" if seen.are_pictures else ", or input_type='int8' for what is no pixel"
+        return f"input_range={input_range}{alternative}"
     low, high = (float(v) for v in (np.min(seen.lowest), np.max(seen.highest)))
     digits = 2 - math.floor(math.log10(max(abs(low), abs(high))))
     factor = 10.0**digits
@@ -199,9 +199,9 @@ def fitting(seen: SeenValues) -> str:
     return f"input_range=({low:.6g}, {high:.6g}) for pictures, and input_type='int8' for others"
 
 
-def _ends_in(seen: SeenValues, found: InputRange) -> bool:
+def _ends_in(seen: SeenValues, input_range: InputRange) -> bool:
     """Whether the values end where a range does."""
-    low, high = np.asarray(found.low), np.asarray(found.high)
+    low, high = np.asarray(input_range.low), np.asarray(input_range.high)
     lowest, highest = seen.lowest, seen.highest
     if np.size(lowest) != low.size:
         low, high, lowest, highest = np.min(low), np.max(high), np.min(lowest), np.max(highest)
@@ -210,7 +210,7 @@ def _ends_in(seen: SeenValues, found: InputRange) -> bool:
 
 
 def _recognized(seen: SeenValues) -> InputRange | None:
-    return next((found for found in USUAL if _ends_in(seen, found)), None)
+    return next((usual for usual in USUAL if _ends_in(seen, usual)), None)
 
 
 def _of_pixels(seen: SeenValues) -> InputRange | None:
@@ -218,23 +218,23 @@ def _of_pixels(seen: SeenValues) -> InputRange | None:
     if seen.off_usual is None:
         return None
     fitting_ones = [
-        found
-        for found, off in zip(USUAL, seen.off_usual, strict=True)
-        if off <= _ON_GRID and _within(seen, found)
+        usual
+        for usual, off in zip(USUAL, seen.off_usual, strict=True)
+        if off <= _ON_GRID and _within(seen, usual)
     ]
-    return max(fitting_ones, key=lambda found: float(np.min(found.scales)), default=None)
+    return max(fitting_ones, key=lambda usual: float(np.min(usual.scales)), default=None)
 
 
-def _within(seen: SeenValues, found: InputRange) -> bool:
-    first, last = min(found.low), max(found.high)
-    slack = _SAME_END * (last - first)
-    return bool(first - slack <= np.min(seen.lowest) and np.max(seen.highest) <= last + slack)
+def _within(seen: SeenValues, input_range: InputRange) -> bool:
+    low, high = min(input_range.low), max(input_range.high)
+    slack = _SAME_END * (high - low)
+    return bool(low - slack <= np.min(seen.lowest) and np.max(seen.highest) <= high + slack)
 
 
 def _filled(seen: SeenValues) -> InputRange | None:
     """The narrowest usual range that the values do not leave and take a good part of."""
     low, high = float(np.min(seen.lowest)), float(np.max(seen.highest))
-    for found in USUAL:
-        if _within(seen, found) and high - low >= _FILLED * (max(found.high) - min(found.low)):
-            return found
+    for usual in USUAL:
+        if _within(seen, usual) and high - low >= _FILLED * (max(usual.high) - min(usual.low)):
+            return usual
     return None

@@ -113,9 +113,9 @@ def activation_quantizer(name: str) -> Callable[[_Class], _Class]:
     return _registering(name, ACTIVATION_QUANTIZERS, ActivationQuantizer)
 
 
-def _registering(name: str, table: Classes, kind: type) -> Callable[[_Class], _Class]:
+def _registering(name: str, table: Classes, base: type) -> Callable[[_Class], _Class]:
     def register(cls: _Class) -> _Class:
-        problem = _registering_problem(name, cls, table, kind)
+        problem = _registering_problem(name, cls, table, base)
         if problem:
             raise ValueError(f"{name}: {problem}")
         setattr(cls, "policy_name", name)  # noqa: B010
@@ -125,19 +125,19 @@ def _registering(name: str, table: Classes, kind: type) -> Callable[[_Class], _C
     return register
 
 
-def _registering_problem(name: Any, cls: Any, table: Classes, kind: type) -> str | None:
+def _registering_problem(name: Any, cls: Any, table: Classes, base: type) -> str | None:
     if not isinstance(name, str) or not name.isidentifier():
         return "received an invalid name, expected an identifier such as power_of_two."
-    if not (isinstance(cls, type) and issubclass(cls, kind)):
-        return f"received {cls!r}, expected a subclass of sat_tf.configs.{kind.__name__}."
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        return f"received {cls!r}, expected a subclass of sat_tf.configs.{base.__name__}."
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
     if missing:
         return f"received {cls.__name__} without {', '.join(missing)}; write them."
-    other = QUANTIZERS.get(name)
+    owner = QUANTIZERS.get(name)
     # A cell of a notebook that runs again makes the same class again.
-    is_same = other and (other.__module__, other.__qualname__) == (cls.__module__, cls.__qualname__)
-    again = is_same and table.get(name) is other
-    if not again and (other is not None or name in table):
+    is_same = owner and (owner.__module__, owner.__qualname__) == (cls.__module__, cls.__qualname__)
+    again = is_same and table.get(name) is owner
+    if not again and (owner is not None or name in table):
         return "received a name that another quantizer has; choose another one."
     return None
 
@@ -155,8 +155,8 @@ def make_activation_quantizer(name: str, request: ActivationRequest) -> Activati
     cls = ACTIVATION_QUANTIZERS[name]
     if cls.serves(request):
         return cls.create(request)
-    known = PactQuantizer.option_names()
-    options = {option: value for option, value in request.options.items() if option in known}
+    names = PactQuantizer.option_names()
+    options = {option: value for option, value in request.options.items() if option in names}
     return PactQuantizer.create(dataclasses.replace(request, options=options))
 
 
@@ -179,14 +179,14 @@ def quantizer_problems(kind: str, name: str, fields: Mapping[str, Any]) -> list[
         ]
     options = fields.get(f"{kind}_options", {})
     problems = table[name].option_problems(options)
-    found = [f"{kind}_options of {name}: {problem}" for problem in problems]
-    return found + table[name].field_problems(fields)
+    lines = [f"{kind}_options of {name}: {problem}" for problem in problems]
+    return lines + table[name].field_problems(fields)
 
 
 def line_of(quantizer: Quantizer) -> str:
     """The line of a quantizer for people; "" for those of a policy that chooses nothing."""
-    chosen = quantizer.get_config().keys() & set(quantizer.option_names())
-    is_default = type(quantizer) in _DEFAULTS and not chosen
+    options = quantizer.get_config().keys() & set(quantizer.option_names())
+    is_default = type(quantizer) in _DEFAULTS and not options
     if is_default or not isinstance(quantizer, WeightQuantizer | ActivationQuantizer):
         return ""
     return f"{quantizer.policy_name or PactQuantizer.policy_name}: {quantizer.describe()}"

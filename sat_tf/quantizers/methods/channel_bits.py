@@ -70,13 +70,13 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     @classmethod
     def bits_problem(cls, num_bits: int, options: Mapping[str, Any]) -> str | None:
         """Why no channels between the limits have that mean."""
-        made = cls(num_bits=None, **options)
-        if made.lowest <= num_bits <= made.highest or num_bits == _ALL_BITS:
+        quantizer = cls(num_bits=None, **options)
+        if quantizer.lowest <= num_bits <= quantizer.highest or num_bits == _ALL_BITS:
             return None
-        limit = f"'lowest': {num_bits}" if num_bits < made.lowest else f"'highest': {num_bits}"
+        limit = f"'lowest': {num_bits}" if num_bits < quantizer.lowest else f"'highest': {num_bits}"
         return (
-            f"received a mean that no channels of {made.lowest} to {made.highest} bits have; give "
-            f"weight_options {{{limit}}}, or other bits."
+            f"received a mean that no channels of {quantizer.lowest} to {quantizer.highest} bits "
+            f"have; give weight_options {{{limit}}}, or other bits."
         )
 
     @property
@@ -87,7 +87,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         return range(self.bits, self.bits + 1)
 
     def _rows(self, bits: Iterable[int]) -> list[tuple[int, Grid]]:
-        return [(int(each), find_grid(self.grid, int(each))) for each in bits]
+        return [(int(width), find_grid(self.grid, int(width))) for width in bits]
 
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
         return range_shape(kernel_shape, self.range_axes)
@@ -143,7 +143,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         return self._ends(np.unique(self.first_levels(in_float32(namespace(kernel), kernel))))
 
     def _ends(self, bits: Iterable[int]) -> tuple[int, int]:
-        ends = [row.code_ends(each) for each, row in self._rows(bits)]
+        ends = [row.code_ends(width) for width, row in self._rows(bits)]
         return min(low for low, _ in ends), max(high for _, high in ends)
 
     @property
@@ -190,8 +190,8 @@ def squared_errors(
     finite = n.isfinite(latent)
     columns = []
     for bits in range(lowest, highest + 1):
-        made = l1.quantize_weights(latent, bits, grid, range_axes=channel_axes)
-        error = n.in_widest(n.where(finite, made - latent, 0.0))
+        quantized = l1.quantize_weights(latent, bits, grid, range_axes=channel_axes)
+        error = n.in_widest(n.where(finite, quantized - latent, 0.0))
         columns.append(n.reshape(n.sum(n.square(error), axis=inner), [-1]))
     return n.stack(columns, axis=1)
 
@@ -216,9 +216,9 @@ def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:
     # Not increasing along a row, but for rounding.
     drops = np.minimum.accumulate(-np.diff(envelope, axis=1), axis=1)
     order = np.argsort(-drops.T.ravel(), kind="stable")[:spent]
-    chosen = np.bincount(order % channels, minlength=channels)
+    extra_bits = np.bincount(order % channels, minlength=channels)
     rows = np.arange(channels)
-    gap = float(np.sum(errors[rows, chosen] - envelope[rows, chosen]))
+    gap = float(np.sum(errors[rows, extra_bits] - envelope[rows, extra_bits]))
     tolerance = _ROUNDING * float(np.sum(np.abs(errors[:, 0])))
     if gap > tolerance:
         # The worth of one bit at the optimum of the envelopes: an option that costs more than the
@@ -229,8 +229,8 @@ def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:
         possible = lost <= gap + tolerance
         is_open = np.sum(possible, axis=1) > 1
         options = np.where(possible, errors, np.inf)[is_open]
-        chosen[is_open] = _least_sum(options, int(np.sum(chosen[is_open])))
-    return chosen + lowest
+        extra_bits[is_open] = _least_sum(options, int(np.sum(extra_bits[is_open])))
+    return extra_bits + lowest
 
 
 def _lower_envelope(errors: np.ndarray) -> np.ndarray:
@@ -251,17 +251,17 @@ def _least_sum(options: np.ndarray, spent: int) -> np.ndarray:
     rows, columns = options.shape
     least = np.full(spent + 1, np.inf)  # of the rows so far, by what they have spent
     least[0] = 0.0
-    taken = np.zeros((rows, spent + 1), np.uint8)
+    best_columns = np.zeros((rows, spent + 1), np.uint8)
     for row in range(rows):
-        found = np.full(spent + 1, np.inf)
+        new_least = np.full(spent + 1, np.inf)
         for column in range(min(columns, spent + 1)):
             tried = least[: spent + 1 - column] + options[row, column]
-            better = tried < found[column:]
-            found[column:][better] = tried[better]
-            taken[row, column:][better] = column
-        least = found
-    chosen = np.zeros(rows, np.int64)
+            better = tried < new_least[column:]
+            new_least[column:][better] = tried[better]
+            best_columns[row, column:][better] = column
+        least = new_least
+    picks = np.zeros(rows, np.int64)
     for row in reversed(range(rows)):
-        chosen[row] = taken[row, spent]
-        spent -= int(chosen[row])
-    return chosen
+        picks[row] = best_columns[row, spent]
+        spent -= int(picks[row])
+    return picks

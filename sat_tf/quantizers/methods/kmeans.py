@@ -48,8 +48,8 @@ def _forward(
     n: Namespace, latent: Tensor, *, ids: Tensor, num_bits: int, keep_zeros: bool, each: bool
 ) -> tuple[Tensor, tuple[()]]:
     codes, scale = _codes(n, latent, ids, num_bits, keep_zeros)
-    made = n.take(codes * scale, ids, axis=0)
-    return n.where(n.isnan(latent), latent, made), ()
+    quantized = n.take(codes * scale, ids, axis=0)
+    return n.where(n.isnan(latent), latent, quantized), ()
 
 
 def _backward(
@@ -167,8 +167,8 @@ class KMeansQuantizer(LevelsOfWeights):
         n = namespace(latent)
         ids = n.cast(variables[self.levels_name], "int32")
         codes, _ = _codes(n, in_float32(n, latent), ids, self.bits, self.keep_zeros)
-        first = n.argmax(n.cast(codes[:, None] == codes[None, :], "int32"), axis=1)
-        return n.cast(n.take(first, ids, axis=0), "float32")
+        first_ids = n.argmax(n.cast(codes[:, None] == codes[None, :], "int32"), axis=1)
+        return n.cast(n.take(first_ids, ids, axis=0), "float32")
 
     @property
     def holds_zero(self) -> bool:

@@ -82,9 +82,9 @@ def levels_of(basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     n = namespace(basis)
     patterns = n.constant(lq_patterns(basis.shape[-1]), "float32")
     integers, scale = snapped_basis(basis)
-    made = n.matmul(integers, n.transpose(patterns)) / 2.0
-    order = n.argsort(made, axis=-1)
-    return n.take_along_axis(made, order, axis=-1), order, scale
+    codes = n.matmul(integers, n.transpose(patterns)) / 2.0
+    order = n.argsort(codes, axis=-1)
+    return n.take_along_axis(codes, order, axis=-1), order, scale
 
 
 def next_basis(
@@ -103,13 +103,13 @@ def next_basis(
     rows = _rows(n, kernel, range_axes)
     codes, order, scale = levels_of(basis)
     finite, (ranges, number), size = n.isfinite(rows), codes.shape, basis.shape[-1]
-    first = n.reshape(n.arange(ranges, dtype="int32") * number, [ranges, 1])
-    ids = n.cast(_nearest(n, kernel, codes, scale, range_axes), "int32") + first
+    offsets = n.reshape(n.arange(ranges, dtype="int32") * number, [ranges, 1])
+    ids = n.cast(_nearest(n, kernel, codes, scale, range_axes), "int32") + offsets
     values = n.where(finite, rows, 0.0), finite
-    of_ids = [n.reshape(n.sums_by_id(each, ids, ranges * number), codes.shape) for each in values]
+    of_ids = [n.reshape(n.sums_by_id(term, ids, ranges * number), codes.shape) for term in values]
     # They are put in the order of the patterns, whose products are the same for all ranges.
     back = n.argsort(order, axis=-1)
-    sums, counts = (n.take_along_axis(each, back, axis=-1) for each in of_ids)
+    sums, counts = (n.take_along_axis(by_id, back, axis=-1) for by_id in of_ids)
     total = n.maximum(n.sum(counts, axis=-1, keepdims=True), 1.0)
     sums, counts = sums / total, counts / total
     signs = n.in_widest(n.constant(lq_patterns(size), "float32"))
@@ -118,8 +118,8 @@ def next_basis(
     old = n.in_widest(basis)
     right = n.matmul(sums, signs) + _RIDGE * old
     best = n.solve(gram + _RIDGE * n.in_widest(n.eye(size, dtype="float32")), right)
-    found = n.cast(momentum * old + (1.0 - momentum) * best, "float32")
-    return n.where(n.isfinite(found), found, basis)
+    new_basis = n.cast(momentum * old + (1.0 - momentum) * best, "float32")
+    return n.where(n.isfinite(new_basis), new_basis, basis)
 
 
 def first_basis(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()) -> Tensor:
@@ -132,8 +132,8 @@ def first_basis(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = 
     powers = n.constant([2.0**place / intervals for place in range(num_bits)], "float32")
     largest = n.max(n.abs(rows), axis=-1, keepdims=True)
     best, smallest = largest, float("inf")
-    for part in _FIRST_REACHES:
-        reach = largest * part
+    for share in _FIRST_REACHES:
+        reach = largest * share
         position = n.divide_no_nan(rows, reach)
         position = n.maximum(n.minimum(position, 1.0), -1.0)
         units = round_half_up((position + 1.0) * (intervals / 2.0))
@@ -171,8 +171,8 @@ def _unrows(
     n: Namespace, rows: Tensor, shape: Sequence[int], range_axes: tuple[int, ...]
 ) -> Tensor:
     order = _kept_first(len(shape), range_axes)
-    made = n.reshape(rows, [shape[axis] for axis in order])
-    return n.transpose(made, [order.index(axis) for axis in range(len(order))])
+    tensor = n.reshape(rows, [shape[axis] for axis in order])
+    return n.transpose(tensor, [order.index(axis) for axis in range(len(order))])
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
@@ -211,15 +211,15 @@ class LqNetsQuantizer(LevelsOfWeights):
 
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
         n = namespace(latent)
-        given = n.tensor(latent)
-        latent, basis = in_float32(n, given), n.stop_gradient(in_float32(n, levels))
+        tensor = n.tensor(latent)
+        latent, basis = in_float32(n, tensor), n.stop_gradient(in_float32(n, levels))
         held = n.stop_gradient(latent)
         codes, _, scale = levels_of(basis)
         places = _nearest(n, held, codes, scale, self.range_axes)
-        made = n.take_along_axis(codes * scale, places, axis=-1)
-        made = _unrows(n, made, latent.shape, self.range_axes)
-        made = straight_through(n.where(n.isnan(held), held, made), latent)
-        return n.cast(made, given.dtype)
+        values = n.take_along_axis(codes * scale, places, axis=-1)
+        values = _unrows(n, values, latent.shape, self.range_axes)
+        values = straight_through(n.where(n.isnan(held), held, values), latent)
+        return n.cast(values, tensor.dtype)
 
     def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
         return next_basis(latent, levels, range_axes=self.range_axes, momentum=self.momentum)
@@ -228,10 +228,10 @@ class LqNetsQuantizer(LevelsOfWeights):
         n, axes = namespace(latent), self.range_axes
         latent = in_float32(n, latent)
         codes, _, scale = levels_of(n.tensor(variables[self.levels_name]))
-        made = n.take_along_axis(codes, _nearest(n, latent, codes, scale, axes), axis=-1)
-        made = n.where(n.isnan(latent), latent, _unrows(n, made, latent.shape, axes))
-        made = n.cast(n.check_numerics(made, "lq_nets: NaN has no integer code"), "int32")
-        return made, n.in_widest(n.reshape(scale, range_shape(latent.shape, axes)))
+        nearest = n.take_along_axis(codes, _nearest(n, latent, codes, scale, axes), axis=-1)
+        nearest = n.where(n.isnan(latent), latent, _unrows(n, nearest, latent.shape, axes))
+        nearest = n.cast(n.check_numerics(nearest, "lq_nets: NaN has no integer code"), "int32")
+        return nearest, n.in_widest(n.reshape(scale, range_shape(latent.shape, axes)))
 
     @property
     def holds_zero(self) -> bool:

@@ -96,14 +96,14 @@ def _backward(
     surrogate: Surrogate,
 ) -> tuple[Tensor, Tensor, Tensor]:
     position = _position(n, latent, center, distance)
-    inside = (position > 0.0) & (position < 1.0)
+    in_interval = (position > 0.0) & (position < 1.0)
     sign = n.sign(latent)
     if surrogate != STRAIGHT_THROUGH:
         error = sign * highest * position - _codes(n, latent, position, highest)
         upstream = passed_back(upstream, error, 2.0 * highest, surrogate)
-    slopes = n.where(inside, upstream * (center + distance) / (2.0 * distance), 0.0)
-    outwards = n.where(inside, -gradient_factor * slopes * sign, 0.0)
-    from_center = n.where(inside, (n.abs(latent) - center) / distance, 0.0)
+    slopes = n.where(in_interval, upstream * (center + distance) / (2.0 * distance), 0.0)
+    outwards = n.where(in_interval, -gradient_factor * slopes * sign, 0.0)
+    from_center = n.where(in_interval, (n.abs(latent) - center) / distance, 0.0)
     return slopes, sum_as(n, outwards, center), sum_as(n, outwards * from_center, center)
 
 
@@ -148,25 +148,27 @@ class QilQuantizer(ScaledWithSurrogate):
         self.gradient_factor = float(factor)
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
-        made = super().variables(shape)
+        specs = super().variables(shape)
         if self.num_bits is None:
-            return made
+            return specs
         # Three deviations of a usual kernel, until `begin` sees this one.
         half = 1.5 * usual_deviation(known_sizes(shape))
         interval = {
             name: self.learnt(shape, start=half, lowest=lowest)
             for name, lowest in ((CENTER, 0.0), (DISTANCE, SMALLEST_DISTANCE))
         }
-        return {**made, **interval}
+        return {**specs, **interval}
 
     def begin(self, kernel: Any, variables: Variables) -> None:
         """Lets the interval of each range, or else its layer, go from 0 to the largest weight."""
         if CENTER not in variables:
             return
         latent = in_float32(namespace(kernel), kernel)
-        own, of_layer = (first_end(latent, range_axes=axes) / 2.0 for axes in (self.range_axes, ()))
+        of_range, of_layer = (
+            first_end(latent, range_axes=axes) / 2.0 for axes in (self.range_axes, ())
+        )
         for variable in (variables[CENTER], variables[DISTANCE]):
-            variable.assign(self.of_range_or_layer(own, of_layer, variable, SMALLEST_DISTANCE))
+            variable.assign(self.of_range_or_layer(of_range, of_layer, variable, SMALLEST_DISTANCE))
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over the gain and the interval, but for one of other ranges."""
@@ -190,7 +192,7 @@ class QilQuantizer(ScaledWithSurrogate):
     def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
         n, highest = namespace(latent), _highest(self.bits)
         values = (latent, variables[CENTER], variables[DISTANCE])
-        latent, center, distance = (in_float32(n, each) for each in values)
+        latent, center, distance = (in_float32(n, value) for value in values)
         codes = _codes(n, latent, _position(n, latent, center, distance), highest)
         codes = n.cast(n.check_numerics(codes, "qil: NaN has no integer code"), "int32")
         return codes, self.per_range(_scale(center, distance, highest), codes)
