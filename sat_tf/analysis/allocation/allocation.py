@@ -388,10 +388,12 @@ def _fitting(
     """Returns the cheapest solution whose file keeps its limit, its policy, and those bytes."""
     limit = problem.knapsack.limits.get("bytes", math.inf)
     lengths: dict[bytes, int] = {}
-    solution = problem.cheapest(limit + _BYTES_ASIDE)
-    bound = solution.bound if solution else 0.0
-    if solution is None and math.isfinite(limit):
-        solution = problem.smallest()
+    solution = bounding = problem.cheapest(limit + _BYTES_ASIDE)
+    if solution is None and "bytes" in problem.knapsack.limits:
+        # The smallest file may keep a limit that no sum over layers keeps. No choice costs less
+        # than the cheapest one of any length.
+        solution, bounding = problem.smallest(), problem.cheapest(problem.knapsack.ends("bytes")[1])
+    bound = bounding.bound if bounding else 0.0
     while solution is not None and (key := solution.chosen.tobytes()) not in lengths:
         policy = problem.choices.policy_of(problem.chosen(solution.chosen))
         if problem.choices.sizes is None:
