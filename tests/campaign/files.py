@@ -162,12 +162,12 @@ def make_tables(rng: random.Random) -> Case:
 
 
 def _labels(rng: random.Random) -> bytes:
-    some = ["cat", "dog", "cow"]
-    names = some.copy()
+    animals = ["cat", "dog", "cow"]
+    names = animals.copy()
     for _ in range(rng.choice((0, 1, 1, 2))):
         end = rng.choice(("\x0c", "\x1c", "\x85", "\u2028", " ", "\t", "\r"))
         others = rng.choice(
-            ([rng.choice(HOSTILE_TEXTS)], [f"cat{end}"], some * rng.choice((1, 30_000)), [])
+            ([rng.choice(HOSTILE_TEXTS)], [f"cat{end}"], animals * rng.choice((1, 30_000)), [])
         )
         place = rng.randrange(3)
         names[place : place + 1] = others
