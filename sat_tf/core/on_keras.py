@@ -137,9 +137,9 @@ def _search_rows(ascending: Any, rows: Any, side: str) -> Any:
 
 # The functions that are those of `keras.ops` by these names.
 _SAME = """
-    abs all any arange arctanh argmax argsort cast ceil cond divide_no_nan eye flip floor gelu
-    is_tensor isfinite isnan log matmul max maximum mean min minimum mod one_hot ones_like
-    reshape round rsqrt searchsorted sign sqrt square squeeze stack stop_gradient sum take
+    abs all any arange arctanh argmax argsort cast ceil concatenate cond divide_no_nan eye flip
+    floor gelu is_tensor isfinite isnan log matmul max maximum mean min minimum mod one_hot
+    ones_like reshape round rsqrt searchsorted sign sqrt square squeeze stack stop_gradient sum take
     take_along_axis tanh transpose where
 """
 

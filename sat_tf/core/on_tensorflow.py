@@ -532,6 +532,7 @@ NAMESPACE = SimpleNamespace(
     check_numerics=tf.debugging.check_numerics,
     clip=clip,
     clipped_gradients=clipped_gradients,
+    concatenate=tf.concat,
     count_samples_and_features=count_samples_and_features,
     divide_no_nan=tf.math.divide_no_nan,
     # Its graphs divide by a constant as they always have, by a product with the reciprocal.

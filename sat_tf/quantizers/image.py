@@ -108,7 +108,10 @@ class ImageQuantizer(PixelQuantizer):
         n = namespace(inputs)
         values = in_float32(n, n.stop_gradient(inputs))
         axes = tuple(range(len(values.shape) - 1)) if self.range.channels else None
-        few = values[:_FEW_IMAGES]
+        # TensorFlow computes in place on a slice that nothing reads any more, even where its memory
+        # is the user's array, as batches of a Keras 3 `PyDataset` are; two parts joined are a copy.
+        half = _FEW_IMAGES // 2
+        few = n.concatenate([values[:half], values[half:_FEW_IMAGES]], axis=0)
         batch = {
             "lowest": n.min(values, axis=axes),
             "highest": n.max(values, axis=axes),

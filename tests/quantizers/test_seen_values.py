@@ -181,6 +181,29 @@ def test_the_image_layer_remembers_what_it_is_fed_in_training(options):
     assert seen.off_grid < 0.01
 
 
+def test_arrays_of_the_user_are_not_written_to():
+    # Memory that starts at a multiple of 64 bytes is not copied by TensorFlow.
+    count, size = 16, 16 * 16 * 3
+    memory = np.zeros(count * size + 16, np.float32)
+    start = -memory.ctypes.data % 64 // 4
+    images = memory[start : start + count * size].reshape(count, 16, 16, 3)
+    images[...] = np.random.default_rng(0).integers(0, 256, images.shape)
+    kept = images.copy()
+    quantizer = ImageQuantizer(compares=True)
+    specs = quantizer.variables((None, 16, 16, 3))
+    variables = {name: tf.Variable(tf.zeros(spec.shape)) for name, spec in specs.items()}
+
+    @tf.function
+    def step():
+        batch = tf.numpy_function(lambda: images, [], tf.float32)
+        quantizer(tf.ensure_shape(batch, (None, 16, 16, 3)), True, variables)
+
+    # One in twenty steps would write, as the threads come.
+    for _ in range(200):
+        step()
+    np.testing.assert_array_equal(images, kept)
+
+
 @pytest.mark.thorough
 def test_channels_with_ranges_of_their_own_are_remembered_one_by_one():
     model = _quantized(input_range="caffe")
