@@ -20,7 +20,7 @@ from sat_tf.exact.device.report import (
 from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import Column, Marked, Table, digits
 
-# A slow machine runs so many in a moment, and noise of so many reaches nearly all codes.
+# A slow machine runs 16 images in a moment, and 16 of noise reach nearly all codes.
 _IMAGES_OF_KIT = 16
 
 # The images that options name, for the input of a file.
