@@ -162,7 +162,7 @@ def array_bytes(path: pathlib.Path) -> int:
 
 
 def _array_bytes(group: Any) -> int:
-    """The bytes of a group's arrays; refuses links and external arrays: they would reveal other files."""
+    """The bytes of a group's arrays; refuses links and external arrays, which show other files."""
     import h5py
 
     total, waiting, seen = 0, [group], set()

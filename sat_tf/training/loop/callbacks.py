@@ -1,4 +1,4 @@
-"""Callbacks of a stage: Keras' own, where a run asks them for more, and what it measures beside."""
+"""Callbacks of a stage: extensions of Keras' own, and further measurements."""
 
 import dataclasses
 import math
