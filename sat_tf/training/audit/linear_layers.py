@@ -144,7 +144,7 @@ def pooled_area_before(network: Network, node: Node) -> int | None:
 
 
 def _smallest(areas: Sequence[int | None], pooled: int | None = 1) -> int | None:
-    """Returns the area behind a pooling where paths meet; None if one of them is not known.
+    """Returns the area after a pooling where paths meet; None if one of them is not known.
 
     The smallest counts, because its values are the largest.
     """

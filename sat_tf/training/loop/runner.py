@@ -112,7 +112,7 @@ def train(
     ):
         if writes:
             _prepare_folder(run, start_over=resume is False)
-        # The others read what the first worker has prepared.
+        # The other workers read the folder that the first one has prepared.
         from_first_worker(strategy, [0])
         state = RunState.read(folder)
         state.expect_whole(config.stages.by_name())
@@ -156,7 +156,7 @@ def _prepare_folder(run: Run, *, start_over: bool) -> None:
     if run.source.class_names is not None:
         run.folder.write_text(output_folder.LABELS, label_text(run.source.class_names))
     run.folder.write_text(output_folder.PREPROCESSING, run.source.preprocessing.to_json())
-    # Last: a folder with a configuration is one that holds a run.
+    # The configuration comes last: a folder that has one holds a run.
     run.folder.write_text(output_folder.CONFIG, config_text(run.config))
 
 
