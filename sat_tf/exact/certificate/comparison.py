@@ -143,7 +143,7 @@ class RuntimeCounter:
 
 
 class SimulatedCounter:
-    """Compares a simulated runtime of other machines with the simulation of this one."""
+    """Compares a simulated runtime of other machines with the simulation of this machine."""
 
     def __init__(self, graph: Graph, runtime: str) -> None:
         self._kernels = RUNTIMES[runtime].kernels

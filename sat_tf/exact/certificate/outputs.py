@@ -137,7 +137,7 @@ MOST_ERROR = 0.25
 # A channel is also off where fewer different values are left of twice as many or more.
 FEWEST_VALUES = 8
 # Channels that vary by less than this share of the usual, such as pixels at a border, are off by an
-# error that is no larger than others': that is no fault where they are the end of a row of ever
+# error that is no larger than others'. This is no fault where they are the end of a row of ever
 # quieter channels. After a gap of this factor, they are values of another unit, and lost.
 _QUIET = 0.2
 _GAP = 10.0
@@ -179,7 +179,7 @@ class ValueCount:
     channels: list[ChannelCount]  # The channels that differ most: at most 16, the worst first.
     num_channels: int  # The number of all channels.
     off: int  # The number of channels that are off, without quiet ones.
-    quiet: int  # The number of channels that are off without fault, as they vary so little.
+    quiet: int  # The number of channels off without fault, as they vary little compared to others.
     fewest_values: ChannelCount  # The channel with the smallest share of values left.
 
     @property
@@ -241,11 +241,11 @@ class OutputCount:
 
     name: str  # The output's name.
     shape: tuple[int, ...]  # The shape without the batch dimension.
-    # The number of images, pixels, rows or boxes with a class or largest channel; 0 for a number.
+    # How many images, pixels, rows or boxes have a class or a largest channel; 0 for single values.
     places: int
     agreement: float | None  # The share of places that agree with the reference; None without any.
-    largest_difference: float  # The largest one of values; infinite where a value is NaN.
-    mean_difference: float  # The mean absolute one; infinite where a value is NaN.
+    largest_difference: float  # The largest difference of values; infinite where a value is NaN.
+    mean_difference: float  # The mean absolute difference; infinite where a value is NaN.
     spread: float  # The standard deviation of the reference's values.
     classes_by: str = ""  # See `Output`.
     # The comparison of channels, unless a softmax, labels or a loss say that they are classes.

@@ -322,7 +322,7 @@ class Recheck:
     """The result of checking a file against its certificate."""
 
     certificate: Certificate  # The certificate of the file as it is now.
-    differences: list[str]  # The differences from the recorded one; empty where it holds.
+    differences: list[str]  # The differences from the recorded certificate; empty where it holds.
 
 
 def recheck(

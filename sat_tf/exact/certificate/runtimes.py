@@ -153,7 +153,7 @@ _PROVEN = {basis.value for basis in (Basis.RULE, Basis.ENUMERATED, Basis.FLOAT)}
 
 @dataclasses.dataclass(frozen=True)
 class PortabilityClaim:
-    """A claim shared by the operators of which the same is known."""
+    """A claim that operators with the same grounds share."""
 
     operators: str  # The operators' names.
     tensors: list[str]  # The tensors that they make.
@@ -185,7 +185,7 @@ _BEHIND_FLOAT = Portability(
 
 
 def portability_of(graph: Graph) -> list[PortabilityClaim]:
-    """Returns the claims on a graph's operations; those of which the same is known share one."""
+    """Returns the claims on a graph's operations; operations with the same grounds share one."""
     groups = collections.defaultdict[tuple[str, Basis, str, bool], list[tuple[str, Portability]]](
         list
     )

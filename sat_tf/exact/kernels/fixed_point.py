@@ -170,7 +170,7 @@ _LARGEST = np.asarray((1 << 31) - 1)
 
 
 def inverse_roots(numbers: np.ndarray) -> Multipliers:
-    """Returns 1 / √n of integers from 1 on, by Newton in 32 bits: x += x/2 · (1 - n · x²)."""
+    """Returns 1 / √n of integers from 1 on, in 32 bits by Newton's x += x/2 · (1 - n · x²)."""
     narrow, fours = numbers.astype(np.int64), np.zeros_like(numbers, np.int64)
     while np.any(is_wide := narrow >= 1 << 29):
         narrow, fours = np.where(is_wide, narrow // 4, narrow), fours + is_wide
@@ -261,7 +261,7 @@ def summed_in_blocks(
 
 
 def stretch(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, bool]:
-    """Returns how many values a sum's kernel takes at once, and whether a summand has one there.
+    """Returns how many values a sum's kernel takes at once, and if a summand has only one there.
 
     Shapes are without the batch dimension; 0 values where the kernel without vectors computes it.
     """

@@ -101,7 +101,7 @@ _found: list[str] = []
 class Machine:
     """A machine that LiteRT runs on."""
 
-    architecture: str  # Python's name of it, such as x86_64 or aarch64.
+    architecture: str  # Python's name of the architecture, such as x86_64 or aarch64.
     # The processor's instruction sets for int8 kernels; empty where the system does not tell.
     instruction_sets: list[str]
     delegate: str  # The delegate that LiteRT says it has created by itself, or "none".

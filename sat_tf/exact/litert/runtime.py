@@ -236,7 +236,7 @@ def native_output_in(file: Any) -> Iterator[None]:
                 yield
             finally:
                 if is_standard_error(stream):
-                    stream.flush()  # handlers hold it: flushed before 2 is connected again
+                    stream.flush()  # flushed for handlers that hold it, before it is reconnected
                 os.dup2(descriptor, 2)
     finally:
         os.close(descriptor)
