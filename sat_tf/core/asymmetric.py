@@ -72,7 +72,7 @@ def _forward(
 def _codes_and_units(
     n: Namespace, x: Tensor, scale: Tensor, below: Tensor, levels: Any
 ) -> tuple[Tensor, Tensor]:
-    """The codes -z..a - z of a tensor, and what was rounded to them."""
+    """The codes -z..a - z of a tensor, and the values that were rounded to them."""
     units = x / scale
     return n.clip(grids.round_half_up(units), -below, levels - below), units
 
@@ -243,7 +243,7 @@ class Reach:
     """The values that a function can give."""
 
     lowest: float | None = None  # The smallest one, at most 0; None where nothing is known of it.
-    # What `lowest` leaves out: the smallest one is lower by this share of the largest.
+    # The share of the largest value by which the smallest one lies below `lowest`.
     share: float = 0.0
     highest: float | None = None  # The largest one, where the function has one; else None.
 

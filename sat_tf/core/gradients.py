@@ -43,7 +43,7 @@ CLIPPING_GRADIENTS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def find_clipping_gradient(name: str) -> Callable[[Any, Any], Any]:
-    """Returns the row of a name."""
+    """Returns the row of `CLIPPING_GRADIENTS` with a name."""
     if name not in CLIPPING_GRADIENTS:
         hint = did_you_mean(str(name), CLIPPING_GRADIENTS)
         raise ValueError(f"gradient={name!r} is not a clipping-level gradient. {hint}")
@@ -64,11 +64,11 @@ def _dsq(n: Namespace, upstream: Any, error: Any, intervals: Any, strength: floa
 class SurrogateRow:
     """One row of the table."""
 
-    # F from a namespace, g, e, a and the strength; None is 1.
+    # The factor f from a namespace, g, e, a and the strength; None is 1.
     factor: Callable[[Any, Any, Any, Any, float], Any] | None
-    strength: float | None = None  # The usual one; None where there is none.
-    lowest: float = 0.0  # Of the strength.
-    highest: float = 0.0  # Of it.
+    strength: float | None = None  # The usual strength; None for a row without a strength.
+    lowest: float = 0.0  # The smallest strength.
+    highest: float = 0.0  # The largest strength.
 
 
 SURROGATES: dict[str, SurrogateRow] = {
@@ -82,7 +82,7 @@ SURROGATES: dict[str, SurrogateRow] = {
 
 @dataclasses.dataclass(frozen=True)
 class Surrogate:
-    """What rounding passes back: a row of `SURROGATES`, and its strength; None is the usual one."""
+    """The gradient of rounding: a row of `SURROGATES`, and its strength; None is the usual one."""
 
     name: str = "ste"
     strength: float | None = None
@@ -108,7 +108,7 @@ class Surrogate:
         object.__setattr__(self, "strength", None if strength is None else float(strength))
 
     def describe(self) -> str:
-        """In words, to be appended to a line; "" for straight-through."""
+        """The surrogate in words, to be appended to a line; "" for straight-through."""
         return "" if self.strength is None else f", {self.name} gradient of {self.strength:g}"
 
 
@@ -118,7 +118,7 @@ STRAIGHT_THROUGH = Surrogate()
 def passed_back(
     upstream: Tensor, error: Tensor, intervals: Any, surrogate: Surrogate = STRAIGHT_THROUGH
 ) -> Tensor:
-    """The gradient at what was rounded, g · f(g, e), of a range of a intervals.
+    """The gradient that rounding passes back, g · f(g, e), for a range of a intervals.
 
     The error e = u - round(u) is in codes. Beyond 1/2 it counts as 1/2, and NaN as 0, so that it
     does not spread through sums over a layer.
@@ -149,7 +149,7 @@ def straight_through(value: Tensor, surrogate: Tensor) -> Tensor:
 
 
 def scaled_gradient(variable: Any, factor: Any) -> Tensor:
-    """A variable, exactly, of which the gradient is multiplied by a factor.
+    """The exact value of a variable, with its gradient multiplied by a factor.
 
     A clipping level gets gradient from every element of its tensor, many more than a weight does;
     at the learning rate of the weights it jumps about.

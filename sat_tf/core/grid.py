@@ -136,15 +136,15 @@ class Grid:
 
     name: str  # The name users write.
     fewest_bits: int  # The smallest number of bits that leaves at least two values.
-    # 2^b less the first is the number of intervals in the unit interval; less the second, the
-    # largest integer n.
+    # The unit interval has 2^b - divisor_less intervals, and the largest integer n is
+    # 2^b - top_less.
     divisor_less: int
     top_less: int
     codes_per_unit: int  # Difference between the codes of n and n + 1.
     # How divisor * u becomes an integer: to the nearest, ties up; or down.
     rounding: Literal["half up", "down"] = "half up"
-    centered: bool = False  # N stands for the middle of what is rounded to it, n + 1/2.
-    # What to warn of at a number of bits; under None at any.
+    centered: bool = False  # Whether n stands for n + 1/2, the middle of what is rounded to n.
+    # The warnings, by the number of bits; the one of None holds at any.
     cautions: Mapping[int | None, str] = dataclasses.field(default_factory=dict)
 
     def divisor(self, num_bits: int) -> int:
@@ -160,7 +160,7 @@ class Grid:
         return 2.0 / (self.divisor(num_bits) * self.codes_per_unit)
 
     def code_offset(self, num_bits: int) -> int:
-        """The number that codes_per_unit * n is above the code of a weight."""
+        """The number subtracted from codes_per_unit * n to get the code of a weight."""
         return int(self.middle(num_bits) * self.codes_per_unit)
 
     def middle(self, num_bits: int) -> float:

@@ -1,4 +1,4 @@
-"""Ranges that are observed: of outputs, of what float layers read, and of inputs but images."""
+"""Observed ranges: of outputs, of what float layers read, and of inputs other than images."""
 
 import dataclasses
 import math
@@ -36,18 +36,18 @@ class RangeObserver(Quantizer):
 
     observes_range: ClassVar[bool] = True
 
-    rounds: bool = False  # The tensor is rounded, because other layers read what the file rounds.
-    # But not in training: a stream that the policy leaves float is rounded by the file alone, and
-    # by Keras where it is to tell the same.
+    rounds: bool = False  # Whether it rounds the tensor, as other layers read what the file rounds.
+    # Whether training leaves the tensor float: a stream that the policy leaves float is rounded by
+    # the file alone, and by Keras in inference, which has to agree with the file.
     trains_float: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Makes one of what `get_config` gave, in earlier versions with a momentum of no use."""
+        """Makes an observer of a config, which in earlier versions has an unused momentum."""
         return cls(**{name: value for name, value in config.items() if name != "momentum"})
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor; older releases read those of before `trains_float`."""
+        """The arguments of the constructor, `trains_float` only if True: older releases lack it."""
         config = super().get_config()
         if not self.trains_float:
             config.pop("trains_float", None)

@@ -74,8 +74,8 @@ def _backward(
 class KMeansQuantizer(LevelsOfWeights):
     """Weights of a layer with 2^b shared values (Han et al. 2016).
 
-    The variable `cluster_ids`, uint8 and shaped like the kernel, holds which of them share a value.
-    k-means over the layer finds that when a model is quantized, and when it gets other bits.
+    The variable `cluster_ids`, uint8 and shaped like the kernel, says which weights share a value.
+    k-means over the layer finds these when a model is quantized, and when it gets other bits.
 
     Forward, with C_k the mean of the latent weights of cluster k and s = max|C| / 127:
                q_i = s · round(C_k / s), k the cluster of weight i.
@@ -97,11 +97,11 @@ class KMeansQuantizer(LevelsOfWeights):
     # Channels of a layer share its values.
     range_axes: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
 
-    initialization: str = "linear"  # Where centroids start, a row of `INITIALIZATIONS`.
+    initialization: str = "linear"  # The start of the centroids, a row of `INITIALIZATIONS`.
     # Weights that are 0 stay 0, as in a pruned model; the value of cluster 0 is 0.
     keep_zeros: bool = False
     # Weights move to the nearest cluster in every training step. Each has its own gradient then;
-    # those of a cluster that share one would keep their distances for ever.
+    # weights of a cluster that share one would keep their distances forever.
     reassign: bool = False
 
     def __post_init__(self) -> None:

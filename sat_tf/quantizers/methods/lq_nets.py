@@ -193,7 +193,7 @@ class LqNetsQuantizer(LevelsOfWeights):
     levels_settings: ClassVar[tuple[str, ...]] = ("num_bits", "range_axes")
     follows = True
 
-    momentum: float = 0.9  # Of the basis in a training step; at 0 it is what fits, at 1 it stays.
+    momentum: float = 0.9  # The basis' share kept in a step; at 0 it is what fits, at 1 it stays.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -239,7 +239,7 @@ class LqNetsQuantizer(LevelsOfWeights):
         return self.num_bits is None
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The levels 0..2^b - 1, by the first one of those that are equal."""
+        """The places 0..2^b - 1 of the weights' levels; equal levels have the first one's place."""
         n = namespace(latent)
         latent = in_float32(n, latent)
         codes, _, scale = levels_of(n.tensor(variables[self.levels_name]))

@@ -134,7 +134,7 @@ class QilQuantizer(ScaledWithSurrogate):
     method: ClassVar[str] = "QIL"
     fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
-    gradient_factor: float = 0.01  # Of c and d, whose gradients are sums over all weights.
+    gradient_factor: float = 0.01  # The factor on the gradients of c and d, sums over all weights.
 
     def __post_init__(self) -> None:
         super().__post_init__()
