@@ -101,7 +101,7 @@ class AdaptiveBits(keras.Model):
 
     Args:
         members: models quantized by sat-tf, by their bits, built from the same float model.
-        name: of the model.
+        name: the model's name.
     """
 
     def __init__(self, members: Mapping[int, keras.Model], name: str = "adaptive") -> None:
@@ -127,7 +127,7 @@ class AdaptiveBits(keras.Model):
         It shares its variables: training one trains the kernels of all.
 
         Raises:
-            ValueError: there is none at these bits.
+            ValueError: no model has these bits.
         """
         if bits not in self._widths:
             raise ValueError(

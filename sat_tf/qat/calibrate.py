@@ -46,7 +46,7 @@ from sat_tf.quantizers.values import Function, itself
 
 @contextlib.contextmanager
 def float_weights(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
-    """Inside, layers compute with clamped and rescaled weights that are not rounded."""
+    """Lets layers compute, inside, with clamped and rescaled weights that are not rounded."""
     changed = [layer for layer in layers if isinstance(layer, QuantizedLayer)]
     before = [(layer.quantize_config.weights, layer.constant_kernel) for layer in changed]
     try:
@@ -71,9 +71,9 @@ _CLEARLY_BETTER = 0.5
 # signal again and again loses more than it gains. 8 bits move statistics by 0.005 to 0.015 and 4
 # bits by 0.03 and more, as they change what weights amplify.
 _NOISE_ALONE = 0.02
-# So many values of a preprocessed tensor are looked at: pixels of three channels give 768.
+# The most values of a preprocessed tensor to look at; pixels of three channels give 768.
 _MOST_VALUES = 4096
-# So many logits of a batch are looked at, in whole rows.
+# The most logits of a batch to look at, in whole rows.
 _MOST_LOGITS = 2**15
 # Levels are tried in these steps, up to half a code at 8 bits, until no value is so near to a tie,
 # in codes, that rounding of float32 or of a constant could decide.
@@ -317,7 +317,7 @@ def _function_behind(in_use: Network, node: Node) -> Function:
 
 
 def call_node(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Tensor:
-    """The output of a layer in inference, where asked for with the statistics of this batch."""
+    """The output of a layer in inference, on request with the statistics of this batch."""
     return node.layer(inputs, **_arguments(node, on_batch_statistics))
 
 
@@ -326,7 +326,7 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
     layer = node.layer
     arguments = _arguments(node, on_batch_statistics)
     is_wrapped = isinstance(layer, QuantizedLayer)
-    # What marks pixels rounds nothing, and the first layers read the grid that it makes.
+    # A quantizer that marks pixels rounds nothing, and the first layers read the grid it makes.
     if not is_wrapped or isinstance(output_quantizer(layer), PixelQuantizer):
         return layer(inputs, **arguments)
     before = layer.before_quantization(inputs, arguments.get("training", False))
@@ -363,7 +363,7 @@ def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> N
 def _compared(
     network: Network, images: Images, name: str, pixels: InputRange
 ) -> RangeStatistics | None:
-    """The statistics of a quantized network beside those of images, as nothing is rounded."""
+    """Compares the statistics of a quantized network, unrounded, with those of images."""
     call = functools.partial(_call_unrounded, on_batch_statistics=False)
     with float_weights(node.layer for node in network):
         # Folded, a shift is what the first layers pad with, instead of 0. Up to two pixels of the
@@ -383,7 +383,7 @@ def _norms(network: Network) -> dict[int, keras.layers.Layer]:
 def _fit_both(
     network: Network, batches: Batches, norms: list[keras.layers.Layer], *, keep_function: bool
 ) -> None:
-    """Clipping levels, and statistics for the quantized network: see `best_statistics`."""
+    """Fits clipping levels, and statistics for the quantized network: see `best_statistics`."""
     original = [Statistics.of(norm) for norm in norms]
     try:
         with float_weights(node.layer for node in network):

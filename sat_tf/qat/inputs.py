@@ -381,12 +381,12 @@ class AnotherBorderWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class Border:
-    """What is around the images of an input instead of 0."""
+    """The border of an input's images, where it is not 0."""
 
-    range: InputRange  # Of its pixels.
-    layers: tuple[str, ...]  # Those that pad it, or that read what another has padded.
-    # How far outputs are off by it, the root mean square in standard deviations of the output that
-    # is off most.
+    range: InputRange  # The range of the pixels.
+    layers: tuple[str, ...]  # The layers that pad the input, or else read what another has padded.
+    # The error of outputs by the border: the root mean square, in standard deviations, of the
+    # output that is off most.
     error: float
 
     @property

@@ -55,7 +55,7 @@ class Start:
 
     tensor: str  # The layer that makes what it quantizes.
     quantizer: protocol.ActivationQuantizer
-    source: str = ""  # Where the level comes from.
+    source: str = ""  # The source of the level, in words.
     is_guess: bool = False
 
 
@@ -75,7 +75,7 @@ class Placement:
     # For each tensor without integers of its own, the reader that absorbs it.
     absorbed_by: Mapping[str, str]
     streams: frozenset[str]  # The layers whose outputs have the bits of streams.
-    # Where the clipping level of each quantizer starts, by the tensor that it stands behind, or by
+    # The start of each quantizer's clipping level, by the tensor in front of the quantizer, or by
     # the name of its insertion.
     starts: Mapping[str, Start]
 

@@ -481,7 +481,7 @@ _OF_QUANTIZERS = {"weight": {"weight_bits"}, "activation": {"clipping_gradient"}
 
 
 def _override_problems(overrides: Any, values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with overrides of a policy with these values."""
+    """Returns the problems of overrides in a policy with these values."""
     listed = []
     for pattern, fields in overrides.items():
         right, of_layer = layer_fields(fields)

@@ -35,10 +35,10 @@ class KernelFields(NamedTuple):
     """The bits and the grid of a layer's weights, and the fields of the policy that say them."""
 
     bits: Any  # 1 to 8; None: not rounded.
-    grid: Any  # That the weights are on.
+    grid: Any  # The grid that the weights are on.
     bits_field: str  # The name of the field that gives the bits.
     grid_field: str  # The name of the field that gives the grid.
-    asked_grid: Any  # What that field says, whose codes int8 may not hold at these bits.
+    asked_grid: Any  # The grid in that field, whose codes int8 may not hold at these bits.
 
 
 def kernel_fields(

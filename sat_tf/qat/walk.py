@@ -62,8 +62,8 @@ class _Tensor:
 
     # A list where they are kept; others are computed when they are asked for.
     parts: list[tf.Tensor] | Parts
-    shape: tf.TensorShape  # Of the first part.
-    rows: int  # Of all parts: images, unless a layer of the user makes something else of them.
+    shape: tf.TensorShape  # The shape of the first part.
+    rows: int  # The rows of all parts: images, unless a user's layer makes something else of them.
     layers: int = 0  # How many compute a part, one inside the other.
 
     def read(self) -> Parts:
@@ -219,9 +219,9 @@ class _Flat:
 class Sample:
     """A sample of one tensor: some values, how many each stands for, the ends of all of them."""
 
-    name: str  # Of the layer that gives it.
-    file: IO[bytes]  # Holds the values; several samples may share it.
-    function: Function = itself  # The one that alone reads it.
+    name: str  # The name of the layer that gives the tensor.
+    file: IO[bytes]  # The file with the values; several samples may share it.
+    function: Function = itself  # The function that alone reads the tensor.
     # The smallest and the largest value that was there, or 0.
     ends: tuple[float, float] = (0.0, 0.0)
     # A piece of the file starts somewhere, and has so many values that each stand for so many.
