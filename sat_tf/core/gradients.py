@@ -4,8 +4,8 @@ Rounding's own gradient is 0 or infinite. A surrogate is a factor f in its place
 
     n = round(u),  e = u - n,  dL/du = g · f(g, e),  g = dL/dn
 
-Rounding itself stays what it is, and so do codes and files. A new one is a row of `SURROGATES`, of
-any namespace of `tensors`; quantizers take its name as the option `surrogate`, and
+Rounding itself stays as it is, and so do codes and files. A new surrogate is a row of `SURROGATES`,
+for any namespace of `tensors`; quantizers take its name as the option `surrogate`, and
 `surrogate_strength`.
 
     ste   f = 1: straight-through (Bengio et al. 2013)
@@ -18,13 +18,13 @@ any namespace of `tensors`; quantizers take its name as the option `surrogate`, 
 EWGS makes gradients larger that push a value on in the direction in which it has been rounded, and
 smaller those that push it back. The mean of dsq's factor over a cell is 1.
 
-The gradient of a clipping level is, with q what is made of a value x,
+The gradient of a clipping level is, with q the quantized value of x,
 
     α · dα = Σ g q - Σ dx r
 
-A row of `CLIPPING_GRADIENTS` is r, from x and q: of CG-PACT (Eq. 13) x itself, so that the
-quantization error q - x remains between the ends of the range; of the original PACT q, so that
-nothing does. Policies and quantizers read the table.
+A row of `CLIPPING_GRADIENTS` gives r from x and q: x in CG-PACT (Eq. 13), so that the quantization
+error q - x remains between the ends of the range; q in the original PACT, so that nothing remains.
+Policies and quantizers read the table.
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ SURROGATES: dict[str, SurrogateRow] = {
     "ste": SurrogateRow(None),
     # |e / a| is at most 1/2, so that no factor is negative.
     "ewgs": SurrogateRow(_ewgs, 1e-3, 0.0, 2.0),
-    # The range in which the authors keep it.
+    # The range in which the authors keep the strength.
     "dsq": SurrogateRow(_dsq, 0.2, 0.01, 0.5),
 }
 

@@ -33,8 +33,8 @@ from sat_tf.quantizers.values import (
     usual_deviation,
 )
 
-# The variable of weights, s · sqrt(highest code), and that of LSQ+, by how much the lower end has
-# moved.
+# The variable of weights, s · sqrt(highest code), and that of LSQ+, the distance that the lower end
+# has moved.
 MAGNITUDE, OFFSET = "magnitude", "offset"
 # No magnitude is lower: scales stay positive. Weights are dead long before.
 SMALLEST_MAGNITUDE = 1e-8
@@ -79,7 +79,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         return {**specs, MAGNITUDE: self.learnt(shape, start=usual, lowest=SMALLEST_MAGNITUDE)}
 
     def begin(self, kernel: Any, variables: Variables) -> None:
-        """Gives magnitudes what the latent weights tell; a channel of zeros that of its layer."""
+        """Sets magnitudes by the latent weights; a channel of zeros gets that of its layer."""
         if MAGNITUDE in variables:
             magnitude = variables[MAGNITUDE]
             magnitude.assign(self._first_magnitude(kernel, magnitude))
@@ -94,7 +94,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         return self.of_range_or_layer(of_range, of_layer, otherwise, SMALLEST_MAGNITUDE)
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
-        """Takes over the gain, and what magnitudes have become of their start."""
+        """Takes over the gain, and the ratio of magnitudes to their start."""
         super().carry(latent, variables, before)
         if not isinstance(before.quantizer, LsqQuantizer) or MAGNITUDE not in variables:
             return
@@ -148,7 +148,7 @@ class LsqActivationQuantizer(UpToItsLevel):
     """Clips and quantizes with a scale that is learnt (Esser et al. 2020).
 
     Values are those of `pact.quantize_activation`, in the place of a rectifier, or else of
-    `quantize_stream`, and so is the gradient, Eq. 3 of the paper, but for the factor g of the
+    `quantize_stream`, and so is the gradient, Eq. 3 of the paper, except for the factor g of the
     scale: see `lsq.level_factor`.
     """
 

@@ -27,7 +27,7 @@ class RangeObserver(Quantizer):
 
     `sat_tf.calibrate` sets the range, `lowest` and `highest`, to what its images let expect. In
     training it takes in the extremes of every batch, and never shrinks: a mean over batches would
-    be the range of none. `observations` counts the batches; 0 means never observed. The range
+    not be the range of any. `observations` counts the batches; 0 means never observed. The range
     always holds zero. Batches with infinite or NaN values leave it as it is.
 
     Forward and backward: the tensor itself; or with `rounds`, `asymmetric.quantize_observed`, once
@@ -84,7 +84,7 @@ class RangeObserver(Quantizer):
         return rounded
 
     def _observe(self, inputs: Tensor, variables: Variables) -> Tensor:
-        """Takes one batch into the range; returns how many there are."""
+        """Takes one batch into the range; returns the number of batches so far."""
         n = namespace(inputs)
         values = in_float32(n, n.stop_gradient(inputs))
         ends = {"lowest": n.min(values), "highest": n.max(values)}
@@ -124,10 +124,10 @@ def tensorflow_of(variables: Variables) -> ModuleType | None:
 
 
 def over_replicas(batch: Mapping[str, Tensor], variables: Variables) -> dict[str, Tensor]:
-    """The values of the whole batch, of those of each replica's share, on all devices and workers.
+    """The values of a whole batch, from those of each replica's share on all devices and workers.
 
     Every replica assigns its own variables, which are equal then, so that any one is saved bit for
-    bit. Of each value the largest is taken, but of "lowest" the smallest.
+    bit. The largest of each value is taken, and the smallest of "lowest".
     """
     tf = tensorflow_of(variables)
     context = None if tf is None else tf.distribute.get_replica_context()

@@ -110,7 +110,7 @@ class PactQuantizer(UpToItsLevel):
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
-        """All tensors, with the quantizers of this file for those that are not rectified."""
+        """Always True: the quantizers of this file serve the tensors that are not rectified."""
         return True
 
     @classmethod

@@ -24,7 +24,7 @@ from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.seen_values import SeenValues
 from sat_tf.quantizers.values import CodeRange, IntegerWeights, SampledValues, Variables
 
-# Among the variables a quantizer is called with, where its layer has a floor under its bits.
+# The name, among the variables of a call, of the floor that a layer has under the bits.
 BIT_FLOOR = "bit_floor"
 # The variable that a quantizer with a clipping level has.
 CLIPPING_LEVEL = "clipping_level"
@@ -77,7 +77,7 @@ class Quantizer(abc.ABC):
     trains_float: bool = False
 
     def __post_init__(self) -> None:
-        """Takes the axes that JSON has as lists, in those that are dataclasses."""
+        """Makes tuples of axes, which JSON has as lists, in quantizers that are dataclasses."""
         for name, value in vars(self).items():
             if name.endswith("_axes") and value is not None:
                 setattr(self, name, tuple(value))
@@ -98,8 +98,8 @@ class Quantizer(abc.ABC):
     def assume_fed(self, variables: Variables, scale: float) -> None:
         """Gives variables that calibration would set plausible values; most have none.
 
-        Plans are made of models that have seen nothing, and of what their files would be later. The
-        scale is that of the range, where it is not known beforehand.
+        Plans are made of models that have seen no data, for the files that they would have later.
+        The scale is that of the range, where it is not known beforehand.
         """
         del variables, scale
 
@@ -219,7 +219,7 @@ class WeightRequest:
     detach_max: bool = False  # `detach_max` of the policy.
     # `rescale` of the policy; None for a layer with BatchNormalization right behind it.
     rescale: str | None = None
-    # The latent weights will start where they keep the float layer's function.
+    # Whether the latent weights will start where they keep the float layer's function.
     keeps_function: bool = False
     # `weight_options` of the policy.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -312,7 +312,7 @@ class WeightQuantizer(Quantizer):
         """The codes and scales of the effective weights; the quantizer rounds.
 
         The product is what the quantizer computes with, up to a few roundings of float32: the
-        export refuses a layer of which that does not hold.
+        export refuses a layer for which that does not hold.
         """
 
     @property
@@ -350,7 +350,7 @@ class WeightQuantizer(Quantizer):
         return 2 * self.largest_code
 
     def code_count(self, variables: Variables) -> int:
-        """How many different codes its weights can have; `top_unit` + 1, but for special ones."""
+        """How many different codes its weights can have; `top_unit` + 1 for most quantizers."""
         return self.top_unit + 1
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
@@ -407,7 +407,7 @@ class WeightQuantizer(Quantizer):
         self.begin(kernel, variables)
 
     def describe_start(self, kernel: Any) -> str:
-        """In words, how the latent weights of a float kernel start, and why."""
+        """How the latent weights of a float kernel start, and why, in words."""
         return "keeps function and gradients: latent weights of the kernel's own size"
 
     def carries(self, before: Predecessor) -> bool:
@@ -451,7 +451,7 @@ class ActivationQuantizer(Quantizer):
     """Quantizes the tensor that a layer makes, to codes of 1 to 8 bits.
 
     Required: the constructor, `__call__` and `code_range`; with a clipping level,
-    `ClippingQuantizer` has the rest of what that takes.
+    `ClippingQuantizer` has the rest of what is required.
     """
 
     num_bits: int  # Bits of the codes.
@@ -460,8 +460,8 @@ class ActivationQuantizer(Quantizer):
     signed: bool = False
     # Whether its range is a variable, `clipping_level`, that is trained and calibrated.
     has_clipping_level: ClassVar[bool] = False
-    # Whether it defines the gradient of its level, so that `clipping_gradient` of a policy has no
-    # say.
+    # Whether it defines the gradient of its level, so that `clipping_gradient` of a policy does not
+    # apply.
     has_own_gradient: ClassVar[bool] = False
     rounds: bool = True
     # These are set by fields of the policy.

@@ -1,6 +1,6 @@
 """Bases of weight quantizers: with bits and ranges, on a grid, with weights of the latent size.
 
-The last one has values that no grid tells, but a variable that follows the weights.
+The last one has values from a variable that follows the weights, not from a grid.
 """
 
 import abc
@@ -44,7 +44,7 @@ class RoundedWeights(WeightQuantizer):
         return bool(self.range_axes)
 
     def _described(self, method: str, unit: str) -> str:
-        """The words that all of them have for `describe`."""
+        """The words that all of these quantizers have for `describe`."""
         rounded = "not rounded" if self.num_bits is None else f"of {self.num_bits} bits"
         whose = "channel" if self.channels_differ else "layer"
         rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
@@ -53,7 +53,7 @@ class RoundedWeights(WeightQuantizer):
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WeightsOnGrid(RoundedWeights):
-    """One whose codes are those of a row of `grid.GRIDS`."""
+    """A quantizer whose codes are those of a row of `grid.GRIDS`."""
 
     follows_grid: ClassVar[bool] = True
     zeros_stay_with: ClassVar[str] = "weight_grid='narrow'"
@@ -199,7 +199,7 @@ class LevelsOfWeights(ScaledQuantizer):
 
     It is assigned in training steps, by every replica for itself: as all of them have the same
     latent weights, it stays the same on all. Codes are whatever int8 holds. While a floor keeps the
-    bits above its own, weights are rounded to the narrow grid of as many bits.
+    bits above its own, weights are rounded to the narrow grid of the floor's bits.
     """
 
     levels_name: ClassVar[str]  # The name of the variable.

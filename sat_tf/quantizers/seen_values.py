@@ -18,14 +18,14 @@ from sat_tf.exact.tflite.input_range import NAMED, PIXELS, InputRange
 _FAR_OUTSIDE = 0.3
 # Values that all lie within so few pixels, and not on pixels, do not come from a picture.
 _FEW_PIXELS = 8.0
-# Others are not dark, and nobody resizes them.
+# This many pixels are few for other inputs, which are not dark, and which nobody resizes.
 _FEW_FOR_OTHERS = 64.0
 # Ends this near, as a share of the range, are the same.
 _SAME_END = 0.02
 # Rounding in float16 moves pixels by less than this, in pixels.
 _OFF_GRID = 0.2
-# Values are on the pixels of a range that are no farther from them, in pixels: float16 is not, and
-# nobody else's are by chance.
+# Values that are no farther from the pixels of a range, in pixels, are on them: float16 moves none
+# farther, and other values are not so near by chance.
 _ON_GRID = 0.05
 # A range fits if its values take this share of it.
 _FILLED = 0.4
@@ -97,7 +97,7 @@ class SeenValues:
 
 
 def has_channels(found: InputRange, channels: int | None) -> bool:
-    """Whether a range can be that of so many channels."""
+    """Whether a range can be that of a number of channels."""
     return found.channels in (None, channels)
 
 

@@ -1,7 +1,7 @@
 """The tables of quantizers: those a policy can name, and all of them as plain values in files.
 
-The only module that knows their classes; those that a policy has to name are loaded when one does.
-A quantizer of the user's own joins by a decorator:
+Only this module knows their classes; those that a policy has to name are loaded when one does.
+A user's own quantizer joins by a decorator:
 
     @sat_tf.configs.weight_quantizer("power_of_two")
     class PowerOfTwo(sat_tf.configs.WeightQuantizer): ...

@@ -14,8 +14,8 @@ from sat_tf.core.tensors import Tensor
 Variables = Mapping[str, Any]
 # A function of many values at once, float32, each for itself.
 Function = Callable[[np.ndarray], np.ndarray]
-# Names of variables. A skew says how much less far than its clipping level a range reaches on the
-# other side of 0, as a share of it.
+# Names of variables. A skew is the share of the clipping level by which a range reaches less far on
+# the other side of 0.
 SKEW = "skew"
 # The gain of a rescaling gives a pretrained layer its size back.
 GAIN = "rescale_gain"
