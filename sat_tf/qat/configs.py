@@ -165,7 +165,7 @@ class PlacedConfig(_ConfigOfScheme):
             "annotation": self.annotation,
             "inserted": self.inserted,
         }
-        # Older releases read the models that have none.
+        # Older releases read models without these marks.
         marks = {"around": self.around, "target": self.target, "output_name": self.output_name}
         return {**config, **{name: mark for name, mark in marks.items() if mark}}
 

@@ -3,7 +3,7 @@
 A short trial chooses the learning rate, which then rises for a tenth of the steps, and falls to 0
 on half a cosine. After each epoch the model is measured as it would be shipped, and the best is
 kept, the start included. An interrupted training goes on from the end of its last epoch, to the
-same model, but for what layers such as Dropout draw.
+same model, except for what layers such as Dropout draw.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from sat_tf.qat.wrapper import ConstantWeights, weight_quantizer
 
 # The rates that are tried go from steps that change nearly nothing to those of a fresh network.
 TRIED_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)
-# A trial takes so many steps at each of them, and is judged by so many images.
+# The steps of a trial at each of the rates, and the images by which it is judged.
 _TRIED_STEPS, _TRIED_IMAGES = 16, 256
 _WARMUP_SHARE = 0.1
 _MOMENTUM, _WEIGHT_DECAY = 0.9, 4e-5
@@ -263,7 +263,7 @@ def distances_in_words(tried: Mapping[float, float | None]) -> str:
 class _Trainer(keras.Model):
     """Trains a student by labels and, for a share of the loss, the answers of a teacher.
 
-    Its variables are all that a training knows beside weights and momentum; backups hold them.
+    Its variables are all that a training knows besides weights and momentum; backups hold them.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class _Trainer(keras.Model):
         model as it was.
         """
         before, effective = self.student.get_weights(), ConstantWeights(self.student)
-        # One that cannot be finished is measured as it is.
+        # A model that cannot be finished is measured as it is.
         with contextlib.suppress(ValueError), warnings.catch_warnings():
             if epoch:
                 warnings.simplefilter("ignore")  # the calibration before has said it

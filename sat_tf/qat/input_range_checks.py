@@ -1,4 +1,4 @@
-"""Whether a model is fed values of the range that it was trained on.
+"""Checks that a model is fed values of the range that it was trained on.
 
 Nothing in a graph says what it was trained on. Three signs tell.
 
@@ -63,9 +63,9 @@ _LEAST_SPAN, _MOST_SPAN = 0.1, 500.0
 # where float32 ends. In a trained classifier the lead of the median image is between the other two.
 _CERTAIN, _TOLD_APART = 69.0, (1.5, 30.0)
 _TINY = float(np.finfo(np.float32).tiny)
-# All of so many images but this percentage are certain.
+# The most images to judge, and the percentage of them that need not be certain.
 _MOST_JUDGED, _OTHERS = 64, 10.0
-# Other ranges are those that make values so many times smaller.
+# Rival ranges make values at least this many times smaller.
 _FACTOR = 50.0
 
 # The outputs of a network, by the names of its nodes, for images.
@@ -129,7 +129,7 @@ def _span(layers: list[Node], node: Node, fed: InputRange) -> float | None:
 def certainty_doubt(
     network: Network, images: np.ndarray, run: Run, fed: InputRange, *, is_stated: bool
 ) -> str | None:
-    """Says that a classifier is as certain as float32 allows, and not in another range; else None.
+    """Says that a classifier is as certain as float32 allows, and not in another range; or None.
 
     `run` computes the outputs of the network without rounding anything. Where the policy does not
     state the range, linear outputs are taken for logits too, which nothing tells from coordinates.
@@ -167,7 +167,7 @@ def certainty_doubt(
 def _leads_of(
     network: Network, name: str, *, is_stated: bool
 ) -> Callable[[np.ndarray], np.ndarray] | None:
-    """The function that gives, from an output, each image's lead of the first class; or None."""
+    """The function that gives, from an output, the lead of a class for each image; or None."""
     maker = network.origin(
         name, lambda node: layer_kinds.role_of(inner_layer(node.layer)).keeps_codes
     )
@@ -207,17 +207,17 @@ _MOST_IMAGES, _FEWEST_IMAGES, _MOST_BYTES = 64, 16, 2**27
 # many times nearer.
 _MOST_OFF = 3.0
 _FAR, _FITS, _TIMES_NEARER = 0.6, 0.6, 3.0
-# A range is the only one that fits where all others are so far off, and so many times farther.
+# A range is the only one that fits where all others are off by this, and by this factor farther.
 _UNLIKE, _TIMES_FARTHER = 0.3, 2.0
 # A range that is off by this, or more, is doubtful where another one fits.
 _DOUBTFUL = 0.25
 # Scales that differ by less are the same, and ranges alike whose ends differ by so little of them.
 _SAME_SCALE, _ALIKE = 1.5, 0.1
-# Ranges that are so much farther off than the nearest, or so many times, fit as well.
+# Ranges that are no more than this farther off than the nearest, or by this factor, fit as well.
 _BY_CHANCE, _AS_WELL = 0.03, 1.5
 # Channels that are off by the same in all ranges, as dead ones are, say nothing.
 _SAME = 0.1
-# After so many steps, nothing is left of where averages began.
+# The steps after which nothing is left of the first value of averages, and how many are tried.
 _MOST_STEPS, _TRIED_STEPS = 2**14, 40
 
 # Computes a node in inference, without rounding anything.

@@ -51,7 +51,7 @@ class Roles:
 
     @property
     def ends(self) -> frozenset[str]:
-        """All calls of the linear layers of which one call is a first or a last one."""
+        """All calls of the linear layers that have a first or a last call."""
         calls = [self.network.calls(name) for name in self.first | self.last]
         return frozenset(call.name for of_layer in calls for call in of_layer)
 
@@ -179,7 +179,7 @@ def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
 
 
 def _with_ids_left_float(roles: Roles, problems: list[str]) -> Roles:
-    """Leaves layers and inputs float whose ids, or no real numbers, are for layers left float."""
+    """Leaves layers and inputs float whose ids, or non-real values, are for layers left float."""
     network, policy, of = roles.network, roles.policy, dict(roles.of)
     roles = dataclasses.replace(roles, of=of)
     for node in reversed(list(network)):

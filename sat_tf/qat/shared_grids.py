@@ -55,7 +55,7 @@ class _Seen:
 
 
 class SharedGrids:
-    """Finds, while a quantized model runs on data, what its grids leave too few codes."""
+    """Finds, while a quantized model runs on data, the values that get too few codes of a grid."""
 
     def __init__(self, network: Network) -> None:
         grids = (*_inputs(network), *_concatenations(network), *_outputs(network))

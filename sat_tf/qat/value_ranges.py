@@ -21,10 +21,10 @@ from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, SampledValues
 
 
 class PixelRanges(dict[str, tuple[float, float]]):
-    """The ends of every tensor computed from pixels alone, which `grids` has by the input.
+    """The ends of every tensor computed from pixels alone; `grids` has their grids, by input.
 
-    `inputs` are those of any kind, moved or preprocessed, and `counts` what is a positive number
-    times the integers of the image.
+    `inputs` are inputs of any kind, also moved or preprocessed, and `counts` the tensors that are a
+    positive number times the integers of the image.
     """
 
     def __init__(self, network: Network, grids: Mapping[str, ImageGrid]) -> None:
@@ -201,7 +201,7 @@ class Spread:
         return np.asarray((self.values - self.mean[:, None]) ** 2 @ _SHARES, np.float64)
 
     def of_channels(self, count: int) -> "Spread":
-        """The same for another number of channels, which then all have the overall distribution."""
+        """The spread of another number of channels, all of which have the overall distribution."""
         if len(self.values) == count:
             return self
         mean = np.mean(self.mean)

@@ -183,7 +183,7 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
 
     @contextlib.contextmanager
     def one_kernel(self) -> Iterator[None]:
-        """Inside, calls in inference share one effective kernel; the latent one must not change."""
+        """Lets calls in inference share one effective kernel; the latent one must not change."""
         before = self.constant_kernel
         self.use_kernel(self.effective_kernel())
         try:
@@ -270,7 +270,7 @@ def clipping_quantizer(layer: keras.layers.Layer) -> ActivationQuantizer | None:
 
 
 def rounds_to_input(layer: keras.layers.Layer) -> bool:
-    """Whether a layer's quantizer quantizes what it reads too."""
+    """Whether a layer's quantizer quantizes the layer's input, too."""
     return isinstance(layer, QuantizedLayer) and layer.quantize_config.around
 
 

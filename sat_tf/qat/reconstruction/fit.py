@@ -118,7 +118,7 @@ class _Adam:
             variable.assign(value if constraint is None else constraint(value))
 
 
-# How an output is a row of classes, if it is one.
+# The values in an output that is a row of classes.
 _LOGITS, _PROBABILITIES = "logits", "probabilities"
 # Classes that the float model finds unlikely tell much of it. At T = 1 they would hardly count: it
 # is sure of most images, above all of those that it was trained on.
@@ -318,7 +318,7 @@ def _nameless(value: Any) -> Any:
 
 
 class Part:
-    """A part of a quantized network that is fitted at once, without layers of some `id`s."""
+    """A part of a quantized network that is fitted at once, except layers with given `id`s."""
 
     def __init__(self, span: Span, aims: Mapping[str, Aim], without: Collection[int] = ()) -> None:
         self.span, self._aims = span, aims
