@@ -6,6 +6,7 @@ A small network learns handwritten digits in float; the command then quantizes i
 folder of pictures of each class.
 """
 
+import io
 import pathlib
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def main() -> None:
         printed = subprocess.run(
             run, cwd=folder, stdout=subprocess.PIPE, text=True, check=True
         ).stdout
-    console = Console(record=True, width=_COLUMNS, file=open("/dev/null", "w"))
+    console = Console(record=True, width=_COLUMNS, file=io.StringIO())
     console.print(Text("$ sat-tf " + " ".join(_COMMAND), style="bold"))
     console.print(Text.from_ansi(printed))
     _PICTURE.write_text(console.export_svg(title="sat-tf"), encoding="utf-8")
