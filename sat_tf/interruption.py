@@ -21,7 +21,7 @@ _A_MOMENT_SECONDS = 0.01
 
 
 def end_on_signals() -> None:
-    """Makes SIGTERM end this process as Ctrl-C does: what is open is closed, or removed.
+    """Makes SIGTERM end this process as Ctrl-C does: open files are closed, or removed.
 
     Python drops exceptions in a finalizer, and goes on: the signal is then sent again.
     """

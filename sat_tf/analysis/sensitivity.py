@@ -303,7 +303,7 @@ def sensitivity(
     num_images: int = USUAL_IMAGES,
     progress: bool = True,
 ) -> Sensitivity:
-    """Measures what a float model loses with one layer at a time quantized.
+    """Measures the loss of a float model with one layer at a time quantized.
 
     A linear layer is run with its kernel quantized, with the tensor it reads quantized, and with
     both; streams, the tensors that other layers read, are quantized alone. All other layers stay
@@ -318,8 +318,8 @@ def sensitivity(
         policy: the bits of each layer; see `BitPolicy`. Whatever its latent_start, the model keeps
             its function; where it names no weights, they are DoReFa's at all bits.
         metric: "top1" (the drop, a share of the images), "distance" (relative error of the
-            outputs) or "divergence" (of the class probabilities, in nats): what layers are ranked
-            by. All possible ones are measured: the divergence where a softmax, labels or this
+            outputs) or "divergence" (of the class probabilities, in nats): layers are ranked by
+            it. All possible ones are measured: the divergence where a softmax, labels or this
             metric say that the outputs are classes. By default top1 with labels, distance without.
         num_images: how many images to take at most. A drop of top-1 is a multiple of one image.
         progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.

@@ -39,7 +39,7 @@ class Damage:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One measure of what a layer loses."""
+    """One measure of a layer's loss."""
 
     field: str  # Its field of `Damage`.
     short: str  # Its title in tables.
@@ -359,11 +359,11 @@ class Sensitivity(RowTable):
         ]
 
     def write_picture(self, path: str | os.PathLike[str]) -> None:
-        """Draws what each layer loses, to a file that ends in .png or .svg."""
+        """Draws the loss of each layer, to a file that ends in .png or .svg."""
         charts.write(lambda: _draw(self), path)
 
     def write_overlay(self, path: str | os.PathLike[str], plan: Plan) -> None:
-        """Writes what each layer loses, for Model Explorer to show on the file.
+        """Writes the loss of each layer, for Model Explorer to show on the file.
 
         The more a layer loses by the metric that layers are ranked by, the redder are its nodes.
 

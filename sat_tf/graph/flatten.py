@@ -230,7 +230,7 @@ def _unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 
 def _parts_with_activation(layer: keras.layers.Layer, calls: int) -> bool:
-    """Whether the activation becomes layers: a user's code, or of a layer with several calls."""
+    """Whether the activation becomes layers: it is a user's own, or its layer has several calls."""
     layer_kind = layer_kinds.find_kind(layer)
     has_one = layer_kind.kernels or layer_kinds.is_activation(layer)
     if not has_one or layer_kinds.activation_name(layer) == "linear":

@@ -36,7 +36,7 @@ class Node:
     shape: tuple[int | None, ...]
     # Types of the tensors it reads, where it is a call of a Keras model.
     types: tuple[tf.DType, ...] = ()
-    # It tells the layers behind it which positions to skip, as Masking does.
+    # It tells the layers after it which positions to skip, as Masking does.
     makes_mask: bool = False
     type: tf.DType = tf.float32  # The type of its output.
 
@@ -130,7 +130,7 @@ class Network:
             or len(tf.nest.flatten(argument)) != len(inputs)
             or len(outputs) != 1
         ):
-            symbol = getattr(layer, "symbol", None)  # of a TensorFlow function
+            symbol = getattr(layer, "symbol", None)  # TensorFlow functions have it
             what = f"tf.{symbol}" if symbol else kind_of(layer)
             fix = fix_of(symbol or "") or (
                 "; use a Keras layer for the operation"
@@ -218,7 +218,7 @@ class Network:
         )
 
     def given(self, images: Any) -> Any:
-        """Sorts what users pass for the inputs: a list of several, or the only one by itself."""
+        """Sorts users' values for the inputs: a list of several, or the only one by itself."""
         if isinstance(images, Mapping):
             images = self.in_order(images)
         is_single = len(self.inputs) == 1 and isinstance(images, list | tuple) and len(images) == 1
@@ -258,7 +258,7 @@ class Network:
         return keras.Model(inputs, outputs, name=self.name)
 
     def remade(self, layer_of: Callable[[Node], keras.layers.Layer | None]) -> keras.Model:
-        """A model that calls other layers as this one its own; None passes on what a node reads."""
+        """Makes a model that calls other layers as this calls its own; None passes inputs on."""
         outputs: dict[str, Any] = {}
         for node in self:
             layer, tensors = layer_of(node), [outputs[name] for name in node.inputs]

@@ -187,7 +187,7 @@ def _separable(call: OldCall) -> list[NewLayer] | None:
 
 
 def _is_read_inside(call: OldCall) -> bool:
-    """Whether anything but the output reads the layer, directly or behind data movement."""
+    """Whether anything other than the output reads the layer, directly or after data movement."""
     return any(
         _is_read_inside(reader)
         if (role := layer_kinds.role_of(reader.layer)).keeps_codes
@@ -380,7 +380,7 @@ _HARD_SIGMOIDS = {"hard_sigmoid": (0.2, 0.5), "relu6_sigmoid": (1.0 / 6.0, 0.5)}
 def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | None:
     """The layers that replace a function where an NPU computes it; None for any other call.
 
-    - A swish becomes a product with its name of what it reads and of a sigmoid of that,
+    - A swish becomes a product, with its name, of its input and of a sigmoid of that,
       `<name>_sigmoid`: LOGISTIC and MUL.
     - x · relu6(x + 3) / 6 in layers, factors in any order, becomes a hard-swish with the name of
       the last of them: HARD_SWISH.

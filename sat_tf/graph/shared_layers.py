@@ -106,7 +106,7 @@ class Scaling(_Layer):
 class Slice(_Layer):
     """A part of each image, as Python's slices take it.
 
-    For each axis but the batch there is [start, stop, step], each an integer or None. Dropped axes
+    Each axis except the batch has [start, stop, step], each an integer or None. Dropped axes
     are counted like these, and left out of the result; their slices have length 1.
     """
 

@@ -161,7 +161,7 @@ def solve(problem: Knapsack, *, lowered: float = 0.0) -> Solution | None:
             differences = np.diff(of_tie * (problem.level == level), axis=0)
             if np.any(differences):
                 constraints.append(LinearConstraint(differences, 0.0, 0.0))
-    for name, limit in problem.limits.items():  # in units in which HiGHS keeps them
+    for name, limit in problem.limits.items():  # scaled so that HiGHS keeps them
         usage = problem.usage[name]
         largest = float(np.abs(usage).max())
         scale, margin = largest or 1.0, 0.0

@@ -20,7 +20,7 @@ _WIDE = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AllocatedLayer:
-    """The bits of one linear layer, and what they use."""
+    """The bits of one linear layer, and their bytes, time and cost."""
 
     name: str  # The layer's name.
     kind: str  # Its class.

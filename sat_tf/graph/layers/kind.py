@@ -211,8 +211,8 @@ class LayerKind:
     # Sat-tf quantizes it; else it is left float, or first rewritten as other layers.
     quantized: bool = True
     fix: str = ""  # The fix for a layer that is not quantized.
-    # Returns why no file can have it, quantized or float, behind a tensor of so many axes without
-    # the batch, or None.
+    # Returns why no file can have it, quantized or float, behind a tensor of a rank, counted
+    # without the batch, or None.
     refuse_at: Callable[[Any, int], str | None] = lambda layer, rank: None
     kernels: tuple[Kernel, ...] = ()  # The kernels it multiplies by, in order.
     # The layers that it becomes, one for each kernel, before it is quantized.

@@ -105,7 +105,7 @@ def new_layer(
 
 
 def one_layer(tensor: Any, layer: str, *args: Any, **settings: Any) -> Replacement:
-    """A layer without weights that reads one tensor, with the name of what it replaces."""
+    """A layer without weights that reads one tensor, with the name of the call that it replaces."""
     return Replacement([tensor], [new_layer(layer, *args, **settings)])
 
 
@@ -173,7 +173,7 @@ def only_tensor(call: OldCall) -> Any:
     return tensor if is_keras(tensor) and len(tensors) == 1 else None
 
 
-# A layer, made with the name of what it stands for, or a function of tensors and constants.
+# A layer, to be made with the operation's name, or a function of tensors and constants.
 Twin = NewLayer | Callable[..., Any]
 
 
