@@ -192,7 +192,7 @@ def _weight_errors(
     latent = tf.convert_to_tensor(variable)
     for bits in range(num_bits, 9):
         finer = quantizer.with_settings(num_bits=bits)
-        # It gets variables of its own: levels of few bits would leave it the error of few bits.
+        # The finer quantizer gets its own variables: levels of few bits would keep their error.
         variables = make_variables(keras.layers.Layer(), finer.variables(kernel.shape))
         finer.begin(variable, variables)
         before = Predecessor(quantizer, layer.kernel_variables, keep_function=True)

@@ -70,7 +70,7 @@ def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Lay
 
 
 def _settings(layer: keras.layers.Layer, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a layer, with functions in it as they are: files hold few of them."""
+    """The configuration of a layer, with its functions themselves: files hold few of these."""
     functions = {
         name: function
         for name in ("activation", "recurrent_activation")

@@ -14,8 +14,8 @@ from sat_tf.graph.operations.operation import NewLayer
 
 # Arguments that Keras sets where a tensor carries a mask; tf_keras sets them by its own rules.
 _MASKS = ("mask", "query_mask", "value_mask", "key_mask")
-# Types of tensors, with how far two ways to compute one may be apart: two units in the last place,
-# as a fraction of the largest value.
+# Types of tensors, with the distance that two ways to compute one may have: two units in the last
+# place, as a fraction of the largest value.
 LOWER_PRECISIONS = {"float16": 2**-9, "bfloat16": 2**-6}
 
 

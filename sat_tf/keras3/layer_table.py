@@ -1,4 +1,4 @@
-"""The tf_keras layer for a Keras 3 one, and how its settings translate."""
+"""The tf_keras layer for a Keras 3 layer, and the translation of its settings."""
 
 import functools
 import importlib

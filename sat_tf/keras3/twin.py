@@ -1,4 +1,4 @@
-"""The tf_keras twin of a Keras 3 model, on which all is planned, measured and exported.
+"""The tf_keras twin of a Keras 3 model, on which everything is planned, measured and exported.
 
     float Keras 3 model → float twin → plan
             ↓                           ↓ what is placed where

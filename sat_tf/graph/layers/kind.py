@@ -204,7 +204,7 @@ def window_detail(layer: Any) -> str:
 class LayerKind:
     """One row of the registry."""
 
-    # The layer's role, or the function that tells it.
+    # The layer's role, or the function that finds it.
     role: Role | Callable[[Any], Role] = Role.OPAQUE
     # Returns what is wrong with this layer's settings, with the fix, or None.
     refuse: Callable[[Any], str | None] = lambda layer: None
