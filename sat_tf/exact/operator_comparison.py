@@ -60,7 +60,7 @@ class Differences:
 
 @dataclasses.dataclass
 class KernelCount:
-    """The codes that a runtime makes of one operator."""
+    """The codes that a runtime makes for one operator."""
 
     # Its codes against its rules, on its own inputs; nothing is counted where it is only simulated.
     own: Differences = dataclasses.field(default_factory=Differences)
@@ -527,7 +527,7 @@ class _Counter:
     def _inputs(
         self, operation: Operation, image: Pixels, values: Mapping[int, np.ndarray]
     ) -> list[np.ndarray] | None:
-        """Returns the tensors that an operation reads in a runtime; None where it hides one."""
+        """Returns the tensors that an operation reads in a runtime; None where one is missing."""
         images = [tensor.name for tensor in self._file.graph.images]
         arrays = []
         for name in operation.inputs:

@@ -132,10 +132,10 @@ def verify_tflite(
             labels or None for each, in the order of `model.outputs`, or a dictionary by their
             names. The output of a sigmoid on one number has the classes 0 and 1.
         float_model: the float model, to be compared with the file on the same images. It gets the
-        inputs of the quantized Keras model. Outputs are compared as classes where a softmax, a
-        sigmoid, labels or its loss say so, otherwise as values, channel by channel.
+            inputs of the quantized Keras model. Outputs are compared as classes where a softmax, a
+            sigmoid, labels or its loss say so, otherwise as values, channel by channel.
         certificate_path: the path of the certificate as JSON, if it is to be written; a page to
-        read is written next to it, with the suffix .html.
+            read is written next to it, with the suffix .html.
         runtimes: names of runtimes: "xnnpack", which always takes part; "builtin"; "reference",
             LiteRT's slow kernels without optimizations; "micro", TFLite Micro, where it is
             installed (`pip install 'sat-tf[micro]'`); and, simulated, "arm_xnnpack",

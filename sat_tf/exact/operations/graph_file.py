@@ -1,4 +1,4 @@
-"""Writing a graph as a TFLite file, and reading graphs of files, those of other tools too."""
+"""Writing a graph as a TFLite file, and reading graphs from files, also of other tools."""
 
 import contextlib
 import dataclasses

@@ -177,7 +177,7 @@ class Linear(Operation):
         """See `Operation`: exact sums, requantized as its kernels do."""
         (source,) = inputs
         if self.keeps_dimensions is not None:
-            # Kernels take a product of one row otherwise than of several, wherever these come from.
+            # Kernels take a product of one row in another way than of several, from any source.
             rows = source.reshape(1, -1, self.kernel.shape[-1])
             products = dataclasses.replace(self, keeps_dimensions=None).simulate(graph, rows)
             shape = source.shape[:-1] if self.keeps_dimensions else (-1,)
@@ -390,7 +390,7 @@ def weight_counts(linear: Linear) -> dict[int, int]:
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-# -- what a file holds --------------------------------------------------------------------------
+# -- operators of a file ------------------------------------------------------------------------
 
 
 def _in_usual_order(operator: OperatorView) -> OperatorView:

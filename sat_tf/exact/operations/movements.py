@@ -154,7 +154,7 @@ def _updated(values: np.ndarray, update: np.ndarray, start: np.ndarray) -> np.nd
 def _space_to_batch(
     values: np.ndarray, sizes: np.ndarray, margins: np.ndarray, zero: int
 ) -> np.ndarray:
-    """Moves each pixel of a block of pixels into an image of its own."""
+    """Moves each pixel of a block of pixels into a separate image."""
     axes = len(sizes)
     all_margins = [(0, 0), *margins, *[(0, 0)] * (values.ndim - 1 - axes)]
     whole = _padded(values, np.array(all_margins), zero)

@@ -88,7 +88,7 @@ class Operation(abc.ABC):
     same_because: ClassVar[str] = SELECTED  # Why all kernels of XNNPACK give it the same codes.
     # Why all processors give it the same float values; "" where they differ in the last bits.
     same_in_float_because: ClassVar[str] = ""
-    rounds: ClassVar[bool] = False  # Whether runtimes have rules of their own for its codes.
+    rounds: ClassVar[bool] = False  # Whether runtimes have different rules for its codes.
     # Whether its codes are those of an input of the model, whose grid cannot move.
     of_input: ClassVar[bool] = False
     # Whether its arithmetic is known; otherwise a runtime has to give its values.

@@ -189,7 +189,7 @@ class Computed(Tabled):
         return super().simulate(graph, *inputs)
 
     def _table(self, graph: Tensors, kernels: KernelSet) -> np.ndarray:
-        """Returns the stored integers that kernels make of those from -128 on."""
+        """Returns the stored integers that kernels make from -128 to 127."""
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         return table_of(self.name, tuple(self.options.items()), source, output, kernels)
 
@@ -198,7 +198,7 @@ class Computed(Tabled):
 def table_of(
     name: str, options: tuple[Any, ...], source: Codes, output: Codes, kernels: KernelSet
 ) -> np.ndarray:
-    """Returns the integers that kernels make of those from -128 on in a function of one value."""
+    """Returns the stored integers that kernels of a function of one value make from -128 to 127."""
     return np.asarray(ROWS[name].rule(Call(kernels, [STORED], [source], output, dict(options))))
 
 

@@ -1,6 +1,6 @@
 """The input of a model: the real value of every pixel, and the file's grid of pixels.
 
-A pixel n = 0..255 of a channel is fed to the model as
+A pixel n = 0..255 of a channel enters the model as
 
     x = low + (high - low) · n / 255,
 

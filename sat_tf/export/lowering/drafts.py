@@ -59,7 +59,7 @@ class Draft(abc.ABC):
 
     @abc.abstractmethod
     def lower(self, builder: "GraphBuilder", output: Tensor) -> str:
-        """Adds the operations of a tensor, of codes from codes or float; returns its name."""
+        """Adds operations that make `output`, codes from codes or floats; returns its name."""
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
         """Returns the smallest and the largest value that it can have."""

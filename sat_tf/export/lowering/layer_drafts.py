@@ -344,7 +344,7 @@ class PairDraft(OperationDraft):
         return functools.reduce(self._range, (codes_of(name).real_range for name in self.inputs))
 
     def _range(self, first_range: Range, second_range: Range) -> Range:
-        """Returns the range of results, which the ends make: they are monotonic in either value."""
+        """Returns the range of results, made from ends: results are monotonic in either value."""
         pointwise = self.operation.kind
         ends = pointwise.on_arrays(np.reshape(first_range, (2, 1)), np.asarray(second_range))
         return float(np.min(ends)), float(np.max(ends))

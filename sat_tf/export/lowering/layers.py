@@ -432,7 +432,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
 
 
 def _misfits(network: Network, node: Node) -> Iterator[str]:
-    """Yields why the values that an input has seen cannot be those that the file will get."""
+    """Yields why the values that an input has seen cannot be like the values of the file."""
     quantizer = output_quantizer(node.layer)
     if isinstance(quantizer, PixelQuantizer):
         seen = quantizer.seen(node.layer.output_variables)

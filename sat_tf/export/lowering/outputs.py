@@ -86,7 +86,7 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
 def with_own_names(graph: Graph) -> Graph:
     """Returns the graph whose output tensors have the signature's names.
 
-    Other tensors with one of these names, as the codes before a DEQUANTIZE, get another.
+    Other tensors with these names, for example the codes before a DEQUANTIZE, get another.
     """
     if not graph.keys[1]:  # a graph read from a file
         return graph
@@ -170,7 +170,7 @@ class _Ends:
 def _on_codes(
     operation: Operation, inputs: tuple[str, ...], codes: Sequence[Codes]
 ) -> tuple[Operation, Codes] | None:
-    """Returns a float operation on codes, with its output's; None where no kernel computes it."""
+    """Returns an operation for codes instead of float values, and its output's codes, if any."""
     if operation.makes_probabilities:
         return dataclasses.replace(operation, inputs=inputs), FIXED_GRIDS[Softmax.operator.name]
     for layer in float_layers([operation]):

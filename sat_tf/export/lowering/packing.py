@@ -251,7 +251,7 @@ class FileSettings:
     def to_json(self, float_layers: Mapping[str, str]) -> bytes:
         """Returns the settings as an entry of the file."""
         values = {"version": __version__, **dataclasses.asdict(self), "islands": dict(float_layers)}
-        if self.output_type == FLOAT:  # as in files from before there were others
+        if self.output_type == FLOAT:  # as in files from before other types
             del values["output_type"]
         if self.target == DEFAULT_TARGET:  # likewise
             del values["target"]
@@ -263,7 +263,7 @@ class FileSettings:
         return json.dumps(values, sort_keys=True).encode()
 
     def ended(self, graph: Graph) -> Graph:
-        """Returns a graph of float outputs with the file's outputs: of its type, by their names."""
+        """Returns a graph of float outputs with the file's: of its type, with their own names."""
         return with_own_names(self.typed(graph))
 
     def typed(self, graph: Graph) -> Graph:

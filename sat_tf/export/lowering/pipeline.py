@@ -93,7 +93,7 @@ def sized(network: Network, image_size: Sequence[int]) -> Network:
 def deployed_graph(
     network: Network, *, float_head: bool = False, pack: str = "auto", softmax: bool = False
 ) -> Graph:
-    """Returns the deployed graph, whose biases are integers in input scale · weight scale."""
+    """Returns the deployed graph; its biases are integers of input scale · weight scale."""
     graph = rounded(trained_graph(network, float_head=float_head, pack=pack))
     return with_softmax(graph) if softmax else graph
 
@@ -142,7 +142,7 @@ def snap_biases(model: keras.Model, *, float_head: bool = False, pack: str = "au
         model: a model quantized by sat-tf.
         float_head: as for `sat_tf.export_tflite`: the last bias then stays as it is.
         pack: as for `sat_tf.export_tflite`: the grid of biases is that of the stored codes, and
-        coarser where they have fewer bits.
+            coarser where they have fewer bits.
 
     Raises:
         ValueError: the model has no integer form, or nothing to pack; lists every problem.
@@ -184,7 +184,7 @@ class _Move(NamedTuple):
 
 
 def _moves(network: Network, *, float_head: bool, pack: str) -> list[_Move]:
-    """Lists the moves of a model, for the packing of one target; empty if it is there already."""
+    """Lists the moves of a model, for the packing of one target; empty if all are done already."""
     trained = trained_graph(network, float_head=float_head, pack=pack)
     deployed = rounded(trained)
     nodes = {call_name(node): node for node in network}

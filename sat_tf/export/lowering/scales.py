@@ -64,7 +64,7 @@ def largest_sums(graph: Graph, linear: Linear) -> np.ndarray:
 
 
 def _of_linear(change: Callable[[Graph, Linear], Linear]) -> Callable[[Graph], Graph]:
-    """Makes a stage that changes every integer linear operation of a graph."""
+    """Returns a stage that changes every integer linear operation of a graph."""
 
     @functools.wraps(change)
     def stage(graph: Graph) -> Graph:
@@ -265,7 +265,7 @@ def round_biases(graph: Graph) -> Graph:
 
 @_of_linear
 def _rounded(graph: Graph, linear: Linear) -> Linear:
-    """Rounds scales and biases; one whose products overflow becomes the smallest equivalent bias.
+    """Rounds scales and biases; a bias whose products overflow becomes the smallest equivalent.
 
     That bias is larger than every sum, so that its channel always gives its lowest or highest code.
     """

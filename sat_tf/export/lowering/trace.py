@@ -73,7 +73,7 @@ def trace(
     return untie_means(_Tracer(network, head, kernels).trace())
 
 
-# Types of tensors that files hold in float32; lower precisions are those of training.
+# Types of tensors that files hold in float32; training may use lower precisions.
 _MADE_IN_FLOAT32 = (tf.float32, tf.float16, tf.bfloat16)
 _PAIRS: dict[Combination | None, Pointwise] = {
     Combination.SUM: Pointwise.SUM,
@@ -129,7 +129,7 @@ class _Tracer:
                 continue
             self.drafts[node.name] = self._quantized(node, self._draft(node))
             if layer_kinds.is_softmax(inner_layer(node.layer)) and not layers.is_function(node):
-                # The float probabilities are those over the last axis of its input.
+                # The float probabilities over the last axis of the layer's input.
                 logits = self._tensor(node.name)
                 name = self.builder.between(f"{logits}_probabilities")
                 softmax = Softmax((self.builder.dequantized(logits),), name)
