@@ -41,7 +41,7 @@ def to_keras(model: keras.Model) -> keras.Model:
     output float32 unless the converter is told otherwise. Use it where other tools need to see the
     graph, or add to it; `export_tflite` is faster, and `verify_tflite` reads only its files. Layers
     that are left float are part of it as they are; the converter may quantize them too, and may
-    leave operations next to them float, without a word.
+    leave operations next to them float, without saying so.
 
     Args:
         model: a model quantized by sat-tf, without float streams.

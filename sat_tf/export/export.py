@@ -264,8 +264,8 @@ def export_tflite(
         softmax: the output is probabilities. A model that ends in a softmax has them anyway.
         output_type: "float32", "int8" or "uint8"; None is the target's: for NPUs "int8", except for
             outputs without codes, otherwise "float32". Integers are the last codes of the file:
-            real value = scale · (integer - zero point), with the numbers of the output tensor; uint8
-            ones are 128 more. A softmax then has probabilities in steps of 1/256.
+            real value = scale · (integer - zero point), with the numbers of the output tensor;
+            uint8 ones are 128 more. A softmax then has probabilities in steps of 1/256.
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
         target: the processor that the file is for, a name of

@@ -226,7 +226,7 @@ class StoredTensor:
 class StoredOperator:
     """An operator of a file."""
 
-    name: str  # The schema's name of it.
+    name: str  # The operator's name in the schema.
     inputs: tuple[StoredTensor | None, ...]  # Tensors it reads; None for ones that are left out.
     outputs: tuple[StoredTensor, ...]  # The tensors it makes.
     options: Any  # Its builtin options, an object of the schema; None where it has none.
