@@ -3,7 +3,7 @@
     python -m benchmarks.terminal
 
 A small network learns handwritten digits in float; the command then quantizes it to 4 bits on a
-folder of pictures of each class.
+folder of pictures that it has not seen.
 """
 
 import io
@@ -49,7 +49,7 @@ def main() -> None:
         folder = pathlib.Path(name)
         _write_model(folder / "model.keras", digits.train_images, digits.train_labels)
         for place, (image, label) in enumerate(
-            zip(digits.train_images, digits.train_labels, strict=True)
+            zip(digits.test_images, digits.test_labels, strict=True)
         ):
             path = folder / "photos" / str(label) / f"{place:04d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
