@@ -16,9 +16,12 @@ import time
 import uuid
 import zipfile
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from sat_tf.messages import reason_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def expect_path(path: Any) -> pathlib.Path:
@@ -178,8 +181,9 @@ def _on_disk(path: pathlib.Path) -> None:
 MOST_BYTES = 2**31
 
 
-def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
-    """Reads a regular file of at most `most_bytes`; raises OSError for any other."""
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str], most_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
+    """Opens a regular file of at most `most_bytes`, with its length; raises OSError for others."""
     # Opening a pipe would wait until somebody writes into it.
     at_once = getattr(os, "O_NONBLOCK", 0)
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once)) as file:
@@ -189,7 +193,13 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> by
         if facts.st_size > most_bytes:
             reason = f"it has {facts.st_size:,} bytes, at most {most_bytes:,} are read"
             raise OSError(errno.EFBIG, reason, os.fspath(path))
-        return file.read(facts.st_size)
+        yield file, facts.st_size
+
+
+def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
+    """Reads a regular file of so many bytes at most; raises OSError for any other."""
+    with _opened(path, most_bytes) as (file, size):
+        return file.read(size)
 
 
 def read_text(path: str | os.PathLike[str], most_bytes: int = 2**26) -> str:
@@ -261,6 +271,29 @@ def _expect_paths(archive: zipfile.ZipFile) -> None:
         folders.update(path.parents)
     if both := sorted(files & folders):
         raise ValueError(f"its {both[0]} is a file and a folder, expected one of them")
+
+
+def read_arrays(path: str | os.PathLike[str], most_bytes: int) -> "list[np.ndarray]":
+    """Reads the arrays that `numpy.savez` has written, in their order.
+
+    It compresses nothing, so that all members together have fewer bytes than the file.
+
+    Raises:
+        OSError: as `read_bytes` does.
+        ValueError: the archive is damaged, or unpacks to more bytes than the file has.
+    """
+    import numpy as np  # here because it is slow to load
+
+    arrays = []
+    with _opened(path, most_bytes) as (file, left), opened_archive(file) as archive:
+        for name in archive.namelist():
+            content = read_member(archive, name, left) or b""
+            left -= len(content)
+            try:
+                arrays.append(np.lib.format.read_array(io.BytesIO(content), allow_pickle=False))
+            except Exception as error:  # a damaged head raises many types
+                raise ValueError(f"its {name} is no array ({reason_of(error)})") from error
+    return arrays
 
 
 def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:

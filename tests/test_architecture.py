@@ -520,6 +520,15 @@ def test_no_file_has_more_than_700_lines():
     assert not {name: count for name, count in LINES.items() if count > 700}
 
 
+def test_no_function_has_more_than_120_lines():
+    def long(_, tree):
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        nodes = [node for node in ast.walk(tree) if isinstance(node, functions)]
+        return [node.name for node in nodes if node.end_lineno - node.lineno + 1 > 120]
+
+    assert not _offenders(long)
+
+
 def test_rooms_keep_to_their_budgets():
     sizes = collections.Counter()
     for name, count in LINES.items():

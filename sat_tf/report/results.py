@@ -8,8 +8,7 @@ from pydantic import ConfigDict
 
 from sat_tf import output_folder
 from sat_tf.exact.certificate.certificate import Certificate
-from sat_tf.exact.certificate.record import FEWEST_IMAGES
-from sat_tf.exact.certificate.rules import kind_of_loss, sentence
+from sat_tf.exact.certificate.rules import CODES, kind_of_loss, sentence
 from sat_tf.exact.top_k import AGREEMENT, TOP1, Score
 from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import (
@@ -149,7 +148,8 @@ class Results(Displayed):
         if self.codes_differing is None:
             return None
         words = f"{sentence('counted', self.codes_differing, self.codes_compared)} codes differ"
-        return Marked(words, "bad" if self.codes_differing else "good")
+        unequal, equal = (rule.headline for rule in CODES.rules)
+        return Marked(words, unequal if self.codes_differing else equal)
 
     @property
     def shipped(self) -> ModelAccuracy | None:
@@ -177,9 +177,7 @@ class Results(Displayed):
         if self.shipped is None:
             return None
         float_share = 1.0 if self.float_top1 is None else self.float_top1
-        style = kind_of_loss(float_share - self.shipped.share)
-        if style == "bad" and self.held_out_images < FEWEST_IMAGES:
-            style = "watch"
+        style = kind_of_loss(float_share - self.shipped.share, self.held_out_images)
         return Marked(f"{points(self.shipped.share - float_share)} points", style)
 
     def caveat(self) -> str:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sat_tf import output_folder
-from sat_tf.files import written_whole
+from sat_tf.files import read_text, written_whole
 from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
 from sat_tf.presentation.tables import Column, Marked, Table
 from sat_tf.report.results import Results
@@ -217,7 +217,7 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
     if not path.exists():
         return []
     try:
-        text = path.read_text(encoding="utf-8").rstrip("\n")
+        text = read_text(path).rstrip("\n")
         received = text.partition("\n")[0].split(",")
         # Files of earlier versions have no column `tflite_images`.
         if {*received} ^ {*Outcome.columns()} not in (set(), {"tflite_images"}):

@@ -310,18 +310,7 @@ def allocate(
         npu, policy = read_npu(npu, policy)
     weight_bits = _bits("weight_bits", weight_bits)
     activation_bits = _bits("activation_bits", activation_bits)
-    is_measured = isinstance(cost, str) and cost == "sensitivity"
-    is_table = isinstance(cost, Mapping)
-    if is_measured and dataset is None:
-        raise ValueError(
-            f"cost={cost!r}: received no dataset, expected images, on which it is measured; give "
-            "some, or a table of costs."
-        )
-    if not (is_measured or is_table or isinstance(cost, Sensitivity)):
-        raise ValueError(
-            f"cost={shortened(repr(cost))}: expected 'sensitivity', what sat_tf.sensitivity has "
-            "returned, or a table {layer: {(weight bits, activation bits): cost}}."
-        )
+    is_measured, is_table = _is_measured(cost, dataset), isinstance(cost, Mapping)
     if problem_of_pack := packing_problem(pack):
         raise ValueError(f"pack: {problem_of_pack}")
     refuse_all_but_float(model)
@@ -362,6 +351,22 @@ def allocate(
         cost_kind="table" if is_table else "sensitivity",
         pack=pack,
     )
+
+
+def _is_measured(cost: Any, dataset: Any) -> bool:
+    """Returns whether costs are measured; raises ValueError where they are of no known form."""
+    is_measured = isinstance(cost, str) and cost == "sensitivity"
+    if is_measured and dataset is None:
+        raise ValueError(
+            f"cost={cost!r}: received no dataset, expected images, on which it is measured; give "
+            "some, or a table of costs."
+        )
+    if not (is_measured or isinstance(cost, Mapping | Sensitivity)):
+        raise ValueError(
+            f"cost={shortened(repr(cost))}: expected 'sensitivity', what sat_tf.sensitivity has "
+            "returned, or a table {layer: {(weight bits, activation bits): cost}}."
+        )
+    return is_measured
 
 
 def _allocated_layer(problem: BitProblem, option: int) -> AllocatedLayer:

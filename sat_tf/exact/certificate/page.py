@@ -8,7 +8,6 @@ from markupsafe import Markup
 from sat_tf.exact.certificate import rules
 from sat_tf.exact.certificate.outputs import OutputCount
 from sat_tf.exact.certificate.record import CertificateRecord, RuntimeCount
-from sat_tf.exact.certificate.rules import MODEL_TITLES, sentence
 from sat_tf.exact.certificate.runtimes import PortabilityClaim, runtime_title
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.operations.operation import Basis
@@ -34,7 +33,7 @@ def certificate_page(certificate: CertificateRecord) -> str:
         outputs=_outputs(certificate),
         models={
             name: title
-            for name, title in MODEL_TITLES.items()
+            for name, title in rules.MODEL_TITLES.items()
             if any(name in shares for shares in certificate.accuracy.values())
         },
         sides=[_REFERENCE_TITLES[certificate.reference]]
@@ -56,16 +55,16 @@ def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Ta
     def differing(row: _Runtime) -> Cell:
         name, count = row
         # Only XNNPACK's count must be 0.
-        colour = "bad" if name == "xnnpack" else "watch"
-        words = sentence("counted", count.codes_differing, count.codes_compared)
-        return Marked(words, colour if count.codes_differing else "good")
+        colour = rules.CODES.rules[0].headline if name == "xnnpack" else rules.AMBER
+        words = rules.sentence("counted", count.codes_differing, count.codes_compared)
+        return Marked(words, colour if count.codes_differing else rules.CODES.rules[1].headline)
 
     def not_as_simulated(row: _Runtime) -> Cell:
         _, count = row
         if not count.own:
             return "simulated" if count.is_simulated else ""
-        words = sentence("counted", count.own_differing, count.own_compared)
-        return Marked(words, "watch" if count.own_differing else "good")
+        words = rules.sentence("counted", count.own_differing, count.own_compared)
+        return Marked(words, rules.AMBER if count.own_differing else rules.GREEN)
 
     def largest_error(row: _Runtime) -> float:
         values = [output.values for output in row[1].outputs if output.values is not None]
@@ -117,12 +116,13 @@ def _codes_on(claim: PortabilityClaim, kernels: KernelSet) -> Marked:
     """Returns how many codes of operators differ with other kernels, as far as that is known."""
     if claim.is_float:
         return Marked("not compared", "plain")
+    colour = rules.PORTABILITY.rules[0].headline
     if claim.is_behind_float:
-        return Marked("not known", "watch")
+        return Marked("not known", colour)
     if claim.basis == Basis.IMAGES.value and kernels is not XNNPACK_SETS[0]:
-        return Marked("may differ", "watch")
+        return Marked("may differ", colour)
     count = claim.differing.get(kernels.name, 0)
-    return Marked(f"{count:,} differ", "bad") if count else Marked("the same", "plain")
+    return Marked(f"{count:,} differ", colour) if count else Marked("the same", "plain")
 
 
 def _weights(counts: dict[int, int]) -> Markup | str:

@@ -79,13 +79,14 @@ def severest(headlines: Iterable[Marked]) -> Marked | None:
     return max(headlines, key=lambda headline: _KINDS.index(headline.kind), default=None)
 
 
-def kind_of_loss(lost: float) -> str:
-    """Returns the kind of a `Marked` loss of accuracy, as a share; see `LOSS_RULE`.
+def kind_of_loss(lost: float, images: int = FEWEST_IMAGES) -> str:
+    """Returns the kind of a `Marked` loss of accuracy, as a share of images; see `LOSS_RULE`.
 
     >>> [kind_of_loss(lost) for lost in (-0.05, 0.01, 0.02, 0.3, float("nan"))]
     ['good', 'good', 'watch', 'bad', 'bad']
     """
-    return GREEN if lost <= ONE_POINT else AMBER if lost <= FEW_POINTS else RED
+    worst = RED if images >= FEWEST_IMAGES else AMBER
+    return GREEN if lost <= ONE_POINT else AMBER if lost <= FEW_POINTS else worst
 
 
 class Rule(NamedTuple):

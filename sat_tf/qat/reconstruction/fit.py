@@ -12,7 +12,6 @@ import json
 import math
 import pathlib
 import time
-import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.exact.top_k import classes_of
-from sat_tf.files import renamed_when_done
+from sat_tf.files import read_arrays, renamed_when_done
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.messages import RunError, warn
@@ -40,8 +39,11 @@ _IMAGES_A_STEP = 32
 _LEVEL_CODES, _LATENT_SHARE = 2.0, 6.0
 # The time after which a fit under way is saved again.
 _SECONDS_BETWEEN = 30.0
+# The most bytes of a file: for each weight of the model itself, two values and two moments, in
+# float64 at most; and the next images and the heads of arrays.
+_BYTES_A_WEIGHT, _BYTES_BESIDE = 5 * 8, 2**26
 # The errors that reading a damaged file raises.
-_DAMAGES = (OSError, EOFError, ValueError, LookupError, TypeError, zipfile.BadZipFile)
+_DAMAGES = (OSError, ValueError, LookupError, TypeError, MemoryError, RecursionError)
 
 
 class FitSchedule(NamedTuple):
@@ -263,8 +265,8 @@ class Checkpoint:
 
     def _take_up(self, path: pathlib.Path) -> None:
         try:
-            with np.load(path, allow_pickle=False) as file:
-                text, *arrays = (file[name] for name in file.files)
+            most_bytes = _BYTES_A_WEIGHT * self._model.count_params() + _BYTES_BESIDE
+            text, *arrays = read_arrays(path, most_bytes)
             values, unread = json.loads(str(text)), iter(arrays)
             if values["key"] == self._key:
                 sizes = values["sizes"]

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
+from sat_tf.files import read_arrays
 from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.finetune import RESTART, Backup
@@ -25,6 +26,8 @@ from sat_tf.training.run_folder import EPOCHS, METRICS, EpochMetrics, RunFolder,
 
 _PROBED_IMAGES = 16
 _MOST_NAMED = 3
+# The most bytes that a file of weights has for each, in float64, and for the heads of its arrays.
+_BYTES_A_WEIGHT, _BYTES_OF_HEADS = 8, 2**26
 
 
 class BestEpoch(keras.callbacks.Callback):
@@ -75,10 +78,11 @@ class BestEpoch(keras.callbacks.Callback):
 
     def restore(self) -> None:
         """Gives the model the weights of the best epoch."""
+        student = self.model.student
+        most_bytes = _BYTES_A_WEIGHT * student.count_params() + _BYTES_OF_HEADS
         try:
-            with np.load(self._file) as arrays:
-                self.model.student.set_weights([arrays[name] for name in arrays])
-        except Exception as error:  # NumPy has many types for a file that is damaged.
+            student.set_weights(read_arrays(self._file, most_bytes))
+        except Exception as error:  # Keras has many types for arrays of another model.
             raise RunError(
                 f"{self._file}: cannot be read ({reason_of(error)}), expected the weights of the "
                 f"best epoch of this run; {RESTART}."
