@@ -348,8 +348,9 @@ READERS_OF_MODELS = {
 }
 READERS_OF_BUILT_MODELS = {
     *("graph/rewrite.network_of_layers", "export/lowering/pipeline.sized"),
-    *("qat/layout.quantized_model", "qat/reconstruction/blocks.find_reference"),
-    *("qat/requantize.requantize", "qat/requantize.without_quantizers"),
+    *("qat/scheme.quantize_model", "qat/layout.quantized_model"),
+    *("qat/reconstruction/blocks.find_reference", "qat/requantize.requantize"),
+    "qat/requantize.without_quantizers",
 }
 
 

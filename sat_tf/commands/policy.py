@@ -179,15 +179,14 @@ def with_input_range(
 
     if policy.type_of(model.input_names[0]) != INPUT_TYPES[0]:
         return policy  # real values
-    if not policy.states_input_range:
-        network = network_of_layers(model)
-        if converts_pixels(network, network.input):
-            say(console, "Input range: pixels, which its own layers convert.")
-            return dataclasses.replace(policy, input_range=PIXELS.spelling)
+    network = network_of_layers(model)
+    if not policy.states_input_range and converts_pixels(network, network.input):
+        say(console, "Input range: pixels, which its own layers convert.")
+        return dataclasses.replace(policy, input_range=PIXELS.spelling)
     pixels, labels = sample(USUAL_IMAGES)
     if policy.states_input_range:
         stated = policy.range_of(model.input_names[0])
-        statistics = float_statistics(model, [stated.fed(pixels)], 0, stated)
+        statistics = float_statistics(network, [stated.fed(pixels)], 0, stated)
         if statistics is not None and statistics.fitting is not None:
             fitting = str(statistics.fitting).strip('()"').replace(" ", "")
             raise ValueError(
@@ -208,7 +207,7 @@ def with_input_range(
     try:
         best_accuracies = found_range(subject, model, pixels, labels)
     except ValueError:
-        statistics = float_statistics(model, [PIXELS.fed(pixels)], 0, PIXELS)
+        statistics = float_statistics(network, [PIXELS.fed(pixels)], 0, PIXELS)
         best = None if statistics is None else statistics.best
         if best is not None:
             say(console, f"Input range: {best.given}, found by {best}; {RANGE} gives another.")

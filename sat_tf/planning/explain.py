@@ -38,7 +38,7 @@ from sat_tf.qat.model_class import policy_of, processor_of
 from sat_tf.qat.placement import Placement, place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.requantize import completed, effective_kernels, without_quantizers
-from sat_tf.qat.wrapper import output_quantizer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import BITS_FIELDS, ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import line_of
 
@@ -303,6 +303,12 @@ class Source:
 
 def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR) -> Source:
     """Reads a float model, one that TFMOT's functions have annotated, or one quantized before."""
+    # What is no model is refused where its graph is read.
+    layers = getattr(model, "layers", ())
+    if not any(isinstance(layer, QuantizedLayer) or _is_annotated(layer) for layer in layers):
+        # `quantize_model` reads it in the same form.
+        network = network_of_layers(model, processor=processor)
+        return Source(network, {node.name: None for node in network}, loss_problems(model))
     network = Network(model)
     if is_quantized(network):
         network.refuse_problems()
@@ -310,17 +316,7 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
         source, annotations = without_quantizers(network)
         kernels = effective_kernels(network)
         return Source(source, annotations, quantized=network, kernels=kernels)
-    # TFMOT has no public name for its wrapper.
-    annotated = [
-        node
-        for node in network
-        if type(node.layer).__name__ == "QuantizeAnnotate"
-        and hasattr(node.layer, "quantize_config")
-    ]
-    if not annotated:
-        # `quantize_model` reads the model in the same form.
-        network = network_of_layers(model, processor=processor)
-        return Source(network, {node.name: None for node in network}, loss_problems(model))
+    annotated = [node for node in network if _is_annotated(node.layer)]
     renamed = {node.name: node.layer.layer.name for node in annotated}
     nodes = []
     for node in network:
@@ -332,6 +328,11 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
     network = network.rearranged(nodes, renamed)
     network.output_names = tuple(network[name].layer.name for name in network.outputs)
     return Source(network, annotations, loss_problems(model))
+
+
+def _is_annotated(layer: keras.layers.Layer) -> bool:
+    # TFMOT has no public name for its wrapper.
+    return type(layer).__name__ == "QuantizeAnnotate" and hasattr(layer, "quantize_config")
 
 
 @for_keras3()

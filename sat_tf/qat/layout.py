@@ -12,7 +12,14 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy, unique_name
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.normalization import adapted_copy, is_adapted
-from sat_tf.graph.network import Network, Node, as_layer_name, output_names, refuse_losses
+from sat_tf.graph.network import (
+    Network,
+    Node,
+    as_layer_name,
+    check_model,
+    output_names,
+    refuse_losses,
+)
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import ModelError, first_ones, warn
 from sat_tf.qat.configs import PlacedConfig
@@ -151,6 +158,7 @@ class SatLayoutTransform(tfmot.quantization.keras.QuantizeLayoutTransform):
         self, model: keras.Model, layer_quantize_map: Mapping[str, Any]
     ) -> tuple[keras.Model, dict[str, Any]]:
         """Builds the quantized model, which leaves nothing for TFMOT to wrap."""
+        check_model(model)
         annotations = {
             name: metadata.get("quantize_config") for name, metadata in layer_quantize_map.items()
         }

@@ -101,7 +101,12 @@ def place(
     demands = find_demands(roles)
     if problems := [*roles.problems, *demands.problems]:
         raise PlacementError(network, problems)
-    network, kernels = roles.network, kernels or {}
+    return find_quantizers(roles, demands, kernels or {})
+
+
+def find_quantizers(roles: Roles, demands: Demands, kernels: Mapping[str, Any]) -> Placement:
+    """Finds the quantizers that meet the demands; kernels that are not given are the variables."""
+    network, policy, problems = roles.network, roles.policy, list[str]()
 
     def is_norm(node: Node) -> bool:
         return roles.of[node.name] is Role.NORM
@@ -119,13 +124,13 @@ def place(
         return weights[name].unrounded(tf.convert_to_tensor(kernel, tf.float32))
 
     spreads = Spreads(network, roles.pixels, kernel_at_start, native=policy.processor.native)
-    of_inputs = list(_of_inputs(roles))
-    entrances = [insertion.tensor for insertion in of_inputs]
+    insertions = list(_of_inputs(roles))
+    entrances = [insertion.tensor for insertion in insertions]
     grids, absorbed_by = _grids(roles, demands, entrances)
     streams = {name for name, grid in grids.items() if grid.is_stream}
     outputs: dict[str, protocol.Quantizer] = {}
     starts: dict[str, Start] = {}
-    for name, grid in grids.items():
+    for name, grid in grids.items():  # producers first, whose quantizers an observer asks for
         node = network[name]
         if grid.bits is None:
             outputs[name] = _observer(roles, demands, node, outputs)
@@ -136,7 +141,6 @@ def place(
             starts[name] = _start(roles, demands, spreads, node, grid.bits, problems)
             outputs[name] = starts[name].quantizer
     problems += _unclipped_streams(roles, demands, outputs)
-    insertions = list(of_inputs)
     for node in network if roles.quantize_activations else ():
         maker = roles.origin(node.name)
         if node.name in roles.pixels or maker in entrances:

@@ -145,8 +145,8 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
         last=linear.difference(*before.values()),
     )
     ends = roles.ends
-    policies |= {node.name: policy_at(node, end=True) for node in network if node.name in ends}
-    return dataclasses.replace(roles, problems=problems)
+    at_ends = {node.name: policy_at(node, end=True) for node in network if node.name in ends}
+    return dataclasses.replace(roles, policies={**policies, **at_ends}, problems=problems)
 
 
 def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
@@ -180,20 +180,19 @@ def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
 
 def _with_ids_left_float(roles: Roles, problems: list[str]) -> Roles:
     """Leaves layers and inputs float whose ids, or non-real values, are for layers left float."""
-    network, policy, of = roles.network, roles.policy, dict(roles.of)
-    roles = dataclasses.replace(roles, of=of)
+    network, policy = roles.network, roles.policy
+    # Readers come first: whether a layer stays float depends on the roles of those behind it.
     for node in reversed(list(network)):
         name, ids = node.name, _readers_of_ids(roles, node)
         is_input = name in network.inputs
         if roles.is_for_float_layers(name):
             if is_input and (ids or not inputs.states_codes(node, policy)):
                 roles = dataclasses.replace(roles, kept=roles.kept | {name})
-            elif ids and of[name] not in (Role.LINEAR, Role.OPAQUE):
-                of[name] = Role.OPAQUE
-                without_codes = roles.without_codes | {name}
-                roles = dataclasses.replace(roles, without_codes=without_codes)
+            elif ids and roles.of[name] not in (Role.LINEAR, Role.OPAQUE):
+                of, without_codes = {**roles.of, name: Role.OPAQUE}, roles.without_codes | {name}
+                roles = dataclasses.replace(roles, of=of, without_codes=without_codes)
             continue
-        if of[name] in (Role.LINEAR, Role.OPAQUE) or not ids:
+        if roles.of[name] in (Role.LINEAR, Role.OPAQUE) or not ids:
             continue
         pixels = policy.type_of(name) == INPUT_TYPES[0] and policy.range_of(name) == PIXELS
         if node.type == tf.uint8 and is_input and pixels:
@@ -223,21 +222,22 @@ def _readers_of_ids(roles: Roles, node: Node) -> list[str]:
 
 def _with_functions_told_apart(roles: Roles) -> Roles:
     """A smooth function, or an NPU's mean, at the end is part of the output; others are not."""
-    network, native, of = roles.network, roles.policy.processor.native, dict(roles.of)
-    roles = dataclasses.replace(roles, of=of)
+    network, native = roles.network, roles.policy.processor.native
+    # Readers come first: whether a function is at the end depends on the roles of those behind it.
     for node in reversed(list(network)):
         if layer_kinds.is_a_broken_line(node.layer):
             continue
-        name, demands = node.name, roles.demands(node.name)
+        name, role, demands = node.name, roles.of[node.name], roles.demands(node.name)
         at_end = set(demands.values()) <= {_OUTPUT}
-        if of[name] in (Role.FUNCTION, Role.SOFTMAX):
+        if role in (Role.FUNCTION, Role.SOFTMAX):
             inner_role = Role.FUNCTION if name in roles.annotations else Role.OPAQUE
-            of[name] = Role.SOFTMAX if at_end else inner_role
+            role = Role.SOFTMAX if at_end else inner_role
         elif native and layer_kinds.averages_windows(node.layer) and name in roles.annotations:
             ends = [network[reader].layer for reader in demands if reader]
             is_output = at_end and all(map(layer_kinds.is_softmax, ends))
             if is_output and node.inputs[0] not in roles.pixels:
-                of[name] = Role.SOFTMAX
+                role = Role.SOFTMAX
+        roles = dataclasses.replace(roles, of={**roles.of, name: role})
     return roles
 
 
