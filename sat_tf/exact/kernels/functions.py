@@ -312,7 +312,7 @@ _LEVELS = 256
 _HIGHEST = 127
 
 
-def powers(scale: np.float32) -> np.ndarray:
+def powers(scale: np.floating[Any]) -> np.ndarray:
     """E to the power of the differences 0, -1, ... -255 times a scale, float32.
 
     float64 is rounded once to float32, as `expf` of the C library has it but for ties that no
@@ -331,7 +331,7 @@ def _stored(rounded: np.ndarray) -> np.ndarray:
     return np.clip(rounded + SOFTMAX_ZERO_POINT, SOFTMAX_ZERO_POINT, _HIGHEST).astype(np.int32)
 
 
-def softmax_in_float32(stored: np.ndarray, scale: np.float32) -> np.ndarray:
+def softmax_in_float32(stored: np.ndarray, scale: np.floating[Any]) -> np.ndarray:
     """A float32 sum from the first class to the last, its inverse, and halves away from zero."""
     terms = powers(scale)[_differences(stored)]
     # One after another, as the order of additions counts in the last bit.
@@ -340,7 +340,7 @@ def softmax_in_float32(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     return _stored(rounded_away(terms * inverse))
 
 
-def softmax_with_tables(stored: np.ndarray, scale: np.float32) -> np.ndarray:
+def softmax_with_tables(stored: np.ndarray, scale: np.floating[Any]) -> np.ndarray:
     """Powers of 16 bits, whose sum is exact, and a multiplier of 31 bits: Arm with 64 bits."""
     wide = (powers(scale) * np.float32(2**16 - 1)).astype(np.float64) + 0.5
     terms = np.minimum(wide.astype(np.int64), 2**16 - 1)[_differences(stored)]
@@ -365,7 +365,7 @@ class _Scaled(NamedTuple):
     widest: int  # The largest difference that is not far.
 
 
-def _scaled_differences(stored: np.ndarray, scale: np.float32) -> _Scaled:
+def _scaled_differences(stored: np.ndarray, scale: np.floating[Any]) -> _Scaled:
     fraction = 31 - _INTEGER_BITS
     multiplier = fixed_point(min(float(scale) * 2.0**fraction, 2.0**31 - 1.0))
     left_bits = int(multiplier.left)
@@ -377,7 +377,7 @@ def _scaled_differences(stored: np.ndarray, scale: np.float32) -> _Scaled:
     return _Scaled(differences, real, terms, multiplier, widest)
 
 
-def softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
+def softmax_in_fixed_point(stored: np.ndarray, scale: np.floating[Any]) -> np.ndarray:
     """Gemmlowp's exponentials and Newton's division, of the plain C++ sources.
 
     A sum has 12 bits in front of its point. Where the powers of a row add up to 512 or more, as

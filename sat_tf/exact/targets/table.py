@@ -211,14 +211,13 @@ _U55: Mapping[str, tuple[Constraint, ...]] = {
         for name in ("REDUCE_MAX", "REDUCE_MIN")
     },
 }
-_POWERS_OF_TWO = tuple(2**power for power in range(11))
 _U85: Mapping[str, tuple[Constraint, ...]] = {
     **_U55,
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), _ETHOS_WEIGHTS),
     "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, constraints.grown_by_strides),
     "AVERAGE_POOL_2D": (constraints.pooled_windows(largest_padded=8),),
     "MAX_POOL_2D": (constraints.pooled_windows(largest_padded=None),),
-    "RESIZE_BILINEAR": (constraints.scales_by(*_POWERS_OF_TWO),),
+    "RESIZE_BILINEAR": (constraints.scales_by(*(2**power for power in range(11))),),
     "RESIZE_NEAREST_NEIGHBOR": (constraints.scales_to_at_most(1024),),
     **dict.fromkeys(("CAST", "REDUCE_MAX", "REDUCE_MIN"), ()),
     "GATHER": (constraints.gathers_by_batch,),
