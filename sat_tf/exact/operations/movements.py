@@ -261,7 +261,8 @@ ROWS = (
     _move("REVERSE_V2", lambda values, axes: np.flip(values, tuple(axes.flat))),
     _move("GATHER_ND", lambda values, places: values[tuple(np.moveaxis(places, -1, 0))]),
     _move("EMBEDDING_LOOKUP", lambda ids, values: values[ids]),
-    _move("SELECT", np.where),
+    # A condition with one axis is one for each of the first: transposed, that is the last.
+    _move("SELECT", lambda where, *values: np.where(where.T, *(array.T for array in values)).T),
     _move("SELECT_V2", np.where),
     _move("DYNAMIC_UPDATE_SLICE", _updated),
     _move("SPACE_TO_BATCH_ND", _space_to_batch, pads=True),

@@ -157,12 +157,11 @@ _FIXES = {
 
 
 _STORE_BYTES = "export with pack='none'"
-_ETHOS_SUM = 8_323_072
 
 # The list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes.
 _BYTES = constraints.of_types("INT8", "UINT8", fix=QUANTIZED)
 _BYTE_WEIGHTS = constraints.weights_of("INT8", "UINT8", fix=_STORE_BYTES)
-_ETHOS_WEIGHTS = (_BYTE_WEIGHTS, constraints.largest_sum_of_weights(_ETHOS_SUM))
+_ETHOS_WEIGHTS = (_BYTE_WEIGHTS, constraints.largest_sum_of_weights(8_323_072))
 _SMALL_TYPES = constraints.of_types("INT8", "UINT8", "INT16", fix=QUANTIZED)
 
 # Functions of one value.

@@ -274,8 +274,9 @@ def looked_up(rng: Rng) -> Form:
 
 def chosen(name: str, rng: Rng) -> Form:
     shape = sizes(rng)
-    where = shape if rng.integers(2) else ()
-    if name == "SELECT":
+    where = tuple(size if rng.integers(2) else 1 for size in shape)[rng.integers(4) :]
+    if name == "SELECT":  # Its condition is one for each value, for each of the first axis, or one.
+        shape = (int(rng.integers(1, 3)), *shape[1:])
         where = [shape, shape[:1], ()][rng.integers(3)]
     reads = [shape, {shape}] if rng.integers(2) else [{shape}, shape]
     options = "SelectOptions" if name == "SELECT" else "SelectV2Options"
