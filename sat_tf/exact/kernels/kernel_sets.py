@@ -75,7 +75,7 @@ class KernelSet:
     quantized: Callable[[np.ndarray, np.float32], np.ndarray]
     # Stored probabilities, clipped, from stored integers with classes on the last axis, and their
     # scale.
-    softmax: Callable[[np.ndarray, np.float32], np.ndarray]
+    softmax: Callable[[np.ndarray, np.float64], np.ndarray]
     log_softmax: Callable[[np.ndarray, np.float32], np.ndarray]  # The same in logarithms.
     interpolation: Interpolation  # The rule of bilinear resizing.
     # Codes of a function's float32 values in a table of 256, from these, the scale and the zero
