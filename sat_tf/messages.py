@@ -256,6 +256,21 @@ class ProblemsError(ValueError):
         return f"{text}\n{printable(self.fix)}" if self.fix else text
 
 
+class LayerMessage(str):
+    """A problem or a warning of a layer, whose name stands in front of it."""
+
+    layer: str
+    text: str
+
+    def __new__(cls, layer: str, text: str, whole: str = "") -> "LayerMessage":
+        message = super().__new__(cls, whole or f"{layer}: {text}")
+        message.layer, message.text = layer, text
+        return message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayerMessage, (self.layer, self.text, str(self))
+
+
 class ModelError(ProblemsError):
     """Something is wrong with a model of a name: many problems, or the end of one sentence."""
 

@@ -418,7 +418,7 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
         kept=frozenset(kept_names),
     )
     if placement is None:  # nothing could be decided
-        named = by_layer(problems, [node.name for node in source.network])
+        named = by_layer(problems)
         reason = "nothing is quantized, because of the problems of the model"
         undecided: dict[str, Any] = {
             "fate": Fate.FLOAT,
@@ -461,13 +461,11 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
         problems = list(error.problems)
     else:
         return non_finite_weights(network), placement, policy
-    overrides = {
-        pattern: fields
-        for pattern, fields in policy.overrides.items()
-        if not any(problem.startswith(f"overrides[{pattern!r}] ") for problem in problems)
-    }
+    layers = [node.layer.name for node in network if node.name not in network.inputs]
+    unmatched = policy.unmatched_overrides(layers)
+    overrides = {key: policy.overrides[key] for key in policy.overrides if key not in unmatched}
     lenient = dataclasses.replace(policy, unsupported="float", overrides=overrides)
-    named = by_layer(problems, [node.name for node in network])
+    named = by_layer(problems)
     without = {name: annotation for name, annotation in annotations.items() if name not in named}
     clear = network.rearranged(network, {})
     clear.problems = {}
@@ -508,7 +506,7 @@ def _rows(
     deployed: Deployment,
     problems: Sequence[str],
 ) -> Iterator[LayerPlan]:
-    named = by_layer(problems, [node.name for node in network])
+    named = by_layer(problems)
     sizes = bytes_of(deployed)
     in_view: dict[str, Node] = {}
     for node in view:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sat_tf.messages import REMOVED, did_you_mean
+from sat_tf.messages import REMOVED, did_you_mean, nearest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,6 @@ def output_type_problem(output_type: object) -> str | None:
 def _problem(received: object, names: Collection[str], expected: str) -> str | None:
     if isinstance(received, str) and received in names:
         return None
-    hint = did_you_mean(str(received), names)
     # Where none is near, all of them are listed already.
-    return f"received {received!r}, expected {expected}.{f' {hint}' if hint.endswith('?') else ''}"
+    hint = f" {did_you_mean(str(received), names)}" if nearest(str(received), names) else ""
+    return f"received {received!r}, expected {expected}.{hint}"
