@@ -99,12 +99,12 @@ def value_errors_as_run_errors(read_from: str | os.PathLike[str] | None = None) 
         raise RunError(error) from error
 
 
-def did_you_mean(received: str, known: Iterable[str]) -> str:
-    """Returns a sentence that proposes the known name nearest to `received`."""
+def did_you_mean(received: str, known: Iterable[str], *, is_listed: bool = False) -> str:
+    """Returns a sentence that proposes the nearest known name, or lists all unless they are."""
     names = sorted(known)
     if meant := nearest(str(received), names):
         return f"Did you mean {meant}?"
-    return f"Known: {first_ones(names, _MOST_KNOWN)}."
+    return "" if is_listed else f"Known: {first_ones(names, _MOST_KNOWN)}."
 
 
 def nearest(received: str, known: Iterable[str]) -> str | None:

@@ -18,15 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, 
 from pydantic import create_model as new_model
 from pydantic.fields import FieldInfo
 
-from sat_tf.messages import (
-    REMOVED,
-    ProblemsError,
-    did_you_mean,
-    instead_of,
-    name_of,
-    nearest,
-    shortened,
-)
+from sat_tf.messages import REMOVED, ProblemsError, did_you_mean, instead_of, name_of, shortened
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -117,10 +109,9 @@ def _lines(problem: Any, model: Any) -> list[str]:
 
 def _with_hint(sentence: str, value: Any, names: Iterable[Any], *, is_listed: bool) -> str:
     """The sentence, and the name that may be meant; all of them unless it lists them already."""
-    known_names = [str(name) for name in names]
-    if isinstance(value, str) and (not is_listed or nearest(value, known_names)):
-        return f"{sentence}. {did_you_mean(value, known_names)}"
-    return f"{sentence}."
+    known_names = map(str, names)
+    hint = did_you_mean(value, known_names, is_listed=is_listed) if isinstance(value, str) else ""
+    return f"{sentence}. {hint}" if hint else f"{sentence}."
 
 
 def _place(

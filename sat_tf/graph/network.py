@@ -19,7 +19,7 @@ import tf_keras as keras
 
 from sat_tf.arguments import training_argument
 from sat_tf.graph.operations import fix_of
-from sat_tf.messages import LayerMessage, ModelError, first_ones, kind_of, name_problem
+from sat_tf.messages import ModelError, first_ones, kind_of, name_problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,15 +173,11 @@ class Network:
         )
         return inputs, outputs
 
-    @property
-    def listed_problems(self) -> list[str]:
-        """The `problems` as messages."""
-        return [LayerMessage(name, f"{text}.") for name, text in self.problems.items()]
-
     def refuse_problems(self) -> None:
         """Raises ValueError, with all `problems`, where there are any."""
         if self.problems:
-            raise ModelError(self.name, self.listed_problems)
+            problems = [f"{name}: {text}." for name, text in self.problems.items()]
+            raise ModelError(self.name, problems)
 
     @property
     def input(self) -> str:

@@ -408,6 +408,7 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
     kept_names = placement.roles.kept if placement is not None else ()
     inputs = input_lines(source.network, policy, kept_names, is_quantized=is_quantized)
     problems = refused + problems
+    named = by_layer(problems)
     name = source.network.name
     plan = Plan(
         model=name,
@@ -418,7 +419,6 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
         kept=frozenset(kept_names),
     )
     if placement is None:  # nothing could be decided
-        named = by_layer(problems)
         reason = "nothing is quantized, because of the problems of the model"
         undecided: dict[str, Any] = {
             "fate": Fate.FLOAT,
@@ -444,7 +444,7 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
         cpu_fallback, operators = planned_cpu_fallback(graph, settings)
     return dataclasses.replace(
         plan,
-        rows=tuple(_rows(decisions, source.network, placement, view, deployed, problems)),
+        rows=tuple(_rows(decisions, source.network, placement, view, deployed, named)),
         export_problems=deployed.problems,
         notes=tuple(graph.warnings) if graph is not None else (),
         cpu_fallback=tuple(cpu_fallback),
@@ -504,9 +504,8 @@ def _rows(
     placement: Placement,
     view: Network,
     deployed: Deployment,
-    problems: Sequence[str],
+    problems: Mapping[str, Sequence[str]],
 ) -> Iterator[LayerPlan]:
-    named = by_layer(problems)
     sizes = bytes_of(deployed)
     in_view: dict[str, Node] = {}
     for node in view:
@@ -524,7 +523,7 @@ def _rows(
         yield _row(
             node,
             reads,
-            named.get(node.name, ()),
+            problems.get(node.name, ()),
             **decided,
             **deployed.layers[node.name].fields(),
             reading_bits=read_bits,

@@ -162,7 +162,8 @@ def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -
     changes = {}
     for name in network.inputs:
         if name in kept:
-            problems += _problems_of_kept(network, name, policy, kept)
+            texts = _problems_of_kept(network, name, policy, kept)
+            problems += [LayerMessage(name, text) for text in texts]
             continue
         pixels, shape, kind = policy.range_of(name), network[name].shape, policy.type_of(name)
         if kind != INPUT_TYPES[0]:
@@ -191,20 +192,18 @@ def _problems_of_kept(
     """Why an input that only layers left float read cannot stay as it is."""
     input_type = own_type(network[name])
     if input_type not in KEPT_TYPES:
-        yield LayerMessage(
-            name,
+        yield (
             f"received an input of {input_type}, expected one of {', '.join(KEPT_TYPES)}, which "
-            "files can take; compute them in front of the model.",
+            "files can take; compute them in front of the model."
         )
     # A setting for all inputs is meant for the others.
     has_quantized = len(kept_names) < len(network.inputs)
     for_all = not any(isinstance(v, Mapping) for v in (policy.input_type, policy.input_range))
     if states_codes(network[name], policy) and not (has_quantized and for_all):
-        yield LayerMessage(
-            name,
+        yield (
             "received an input_type or an input_range for an input that only layers left float "
             "read, and take for ids, of which codes would make others, expected neither: it stays "
-            f"{input_type}, as it is; leave them out.",
+            f"{input_type}, as it is; leave them out."
         )
 
 

@@ -97,7 +97,7 @@ class Roles:
 
 def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy) -> Roles:
     """Finds the role of each layer: by its kind and its annotation, and by who reads it."""
-    problems = whole.listed_problems
+    problems = [LayerMessage(name, f"{text}.") for name, text in whole.problems.items()]
     fields: dict[str, dict[str, Any]] = {}
     for node in whole:
         annotation = annotations.get(node.layer.name)
@@ -150,7 +150,7 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
     return dataclasses.replace(roles, problems=problems)
 
 
-def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
+def _role_by_itself(roles: Roles, node: Node, problems: list[LayerMessage]) -> Role:
     """The role of a layer by itself, without regard to its readers."""
     layer = node.layer
     if node.makes_mask:
@@ -180,7 +180,7 @@ def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
     return role
 
 
-def _with_ids_left_float(roles: Roles, problems: list[str]) -> Roles:
+def _with_ids_left_float(roles: Roles, problems: list[LayerMessage]) -> Roles:
     """Leaves layers and inputs float whose ids, or non-real values, are for layers left float."""
     network, policy, of = roles.network, roles.policy, dict(roles.of)
     roles = dataclasses.replace(roles, of=of)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sat_tf.files import read_text
-from sat_tf.messages import did_you_mean, nearest
+from sat_tf.messages import did_you_mean
 from sat_tf.output_folder import FLOAT_MODEL
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import DEFAULT_QUANTIZERS
@@ -120,10 +120,9 @@ def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
         matching = [name for name in by_name if fnmatch.fnmatchcase(name, pattern)]
         selected.update((name, by_name[name]) for name in matching)
         if not matching:
-            is_near = nearest(pattern, by_name) is not None
-            all_rows = "`sat-tf paper list` shows all rows."
-            guess = did_you_mean(pattern, by_name) if is_near else all_rows
-            problems.append(f"{pattern!r}: no such row. {guess}")
+            hint = did_you_mean(pattern, by_name, is_listed=True)
+            hint = hint or "`sat-tf paper list` shows all rows."
+            problems.append(f"{pattern!r}: no such row. {hint}")
     return list(selected.values()), problems
 
 

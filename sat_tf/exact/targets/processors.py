@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sat_tf.messages import REMOVED, did_you_mean, nearest
+from sat_tf.messages import REMOVED, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,5 @@ def output_type_problem(output_type: object) -> str | None:
 def _problem(received: object, names: Collection[str], expected: str) -> str | None:
     if isinstance(received, str) and received in names:
         return None
-    # Where none is near, all of them are listed already.
-    hint = f" {did_you_mean(str(received), names)}" if nearest(str(received), names) else ""
-    return f"received {received!r}, expected {expected}.{hint}"
+    hint = did_you_mean(str(received), names, is_listed=True)
+    return f"received {received!r}, expected {expected}.{f' {hint}' if hint else ''}"

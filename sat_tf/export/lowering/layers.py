@@ -378,7 +378,7 @@ def moved(
 def find_problems(network: Network, *, float_head: bool) -> list[str]:
     """Why a model cannot be exported: what was received, what was expected, and the fix."""
     if network.problems:  # the graph is incomplete
-        return network.listed_problems
+        return [LayerMessage(name, f"{text}.") for name, text in network.problems.items()]
     if not is_quantized(network):
         return [
             "received a model without quantized layers, expected one quantized by sat-tf; call "
@@ -397,7 +397,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
     for node in network:
         name = call_name(node)
         problems += [LayerMessage(name, f"{text}.") for text in _layer_problems(network, node)]
-        problems += _misfits(network, node)
+        problems += [LayerMessage(node.inputs[0], text) for text in _misfits(network, node)]
         if node.name != node.layer.name:  # another call of the same layer
             continue
         for variable, bad, size in node.non_finite():
@@ -446,16 +446,14 @@ def _misfits(network: Network, node: Node) -> Iterator[str]:
         problem = misfit(seen, quantizer.range) if seen else None
         if problem:
             hint = each_its_own(network.inputs, node.inputs[0])
-            yield LayerMessage(
-                node.inputs[0],
+            yield (
                 f"received a model that was fed, {ON_AVERAGE}, {problem}; {RANGE_FIX}{hint}. Where "
-                "it was trained on other values by mistake, quantize the float model anew.",
+                "it was trained on other values by mistake, quantize the float model anew."
             )
     if is_input(node) and observed_range(node.layer) is None:
-        yield LayerMessage(
-            node.inputs[0],
+        yield (
             "received a model that has seen no values of this input, whose range gives its codes; "
-            "call sat_tf.calibrate(model, arrays), or train it, first.",
+            "call sat_tf.calibrate(model, arrays), or train it, first."
         )
 
 
