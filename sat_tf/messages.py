@@ -99,12 +99,12 @@ def value_errors_as_run_errors(read_from: str | os.PathLike[str] | None = None) 
         raise RunError(error) from error
 
 
-def did_you_mean(received: str, known: Iterable[str]) -> str:
-    """Returns a sentence that proposes the known name nearest to `received`."""
+def did_you_mean(received: str, known: Iterable[str], *, is_listed: bool = False) -> str:
+    """Returns a sentence that proposes the nearest known name, or lists all unless they are."""
     names = sorted(known)
     if meant := nearest(str(received), names):
         return f"Did you mean {meant}?"
-    return f"Known: {first_ones(names, _MOST_KNOWN)}."
+    return "" if is_listed else f"Known: {first_ones(names, _MOST_KNOWN)}."
 
 
 def nearest(received: str, known: Iterable[str]) -> str | None:
@@ -268,6 +268,21 @@ class ProblemsError(ValueError):
         count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
         text = shown("\n".join([f"{self.subject}: {count}", *lines]))
         return f"{text}\n{printable(self.fix)}" if self.fix else text
+
+
+class LayerMessage(str):
+    """A problem or a warning of a layer, whose name stands in front of it."""
+
+    layer: str
+    text: str
+
+    def __new__(cls, layer: str, text: str, whole: str = "") -> "LayerMessage":
+        message = super().__new__(cls, whole or f"{layer}: {text}")
+        message.layer, message.text = layer, text
+        return message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayerMessage, (self.layer, self.text, str(self))
 
 
 class ModelError(ProblemsError):

@@ -188,11 +188,12 @@ def with_input_range(
         stated = policy.range_of(model.input_names[0])
         statistics = float_statistics(network, [stated.fed(pixels)], 0, stated)
         if statistics is not None and statistics.fitting is not None:
-            fitting = str(statistics.fitting).strip('()"').replace(" ", "")
+            fits = statistics.fitting
+            ends = ",".join(f"{end:.6g}" for end in (*fits.low, *fits.high))
             raise ValueError(
                 f"{subject}: received a model that is fed input_range={stated}, expected the range "
                 f"that it was trained with, which is {statistics.likely} by {statistics}; give "
-                f"{RANGE}={fitting}."
+                f"{RANGE}={fits.spelling if fits.channels else ends}."
             )
         accuracies = range_accuracies(model, pixels, labels, stated)
         if accuracies is None:

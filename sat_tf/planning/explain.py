@@ -409,6 +409,7 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
     kept_names = placement.roles.kept if placement is not None else ()
     inputs = input_lines(source.network, policy, kept_names, is_quantized=is_quantized)
     problems = refused + problems
+    named = by_layer(problems)
     name = source.network.name
     plan = Plan(
         model=name,
@@ -419,7 +420,6 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
         kept=frozenset(kept_names),
     )
     if placement is None:  # nothing could be decided
-        named = by_layer(problems, [node.name for node in source.network])
         reason = "nothing is quantized, because of the problems of the model"
         undecided: dict[str, Any] = {
             "fate": Fate.FLOAT,
@@ -445,7 +445,7 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
         cpu_fallback, operators = planned_cpu_fallback(graph, settings)
     return dataclasses.replace(
         plan,
-        rows=tuple(_rows(decisions, source.network, placement, view, deployed, problems)),
+        rows=tuple(_rows(decisions, source.network, placement, view, deployed, named)),
         export_problems=deployed.problems,
         notes=tuple(graph.warnings) if graph is not None else (),
         cpu_fallback=tuple(cpu_fallback),
@@ -462,13 +462,11 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
         problems = list(error.problems)
     else:
         return non_finite_weights(network), placement, policy
-    overrides = {
-        pattern: fields
-        for pattern, fields in policy.overrides.items()
-        if not any(problem.startswith(f"overrides[{pattern!r}] ") for problem in problems)
-    }
+    layers = [node.layer.name for node in network if node.name not in network.inputs]
+    unmatched = policy.unmatched_overrides(layers)
+    overrides = {key: policy.overrides[key] for key in policy.overrides if key not in unmatched}
     lenient = dataclasses.replace(policy, unsupported="float", overrides=overrides)
-    named = by_layer(problems, [node.name for node in network])
+    named = by_layer(problems)
     without = {name: annotation for name, annotation in annotations.items() if name not in named}
     clear = network.rearranged(network, {})
     clear.problems = {}
@@ -507,9 +505,8 @@ def _rows(
     placement: Placement,
     view: Network,
     deployed: Deployment,
-    problems: Sequence[str],
+    problems: Mapping[str, Sequence[str]],
 ) -> Iterator[LayerPlan]:
-    named = by_layer(problems, [node.name for node in network])
     sizes = bytes_of(deployed)
     in_view: dict[str, Node] = {}
     for node in view:
@@ -527,7 +524,7 @@ def _rows(
         yield _row(
             node,
             reads,
-            named.get(node.name, ()),
+            problems.get(node.name, ()),
             **decided,
             **deployed.layers[node.name].fields(),
             reading_bits=read_bits,

@@ -45,6 +45,7 @@ from sat_tf.quantizers.seen_values import (
     SeenValues,
     each_its_own,
     fitting,
+    fitting_range,
     has_channels,
     misfit,
     pixel_doubt,
@@ -454,13 +455,13 @@ def observe_pixels(
         wrong: dict[str, str] = {}  # images like those of the training before are one problem
         for when, values in (("", seen), (f"the training before, {ON_AVERAGE}, on ", trained_on)):
             if values and (problem := misfit(values, quantizer.range)):
-                fits, fix = fitting(values), RANGE_FIX
-                if values is seen and not fits.startswith(f"input_range={PIXELS}"):
+                fix = RANGE_FIX
+                if values is seen and fitting_range(values) != PIXELS:
                     fix += (
                         f"; if the model was trained on input_range={quantizer.range}, give uint8 "
                         "pixels instead, which are scaled for you"
                     )
-                wrong.setdefault(fits, f"{name}: received {when}{problem}; {fix}")
+                wrong.setdefault(fitting(values), f"{name}: received {when}{problem}; {fix}")
         statistics = None if wrong else compared(name, quantizer.range)
         if statistics is not None and statistics.fitting is not None:
             wrong[""] = f"{name}: {statistics.problem}"

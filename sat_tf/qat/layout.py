@@ -21,7 +21,7 @@ from sat_tf.graph.network import (
     refuse_losses,
 )
 from sat_tf.graph.rewrite import rewritten
-from sat_tf.messages import ModelError, first_ones, warn
+from sat_tf.messages import LayerMessage, ModelError, first_ones, warn
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.inputs import (
     BORDER_FIX,
@@ -317,16 +317,17 @@ def name_in_front_of_insertions(network: Network, name: str) -> str:
 
 def non_finite_weights(network: Network) -> list[str]:
     """Non-finite values of the weights, one line per variable, with the fix."""
-    problems = []
+    problems = list[str]()
     for node in network:
         if node.name != node.layer.name:  # another call of the same layer
             continue
         for variable, bad, size in node.non_finite():
             name = variable.split("/")[-1].split(":")[0]
-            problems.append(
-                f"{node.name}: received {bad} of {size} values of {name} that are NaN or infinite, "
-                "expected finite ones; load or train the float model again."
+            text = (
+                f"received {bad} of {size} values of {name} that are NaN or infinite, expected "
+                "finite ones; load or train the float model again."
             )
+            problems.append(LayerMessage(node.name, text))
     return problems
 
 

@@ -15,6 +15,7 @@ from sat_tf.exact.tflite.input_range import INPUT_TYPES
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, as_layer_name
+from sat_tf.messages import LayerMessage
 from sat_tf.qat import inputs
 from sat_tf.qat.configs import PlacedConfig, PlacementError
 from sat_tf.qat.policy import BitPolicy
@@ -359,11 +360,12 @@ def _start(
     )
     quantizer = table.make_activation_quantizer(policy.activation_quantizer, request)
     if bits < quantizer.fewest_bits and negative:
-        problems.append(
-            f"{name}: received activation_bits={bits} for a tensor that can be negative, "
-            "expected at least 2 (-1, 0, 1); put a rectifier in front of its readers, or "
-            "override their activation_bits."
+        text = (
+            f"received activation_bits={bits} for a tensor that can be negative, expected at least "
+            "2 (-1, 0, 1); put a rectifier in front of its readers, or override their "
+            "activation_bits."
         )
+        problems.append(LayerMessage(name, text))
         return Start(name, quantizer)
     if not quantizer.has_clipping_level:
         return Start(name, quantizer)
@@ -399,10 +401,11 @@ def _unclipped_streams(
                 for reader in readers
             )
         ):
-            yield (
-                f"{name}: received stream_bits={quantizer.num_bits} for a tensor that can "
-                "be negative and that a sum, a mean or the output makes or reads, expected 8, "
-                "where int8 itself saturates; set stream_bits=8, or override it for this layer."
+            yield LayerMessage(
+                name,
+                f"received stream_bits={quantizer.num_bits} for a tensor that can be negative and "
+                "that a sum, a mean or the output makes or reads, expected 8, where int8 itself "
+                "saturates; set stream_bits=8, or override it for this layer.",
             )
 
 

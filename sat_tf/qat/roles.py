@@ -10,7 +10,7 @@ from sat_tf.exact.tflite.input_range import INPUT_TYPES, PIXELS
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction, Role
 from sat_tf.graph.network import Network, Node, are_numbers
-from sat_tf.messages import kind_of, problems_of
+from sat_tf.messages import LayerMessage, kind_of, problems_of
 from sat_tf.qat import inputs
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.policy import BitPolicy
@@ -97,23 +97,24 @@ class Roles:
 
 def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy) -> Roles:
     """Finds the role of each layer: by its kind and its annotation, and by who reads it."""
-    problems = [f"{name}: {text}." for name, text in whole.problems.items()]
+    problems = [LayerMessage(name, f"{text}.") for name, text in whole.problems.items()]
     fields: dict[str, dict[str, Any]] = {}
     for node in whole:
         annotation = annotations.get(node.layer.name)
         if node.layer.name in annotations:
             fields[node.name] = annotation.fields if isinstance(annotation, LayerConfig) else {}
         if annotation is not None and not isinstance(annotation, LayerConfig):
-            problems.append(
-                f"{node.layer.name}: received {kind_of(annotation)} annotation, expected "
-                "sat_tf.configs.LayerConfig; annotate the layer with one, or with none."
+            text = (
+                f"received {kind_of(annotation)} annotation, expected sat_tf.configs.LayerConfig; "
+                "annotate the layer with one, or with none."
             )
+            problems.append(LayerMessage(node.layer.name, text))
 
     def policy_at(node: Node, *, end: bool = False) -> BitPolicy:
         try:
             return policy.at(node.layer.name, fields.get(node.name), end=end)
         except ValueError as error:  # fields that are valid alone but not together
-            problems.extend(f"{node.layer.name}: {problem}" for problem in problems_of(error))
+            problems.extend(LayerMessage(node.layer.name, text) for text in problems_of(error))
             return policy
 
     policies = {node.name: policy_at(node) for node in whole}
@@ -149,15 +150,16 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
     return dataclasses.replace(roles, policies={**policies, **at_ends}, problems=problems)
 
 
-def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
+def _role_by_itself(roles: Roles, node: Node, problems: list[LayerMessage]) -> Role:
     """The role of a layer by itself, without regard to its readers."""
     layer = node.layer
     if node.makes_mask:
-        problems.append(
-            f"{node.name}: received {kind_of(layer)}, whose mask tells the layers after "
-            "it which positions to ignore, expected a layer without a mask, which neither "
-            "quantizers nor files pass on; build the model without it."
+        text = (
+            f"received {kind_of(layer)}, whose mask tells the layers after it which positions to "
+            "ignore, expected a layer without a mask, which neither quantizers nor files pass on; "
+            "build the model without it."
         )
+        problems.append(LayerMessage(node.name, text))
         return Role.OPAQUE
     if node.name in roles.without_codes:
         return Role.OPAQUE
@@ -168,17 +170,17 @@ def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
         role = Role.MOVEMENT  # it is called with training=True, which the export refuses
     rank = len(roles.whole[node.inputs[0]].shape) if node.inputs else 0
     if not problem and (unwritable := layer_kinds.problem_at(layer, rank)):
-        problems.append(f"{layer.name}: {unwritable}.")  # before it is trained
+        problems.append(LayerMessage(layer.name, f"{unwritable}."))  # before it is trained
     if node.name not in roles.annotations:
         return Role.OPAQUE if problem or role in (Role.LINEAR, Role.FUNCTION) else role
     if problem and roles.policy.unsupported == "float":
         return Role.OPAQUE
     if problem and layer.name not in roles.network.problems:
-        problems.append(f"{layer.name}: {problem}.")
+        problems.append(LayerMessage(layer.name, f"{problem}."))
     return role
 
 
-def _with_ids_left_float(roles: Roles, problems: list[str]) -> Roles:
+def _with_ids_left_float(roles: Roles, problems: list[LayerMessage]) -> Roles:
     """Leaves layers and inputs float whose ids, or non-real values, are for layers left float."""
     network, policy = roles.network, roles.policy
     # Readers come first: whether a layer stays float depends on the roles of those behind it.
@@ -199,12 +201,13 @@ def _with_ids_left_float(roles: Roles, problems: list[str]) -> Roles:
             continue  # codes of pixels are these numbers themselves
         readers = [reader.name for reader in network.consumers(name) if reader.name not in ids]
         readers += ["the output"] if name in network.outputs else []
-        problems.append(
-            f"{name}: received {node.type.name} numbers that {', '.join(ids)}, left float, "
-            f"takes as they are, and of which {', '.join(readers)} would need codes, expected "
-            "one kind of reader: codes would make other numbers of them; give the model an "
-            "input for each, and feed both the same."
+        text = (
+            f"received {node.type.name} numbers that {', '.join(ids)}, left float, takes as they "
+            f"are, and of which {', '.join(readers)} would need codes, expected one kind of "
+            "reader: codes would make other numbers of them; give the model an input for each, "
+            "and feed both the same."
         )
+        problems.append(LayerMessage(name, text))
     return roles
 
 
@@ -300,15 +303,16 @@ def _misfits(roles: Roles) -> Iterator[str]:
     yield from inputs.range_problems(roles.network, roles.policy, roles.kept)
     for node in roles.network:
         if not are_numbers(node.type) and not roles.is_for_float_layers(node.name):
-            yield (
-                f"{node.name}: received an output of {node.type.name} that is not for layers "
-                "left float alone, expected real numbers; take its real part, or its size, in "
-                "the model."
+            yield LayerMessage(
+                node.name,
+                f"received an output of {node.type.name} that is not for layers left float alone, "
+                "expected real numbers; take its real part, or its size, in the model.",
             )
         has_output = roles.of[node.name] in (Role.SOFTMAX, Role.LINEAR)
         ends_in_softmax = has_output and layer_kinds.is_softmax(node.layer)
         if ends_in_softmax and set(roles.demands(node.name).values()) - {_OUTPUT}:
-            yield (
-                f"{node.name}: received a softmax inside the model, expected one at the end "
-                "only; leave the layer out of the annotation, or pass unsupported='float'."
+            yield LayerMessage(
+                node.name,
+                "received a softmax inside the model, expected one at the end only; leave the "
+                "layer out of the annotation, or pass unsupported='float'.",
             )

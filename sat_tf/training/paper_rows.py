@@ -122,9 +122,9 @@ def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
         matching = [name for name in by_name if fnmatch.fnmatchcase(name, pattern)]
         selected.update((name, by_name[name]) for name in matching)
         if not matching:
-            hint = did_you_mean(pattern, by_name)
-            guess = hint if hint.startswith("Did") else "`sat-tf paper list` shows all rows."
-            problems.append(f"{pattern!r}: no such row. {guess}")
+            hint = did_you_mean(pattern, by_name, is_listed=True)
+            hint = hint or "`sat-tf paper list` shows all rows."
+            problems.append(f"{pattern!r}: no such row. {hint}")
     return list(selected.values()), problems
 
 
