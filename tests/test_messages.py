@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import pathlib
 import pickle
@@ -6,6 +7,7 @@ import pytest
 
 from sat_tf import messages
 from sat_tf.messages import ProblemsError, did_you_mean
+from sat_tf.planning.deployment import by_layer
 from sat_tf.qat.policy import BitPolicy
 
 
@@ -76,6 +78,14 @@ def test_an_error_has_its_problems_as_a_list_whatever_they_say():
     with pytest.raises(messages.RunError) as caught, messages.value_errors_as_run_errors():
         raise error
     assert caught.value.problems == problems
+
+
+def test_a_message_of_a_layer_knows_its_layer_whatever_is_in_its_name():
+    message = messages.LayerMessage("a: b/c", "received d: e.")
+    for same in (message, pickle.loads(pickle.dumps(message)), copy.deepcopy(message)):
+        assert same == "a: b/c: received d: e."
+        assert (same.layer, same.text) == ("a: b/c", "received d: e.")
+    assert by_layer([message, message, "a: b/c: f."]) == {"a: b/c": ["received d: e."]}
 
 
 def test_names_that_are_known_are_listed_once():

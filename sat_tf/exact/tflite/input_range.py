@@ -212,9 +212,8 @@ def range_problem(value: Any) -> str | None:
         return None
     if isinstance(value, str):
         return None if value in NAMED else f"expected {_EXPECTED}. {did_you_mean(value, NAMED)}"
-    if not isinstance(value, Sequence) or len(value) != 2:
-        return f"expected {_EXPECTED}"
-    ends = [_numbers(end) for end in value]
+    is_pair = isinstance(value, Sequence) and len(value) == 2
+    ends = [_numbers(end) for end in value] if is_pair else [None]
     if None in ends:
         return f"expected {_EXPECTED}"
     low, high = (end or () for end in ends)
