@@ -183,7 +183,7 @@ MOST_BYTES = 2**31
 
 @contextlib.contextmanager
 def _opened(path: str | os.PathLike[str], most_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
-    """A regular file of at most `most_bytes`, and its size; raises OSError for any other."""
+    """Opens a regular file of at most `most_bytes`, with its length; raises OSError for others."""
     # Opening a pipe would wait until somebody writes into it.
     at_once = getattr(os, "O_NONBLOCK", 0)
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once)) as file:
@@ -197,7 +197,7 @@ def _opened(path: str | os.PathLike[str], most_bytes: int) -> Iterator[tuple[IO[
 
 
 def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
-    """Reads a regular file of at most `most_bytes`; raises OSError for any other."""
+    """Reads a regular file of so many bytes at most; raises OSError for any other."""
     with _opened(path, most_bytes) as (file, size):
         return file.read(size)
 

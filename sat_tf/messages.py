@@ -99,12 +99,12 @@ def value_errors_as_run_errors(read_from: str | os.PathLike[str] | None = None) 
         raise RunError(error) from error
 
 
-def did_you_mean(received: str, known: Iterable[str]) -> str:
-    """Returns a sentence that proposes the known name nearest to `received`."""
+def did_you_mean(received: str, known: Iterable[str], *, is_listed: bool = False) -> str:
+    """Returns a sentence that proposes the nearest known name, or lists all unless they are."""
     names = sorted(known)
     if meant := nearest(str(received), names):
         return f"Did you mean {meant}?"
-    return f"Known: {first_ones(names, _MOST_KNOWN)}."
+    return "" if is_listed else f"Known: {first_ones(names, _MOST_KNOWN)}."
 
 
 def nearest(received: str, known: Iterable[str]) -> str | None:
@@ -155,10 +155,24 @@ REMOVED = {
     "Certificate.left_to_the_cpu": _IN_STATEMENTS,
     "Certificate.target_title": "use target, the name of the processor",
     "Certificate.float_verdict": "use largest_float_difference of runtimes['xnnpack']",
+    "Sensitivity.mean_weight_bits": "use weight_bits and num_weights of its layers",
+    "Sensitivity.mean_activation_bits": "use activation_bits and values_read of its layers",
+    "Sensitivity.value": "use top1_drop, distance or divergence of the damage",
+    **{
+        f"Results.deployed_{measure}": f"use quantized_{measure}, as the quantized model has the "
+        "biases of its file"
+        for measure in ("top1", "top5", "agreement")
+    },
+    **{
+        f"sat_tf.{room}": f"import sat_tf.training.{room}"
+        for room in ("data", "models", "reproduction")
+    },
     "sat_tf.export.deployed_model": "use sat_tf.export.snap_biases or sat_tf.export.simulate",
     "max_corrupt": "leave it out: a picture that cannot be read is an error that names it",
     "labelled": "leave it out: without labels, --epochs trains on answers of the float model",
     "stages.deploy_tail": "leave it out, and give its epochs to stages.quantized",
+    "base_learning_rate=auto": "give a number; sat-tf quantize --epochs finds one by a trial",
+    "others": "leave it out: methods that sat-tf can run are rows of configs/paper/methods.yaml",
     "training.checkpoint_minutes": _NO_CHECKPOINTS,
     "training.checkpoint_steps": _NO_CHECKPOINTS,
     "training.keep_checkpoints": _NO_CHECKPOINTS,
@@ -254,6 +268,21 @@ class ProblemsError(ValueError):
         count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
         text = shown("\n".join([f"{self.subject}: {count}", *lines]))
         return f"{text}\n{printable(self.fix)}" if self.fix else text
+
+
+class LayerMessage(str):
+    """A problem or a warning of a layer, whose name stands in front of it."""
+
+    layer: str
+    text: str
+
+    def __new__(cls, layer: str, text: str, whole: str = "") -> "LayerMessage":
+        message = super().__new__(cls, whole or f"{layer}: {text}")
+        message.layer, message.text = layer, text
+        return message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayerMessage, (self.layer, self.text, str(self))
 
 
 class ModelError(ProblemsError):

@@ -316,7 +316,7 @@ def _listed(root: pathlib.Path, subfolder: str, problems: list[str], *, alone: b
         root,
         names,
         np.array(labels, np.int32) if folders else None,
-        tuple(printable(entry.name) for entry in folders),
+        tuple(printable_name(entry.name) for entry in folders),
         subfolder,
         notes=(note,) if skipped else (),
     )
@@ -366,7 +366,7 @@ def _is_picture(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in _SUFFIXES
 
 
-def printable(name: str | os.PathLike[str]) -> str:
+def printable_name(name: str | os.PathLike[str]) -> str:
     """Returns a file name as one line of text; names need not be UTF-8, nor free of line breaks."""
     text = os.fsencode(name).decode("utf-8", "backslashreplace")
     text = " ".join(text.split()) if len(text.splitlines()) > 1 else text

@@ -109,12 +109,9 @@ def _lines(problem: Any, model: Any) -> list[str]:
 
 def _with_hint(sentence: str, value: Any, names: Iterable[Any], *, is_listed: bool) -> str:
     """Appends the name that may be meant, or all names unless the sentence lists them already."""
-    hint = did_you_mean(value, map(str, names)) if isinstance(value, str) else ""
-    return (
-        f"{sentence}. {hint}"
-        if hint.startswith("Did") or (hint and not is_listed)
-        else f"{sentence}."
-    )
+    known_names = map(str, names)
+    hint = did_you_mean(value, known_names, is_listed=is_listed) if isinstance(value, str) else ""
+    return f"{sentence}. {hint}" if hint else f"{sentence}."
 
 
 def _place(

@@ -173,7 +173,10 @@ def test_every_example_is_of_a_command_and_its_options(capsys):
         if words[0] == "COMMAND":
             continue
         try:
-            command_parser(words[0]).parse_args(words[1:])
+            parsed = command_parser(words[0]).parse_args(words[1:])
+            # Networks have no names of their own: a file, a folder of runs, or a name of Keras.
+            if not re.search(r"[./:]", str(getattr(parsed, "model", None) or ".")):
+                wrong.append((words, "is no model"))
         except (SystemExit, ModuleNotFoundError):
             if words[-1] != "--help":
                 wrong.append((words, capsys.readouterr().err.splitlines()[-1:]))

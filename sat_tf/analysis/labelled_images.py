@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.qat.images import elements_of, holds_numbers
+from sat_tf.qat.images import elements_of, expect_num_images, holds_numbers
 
 USUAL_IMAGES = 32
 
@@ -30,8 +30,7 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
     Labels are class numbers, negative ones for images without a label, or one number for each
     class.
     """
-    if most < 1:
-        raise ValueError(f"num_images: received {most}, expected 1 or more.")
+    expect_num_images(most)
     arrays = (np.ndarray, tf.Tensor)
     if isinstance(dataset, LabelledImages):
         images, labels = dataset.images, dataset.labels

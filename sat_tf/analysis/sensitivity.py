@@ -30,6 +30,7 @@ from sat_tf.messages import ModelError, did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.calibrate import calibrate, float_weights
 from sat_tf.qat.configs import make_variables
+from sat_tf.qat.images import expect_num_images
 from sat_tf.qat.layout import GuessedClippingLevelsWarning, call_name, is_quantized, maker_of_codes
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
@@ -419,11 +420,7 @@ def refuse_all_but_float(model: keras.Model) -> None:
 
 def _sample(model: keras.Model, dataset: Any, num_images: int, policy: BitPolicy) -> LabelledImages:
     """The images as the model is fed them, with their labels."""
-    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 2:
-        raise ValueError(
-            f"num_images={num_images!r}: expected an integer of at least 2; 64 or more give "
-            "reliable results."
-        )
+    expect_num_images(num_images, fewest=2)
     sample = labelled_images(dataset, most=num_images)
     expect_fitting(sample, model)
     if len(sample) < 2:

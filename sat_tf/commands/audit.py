@@ -41,7 +41,7 @@ examples:
   sat-tf audit model.keras
   sat-tf audit model.keras --images photos/ --out audit.html
   sat-tf audit runs/digits_mobilenet_v2_w4a4
-  sat-tf audit mobilenet_v2 --image_size 24 --images photos/
+  sat-tf audit keras.applications:MobileNetV2 --image_size 96 --images photos/
   sat-tf audit keras.applications:ResNet50 --out audit.csv
 
 exit status: 0; with --strict 1 if a rule is broken; 2 if something cannot be read or audited.

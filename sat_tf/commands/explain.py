@@ -42,7 +42,7 @@ examples:
   sat-tf explain model.h5 --policy policy.yaml --unsupported float --out plan.html
   sat-tf explain model.keras --target ethos-u55
   sat-tf explain runs/digits_mobilenet_v2_w4a4 --out plan.json
-  sat-tf explain mobilenet_v2 --image_size 96 --out plan.csv
+  sat-tf explain keras.applications:MobileNetV2 --image_size 96 --out plan.csv
   sat-tf explain keras.applications:MobileNetV3Small --unsupported float
 
 The plan is that of `sat-tf quantize` with the same words. policy.yaml holds fields of

@@ -126,6 +126,11 @@ def analysed_model(arguments: argparse.Namespace, verb: str) -> Iterator["keras.
     """
     name, path = arguments.model, pathlib.Path(arguments.model)
     size, is_file = getattr(arguments, "image_size", None), not is_built_by_name(name)
+    if is_file and not path.exists():
+        raise RunError(
+            f"{name}: not found; expected a Keras model, a folder of sat-tf quantize, or "
+            f"{_APPLICATIONS}NAME, such as {_APPLICATIONS}MobileNetV2."
+        )
     if is_file and size is not None:
         raise RunError(
             f"{name}: received --image_size for a saved model, expected it for the name of one; "
@@ -135,11 +140,6 @@ def analysed_model(arguments: argparse.Namespace, verb: str) -> Iterator["keras.
         folder = OutputFolder(path)
         folder.require(QUANTIZED_MODEL)
         path = folder.file(QUANTIZED_MODEL)
-    if is_file and not path.exists():
-        raise RunError(
-            f"{name}: not found; expected a Keras model, a folder of sat-tf quantize, or "
-            f"{_APPLICATIONS}NAME, such as {_APPLICATIONS}MobileNetV2."
-        )
     with value_errors_as_run_errors():
         check_outputs(arguments)
     quiet_tensorflow()

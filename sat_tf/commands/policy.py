@@ -179,21 +179,21 @@ def with_input_range(
 
     if policy.type_of(model.input_names[0]) != INPUT_TYPES[0]:
         return policy  # real values
-    if not policy.states_input_range:
-        network = network_of_layers(model)
-        if converts_pixels(network, network.input):
-            say(console, "Input range: pixels, which its own layers convert.")
-            return dataclasses.replace(policy, input_range=PIXELS.spelling)
+    network = network_of_layers(model)
+    if not policy.states_input_range and converts_pixels(network, network.input):
+        say(console, "Input range: pixels, which its own layers convert.")
+        return dataclasses.replace(policy, input_range=PIXELS.spelling)
     pixels, labels = sample(USUAL_IMAGES)
     if policy.states_input_range:
         stated = policy.range_of(model.input_names[0])
-        statistics = float_statistics(model, [stated.fed(pixels)], 0, stated)
+        statistics = float_statistics(network, [stated.fed(pixels)], 0, stated)
         if statistics is not None and statistics.fitting is not None:
-            fitting = str(statistics.fitting).strip('()"').replace(" ", "")
+            fits = statistics.fitting
+            ends = ",".join(f"{end:.6g}" for end in (*fits.low, *fits.high))
             raise ValueError(
                 f"{subject}: received a model that is fed input_range={stated}, expected the range "
                 f"that it was trained with, which is {statistics.likely} by {statistics}; give "
-                f"{RANGE}={fitting}."
+                f"{RANGE}={fits.spelling if fits.channels else ends}."
             )
         accuracies = range_accuracies(model, pixels, labels, stated)
         if accuracies is None:
@@ -208,7 +208,7 @@ def with_input_range(
     try:
         best_accuracies = found_range(subject, model, pixels, labels)
     except ValueError:
-        statistics = float_statistics(model, [PIXELS.fed(pixels)], 0, PIXELS)
+        statistics = float_statistics(network, [PIXELS.fed(pixels)], 0, PIXELS)
         best = None if statistics is None else statistics.best
         if best is not None:
             say(console, f"Input range: {best.given}, found by {best}; {RANGE} gives another.")

@@ -15,6 +15,7 @@ from sat_tf.exact.operations.native import softmax
 from sat_tf.exact.tflite.tensors import Pixels, arrays_of, joined
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import kind_of
 from sat_tf.qat.layout import inner_layer
 
@@ -40,10 +41,17 @@ class FloatReference:
         return "loss" if is_known and len(self._model.outputs) == 1 else ""
 
     @functools.cached_property
+    def network(self) -> Network:
+        """The graph of the model, flat; ValueError where it has none."""
+        try:
+            return network_of_layers(self._model)
+        except ValueError:  # it cannot be made flat, which quantizing it tells better
+            return Network(self._model)
+
+    @functools.cached_property
     def softmaxes(self) -> list[str]:
         """The function that makes each output: "softmax", or "" for anything else."""
-        network = Network(self._model)
-        layers = [inner_layer(network[name].layer) for name in network.outputs]
+        layers = [inner_layer(self.network[name].layer) for name in self.network.outputs]
         return ["softmax" if layer_kinds.is_softmax(layer) else "" for layer in layers]
 
     def as_given(self, values: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:

@@ -27,7 +27,7 @@ from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.tflite.contents import differences, read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Pixels, arrays_of, joined, number_of
 from sat_tf.export.export import file_content, file_graph
-from sat_tf.export.float_reference import FloatReference, float_model_problem
+from sat_tf.export.float_reference import FloatReference
 from sat_tf.export.lowering.layers import is_input, role_of
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import has_biases_of_file, sized, snapped
@@ -191,12 +191,13 @@ def verify_tflite(
     if problems:
         raise ProblemsError("verify_tflite", problems)
     file_inputs = taken_by(subject.graph, images)
+    reference = None if float_model is None else FloatReference(float_model, subject.graph)
     return prove(
         subject,
         file_inputs,
         of_outputs,
-        input_ranges=_checked_ranges(network, subject.graph, file_inputs, float_model),
-        float_model=None if float_model is None else FloatReference(float_model, subject.graph),
+        input_ranges=_checked_ranges(network, subject.graph, file_inputs, reference),
+        float_model=reference,
         certificate_path=certificate_path,
         images_from=images_from,
         runtimes=runtimes,
@@ -207,7 +208,7 @@ def verify_tflite(
 
 
 def _checked_ranges(
-    network: Network, graph: Graph, images: Pixels, float_model: Any
+    network: Network, graph: Graph, images: Pixels, reference: FloatReference | None
 ) -> list[CheckedRange]:
     """Returns the range of each image input of a quantized model, and the evidence for it.
 
@@ -225,13 +226,11 @@ def _checked_ranges(
         layer = converting_layer(network, nodes[name], input_range)
         if not checked_by and layer is not None:
             checked_by = f"the model's own layer {layer}, which converts pixels"
-        # `FloatReference` says what is wrong with a float model that does not fit.
-        is_usable = float_model is not None and float_model_problem(float_model, graph) is None
-        if not checked_by and is_usable:
+        if not checked_by and reference is not None:
             pixels = zip(graph.images, arrays_of(images), strict=True)
             fed = [image.fed(array) for image, array in pixels]
             # The statistics are compared with those of the images.
-            statistics = float_statistics(float_model, fed, place, input_range)
+            statistics = float_statistics(reference.network, fed, place, input_range)
             if statistics is not None and statistics.fitting is not None:
                 problem = f"the float model was trained with {statistics.likely} by {statistics}."
             elif statistics is not None and statistics.decides:

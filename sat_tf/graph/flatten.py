@@ -145,12 +145,12 @@ def flatten(model: keras.Model) -> keras.Model:
     >>> [layer.name for layer in flatten(keras.Model(image, inner(image))).layers]
     ['image', 'head/dense']
     """
+    check_model(model)
     return flattened(model).model
 
 
 def flattened(model: keras.Model) -> Flattened:
-    """Does what `flatten` does, and tells the origins of the layers."""
-    check_model(model)
+    """Does what `flatten` does of a checked model, and tells the origins of the layers."""
     counts = _calls(model)
     nests = any(isinstance(call.layer, keras.Model) for call in keras_calls(model))
     if not nests and not any(_splits(layer, n) for layer, n in counts.values()):

@@ -13,7 +13,13 @@ from sat_tf.graph import layer_kinds, operations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
 from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu
 from sat_tf.graph.layers.kind import Pooling, Role
-from sat_tf.graph.network import Network, keras_calls, output_names
+from sat_tf.graph.network import (
+    Network,
+    check_model,
+    keras_calls,
+    output_names,
+    refuse_wrapped,
+)
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
 from sat_tf.graph.operations.operation import (
     NewLayer,
@@ -217,6 +223,8 @@ _LAYERS = {layer_class(name): find for name, find in operations.LAYERS.items()}
 
 def network_of_layers(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR) -> Network:
     """The graph of the same model, flat and of layers that can be quantized; see `rewritten`."""
+    check_model(model)
+    refuse_wrapped(model)
     network = Network(rewritten(model, processor=processor).model)
     network.output_names = output_names(model)
     return network
@@ -228,7 +236,7 @@ def rewritten(
     *,
     processor: Processor = DEFAULT_PROCESSOR,
 ) -> Flattened:
-    """The same model, in layers that can be quantized, and the origins of its layers.
+    """The same checked model, in layers that can be quantized, and the origins of its layers.
 
     - Models inside are flattened, and layers that share more than weights are split; see `flatten`.
     - TensorFlow operations on Keras tensors (`x + y`, `x / 6`, `x[:, 1:]`, `tf.nn.relu(x)`) become

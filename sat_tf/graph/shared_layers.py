@@ -32,6 +32,10 @@ def gelu_by_tanh(x: Any) -> Any:
     return namespace(x).gelu(x, approximate=True)
 
 
+# The attributes of layers of both with weights that operators of NPUs have as `grid.int8_codes`.
+INT8_WEIGHTS = {"PReLU": "alpha"}
+
+
 class AtLeast(_Layer):
     """Keeps a variable at or above a value; clipping levels must stay positive."""
 

@@ -119,9 +119,11 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
 
     @property
     def _int8_weights(self) -> str:
-        """The slopes of a PReLU, which an NPU's operator has as int8."""
-        is_npu = self.target is not None and PROCESSORS[self.target].native
-        return "alpha" if is_npu and isinstance(self.layer, keras3.layers.PReLU) else ""
+        if self.target is None or not PROCESSORS[self.target].native:
+            return ""
+        weights = shared_layers.INT8_WEIGHTS
+        names = [name for name in weights if isinstance(self.layer, getattr(keras3.layers, name))]
+        return weights[names[0]] if names else ""
 
     def compute_output_spec(self, inputs: Any, **options: Any) -> Any:
         """Shape and type of the output: those of the layer inside, which quantizers keep.

@@ -22,7 +22,7 @@ from sat_tf.export.lowering.trace import trace
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, layer_of_call
-from sat_tf.messages import problems_of
+from sat_tf.messages import LayerMessage, problems_of
 from sat_tf.planning.plan import Export
 from sat_tf.qat.inputs import norms_behind
 from sat_tf.qat.layout import arranged, in_inference, inner_layer, user_name
@@ -31,18 +31,12 @@ from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 
 
-def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:
+def by_layer(problems: Iterable[str]) -> dict[str, list[str]]:
     """The problems of each layer, without its name; those of no layer are left out."""
-    # The longest name first: names may hold slashes.
-    layers = sorted(names, key=len, reverse=True)
     of_layers: dict[str, list[str]] = {}
-    for problem in problems:
-        for name in layers:
-            if problem.startswith((f"{name}: ", f"{name}/")):
-                text = problem[len(name) + 1 :].strip()
-                if text not in of_layers.setdefault(name, []):
-                    of_layers[name].append(text)
-                break
+    for problem in dict.fromkeys(problems):
+        if isinstance(problem, LayerMessage):
+            of_layers.setdefault(problem.layer, []).append(problem.text)
     return of_layers
 
 
@@ -167,10 +161,10 @@ def conversions(graph: Graph) -> tuple[dict[str, str], dict[str, int]]:
             try:
                 tried[key] = float_operators(operation, graph), weights
             except ValueError as error:
-                tried[key] = str(error).removeprefix(f"{layers[-1].name}: ")
+                tried[key] = getattr(error.args[0], "text", str(error))
         outcome, name = tried[key], operation.calls[-1].name
         if isinstance(outcome, str):
-            problems[name] = f"{name}: {outcome}"
+            problems[name] = LayerMessage(name, outcome)
         else:
             content, of_content = outcome
             spliced = spliced_bytes(content, operation.output)
@@ -215,7 +209,7 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
     names = {node.name: user_name(node) for node in preview}
     view = in_inference(preview)
     problems = find_problems(view, float_head=False)
-    refused = by_layer(problems, names.values())
+    refused = by_layer(problems)
     outlines = kernel_outlines(preview)
     try:
         graph = pack_graph(trace(view, kernels=outlines), settings.packing)

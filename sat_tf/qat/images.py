@@ -190,6 +190,15 @@ def elements_of(dataset: Iterable[Any]) -> Iterator[Any]:
         ) from error
 
 
+def expect_num_images(num_images: Any, *, fewest: int = 1) -> None:
+    """Raises ValueError unless it is a number of images that a caller may ask for."""
+    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < fewest:
+        raise ValueError(
+            f"num_images={num_images!r}: expected an integer of at least {fewest}; 64 or more give "
+            "reliable results."
+        )
+
+
 def gather(dataset: Any, num_images: int, network: Network) -> Images:
     """The images of a data set, at most `num_images`, an array for each input; uint8 is scaled."""
     if isinstance(dataset, str | os.PathLike):
@@ -202,8 +211,7 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
     )
     if is_list_of_inputs or isinstance(dataset, arrays | tuple | Mapping):
         dataset = [dataset]  # one batch, of images or of (images, labels)
-    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 1:
-        raise ValueError(f"num_images={num_images!r}: expected an integer of at least 1.")
+    expect_num_images(num_images)
     if not isinstance(dataset, Iterable):
         raise ValueError(
             f"dataset: received {type(dataset).__name__}, expected images (n, h, w, c) or batches "

@@ -24,14 +24,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from sat_tf.exact.tflite.input_range import NAMED, PIXELS, InputRange
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
-from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ProblemsError, first_ones, warn
 from sat_tf.pictures import spread_evenly
 from sat_tf.qat.images import Images
@@ -47,6 +45,7 @@ from sat_tf.quantizers.seen_values import (
     SeenValues,
     each_its_own,
     fitting,
+    fitting_range,
     has_channels,
     misfit,
     pixel_doubt,
@@ -371,13 +370,9 @@ def range_statistics(
 
 
 def float_statistics(
-    model: keras.Model, images: Sequence[Any], place: int, given: InputRange
+    network: Network, images: Sequence[Any], place: int, given: InputRange
 ) -> RangeStatistics | None:
-    """The `range_statistics` of a float model, which may nest others; None where nothing tells."""
-    try:
-        network = network_of_layers(model)
-    except ValueError:  # it has no graph, which quantizing it tells better
-        return None
+    """The `range_statistics` of a flat float model; None where nothing tells."""
     return range_statistics(network, network.inputs[place], images, given, call_float_node)
 
 
@@ -460,13 +455,13 @@ def observe_pixels(
         wrong: dict[str, str] = {}  # images like those of the training before are one problem
         for when, values in (("", seen), (f"the training before, {ON_AVERAGE}, on ", trained_on)):
             if values and (problem := misfit(values, quantizer.range)):
-                fits, fix = fitting(values), RANGE_FIX
-                if values is seen and not fits.startswith(f"input_range={PIXELS}"):
+                fix = RANGE_FIX
+                if values is seen and fitting_range(values) != PIXELS:
                     fix += (
                         f"; if the model was trained on input_range={quantizer.range}, give uint8 "
                         "pixels instead, which are scaled for you"
                     )
-                wrong.setdefault(fits, f"{name}: received {when}{problem}; {fix}")
+                wrong.setdefault(fitting(values), f"{name}: received {when}{problem}; {fix}")
         statistics = None if wrong else compared(name, quantizer.range)
         if statistics is not None and statistics.fitting is not None:
             wrong[""] = f"{name}: {statistics.problem}"

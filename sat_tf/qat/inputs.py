@@ -11,7 +11,7 @@ from sat_tf.exact.tflite.input_range import INPUT_TYPES, KEPT_TYPES, PIXELS, Cha
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Kernel, Role
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import did_you_mean, first_ones
+from sat_tf.messages import LayerMessage, did_you_mean, first_ones
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.protocol import PixelQuantizer
@@ -150,31 +150,37 @@ def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -
             if name not in network.inputs
         ]
     problems += [
-        f"{name}: received an input of shape {network[name].shape} for {policy.processor.title}, "
-        "which takes constant shapes, expected sizes; call sat_tf.export.with_image_size(model, "
-        "(rows, columns)) on the float model first."
+        LayerMessage(
+            name,
+            f"received an input of shape {network[name].shape} for {policy.processor.title}, which "
+            "takes constant shapes, expected sizes; call sat_tf.export.with_image_size(model, "
+            "(rows, columns)) on the float model first.",
+        )
         for name in network.inputs
         if policy.processor.native and None in network[name].shape
     ]
     changes = {}
     for name in network.inputs:
         if name in kept:
-            problems += _problems_of_kept(network, name, policy, kept)
+            texts = _problems_of_kept(network, name, policy, kept)
+            problems += [LayerMessage(name, text) for text in texts]
             continue
         pixels, shape, kind = policy.range_of(name), network[name].shape, policy.type_of(name)
         if kind != INPUT_TYPES[0]:
             if policy.states_range_of(name):
-                problems.append(
-                    f"{name}: received input_type={kind!r} and input_range={pixels}, expected one "
-                    "of them: the range of an input that is not an image is taken from data; leave "
+                text = (
+                    f"received input_type={kind!r} and input_range={pixels}, expected one of them: "
+                    "the range of an input that is not an image is taken from data; leave "
                     f"input_range out{each_its_own(network.inputs, name)}."
                 )
+                problems.append(LayerMessage(name, text))
         elif pixels.channels is not None and (not shape or shape[-1] != pixels.channels):
-            problems.append(
-                f"{name}: received input_range={pixels} of {pixels.channels} channels for the "
-                f"input shape {shape}, expected one of as many channels as the input; give each "
-                'input its own, as {"name": range}.'
+            text = (
+                f"received input_range={pixels} of {pixels.channels} channels for the input shape "
+                f"{shape}, expected one of as many channels as the input; give each input its own, "
+                'as {"name": range}.'
             )
+            problems.append(LayerMessage(name, text))
         else:
             changes[name] = pixels.change
     return problems + find_folds(network, changes)[1]
@@ -187,17 +193,17 @@ def _problems_of_kept(
     input_type = own_type(network[name])
     if input_type not in KEPT_TYPES:
         yield (
-            f"{name}: received an input of {input_type}, expected one of {', '.join(KEPT_TYPES)}, "
-            "which files can take; compute them in front of the model."
+            f"received an input of {input_type}, expected one of {', '.join(KEPT_TYPES)}, which "
+            "files can take; compute them in front of the model."
         )
     # A setting for all inputs is meant for the others.
     has_quantized = len(kept_names) < len(network.inputs)
     for_all = not any(isinstance(v, Mapping) for v in (policy.input_type, policy.input_range))
     if states_codes(network[name], policy) and not (has_quantized and for_all):
         yield (
-            f"{name}: received an input_type or an input_range for an input that only layers left "
-            f"float read, and take for ids, of which codes would make others, expected neither: "
-            f"it stays {input_type}, as it is; leave them out."
+            "received an input_type or an input_range for an input that only layers left float "
+            "read, and take for ids, of which codes would make others, expected neither: it stays "
+            f"{input_type}, as it is; leave them out."
         )
 
 
@@ -229,7 +235,7 @@ def entrance(network: Network, name: str, policy: BitPolicy) -> str:
 
 def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fold], list[str]]:
     """The changes, from what is read to what was, that readers of inputs fold; why some cannot."""
-    folds, problems = [], []
+    folds, problems = [], list[str]()
     by_layer: dict[int, list[tuple[Node, Fold | None, Change]]] = {}
     for name, change in changes.items():
         shape = network[name].shape
@@ -248,12 +254,13 @@ def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fo
             folds.append(_at(network, node, fold))
         except _NoFoldError as error:
             if not change.is_rounding:
-                problems.append(
-                    f"{node.name}: received an input_range that differs between channels, or is "
-                    f"far from real 0, which this {type(node.layer).__name__} cannot fold into its "
-                    f"weights ({error}); leave input_range out, and put a Rescaling or a "
-                    "Normalization layer that does the same in front of it."
+                text = (
+                    "received an input_range that differs between channels, or is far from real 0, "
+                    f"which this {type(node.layer).__name__} cannot fold into its weights "
+                    f"({error}); leave input_range out, and put a Rescaling or a Normalization "
+                    "layer that does the same in front of it."
                 )
+                problems.append(LayerMessage(node.name, text))
     return folds, problems
 
 

@@ -186,9 +186,14 @@ def unseen(expected: InputRange) -> str:
     )
 
 
+def fitting_range(seen: SeenValues) -> InputRange | None:
+    """The usual range that fits what was seen; None where none does."""
+    return _recognized(seen) or _of_pixels(seen) or _filled(seen)
+
+
 def fitting(seen: SeenValues) -> str:
     """The settings of a policy that fit what was seen."""
-    input_range = _recognized(seen) or _of_pixels(seen) or _filled(seen)
+    input_range = fitting_range(seen)
     if input_range is not None:
         alternative = "" if seen.are_pictures else ", or input_type='int8' for what is no pixel"
         return f"input_range={input_range}{alternative}"

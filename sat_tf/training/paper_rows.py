@@ -20,6 +20,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import DEFAULT_QUANTIZERS
 from sat_tf.training.config import SHIPPED, CalibrationConfig, Config, ExportConfig, parse_config
 from sat_tf.training.config_sections import Section
+from sat_tf.validation import worded
 from sat_tf.yaml_text import load_yaml
 
 
@@ -43,6 +44,7 @@ class Row(Section):
     printed: Printed = Printed()
 
 
+@worded
 class Experiment(Section):
     """One file of configs/paper."""
 
@@ -96,7 +98,7 @@ def entries() -> Mapping[str, Entry]:
 
     rows: dict[str, Entry] = {}
     for path in sorted((SHIPPED / "paper").glob("*.yaml"), key=place):
-        experiment = Experiment.model_validate(load_yaml(read_text(path)))
+        experiment = Experiment(**load_yaml(read_text(path)))
         facts = experiment.model_dump(include={"source", "caption", "data"})
         for name, row in experiment.rows.items():
             key = f"{path.stem}/{name}"
@@ -120,9 +122,9 @@ def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
         matching = [name for name in by_name if fnmatch.fnmatchcase(name, pattern)]
         selected.update((name, by_name[name]) for name in matching)
         if not matching:
-            hint = did_you_mean(pattern, by_name)
-            guess = hint if hint.startswith("Did") else "`sat-tf paper list` shows all rows."
-            problems.append(f"{pattern!r}: no such row. {guess}")
+            hint = did_you_mean(pattern, by_name, is_listed=True)
+            hint = hint or "`sat-tf paper list` shows all rows."
+            problems.append(f"{pattern!r}: no such row. {hint}")
     return list(selected.values()), problems
 
 

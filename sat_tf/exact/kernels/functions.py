@@ -312,7 +312,7 @@ _LEVELS = 256
 _HIGHEST = 127
 
 
-def powers(scale: np.float32) -> np.ndarray:
+def powers(scale: np.floating[Any]) -> np.ndarray:
     """Returns e to the power of the differences 0, -1, ... -255 times a scale, float32.
 
     float64 is rounded once to float32, like `expf` of the C library except for ties, which no
@@ -331,7 +331,7 @@ def _stored(rounded: np.ndarray) -> np.ndarray:
     return np.clip(rounded + SOFTMAX_ZERO_POINT, SOFTMAX_ZERO_POINT, _HIGHEST).astype(np.int32)
 
 
-def softmax_in_float32(stored: np.ndarray, scale: np.float32) -> np.ndarray:
+def softmax_in_float32(stored: np.ndarray, scale: np.floating[Any]) -> np.ndarray:
     """Multiplies by the inverse of a float32 sum in class order, rounding halves away from zero."""
     terms = powers(scale)[_differences(stored)]
     # Terms are added one after another, as the order of additions counts in the last bit.
@@ -340,7 +340,7 @@ def softmax_in_float32(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     return _stored(rounded_away(terms * inverse))
 
 
-def softmax_with_tables(stored: np.ndarray, scale: np.float32) -> np.ndarray:
+def softmax_with_tables(stored: np.ndarray, scale: np.floating[Any]) -> np.ndarray:
     """Multiplies powers of 16 bits by the inverse of their exact sum, in 31 bits: 64-bit Arm."""
     wide = (powers(scale) * np.float32(2**16 - 1)).astype(np.float64) + 0.5
     terms = np.minimum(wide.astype(np.int64), 2**16 - 1)[_differences(stored)]
@@ -365,7 +365,7 @@ class _Scaled(NamedTuple):
     widest: int  # The largest difference that is not far.
 
 
-def _scaled_differences(stored: np.ndarray, scale: np.float32) -> _Scaled:
+def _scaled_differences(stored: np.ndarray, scale: np.floating[Any]) -> _Scaled:
     fraction = 31 - _INTEGER_BITS
     multiplier = fixed_point(min(float(scale) * 2.0**fraction, 2.0**31 - 1.0))
     left_bits = int(multiplier.left)
@@ -377,7 +377,7 @@ def _scaled_differences(stored: np.ndarray, scale: np.float32) -> _Scaled:
     return _Scaled(differences, real, terms, multiplier, widest)
 
 
-def softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
+def softmax_in_fixed_point(stored: np.ndarray, scale: np.floating[Any]) -> np.ndarray:
     """Computes a softmax with gemmlowp's exponentials and Newton's division: plain C++ sources.
 
     A sum has 12 bits in front of its point. Where the powers of a row add up to 512 or more, as

@@ -80,6 +80,8 @@ def _squared_difference(call: Call) -> np.ndarray:
     )
     widest = 2.0 * float(max(scales))
     ratio = widest**2 / float(np.float32(1 << 2 * _SQUARE_BITS) * output.scale)
+    if ratio >= 1.0:  # kernels end the process
+        raise ValueError(f"its scale of {output.scale:.4g} is too small for its kernels")
     squares = (minuends - subtrahends) ** 2
     rounded = fixed_point.rounded_twice_away(squares, fixed_point.fixed_point(ratio))
     return stored_codes(rounded, output)

@@ -55,14 +55,14 @@ def _strided_slice(
     index: list[Any] = []
     for axis, (begin_bound, end_bound, step) in enumerate(zip(begin, end, strides, strict=True)):
         is_set = {name for name, mask in masks.items() if mask >> axis & 1}
-        if offset or {"shrinkAxisMask", "beginMask"} <= is_set:
-            raise ValueError("its masks leave open where it begins or ends")
+        if offset or ("shrinkAxisMask" in is_set and step < 0):
+            raise ValueError("its ends count from its begins, or it takes one place backwards")
         if "ellipsisMask" in is_set:
             index.append(Ellipsis)
         elif "newAxisMask" in is_set:
             index.append(None)
         elif "shrinkAxisMask" in is_set:
-            index.append(begin_bound)
+            index.append(0 if "beginMask" in is_set else begin_bound)
         else:
             start = None if "beginMask" in is_set else begin_bound
             index.append(slice(start, None if "endMask" in is_set else end_bound, step))
@@ -82,11 +82,12 @@ def _split_in_sizes(values: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> 
 
 
 def _gather(values: np.ndarray, indices: np.ndarray, axis: int, batchDims: int = 0) -> np.ndarray:
-    if batchDims:
-        raise ValueError("it gathers other places of each image")
     if np.min(indices, initial=0) < 0:
         raise ValueError("it gathers from places below 0")
-    return np.take(values, indices, axis)
+    first, batch = axis % values.ndim, batchDims % (indices.ndim + (batchDims >= 0))
+    gathered = np.moveaxis(values, first, batch)[(*np.indices(indices.shape)[:batch], indices)]
+    places = np.arange(batch, indices.ndim)
+    return np.moveaxis(gathered, places, places + (first - batch))
 
 
 def _padded(values: np.ndarray, margins: np.ndarray, zero: float) -> np.ndarray:
@@ -188,9 +189,7 @@ ROWS = (
     _move(
         "TRANSPOSE",
         np.transpose,
-        written=Written(
-            2, "TransposeOptions", ("order",), lambda shape, order: ([(0, *order)], {})
-        ),
+        written=Written(2, "TransposeOptions", ("order",), lambda _, order: ([(0, *order)], {})),
     ),
     _move(
         "RESIZE_NEAREST_NEIGHBOR",
@@ -208,17 +207,13 @@ ROWS = (
         "DEPTH_TO_SPACE",
         _depth_to_space,
         "blockSize",
-        written=Written(
-            1, "DepthToSpaceOptions", (), lambda shape, size: ([], {"blockSize": size})
-        ),
+        written=Written(1, "DepthToSpaceOptions", (), lambda _, size: ([], {"blockSize": size})),
     ),
     _move(
         "SPACE_TO_DEPTH",
         _space_to_depth,
         "blockSize",
-        written=Written(
-            2, "SpaceToDepthOptions", (), lambda shape, size: ([], {"blockSize": size})
-        ),
+        written=Written(2, "SpaceToDepthOptions", (), lambda _, size: ([], {"blockSize": size})),
     ),
     _move(
         "GATHER",
@@ -226,10 +221,7 @@ ROWS = (
         "axis",
         "batchDims",
         written=Written(
-            2,
-            "GatherOptions",
-            ("indices",),
-            lambda shape, indices, axis: ([indices], {"axis": axis + 1}),
+            2, "GatherOptions", ("indices",), lambda _, places, axis: ([places], {"axis": axis + 1})
         ),
     ),
     _move(
@@ -244,9 +236,7 @@ ROWS = (
         "PAD",
         _padded,
         pads=True,
-        written=Written(
-            2, "PadOptions", ("margins",), lambda shape, margins: ([[(0, 0), *margins]], {})
-        ),
+        written=Written(2, "PadOptions", ("margins",), lambda _, rest: ([[(0, 0), *rest]], {})),
     ),
     _move("PADV2", lambda values, margins, fill: _padded(values, margins, fill.item())),
     _move("MIRROR_PAD", _mirrored, "mode"),
@@ -271,7 +261,8 @@ ROWS = (
     _move("REVERSE_V2", lambda values, axes: np.flip(values, tuple(axes.flat))),
     _move("GATHER_ND", lambda values, places: values[tuple(np.moveaxis(places, -1, 0))]),
     _move("EMBEDDING_LOOKUP", lambda ids, values: values[ids]),
-    _move("SELECT", np.where),
+    # A condition with one axis is one for each of the first: transposed, that is the last.
+    _move("SELECT", lambda where, *values: np.where(where.T, *(array.T for array in values)).T),
     _move("SELECT_V2", np.where),
     _move("DYNAMIC_UPDATE_SLICE", _updated),
     _move("SPACE_TO_BATCH_ND", _space_to_batch, pads=True),

@@ -275,6 +275,8 @@ class Softmax(Operation):
     fixed point: about one code in a thousand differs, by one.
     """
 
+    beta: float = 1.0  # The factor of its inputs.
+
     operator = Operator("SOFTMAX", 1, "SoftmaxOptions")
     makes_probabilities = True
     rounds = True
@@ -304,19 +306,26 @@ class Softmax(Operation):
         """See `Operation`; kernels differ in the last bits of float values."""
         (source,) = inputs
         if self.is_float(graph):
-            return softmax(source)
-        return graph.kernels.softmax(source, graph.codes(self.inputs[0]).scale)
+            return softmax(source * np.float32(self.beta))
+        # In float64, which some kernels round to float32.
+        scale = np.float64(graph.codes(self.inputs[0]).scale) * self.beta
+        return graph.kernels.softmax(source, scale)
 
     def write(self, writer: Writer) -> None:
         operator = self.operator if self.is_float(writer.graph) else _OF_CODES
-        writer.operator(operator, self.inputs, self.output, beta=1.0)
+        writer.operator(operator, self.inputs, self.output, beta=self.beta)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        operator.expect(beta=1.0, otherwise="it is scaled:")
-        codes = operator.codes()
+        codes, beta = operator.codes(), operator.option("beta")
+        if not 0 < beta < np.inf:
+            raise NotUnderstoodError(f"its beta is {beta}")
         if (operator.source_codes() is None) != (codes is None):
             raise NotUnderstoodError("it reads codes and makes float values, or the reverse")
         if codes is not None:
             expect_grid(PROBABILITIES, codes)
-        return cls((operator.source(),), operator.output.name), codes
+        return cls((operator.source(),), operator.output.name, float(beta)), codes
+
+    def expect_own_form(self, operator: OperatorView) -> None:
+        if self.beta != 1.0:
+            raise NotUnderstoodError(f"its beta is {self.beta}")

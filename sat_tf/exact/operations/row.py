@@ -69,7 +69,7 @@ class Written(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An operator of TFLite's that one rule computes, in every form that TFLite has."""
+    """An operator of TFLite's that one rule computes."""
 
     name: str
     rule: Rule

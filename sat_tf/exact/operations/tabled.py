@@ -80,7 +80,7 @@ class Tabled(Operation):
             if constant is None:
                 operands.append(next(sources))
                 continue
-            values, grid = np.ascontiguousarray(constant.values), constant.grid
+            values, grid = np.asarray(constant.values, order="C"), constant.grid
             quantization = (grid.scale, grid.zero_point) if grid else ()
             operands.append(writer.constant(f"{self.output}/{next(names)}", values, *quantization))
         operator = Operator(self.name, written.version, written.schema)

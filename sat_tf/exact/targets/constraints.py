@@ -16,7 +16,7 @@ _Settings = ParamSpec("_Settings")
 
 _MET = "", ""
 _IMAGE_AXES = 4
-_INDICES = ("INT32", "INT64")
+_NO_CODES = ("INT32", "INT64", "BOOL")
 # The largest relative error of a bias's scale from the sum's: files hold both as float32.
 _ROUNDED = 2.0**-16
 
@@ -30,11 +30,11 @@ def with_settings(
 
 @with_settings
 def of_types(
-    operator: StoredOperator, *types: str, fix: str, scaled: bool = False, first: bool = False
+    operator: StoredOperator, *types: str, fix: str, scaled: bool = False, only: slice | None = None
 ) -> tuple[str, str]:
-    """Non-constant tensors, or only the first tensor, have one of some types, and a scale."""
+    """Non-constant tensors, or only some of the inputs, have one of some types, and a scale."""
     moved = [*(tensor for tensor in operator.reads if tensor.data is None), *operator.outputs]
-    for tensor in operator.reads[:1] if first else moved:
+    for tensor in operator.reads[only] if only else moved:
         if tensor.type not in types:
             return f"its tensor {tensor.name} is {tensor.type}, it takes {', '.join(types)}", fix
         if scaled and not tensor.scales.size:
@@ -243,7 +243,7 @@ def strided_slice(operator: StoredOperator) -> tuple[str, str]:
 def same_grids(operator: StoredOperator) -> tuple[str, str]:
     """All codes that it reads and makes have one scale and one zero point."""
     tensors = [
-        tensor for tensor in (*operator.reads, *operator.outputs) if tensor.type not in _INDICES
+        tensor for tensor in (*operator.reads, *operator.outputs) if tensor.type not in _NO_CODES
     ]
     grids = {(tensor.scales.tobytes(), tensor.zero_points.tobytes()) for tensor in tensors}
     return _MET if len(grids) == 1 else ("its tensors have different scales", "")

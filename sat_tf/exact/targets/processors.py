@@ -89,6 +89,5 @@ def output_type_problem(output_type: object) -> str | None:
 def _problem(received: object, names: Collection[str], expected: str) -> str | None:
     if isinstance(received, str) and received in names:
         return None
-    hint = did_you_mean(str(received), names)
-    # A hint without a similar name lists the names, as `expected` does already.
-    return f"received {received!r}, expected {expected}.{f' {hint}' if hint.endswith('?') else ''}"
+    hint = did_you_mean(str(received), names, is_listed=True)
+    return f"received {received!r}, expected {expected}.{f' {hint}' if hint else ''}"

@@ -92,7 +92,8 @@ class Target(Processor):
                 if self.native:  # files for other processors have tables
                     *words, last = (word for name, word in _WORDS.items() if name in operators)
                     fix += f", and use a function that it has: {', '.join(words)} or {last}"
-            return f"{self.title} has no {operator.name}", fix
+            table = "sat-tf's table of " if self.confirmed_by else ""
+            return f"{table}{self.title} has no {operator.name}", fix
         own_constraints = () if operators is None else operators[operator.name]
         for constraint in (*self.constraints, *own_constraints):
             try:
@@ -156,12 +157,11 @@ _FIXES = {
 
 
 _STORE_BYTES = "export with pack='none'"
-_ETHOS_SUM = 8_323_072
 
 # The list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes.
 _BYTES = constraints.of_types("INT8", "UINT8", fix=QUANTIZED)
 _BYTE_WEIGHTS = constraints.weights_of("INT8", "UINT8", fix=_STORE_BYTES)
-_ETHOS_WEIGHTS = (_BYTE_WEIGHTS, constraints.largest_sum_of_weights(_ETHOS_SUM))
+_ETHOS_WEIGHTS = (_BYTE_WEIGHTS, constraints.largest_sum_of_weights(8_323_072))
 _SMALL_TYPES = constraints.of_types("INT8", "UINT8", "INT16", fix=QUANTIZED)
 
 # Functions of one value.
@@ -199,30 +199,26 @@ _U55: Mapping[str, tuple[Constraint, ...]] = {
         constraints.scales_by(2, 4, 8),
     ),
     "STRIDED_SLICE": (_SMALL_TYPES, constraints.strided_slice),
-    "MAXIMUM": (_SMALL_TYPES, constraints.same_grids),
-    "MINIMUM": (_SMALL_TYPES, constraints.same_grids),
+    **dict.fromkeys(("MAXIMUM", "MINIMUM"), (_SMALL_TYPES, constraints.same_grids)),
     **dict.fromkeys((*_FUNCTIONS, *_CLIPS, *_MOVES, *_PADS), (_SMALL_TYPES,)),
     **dict.fromkeys(_OF_BYTES, (_BYTES,)),
-    **dict.fromkeys(("ADD", "SUB", "MUL", "TRANSPOSE", *_SHAPES), ()),
+    **dict.fromkeys(("ADD", "ARG_MAX", "BATCH_MATMUL", "MUL", "SUB", "SUM", "TRANSPOSE"), ()),
+    **dict.fromkeys(_SHAPES, ()),
     **dict.fromkeys(("QUANTIZE", "SOFTMAX", "SQUARED_DIFFERENCE"), (_SMALL_TYPES,)),
-    **dict.fromkeys(("ARG_MAX", "BATCH_MATMUL", "SUM"), ()),
     **{
         name: (_SMALL_TYPES, constraints.strides(3, more_where_valid=False))
         for name in ("REDUCE_MAX", "REDUCE_MIN")
     },
 }
-_POWERS_OF_TWO = tuple(2**power for power in range(11))
 _U85: Mapping[str, tuple[Constraint, ...]] = {
     **_U55,
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), _ETHOS_WEIGHTS),
     "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, constraints.grown_by_strides),
     "AVERAGE_POOL_2D": (constraints.pooled_windows(largest_padded=8),),
     "MAX_POOL_2D": (constraints.pooled_windows(largest_padded=None),),
-    "RESIZE_BILINEAR": (constraints.scales_by(*_POWERS_OF_TWO),),
+    "RESIZE_BILINEAR": (constraints.scales_by(*(2**power for power in range(11))),),
     "RESIZE_NEAREST_NEIGHBOR": (constraints.scales_to_at_most(1024),),
-    "REDUCE_MAX": (),
-    "REDUCE_MIN": (),
-    "CAST": (),
+    **dict.fromkeys(("CAST", "REDUCE_MAX", "REDUCE_MIN"), ()),
     "GATHER": (constraints.gathers_by_batch,),
 }
 _ETHOS_TYPES = constraints.of_types("INT8", "UINT8", "INT16", "INT32", fix=INTEGER_OUTPUTS)
@@ -230,20 +226,24 @@ _ETHOS_TYPES = constraints.of_types("INT8", "UINT8", "INT16", "INT32", fix=INTEG
 # -- TFLite's int8 specification ------------------------------------------------------------------
 # https://developers.google.com/edge/litert/quantization/quantization_spec lists the operators below
 # with their tensors; the table of TFLite's quantizer has the same for operators that are not listed
-# there, tensorflow/lite/tools/optimize/operator_property.cc.
+# there but LSTM, SVDF, WHERE and variables, tensorflow/lite/tools/optimize/operator_property.cc.
 
 _CODES = (constraints.of_types("INT8", scaled=True, fix=INTEGER_OUTPUTS),)
 _INT8_WEIGHTS = constraints.weights_of("INT8", fix=_STORE_BYTES)
-# The first input has codes; the others are indices, or the output has other numbers.
-_FIRST_CODES = (constraints.of_types("INT8", scaled=True, first=True, fix=QUANTIZED),)
+# These inputs have codes; the others are indices or conditions, or the output has other numbers.
+_FIRST_CODES, _SECOND_CODES, _CHOSEN_CODES = (
+    (constraints.of_types("INT8", scaled=True, only=slice(*places), fix=QUANTIZED),)
+    for places in ((0, 1), (1, 2), (1, 3))
+)
 # Operators whose inputs and outputs have one scale and one zero point.
 _OF_ONE_GRID = (
     *("AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION", "MAXIMUM", "MINIMUM", "RESHAPE"),
     *("SQUEEZE", "TRANSPOSE", "SLICE", "PAD", "PADV2", "RESIZE_BILINEAR"),
     *("SPACE_TO_DEPTH", "SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"),
     # The quantizer's table adds these.
-    *("DEPTH_TO_SPACE", "EXPAND_DIMS", "MIRROR_PAD", "PACK", "UNPACK", "REDUCE_MAX", "REDUCE_MIN"),
-    *("RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SPLIT", "SPLIT_V", "STRIDED_SLICE", "TILE"),
+    *("BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "MIRROR_PAD", "PACK", "UNPACK"),
+    *("REDUCE_MAX", "REDUCE_MIN", "RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SPLIT", "SPLIT_V"),
+    *("STRIDED_SLICE", "TILE"),
 )
 _OF_ANY_GRIDS = (
     *("ADD", "SUB", "MUL", "MEAN", "SUM"),
@@ -259,14 +259,14 @@ _INT8: Mapping[str, tuple[Constraint, ...]] = {
         (*_CODES, _INT8_WEIGHTS, constraints.symmetric_weights(axis=0)),
     ),
     "DEPTHWISE_CONV_2D": (*_CODES, _INT8_WEIGHTS, constraints.symmetric_weights(axis=3)),
-    "LOGISTIC": (*_CODES, constraints.output_grid(1 / 256, -128)),
-    "SOFTMAX": (*_CODES, constraints.output_grid(1 / 256, -128)),
+    **dict.fromkeys(("LOGISTIC", "SOFTMAX"), (*_CODES, constraints.output_grid(1 / 256, -128))),
     "LOG_SOFTMAX": (*_CODES, constraints.output_grid(16 / 256, 127)),
-    "TANH": (*_CODES, constraints.output_grid(1 / 128, 0)),
-    "L2_NORMALIZATION": (*_CODES, constraints.output_grid(1 / 128, 0)),
+    **dict.fromkeys(("TANH", "L2_NORMALIZATION"), (*_CODES, constraints.output_grid(1 / 128, 0))),
     # Files may also take pixels, and make codes, as uint8.
     "QUANTIZE": (constraints.of_types("INT8", "UINT8", scaled=True, fix=QUANTIZED),),
-    "GATHER": (*_FIRST_CODES, constraints.same_grids),
+    **dict.fromkeys(("GATHER", "GATHER_ND"), (*_FIRST_CODES, constraints.same_grids)),
+    **dict.fromkeys(("FILL", "SCATTER_ND"), (*_SECOND_CODES, constraints.same_grids)),
+    "SELECT": (*_CHOSEN_CODES, constraints.same_grids),
     **dict.fromkeys(("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL"), _FIRST_CODES),
     **dict.fromkeys(("GREATER", "GREATER_EQUAL", "ARG_MAX", "SHAPE"), _FIRST_CODES),
 }

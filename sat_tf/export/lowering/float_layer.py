@@ -22,7 +22,7 @@ from sat_tf.exact.tflite.tensors import Tensors
 from sat_tf.exact.tflite.writer import Writer
 from sat_tf.graph.layer_kinds import KINDS
 from sat_tf.graph.network import Node, call_in_inference
-from sat_tf.messages import kind_of, reason_of
+from sat_tf.messages import LayerMessage, kind_of, reason_of
 
 # The bytes that operators and constants of most layers add to a file, in addition to weights.
 _BYTES_OF_OPERATORS = 400
@@ -173,11 +173,12 @@ def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
         return content
     *front_layers, layer = layers
     suffix = f" behind {', '.join(front.name for front in front_layers)}" if front_layers else ""
-    raise ValueError(
-        f"{layer.name}: received {kind_of(layer)}{suffix} that is left float and that {fault}, "
-        "expected a layer of builtin TFLite operators that takes each image by itself; replace it, "
-        "or end the model before it."
-    ) from (None if content else problem)
+    text = (
+        f"received {kind_of(layer)}{suffix} that is left float and that {fault}, expected a layer "
+        "of builtin TFLite operators that takes each image by itself; replace it, or end the model "
+        "before it."
+    )
+    raise ValueError(LayerMessage(layer.name, text)) from (None if content else problem)
 
 
 @contextlib.contextmanager

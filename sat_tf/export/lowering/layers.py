@@ -21,6 +21,7 @@ from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.layers.kind import Combination, KernelForm, NativeFunction, Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
+from sat_tf.messages import LayerMessage
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, rounds_to_input
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, WeightQuantizer
@@ -377,52 +378,58 @@ def moved(
 def find_problems(network: Network, *, float_head: bool) -> list[str]:
     """Lists why a model cannot be exported: what was received and expected, and the fix."""
     if network.problems:  # the graph is incomplete
-        return [f"{name}: {text}." for name, text in network.problems.items()]
+        return [LayerMessage(name, f"{text}.") for name, text in network.problems.items()]
     if not is_quantized(network):
         return [
             "received a model without quantized layers, expected one quantized by sat-tf; call "
             "sat_tf.quantize_model(model, policy), and train, first."
         ]
-    problems = []
     names = collections.Counter(call_name(node) for node in network)
-    problems += [
-        f"{name}: received {count} layers of this name inside their quantizers, expected names "
-        "that differ; quantize the whole model at once."
+    problems: list[str] = [
+        LayerMessage(
+            name,
+            f"received {count} layers of this name inside their quantizers, expected names that "
+            "differ; quantize the whole model at once.",
+        )
         for name, count in names.items()
         if count > 1
     ]
     for node in network:
         name = call_name(node)
-        problems += [f"{name}: {problem}." for problem in _layer_problems(network, node)]
-        problems += _misfits(network, node)
+        problems += [LayerMessage(name, f"{text}.") for text in _layer_problems(network, node)]
+        problems += [LayerMessage(node.inputs[0], text) for text in _misfits(network, node)]
         if node.name != node.layer.name:  # another call of the same layer
             continue
-        problems += [
-            f"{variable}: received {bad} values of {size} that are NaN or infinite, expected "
-            "finite ones; go back to an earlier checkpoint, or train again with a smaller learning "
-            "rate."
-            for variable, bad, size in node.non_finite()
-        ]
-        if network.is_shared(node.name) and output_quantizer(node.layer) is not None:
-            problems.append(
-                f"{name}: received a layer that is called more than once with one quantizer for "
-                "all outputs, expected one for each; share the layer in the float model, and "
-                "quantize that."
+        for variable, bad, size in node.non_finite():
+            text = (
+                f"{variable}: received {bad} values of {size} that are NaN or infinite, expected "
+                "finite ones; go back to an earlier checkpoint, or train again with a smaller "
+                "learning rate."
             )
+            problems.append(LayerMessage(name, text, text))
+        if network.is_shared(node.name) and output_quantizer(node.layer) is not None:
+            text = (
+                "received a layer that is called more than once with one quantizer for all "
+                "outputs, expected one for each; share the layer in the float model, and quantize "
+                "that."
+            )
+            problems.append(LayerMessage(name, text))
     for name in network.inputs:
         shape = network[name].shape
         if None in shape:
             sizes = "(length,)" if len(shape) == 2 else "(rows, columns)"
-            problems.append(
-                f"{name}: received the input shape {shape}, expected fixed sizes; call "
+            text = (
+                f"received the input shape {shape}, expected fixed sizes; call "
                 f"sat_tf.export_tflite(model, path, image_size={sizes}), or use "
                 f"sat_tf.export.with_image_size(model, {sizes})."
             )
+            problems.append(LayerMessage(name, text))
         if name in network.outputs:
-            problems.append(
-                f"{name}: received an input that is an output as well, expected outputs of layers; "
-                "leave it out of keras.Model(inputs, outputs)."
+            text = (
+                "received an input that is an output as well, expected outputs of layers; leave it "
+                "out of keras.Model(inputs, outputs)."
             )
+            problems.append(LayerMessage(name, text))
     if float_head and find_head(network) is None:
         problems.append(
             "float_head=True: received a model that does not end in a Dense layer of integers, "
@@ -440,14 +447,13 @@ def _misfits(network: Network, node: Node) -> Iterator[str]:
         if problem:
             hint = each_its_own(network.inputs, node.inputs[0])
             yield (
-                f"{node.inputs[0]}: received a model that was fed, {ON_AVERAGE}, {problem}; "
-                f"{RANGE_FIX}{hint}. Where it was trained on other values by mistake, quantize the "
-                "float model anew."
+                f"received a model that was fed, {ON_AVERAGE}, {problem}; {RANGE_FIX}{hint}. Where "
+                "it was trained on other values by mistake, quantize the float model anew."
             )
     if is_input(node) and observed_range(node.layer) is None:
         yield (
-            f"{node.inputs[0]}: received a model that has seen no values of this input, "
-            "whose range gives its codes; call sat_tf.calibrate(model, arrays), or train it, first."
+            "received a model that has seen no values of this input, whose range gives its codes; "
+            "call sat_tf.calibrate(model, arrays), or train it, first."
         )
 
 

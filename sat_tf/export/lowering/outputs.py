@@ -74,10 +74,10 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
     tensor_names = {operation.output for operation in operations}
     tensors = {name: tensor for name, tensor in ends.tensors.items() if name in tensor_names}
     ended = dataclasses.replace(graph, tensors=tensors, operations=tuple(operations))
-    no_longer = tuple(f"{layer}: " for layer in set(graph.float_layers) - set(ended.float_layers))
+    no_longer = set(graph.float_layers) - set(ended.float_layers)
     return dataclasses.replace(
         ended,
-        warnings=tuple(text for text in graph.warnings if not text.startswith(no_longer)),
+        warnings=tuple(w for w in graph.warnings if getattr(w, "layer", None) not in no_longer),
         output=outputs[0],
         more_outputs=tuple(outputs[1:]),
     )

@@ -44,7 +44,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.normalization import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node, distinct
-from sat_tf.messages import ModelError
+from sat_tf.messages import LayerMessage, ModelError
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import output_quantizer, rounds_to_input
@@ -142,10 +142,11 @@ class _Tracer:
         for float_layer in float_layers(operations):
             node, layer = float_layer.calls[-1].node, float_layer.layers[-1]
             if layers.is_function(node):  # with no table, or no codes to look up
-                self.warnings.append(
-                    f"{layer.name}: this {type(layer).__name__} is computed in float32, by the "
-                    "operators that TensorFlow's converter writes"
+                text = (
+                    f"this {type(layer).__name__} is computed in float32, by the operators that "
+                    "TensorFlow's converter writes"
                 )
+                self.warnings.append(LayerMessage(layer.name, text))
         self.warnings += one_image_only(operations)
         inputs, outputs_called = self.network.keys
         return Graph(
@@ -221,10 +222,9 @@ class _Tracer:
         Layers before it that make no float32 are part of it.
         """
         inner = inner_layer(node.layer)
-        self.warnings.append(
-            f"{inner.name}: this {layer_kinds.class_name(inner)} is left float, as TensorFlow's "
-            "converter writes it"
-        )
+        class_name = layer_kinds.class_name(inner)
+        text = f"this {class_name} is left float, as TensorFlow's converter writes it"
+        self.warnings.append(LayerMessage(inner.name, text))
         calls: dict[str, FloatCall] = {}
         sources: dict[str, None] = {}
         reads: list[str] = []

@@ -107,7 +107,7 @@ class Activation(NamedTuple):
 _HARD_SWISH = NativeFunction("HARD_SWISH")
 _LOGISTIC = NativeFunction("LOGISTIC", ends=Reach(0.0, highest=255.0 / 256.0))
 _SOFTMAX = NativeFunction("SOFTMAX", ends=Reach(0.0, highest=255.0 / 256.0))
-_PRELU = NativeFunction("PRELU", weights="alpha")
+_PRELU = NativeFunction("PRELU", weights=shared_layers.INT8_WEIGHTS["PReLU"])
 _TANH = NativeFunction("TANH", ends=Reach(-1.0, highest=127.0 / 128.0))
 
 

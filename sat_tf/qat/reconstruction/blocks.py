@@ -11,7 +11,7 @@ import tensorflow as tf
 from sat_tf.exact.targets.processors import Processor
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import Network, Node
+from sat_tf.graph.network import Network, Node, check_model
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import first_ones
 from sat_tf.qat.calibrate import call_node
@@ -77,6 +77,7 @@ def find_reference(
     # A model with annotations of some layers alone was rewritten in part.
     for names in (None, annotated):
         try:
+            check_model(float_model)
             reference = Network(rewritten(float_model, names, processor=processor).model)
         except ValueError as error:
             return None, [f"float_model: {error}"]

@@ -40,7 +40,7 @@ _LEVEL_CODES, _LATENT_SHARE = 2.0, 6.0
 # The time after which a fit under way is saved again.
 _SECONDS_BETWEEN = 30.0
 # The most bytes of a file: for each weight of the model itself, two values and two moments, in
-# float64 at most; and beside them the images that are next, and the heads of arrays.
+# float64 at most; and the next images and the heads of arrays.
 _BYTES_A_WEIGHT, _BYTES_BESIDE = 5 * 8, 2**26
 # The errors that reading a damaged file raises.
 _DAMAGES = (OSError, ValueError, LookupError, TypeError, MemoryError, RecursionError)

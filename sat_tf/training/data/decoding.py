@@ -15,7 +15,7 @@ from sat_tf.exact.litert.processes import usable_cores
 from sat_tf.exact.tflite.preprocessing import Preprocessing
 from sat_tf.files import read_bytes
 from sat_tf.messages import ReadingError
-from sat_tf.pictures import DECODER, Pictures, pixels_of, printable, spread_evenly
+from sat_tf.pictures import DECODER, Pictures, pixels_of, printable_name, spread_evenly
 from sat_tf.training.data.batches import (
     RANDOM,
     as_given,
@@ -83,7 +83,7 @@ class PictureFiles:
 
     def name(self, *row: Any) -> str:
         """Returns the name of a picture, for messages, by a row of arrays."""
-        return printable(self._names[row[0]])
+        return printable_name(self._names[row[0]])
 
     def expect_readable(self, *row: Any) -> None:
         """Raises ReadingError where a picture cannot be read, whatever its pixels."""
@@ -180,7 +180,7 @@ class RecordFiles:
         return picture, tf.cast(label, tf.int32)
 
     def name(self, *row: Any) -> str:
-        return printable(row[0])
+        return printable_name(row[0])
 
     def expect_readable(self, *row: Any) -> None:
         name = self.name(*row)
@@ -210,7 +210,7 @@ def rows_of_files(paths: Sequence[pathlib.Path], counts: Sequence[int]) -> Read:
     others read as well.
     """
     ends = np.cumsum(counts)
-    names = [printable(path.name) for path in paths]
+    names = [printable_name(path.name) for path in paths]
 
     def of_file(path: tf.Tensor, name: tf.Tensor, skip: tf.Tensor, take: tf.Tensor) -> Any:
         # `ignore_errors` would try forever to read the first record of a file that has gone.

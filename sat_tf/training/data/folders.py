@@ -18,7 +18,7 @@ from sat_tf.exact.tflite.preprocessing import (
 )
 from sat_tf.files import MOST_BYTES, read_bytes
 from sat_tf.messages import ProblemsError, first_ones
-from sat_tf.pictures import Pictures, open_pictures, opened, spread_evenly
+from sat_tf.pictures import HELD_OUT, TRAIN, Pictures, open_pictures, opened, spread_evenly
 from sat_tf.training.data.source import (
     Area,
     BufferSize,
@@ -116,8 +116,6 @@ def median_side(paths: Sequence[str]) -> int | None:
     return int(statistics.median_low(sides)) if sides else None
 
 
-TRAIN = "train"
-HELD_OUT = ("validation", "val", "test")
 # A record is the length of its data and a checksum, the data, and another checksum.
 _HEADER, _FOOTER = 12, 4
 
@@ -137,7 +135,7 @@ def load_tfrecords(
     deterministic: bool = True,
     cache_dir: Folder | None = None,
 ) -> ImageSource:
-    """Pictures in TFRecord files `train-*` and `validation-*` (or `val-*`, `test-*`) of a folder.
+    """Pictures in TFRecord files `train-*` and `val-*` (or `validation-*`, `test-*`) of a folder.
 
     Pictures are prepared as in `load_folder_tree`, but EXIF orientation is ignored, as in the usual
     ImageNet pipelines. Each worker reads a share of its own. Class names are unknown.

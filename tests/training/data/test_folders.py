@@ -331,6 +331,10 @@ def test_corrupt_files_are_refused(name):
         crops.training_crop(tf.constant(CORRUPT[name]), [0, 0], 16, crops=whole)
 
 
+def test_the_largest_picture_is_that_of_pillow():
+    assert crops._MOST_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
+
+
 # -- the orientation of a picture ------------------------------------------------------------------
 
 KINDS = ["JPEG", "PNG", "WEBP", "TIFF"]
