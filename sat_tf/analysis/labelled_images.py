@@ -14,7 +14,7 @@ USUAL_IMAGES = 32
 
 @dataclasses.dataclass(frozen=True)
 class LabelledImages:
-    """One batch."""
+    """A batch of images, with labels or without."""
 
     images: np.ndarray  # (n, rows, columns, channels), in any type that the model takes.
     # Class numbers (n,) or shares of classes (n, classes); None without labels.
@@ -49,7 +49,7 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
     ):
         images, labels = dataset
     elif isinstance(dataset, tuple) and (
-        # Pairs may be the elements of an iterable.
+        # A tuple may also be an iterable of pairs.
         len({np.ndim(element) if isinstance(element, arrays) else -1 for element in dataset}) > 1
     ):
         raise ValueError(
@@ -136,7 +136,7 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def _gathered(dataset: Any, num_images: int) -> tuple[Any, Any]:
-    """Batches or single images, concatenated until there are enough."""
+    """Concatenates batches or single images until there are enough."""
     all_images: list[np.ndarray] = []
     all_labels: list[Any] = []
     # A `tf.data.Dataset` tells whether it is batched, if it knows its shapes.

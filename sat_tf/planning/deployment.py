@@ -180,17 +180,17 @@ def conversions(graph: Graph) -> tuple[dict[str, str], dict[str, int]]:
 
 @dataclasses.dataclass(frozen=True)
 class Deployed:
-    """How one layer gets into the file; all but its operations are fields of its `LayerPlan`."""
+    """How one layer gets into the file; all except its operations are fields of its `LayerPlan`."""
 
-    export: Export  # In which form.
+    export: Export  # The form in which it gets there.
     # The layers into whose operators it is fused, if it has none of its own.
     fused_into: tuple[str, ...] = ()
     operations: tuple[Operation, ...] = ()  # Its own operations.
-    tensor: str = ""  # Of the file, which they make of its output.
+    tensor: str = ""  # The file's tensor for its output, made by these operations.
     export_reason: str = ""  # Why it is not integer.
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a `LayerPlan` that it tells."""
+        """The fields of a `LayerPlan` that are known here."""
         fields = vars(self) | {
             "operators": tuple(name for op in self.operations for name in op.operators)
         }
@@ -202,10 +202,10 @@ class Deployed:
 class Deployment:
     """How a model gets into a file."""
 
-    layers: Mapping[str, Deployed]  # By the names of the user's layers and of inserted quantizers.
-    graph: Graph | None  # Of the file; None if it cannot be lowered.
+    layers: Mapping[str, Deployed]  # The user's layers and inserted quantizers, by name.
+    graph: Graph | None  # The graph of the file; None if it cannot be lowered.
     problems: tuple[str, ...]  # Why it is not exported.
-    linear_layers: frozenset[str]  # Which of the layers are quantized linear layers.
+    linear_layers: frozenset[str]  # The names of the quantized linear layers.
     # Bytes in the file of the layers left float, by their names.
     float_layer_bytes: Mapping[str, int]
 
@@ -277,7 +277,7 @@ class _Reading:
                 last = makers[operation.output]
                 self.operations.setdefault(last, []).extend(waiting)
                 waiting = []
-        self.operations.setdefault(last, []).extend(waiting)  # those that dequantize the output
+        self.operations.setdefault(last, []).extend(waiting)  # they dequantize the output
 
     def deployed(self, node: Node) -> Deployed:
         """How one layer of the network gets into the file."""
@@ -359,7 +359,7 @@ def bit_operations(
 _HEADER = 782
 _OPERATOR = 71
 _CONSTANT = 151
-# An input or output beside the first takes these.
+# Each input or output after the first takes these.
 _END = 200
 _ZERO_POINT = 8
 
@@ -367,7 +367,7 @@ _ZERO_POINT = 8
 def bytes_of(deployed: Deployment) -> dict[str, int]:
     """The bytes of each layer and inserted quantizer, by its name, with their constants.
 
-    Those of a fused operator count for the linear layer, those of no operator for the first input.
+    Bytes of a fused operator count for the linear layer, those of no operator for the first input.
     """
     if deployed.graph is None:
         return {}

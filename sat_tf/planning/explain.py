@@ -71,7 +71,7 @@ def _line(network: Network, name: str, policy: BitPolicy, is_quantized: bool) ->
     line = f"pixels 0 to 255 stand for {_ends(range_)}, uint8 in the file"
     shape = network[name].shape
     is_stated = policy.states_range_of(name) or policy.states_type_of(name)
-    # Pictures have three channels, or pixels that the model converts or of which the policy speaks.
+    # Pictures have three channels, or pixels that the model converts or the policy describes.
     if not (
         (can_be_pictures(shape) and shape[-1] != 1) or converts_pixels(network, name) or is_stated
     ):
@@ -318,7 +318,7 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
         and hasattr(node.layer, "quantize_config")
     ]
     if not annotated:
-        # `quantize_model` reads it in the same form.
+        # `quantize_model` reads the model in the same form.
         network = network_of_layers(model, processor=processor)
         return Source(network, {node.name: None for node in network}, loss_problems(model))
     renamed = {node.name: node.layer.layer.name for node in annotated}
@@ -353,8 +353,8 @@ def explain(
         model: a built Functional or Sequential tf_keras model; or one annotated by TFMOT's
             `quantize_annotate_model` or `quantize_annotate_layer`; or one quantized by sat-tf, for
             which the plan is that of `requantize`.
-        policy: as for `quantize_model`, or for `requantize`; left out, that by which the model was
-            quantized in this process.
+        policy: as for `quantize_model`, or for `requantize`; by default the one by which the model
+            was quantized in this process.
         image_size: rows and columns, or one number for both, or (length,) for sequences, for a
             model of open sizes; without it, its multiply-adds are unknown.
         target: the processor that the file is for, in place of the policy's. For all but
@@ -482,9 +482,9 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
 def _row(
     node: Node, reads: tuple[str, ...], problems: Sequence[str], *, fate: Fate, **fields: Any
 ) -> LayerPlan:
-    """The row of a layer, with what the float model tells of it."""
+    """The row of a layer, with facts of the float model."""
     class_name = layer_kinds.class_name(node.layer)
-    # It counts once for a layer that is called several times.
+    # The weights of a layer that is called several times count once.
     counts = node.layer.built and node.name == node.layer.name
     return LayerPlan(
         name=node.name,

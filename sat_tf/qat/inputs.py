@@ -96,7 +96,7 @@ def takes_pixels(network: Network) -> bool:
 
 
 def converts_pixels(network: Network, name: str) -> bool:
-    """Whether the first layers of a float model make what it computes on of an input's pixels."""
+    """Whether the first layers of a float model convert an input's pixels to other values."""
     readers = (layer_kinds.role_of(node.layer) for node in network.consumers(name))
     return any(role in (Role.AFFINE, Role.SCALING) for role in readers)
 
@@ -135,7 +135,7 @@ class Fold:
 
 
 class _NoFoldError(Exception):
-    """Why a layer cannot fold a change."""
+    """A layer cannot fold a change; the message says why."""
 
 
 def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -> list[str]:
@@ -364,14 +364,13 @@ def _along(layer: keras.layers.Layer, values: np.ndarray, shape: Sequence[int]) 
 
 # Layers pad with real 0. Kernels on integers pad with the zero point, which is one pixel for all
 # channels, the nearest to their zeros: where 0 is no pixel of the range, as in (1, 2), or another
-# one in each channel, what is around an image is another value in the file, and in the quantized
-# Keras model, than in the float one. How far that moves the answers is measured here, on the float
-# model.
+# one in each channel, the file and the quantized Keras model pad images with another value than the
+# float model does. How far that moves the answers is measured here, on the float model.
 _IMAGES = 4
 # Pictures change slowly: neighbours have one value.
 _SAME_BESIDE = 3
-# Below this share of a standard deviation the rounding of 8 bits is as large; the least is that of
-# float32.
+# Below these shares of a standard deviation, errors are as small as those of rounding to 8 bits,
+# and to float32.
 _SMALL, _NONE = 0.05, 1e-4
 
 
@@ -381,12 +380,12 @@ class AnotherBorderWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class Border:
-    """What is around the images of an input instead of 0."""
+    """The border of an input's images, where it is not 0."""
 
-    range: InputRange  # Of its pixels.
-    layers: tuple[str, ...]  # Those that pad it, or that read what another has padded.
-    # How far outputs are off by it, the root mean square in standard deviations of the output that
-    # is off most.
+    range: InputRange  # The range of the pixels.
+    layers: tuple[str, ...]  # The layers that pad the input, or else read what another has padded.
+    # The error of outputs by the border: the root mean square, in standard deviations, of the
+    # output that is off most.
     error: float
 
     @property
@@ -456,7 +455,7 @@ def borders(network: Network, ranges: Mapping[str, InputRange]) -> list[Border]:
 
 
 def _images(shape: tuple[int | None, ...], pixels: InputRange | None) -> np.ndarray:
-    """Coarse noise, of the range of an input if that is images."""
+    """Coarse noise, in the range of the input if it is images."""
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (_IMAGES, *(size or 1 for size in shape)), np.uint8)
     for axis in range(1, len(shape)):

@@ -30,12 +30,12 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer
 
-# Others keep codes, cannot be integers, or are left float on purpose.
+# Layers of other roles keep codes, cannot be integers, or are left float on purpose.
 _INTEGERS_IF_ANNOTATED = (
     *(Role.NORM, Role.AFFINE, Role.RECTIFIER, Role.SCALING, Role.SUM, Role.PRODUCT),
     *(Role.CONCATENATION, Role.MEAN, Role.FUNCTION),
 )
-# Files compute these on codes where a quantizer is inserted between them and all that read them.
+# Files compute these on codes where a quantizer is inserted between them and all their readers.
 _INTEGERS_IF_READ_AS_CODES = (
     *(Role.NORM, Role.AFFINE, Role.RECTIFIER, Role.SCALING, Role.CONCATENATION, Role.MEAN),
 )
@@ -62,7 +62,7 @@ def arranged(
     used_names = {node.layer.name for node in network if node.name not in placement.configs}
     inner = {node.layer.name for node in network}
     layers: dict[int, keras.layers.Layer] = {}
-    # The node that stands for a float one, by who reads it; None is those that read no insertion.
+    # The node that stands for a float one, by its reader; None is readers of no insertion.
     names: dict[tuple[str, str | None], str] = {}
     nodes: list[Node] = []
 

@@ -23,7 +23,7 @@ from sat_tf.qat.roles import FLOATS, INTEGERS, Demands, Roles, find_demands, fin
 from sat_tf.qat.value_ranges import Spreads
 from sat_tf.quantizers import protocol, table
 
-# A layer becomes part of the operator of the only one that reads it, if that has such a role.
+# A layer becomes part of the operator of its only reader, if that has one of these roles.
 _FOLDS_INTO = {
     Role.AFFINE: (Role.AFFINE, Role.NORM, Role.RECTIFIER),
     Role.LINEAR: (Role.AFFINE, Role.NORM, Role.SCALING, Role.RECTIFIER),
@@ -55,7 +55,7 @@ class Start:
 
     tensor: str  # The layer that makes what it quantizes.
     quantizer: protocol.ActivationQuantizer
-    source: str = ""  # Where the level comes from.
+    source: str = ""  # The source of the level, in words.
     is_guess: bool = False
 
 
@@ -75,7 +75,7 @@ class Placement:
     # For each tensor without integers of its own, the reader that absorbs it.
     absorbed_by: Mapping[str, str]
     streams: frozenset[str]  # The layers whose outputs have the bits of streams.
-    # Where the clipping level of each quantizer starts, by the tensor that it stands behind, or by
+    # The start of each quantizer's clipping level, by the tensor in front of the quantizer, or by
     # the name of its insertion.
     starts: Mapping[str, Start]
 
@@ -202,7 +202,7 @@ def _weights(roles: Roles, name: str, *, rescales: bool) -> protocol.WeightQuant
 def _grids(
     roles: Roles, demands: Demands, entrances: Collection[str]
 ) -> tuple[dict[str, _Grid], dict[str, str]]:
-    """The grids of layers' outputs, producers first, and for those without, who absorbs them."""
+    """The grids of layers' outputs, producers first, and the layers that absorb the others."""
     grids: dict[str, _Grid] = {}
     absorbed_by: dict[str, str] = {}
 
@@ -300,7 +300,7 @@ def _observer(
 ) -> protocol.Quantizer:
     """The observer of a tensor that only the file stores as codes.
 
-    Float layers, and functions at the end but softmax, are trained on what the file gives.
+    Float layers, and functions at the end other than softmax, are trained on what the file gives.
     Streams that the policy leaves float are trained as such; in inference they are the file's.
     """
     by_reader, kinds = demands.of[node.name], {*demands.of[node.name].values()}

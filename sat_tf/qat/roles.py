@@ -25,24 +25,24 @@ _DEMANDS = {Role.LINEAR: "linear", Role.SOFTMAX: _OUTPUT, Role.OPAQUE: "left flo
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """What each layer of a float model does for its quantizers."""
+    """The role of each layer of a float model for its quantizers."""
 
     whole: Network  # The float model.
-    network: Network  # The same without layers that are identities in inference.
+    network: Network  # The float model without layers that are identities in inference.
     policy: BitPolicy
-    # By node: the fields of its annotation, for those that have one, and the policy that holds.
+    # The fields of the annotations of nodes that have one, and the policy of each node, by name.
     annotations: Mapping[str, dict[str, Any]]
     policies: Mapping[str, BitPolicy]
-    pixels: PixelRanges  # Of the inputs that become codes.
-    # Left float, though of a kind that is quantized: what they read, or make, has no codes.
+    pixels: PixelRanges  # The pixel ranges from the inputs that become codes.
+    # The layers of a quantized kind that are left float, as what they read, or make, has no codes.
     without_codes: frozenset[str]
-    of: Mapping[str, Role]  # OPAQUE if a layer is left float.
+    of: Mapping[str, Role]  # The role of each layer; OPAQUE if it is left float.
     # The inputs that stay as they are, because only layers left float read them.
     kept: frozenset[str] = frozenset()
     problems: Sequence[str] = ()  # Why layers cannot have a role.
     linear: Sequence[str] = ()  # The calls of layers whose weights are quantized.
-    first: frozenset[str] = frozenset()  # Those with none before them.
-    last: frozenset[str] = frozenset()  # Those with none behind them.
+    first: frozenset[str] = frozenset()  # The linear calls with no linear call before them.
+    last: frozenset[str] = frozenset()  # The linear calls with no linear call behind them.
 
     @property
     def quantize_activations(self) -> bool:
@@ -51,7 +51,7 @@ class Roles:
 
     @property
     def ends(self) -> frozenset[str]:
-        """All calls of the linear layers of which one call is a first or a last one."""
+        """All calls of the linear layers that have a first or a last call."""
         calls = [self.network.calls(name) for name in self.first | self.last]
         return frozenset(call.name for of_layer in calls for call in of_layer)
 
@@ -72,7 +72,7 @@ class Roles:
         return self.network.origin(name, lambda node: self.of[node.name] is Role.MOVEMENT).name
 
     def demands(self, name: str) -> dict[str | None, str]:
-        """What each reader of the output of `name` needs, also from behind data movement."""
+        """The demand of each reader of the output of `name`, also from behind data movement."""
         demands: dict[str | None, str] = {}
         if name in self.network.outputs:
             demands[None] = _OUTPUT
@@ -150,7 +150,7 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
 
 
 def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
-    """The role of a layer, whoever reads it."""
+    """The role of a layer by itself, without regard to its readers."""
     layer = node.layer
     if node.makes_mask:
         problems.append(
@@ -179,7 +179,7 @@ def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
 
 
 def _with_ids_left_float(roles: Roles, problems: list[str]) -> Roles:
-    """Leaves layers and inputs float whose ids, or no real numbers, are for layers left float."""
+    """Leaves layers and inputs float whose ids, or non-real values, are for layers left float."""
     network, policy, of = roles.network, roles.policy, dict(roles.of)
     roles = dataclasses.replace(roles, of=of)
     for node in reversed(list(network)):
@@ -243,20 +243,20 @@ def _with_functions_told_apart(roles: Roles) -> Roles:
 
 @dataclasses.dataclass(frozen=True)
 class Demands:
-    """What the readers of each layer's output need."""
+    """The demands of the readers of each layer's output."""
 
-    # For each layer, the kind of what each reader needs; None is the output of the model.
+    # For each layer, the kind of each reader's demand; the reader None is the model's output.
     of: Mapping[str, Mapping[str | None, str]]
-    # The layers that an NPU's operator computes which rounds to the codes that it reads. Their
-    # input and their output are on one grid, which both get from its quantizer: that of streams, or
-    # of pixels. A mean over all places is none: it has a kernel that changes grids.
+    # The layers computed by an NPU operator that rounds to the codes it reads. Their input and
+    # their output are on one grid, that of the layer's quantizer, for streams or for pixels. A mean
+    # over all places is not among them: it has a kernel that changes grids.
     around: frozenset[str]
-    around_output: frozenset[str]  # Those that resize or pool the output, on the grid that it has.
+    around_output: frozenset[str]  # The layers that resize or pool the output, on its own grid.
     problems: Sequence[str]  # Why the policy, or a layer, does not fit the demands.
 
 
 def find_demands(roles: Roles) -> Demands:
-    """Finds the needs of the readers of every tensor."""
+    """Finds the demands of the readers of every tensor."""
     of = {node.name: roles.demands(node.name) for node in roles.network}
     around, around_output = set[str](), set[str]()
     for node in roles.network if roles.policy.processor.native else ():

@@ -1,4 +1,4 @@
-"""The tables of a certificate, and its page: one file, without scripts and anything to load."""
+"""The tables of a certificate, and its page: one file that has no scripts and loads nothing."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, perc
 # The model that outputs are compared with, by its name in a certificate.
 _REFERENCE_TITLES = {"keras": "Keras", "simulation": "the simulation"}
 _FOUR = digits(".4g")
-# Missing where an output is a number, not a class.
+# A share is missing where an output is a number, not a class.
 _SHARE = percent(missing="–")
 _Runtime = tuple[str, RuntimeCount]
 
@@ -51,11 +51,11 @@ def certificate_page(certificate: CertificateRecord) -> str:
 
 
 def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Table[Any]:
-    """Returns the runtimes by their names, or by their titles and with what XNNPACK has taken."""
+    """Returns the table of runtimes by name, or by title with the operators that XNNPACK takes."""
 
     def differing(row: _Runtime) -> Cell:
         name, count = row
-        # Only that of XNNPACK must be 0.
+        # Only XNNPACK's count must be 0.
         colour = "bad" if name == "xnnpack" else "watch"
         words = sentence("counted", count.codes_differing, count.codes_compared)
         return Marked(words, colour if count.codes_differing else "good")
@@ -105,7 +105,7 @@ def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Ta
 
 
 def _outputs(certificate: CertificateRecord) -> list[tuple[OutputCount, ...]]:
-    """Each output beside every model, where there is more to say than of runtimes; else none."""
+    """Returns the counts of each output by model; empty where the runtimes' counts say it all."""
     counts, beside_float = certificate.xnnpack.outputs, certificate.float_outputs
     plain = all(len(count.shape) == 1 and not count.is_values for count in counts)
     if not beside_float and len(counts) < 2 and plain:
@@ -114,7 +114,7 @@ def _outputs(certificate: CertificateRecord) -> list[tuple[OutputCount, ...]]:
 
 
 def _codes_on(claim: PortabilityClaim, kernels: KernelSet) -> Marked:
-    """How many codes of operators differ on other processors, as far as that is known."""
+    """Returns how many codes of operators differ with other kernels, as far as that is known."""
     if claim.is_float:
         return Marked("not compared", "plain")
     if claim.is_behind_float:

@@ -69,7 +69,7 @@ class RuleLog:
 def _changed_shares(
     earlier: dict[str, tf.Tensor], now: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """The shares of weights whose code has changed, by layer; none without earlier ones."""
+    """The shares of weights whose code has changed, by layer; none without earlier codes."""
     return {
         name: tf.reduce_mean(tf.cast(tf.not_equal(codes, now[name]), tf.float32))
         for name, codes in earlier.items()
