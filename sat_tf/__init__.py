@@ -11,6 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from sat_tf.messages import REMOVED
 from sat_tf.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ __all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
+    if (removed := f"{__name__}.{name}") in REMOVED:
+        # Of an AttributeError, `from sat_tf import name` would not show the words.
+        raise ImportError(f"{removed} is gone; {REMOVED[removed]}.", name=name)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in ("callbacks", "configs", "export"):

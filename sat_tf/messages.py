@@ -155,10 +155,24 @@ REMOVED = {
     "Certificate.left_to_the_cpu": _IN_STATEMENTS,
     "Certificate.target_title": "use target, the name of the processor",
     "Certificate.float_verdict": "use largest_float_difference of runtimes['xnnpack']",
+    "Sensitivity.mean_weight_bits": "use weight_bits and num_weights of its layers",
+    "Sensitivity.mean_activation_bits": "use activation_bits and values_read of its layers",
+    "Sensitivity.value": "use top1_drop, distance or divergence of the damage",
+    **{
+        f"Results.deployed_{measure}": f"use quantized_{measure}, as the quantized model has the "
+        "biases of its file"
+        for measure in ("top1", "top5", "agreement")
+    },
+    **{
+        f"sat_tf.{room}": f"import sat_tf.training.{room}"
+        for room in ("data", "models", "reproduction")
+    },
     "sat_tf.export.deployed_model": "use sat_tf.export.snap_biases or sat_tf.export.simulate",
     "max_corrupt": "leave it out: a picture that cannot be read is an error that names it",
     "labelled": "leave it out: without labels, --epochs trains on answers of the float model",
     "stages.deploy_tail": "leave it out, and give its epochs to stages.quantized",
+    "base_learning_rate=auto": "give a number; sat-tf quantize --epochs finds one by a trial",
+    "others": "leave it out: methods that sat-tf can run are rows of configs/paper/methods.yaml",
     "training.checkpoint_minutes": _NO_CHECKPOINTS,
     "training.checkpoint_steps": _NO_CHECKPOINTS,
     "training.keep_checkpoints": _NO_CHECKPOINTS,

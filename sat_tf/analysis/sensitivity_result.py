@@ -284,14 +284,6 @@ class Sensitivity(RowTable):
                 overrides[pattern] = {**overrides.pop(pattern, {}), width.field: number}
         return overrides
 
-    def mean_weight_bits(self) -> float:
-        """Mean bits of all quantized weights of linear layers."""
-        return mean_bits({width: width.bits for width in self.widths()}, "weight_bits")
-
-    def mean_activation_bits(self) -> float:
-        """Mean bits of the activations that linear layers read, except the image."""
-        return mean_bits({width: width.bits for width in self.widths()}, "activation_bits")
-
     def widths(self) -> list[BitWidth]:
         """The numbers of bits of all tensors."""
         widths = []

@@ -95,7 +95,8 @@ def add_arguments(parser: Parser) -> None:
     )
     add_quantization(parser, chosen=True)
     add_image_arguments(parser, default="none; they are required", usual=str(USUAL_IMAGES))
-    add_outputs(parser, yaml="the policy", csv="the layers")
+    instead = dict.fromkeys((".svg", ".png"), REMOVED["Allocation.curve"])
+    add_outputs(parser, instead=instead, yaml="the policy", csv="the layers")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:

@@ -20,6 +20,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_fields import DEFAULT_QUANTIZERS
 from sat_tf.training.config import SHIPPED, CalibrationConfig, Config, ExportConfig, parse_config
 from sat_tf.training.config_sections import Section
+from sat_tf.validation import worded
 from sat_tf.yaml_text import load_yaml
 
 
@@ -43,6 +44,7 @@ class Row(Section):
     printed: Printed = Printed()
 
 
+@worded
 class Experiment(Section):
     """One file of configs/paper."""
 
@@ -96,7 +98,7 @@ def entries() -> Mapping[str, Entry]:
 
     rows: dict[str, Entry] = {}
     for path in sorted((SHIPPED / "paper").glob("*.yaml"), key=place):
-        experiment = Experiment.model_validate(load_yaml(read_text(path)))
+        experiment = Experiment(**load_yaml(read_text(path)))
         facts = experiment.model_dump(include={"source", "caption", "data"})
         for name, row in experiment.rows.items():
             key = f"{path.stem}/{name}"

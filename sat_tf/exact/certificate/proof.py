@@ -48,7 +48,7 @@ from sat_tf.exact.tflite.contents import Contents, gzip_size, read_contents
 from sat_tf.exact.tflite.metadata import read_metadata
 from sat_tf.exact.tflite.tensors import Pixels, number_of
 from sat_tf.files import expect_path, read_bytes
-from sat_tf.messages import ProblemsError
+from sat_tf.messages import ProblemsError, kind_of
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.version import COMPUTING, __version__, installed_versions
 
@@ -105,13 +105,11 @@ def checked_inputs(
     caller: str, subject: Subject, images: Any, labels: Any
 ) -> tuple[np.ndarray, list[np.ndarray | None]]:
     """Images as an array, and labels as one for each output."""
-    graph = subject.graph
-    graph.expect_one_of_each(f"{caller}: {subject.path}")
-    image = graph.images[0]
+    subject.graph.expect_one_of_each(f"{caller}: {subject.path}")
+    image = subject.graph.images[0]
     images, problems = checked_images(images, [image])
     arrays, label_problems = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
-    problems += label_problems
-    if problems:
+    if problems := problems + label_problems:
         raise ProblemsError(caller, problems)
     return image.taken(images), arrays
 
@@ -289,8 +287,7 @@ def verify_file(
         path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
         images: uint8 (n, rows, columns, channels): the pixels as they are.
         labels: class numbers, to count accuracy too; see `sat_tf.verify_tflite`.
-        float_model: the float model, to be compared with the file on the same images, as
-            `sat_tf.export.FloatReference(model, graph)` runs a tf_keras one.
+        float_model: `sat_tf.export.FloatReference(model, graph)`, to compare on the same images.
         certificate_path: see `sat_tf.verify_tflite`.
         runtimes: see `sat_tf.verify_tflite`.
         images_from: where the images come from, for the certificate.
@@ -303,6 +300,11 @@ def verify_file(
         ValueError: bad images or labels, or a file that sat-tf did not write; lists every problem
             with its fix.
     """
+    if float_model is not None and not hasattr(float_model, "as_given"):
+        raise ValueError(
+            f"verify_file: float_model: received {kind_of(float_model)}, expected sat_tf.export."
+            "FloatReference(model, graph), with the graph that read_graph there reads; pass that."
+        )
     subject = path if isinstance(path, Subject) else read_subject(expect_path(path))
     images, arrays = checked_inputs("verify_file", subject, images, labels)
     return prove(
