@@ -74,6 +74,10 @@ dist: $(VENV)/installed ## Build the wheel and the source distribution into dist
 	$(BIN)/python tests/versions/wheel.py dist/*.whl
 	$(BIN)/python -m nox --session versions-newest -- "$$(ls dist/*.whl)"
 
+.PHONY: tables
+tables: $(VENV)/installed-test ## Render the pages with figures from benchmarks/pages/ and benchmarks/results/
+	$(BIN)/python -m benchmarks.tables
+
 .PHONY: docs
 docs: $(VENV)/installed-docs ## Build the documentation into site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean

@@ -5,7 +5,7 @@ The networks were trained by others: wheels of PyPI hold them, and a checkout of
 
 - sat-tf: `quantize_model`, `calibrate`, `export_tflite`; with 4-bit weights `reconstruct`, too;
 - `tf.lite.TFLiteConverter`, which has no 4-bit weights;
-- litert-quantizer, which succeeds ai-edge-quantizer.
+- litert-quantizer.
 
 What LiteRT answers by their files on other inputs is compared with the float model.
 `networks_of_others.py` has the networks, and says what they are fed.

@@ -9,7 +9,7 @@ that the float model was trained on:
 - distilled: the calibrated model trained as a whole to the float model's answers, with the loss of
   `sat-tf quantize --epochs` and Adam, for as many seconds as the reconstruction took;
 - TFMOT's scheme of n bits, which has no calibration, distilled alike for as many seconds;
-- ai-edge-quantizer, which has its own algorithms for weights: the best of them on the held-out
+- litert-quantizer, which has its own algorithms for weights: the best of them on the held-out
   examples, which flatters it. Its activations have 8 bits at least.
 
 Top-1 is counted on examples that no float model was trained on. Seconds are of one thread.
@@ -19,7 +19,7 @@ Top-1 is counted on examples that no float model was trained on. Seconds are of 
     python benchmarks/reconstruction.py --picture=docs/images/reconstruction.png
 
 Rows that the CSV file has are not made again. What a tool cannot do is a row that says why. Rows of
-ai-edge-quantizer are left out where it is not installed.
+litert-quantizer are left out where it is not installed.
 """
 
 import dataclasses
@@ -96,15 +96,15 @@ def tfmot(case: Case) -> Result:
     return {**found, "seconds": case.seconds}
 
 
-def edge_quantizer(case: Case) -> Result:
-    """Quantizes by ai-edge-quantizer: the best of its algorithms."""
-    import peer_edge_quantizer
+def litert_quantizer(case: Case) -> Result:
+    """Quantizes by litert-quantizer: the best of its algorithms."""
+    import peer_litert_quantizer
 
     if POLICIES[case.bits].activation_bits != 8:
         raise ValueError("it has activations of 8 and 16 bits alone")
     start, found = time.process_time(), {}
-    for algorithm, content in peer_edge_quantizer.files(case.twin(), case.images):
-        answers = functools.partial(peer_edge_quantizer.answers, content)
+    for algorithm, content in peer_litert_quantizer.files(case.twin(), case.images):
+        answers = functools.partial(peer_litert_quantizer.answers, content)
         found[algorithm] = case.measured(answers)
     best = max(found, key=lambda algorithm: found[algorithm]["top1"])
     return {**found[best], "seconds": time.process_time() - start, "note": best}
@@ -151,10 +151,10 @@ METHODS: Mapping[str, Callable[[Case], Result]] = {
     "reconstructed": reconstruct,
     "distilled": distill,
     "TFMOT": tfmot,
-    "ai-edge-quantizer": edge_quantizer,
+    "litert-quantizer": litert_quantizer,
 }
 _TAKE_AS_LONG = (distill, tfmot)
-_OF_OTHERS = {tfmot: "tensorflow_model_optimization", edge_quantizer: "ai_edge_quantizer"}
+_OF_OTHERS = {tfmot: "tensorflow_model_optimization", litert_quantizer: "litert_quantizer"}
 _KEYS = ("task", "bits", "method", "seed")
 _NUMBERS = ("top1", "kept", "seconds", "codes_compared", "codes_differing", "note")
 

@@ -103,12 +103,12 @@ def _register_when_imported() -> None:
     try:
         import wrapt
     except ModuleNotFoundError:
-        # It comes with TensorFlow. Without that, there is Keras 3 alone, and nothing to wait for.
+        # wrapt comes with TensorFlow: without it, there is Keras 3 alone, and nothing to wait for.
         if importlib.util.find_spec("keras"):
             try:
                 _register_with_keras3()
             except ModuleNotFoundError as error:
-                # Keras is not without the library that it computes with, as `import keras` says.
+                # Keras lacks the library that it computes with, as `import keras` says.
                 if (error.name or "").startswith("sat_tf"):
                     raise
         return

@@ -1,7 +1,7 @@
 """Arguments: whether a function takes `training`, and whether a value is a number.
 
-It needs Python alone: quantized layers on another backend of Keras load it, where pydantic, which
-`sat_tf.validation` needs, may be missing.
+The module needs Python alone: quantized layers on another backend of Keras load it, where pydantic,
+which `sat_tf.validation` needs, may be missing.
 """
 
 import contextlib
@@ -12,16 +12,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-# Whether functions take an argument `training`: to look takes longer than a small layer.
+# Whether functions take `training`, remembered: to look takes longer than a small layer.
 _takes_training: "weakref.WeakKeyDictionary[Any, bool]" = weakref.WeakKeyDictionary()
 
 
 def training_argument(function: Callable[..., Any], training: Any) -> dict[str, Any]:
-    """The argument `training` for a call of a function; empty for one that takes none."""
+    """Returns the argument `training` for a call of a function; empty if it takes none."""
     function = getattr(function, "__func__", function)
     try:
         takes = _takes_training[function]
-    except (KeyError, TypeError):  # what is written in C may take no weak reference
+    except (KeyError, TypeError):  # a function written in C may take no weak reference
         takes = "training" in inspect.signature(function).parameters
         with contextlib.suppress(TypeError):
             _takes_training[function] = takes
@@ -29,7 +29,7 @@ def training_argument(function: Callable[..., Any], training: Any) -> dict[str, 
 
 
 def is_integer(value: Any, *, lowest: float = -math.inf, limit: float = math.inf) -> bool:
-    """Whether a value is an integer in [lowest, limit), and no bool, which Python takes for one."""
+    """Whether a value is an integer in [lowest, limit), not a bool, which Python takes for one."""
     return (
         not isinstance(value, bool)
         and isinstance(value, numbers.Integral)

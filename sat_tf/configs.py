@@ -1,6 +1,6 @@
 """Parts of a quantizer of your own, and settings of single layers for TFMOT.
 
-The first needs no TensorFlow: a quantizer of yours trains in tf_keras and on every backend of
+The parts need no TensorFlow: a quantizer of yours trains in tf_keras and on every backend of
 Keras 3. See `docs/extend/own_quantizer.md`.
 """
 

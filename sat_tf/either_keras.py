@@ -1,7 +1,7 @@
-"""Public functions of models of tf_keras that take models of Keras 3, too.
+"""Public functions of tf_keras models that take Keras 3 models, too.
 
-One of Keras 3 is quantized and trained as what it is, on the backend of the user; all else is done
-on its twin in tf_keras, which computes the same: see `sat_tf.keras3.twin`.
+A Keras 3 model is quantized and trained as it is, on the user's backend; everything else is done on
+its twin in tf_keras, which computes the same: see `sat_tf.keras3.twin`.
 """
 
 import functools
@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-# The module needs most of what this one decorates, and loads Keras 3.
+# This module imports most users of `for_keras3`, and Keras 3: it is loaded in a call.
 _TWIN = "sat_tf.keras3.twin"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def for_keras3(by: str = "on_twin") -> Callable[[_Function], _Function]:
-    """Decorates a function of a model of tf_keras; `by` of `keras3.twin` takes one of Keras 3."""
+    """Decorates a function of a tf_keras model; `by` of `keras3.twin` takes a Keras 3 model."""
 
     def decorate(function: _Function) -> _Function:
         @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and read within a bound, zip archives of others too."""
+"""Writing files whole or not at all, and reading files and zip archives within a bound."""
 
 import contextlib
 import errno
@@ -16,9 +16,12 @@ import time
 import uuid
 import zipfile
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from sat_tf.messages import reason_of
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def expect_path(path: Any) -> pathlib.Path:
@@ -58,7 +61,7 @@ def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
 
 @contextlib.contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """A temporary name beside `path`, which becomes it if the block succeeds, or is removed."""
+    """Yields a temporary name next to `path`: renamed to it if the block succeeds, else removed."""
     path = check_writable(path)
     with refusals_explained(path), renamed_when_done(path) as temporary:
         yield temporary
@@ -66,7 +69,7 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def refusals_explained(path: pathlib.Path) -> Iterator[None]:
-    """Raises what the file system refuses while a file is written as ValueError, with the fix."""
+    """Raises an OSError from writing a file as a ValueError with the fix."""
     try:
         yield
     except OSError as error:
@@ -103,9 +106,9 @@ def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
-    """A new folder for temporary files, once what killed processes have left is removed."""
+    """Makes a folder for temporary files, and removes those that killed processes have left."""
     _remove_left_files(pathlib.Path(tempfile.gettempdir()))
-    # An error of its removal would hide the one that the block has ended with.
+    # An error of the folder's removal would hide the one that the block has ended with.
     return tempfile.TemporaryDirectory(prefix=_own_prefix(), ignore_cleanup_errors=True)
 
 
@@ -114,7 +117,7 @@ _A_DAY = 24 * 60 * 60
 
 
 def _remove_left_files(folder: pathlib.Path) -> None:
-    """Removes temporary files whose process has ended; of another machine, those a day old."""
+    """Removes temporary files whose process has ended; files of another machine after a day."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             name = _LEFT.match(entry.name)
@@ -137,7 +140,7 @@ def _own_prefix() -> str:
 
 @functools.cache
 def _machine() -> str:
-    """A name for all that sees the same processes: a machine since its start, or a container."""
+    """The name of a scope of processes: a machine since its start, or a container."""
     facts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         facts.append(pathlib.Path("/proc/sys/kernel/random/boot_id").read_text())
@@ -146,26 +149,26 @@ def _machine() -> str:
 
 
 def _is_running(process: int) -> bool:
-    if os.name == "nt":  # where asking for a process would end it
+    if os.name == "nt":  # there, asking for a process would end it
         return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # one of another user
+    except OSError:  # another user's process
         pass
     return True
 
 
 def _on_disk(path: pathlib.Path) -> None:
     """Returns once the contents of a file, or the names in a folder, would survive a power cut."""
-    if os.name == "nt":  # which opens no folders, and flushes only what may be written
+    if os.name == "nt":  # Windows opens no folders, and flushes only writable files
         return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # the file system cannot
             raise
     finally:
         os.close(handle)
@@ -178,9 +181,10 @@ def _on_disk(path: pathlib.Path) -> None:
 MOST_BYTES = 2**31
 
 
-def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
-    """Reads a regular file of so many bytes at most; raises OSError for any other."""
-    # A pipe would be waited for until somebody writes into it.
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str], most_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
+    """Opens a regular file of at most `most_bytes`, with its length; raises OSError for others."""
+    # Opening a pipe would wait until somebody writes into it.
     at_once = getattr(os, "O_NONBLOCK", 0)
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once)) as file:
         facts = os.fstat(file.fileno())
@@ -189,7 +193,13 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> by
         if facts.st_size > most_bytes:
             reason = f"it has {facts.st_size:,} bytes, at most {most_bytes:,} are read"
             raise OSError(errno.EFBIG, reason, os.fspath(path))
-        return file.read(facts.st_size)
+        yield file, facts.st_size
+
+
+def read_bytes(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
+    """Reads a regular file of so many bytes at most; raises OSError for any other."""
+    with _opened(path, most_bytes) as (file, size):
+        return file.read(size)
 
 
 def read_text(path: str | os.PathLike[str], most_bytes: int = 2**26) -> str:
@@ -200,12 +210,12 @@ def read_text(path: str | os.PathLike[str], most_bytes: int = 2**26) -> str:
 
 # -- zip archives -------------------------------------------------------------------------------
 
-# `zipfile` unpacks bzip2 and LZMA without a bound, a million times what they take, and DEFLATE as
-# much as it finds where all of a member is asked for at once, whatever its size is said to be.
+# `zipfile` unpacks bzip2 and LZMA without a bound, to a million times their size, and DEFLATE too
+# where a whole member is read at once, whatever size the archive states.
 _METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "DEFLATE"}
 _ENCRYPTED = 0x1
 _PIECE = 2**20
-# The oldest date that an archive can hold. Equal contents are equal bytes where all files have it.
+# The oldest date that an archive can hold: with it in all files, equal contents are equal bytes.
 NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
@@ -219,7 +229,7 @@ def is_archive(file: pathlib.Path | IO[bytes]) -> bool:
 
 @contextlib.contextmanager
 def opened_archive(file: pathlib.Path | IO[bytes]) -> Iterator[zipfile.ZipFile]:
-    """The archive in a file, to be read with `read_member` and `expect_honest` alone."""
+    """Opens a zip archive, to be read with `read_member` and `expect_honest` alone."""
     try:
         archive = zipfile.ZipFile(file)
     except Exception as error:  # zipfile raises many types on damaged files
@@ -240,7 +250,7 @@ def read_member(archive: zipfile.ZipFile, name: str, most: int) -> bytes | None:
 
 
 def expect_honest(archive: zipfile.ZipFile) -> None:
-    """Raises ValueError unless all members unpack to as many bytes as they say, and into files."""
+    """Raises ValueError unless all members unpack to their stated sizes, and to valid paths."""
     _expect_paths(archive)
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED or member.file_size != member.compress_size:
@@ -249,7 +259,7 @@ def expect_honest(archive: zipfile.ZipFile) -> None:
 
 
 def _expect_paths(archive: zipfile.ZipFile) -> None:
-    """Raises ValueError for names of no files: Keras leaves the folder that it unpacks half of."""
+    """Raises ValueError for invalid paths: Keras would leave a folder that is half unpacked."""
     files, folders = set[pathlib.PurePosixPath](), set[pathlib.PurePosixPath]()
     for member in archive.infolist():
         path = pathlib.PurePosixPath(member.filename)
@@ -263,8 +273,31 @@ def _expect_paths(archive: zipfile.ZipFile) -> None:
         raise ValueError(f"its {both[0]} is a file and a folder, expected one of them")
 
 
+def read_arrays(path: str | os.PathLike[str], most_bytes: int) -> "list[np.ndarray]":
+    """Reads the arrays that `numpy.savez` has written, in their order.
+
+    It compresses nothing, so that all members together have fewer bytes than the file.
+
+    Raises:
+        OSError: as `read_bytes` does.
+        ValueError: the archive is damaged, or unpacks to more bytes than the file has.
+    """
+    import numpy as np  # here because it is slow to load
+
+    arrays = []
+    with _opened(path, most_bytes) as (file, left), opened_archive(file) as archive:
+        for name in archive.namelist():
+            content = read_member(archive, name, left) or b""
+            left -= len(content)
+            try:
+                arrays.append(np.lib.format.read_array(io.BytesIO(content), allow_pickle=False))
+            except Exception as error:  # a damaged head raises many types
+                raise ValueError(f"its {name} is no array ({reason_of(error)})") from error
+    return arrays
+
+
 def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes]:
-    """The bytes of a member, of which never more than a piece is unpacked at a time."""
+    """Yields the bytes of a member, unpacked a piece at a time."""
     name = member.filename
     if member.flag_bits & _ENCRYPTED:
         raise ValueError(f"its {name} is encrypted, expected a member without a password")
@@ -279,7 +312,7 @@ def _pieces(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[bytes
             while piece := opened.read(_PIECE):
                 count += len(piece)
                 yield piece
-    except Exception as error:  # of zipfile, zlib and the file system
+    except Exception as error:  # errors of zipfile, zlib and the file system
         raise ValueError(f"its {name} is damaged ({reason_of(error)})") from error
     if count != member.file_size:
         raise ValueError(f"its {name} has {count:,} bytes and says {member.file_size:,}")

@@ -13,7 +13,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def ending_of(interrupt: KeyboardInterrupt) -> tuple[str, int]:
-    """The word for what has ended a command, and its exit status."""
+    """The word for the signal that has ended a command, and the exit status."""
     return ("terminated", 143) if isinstance(interrupt, Terminated) else ("interrupted", 130)
 
 
@@ -21,9 +21,9 @@ _A_MOMENT_SECONDS = 0.01
 
 
 def end_on_signals() -> None:
-    """Makes SIGTERM end this process as Ctrl-C does: what is open is closed, or removed.
+    """Makes SIGTERM end this process as Ctrl-C does: open files are closed, or removed.
 
-    Python drops what is raised in a finalizer, and goes on: there it is raised again.
+    Python drops exceptions in a finalizer, and goes on: the signal is then sent again.
     """
     before = sys.unraisablehook
 
@@ -45,7 +45,7 @@ def end_on_signals() -> None:
 def _send_to_main_thread(number: int) -> None:
     main = threading.main_thread().ident
     if hasattr(signal, "pthread_kill") and main is not None:
-        signal.pthread_kill(main, number)  # which ends its waiting, too
+        signal.pthread_kill(main, number)  # this ends its waiting, too
     else:
         signal.raise_signal(number)
 
@@ -54,7 +54,7 @@ def _send_to_main_thread(number: int) -> None:
 def ending_at_once() -> Iterator[None]:
     """Lets SIGTERM and Ctrl-C end the process in the block, which has nothing to save.
 
-    Where it waits in C++, Python would hear of neither.
+    While the block waits in C++, Python would hear of neither.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -69,6 +69,6 @@ def ending_at_once() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Lets nothing come between the last word of a command and its exit status."""
+    """Ignores SIGTERM and Ctrl-C between the last word of a command and its exit status."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

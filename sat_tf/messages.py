@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-# A message is read by people: what a file or a caller has put into it is shown in part.
+# People read messages: long text from a file or a caller is shown in part.
 _MOST_OF_A_NAME, _MOST_OF_A_LINE, _MOST_IN_ALL, _MOST_KNOWN = 200, 800, 20_000, 100
 _LONG, _MOST_OF_MANY = 1600, 400
-# These move the cursor of a terminal, ring its bell, or turn the direction of its text.
+# Characters that move a terminal's cursor, ring its bell, or turn the direction of its text.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
-# What Keras writes above the reason of an error, and how Python writes the class of an error.
+# The line that Keras writes above the reason of an error, and an error with its class in front.
 _AROUND_A_REASON = re.compile("(Exception|Error) encountered")
 _OF_A_CLASS = re.compile(r"^\w+(?:Error|Exception): (.+)")
 _BOLD = re.compile("\x1b\\[[0-9;]*m")
@@ -33,7 +33,7 @@ def printable(text: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """Returns printable text that forges no line: its line breaks are shown, too."""
+    """Escapes control characters and line breaks, so that the text stays on one line."""
     return printable(text).replace("\n", "\\n")
 
 
@@ -82,13 +82,13 @@ class RunError(ValueError):
 
     def __init__(self, message: object = "") -> None:
         super().__init__(shown(message))
-        self.problems = list(getattr(message, "problems", [str(self)]))  # of a `ProblemsError`
-        self.model = getattr(message, "model", None)  # of a `ModelError`
+        self.problems = list(getattr(message, "problems", [str(self)]))  # `ProblemsError` has them
+        self.model = getattr(message, "model", None)  # `ModelError` has it
 
 
 @contextlib.contextmanager
 def value_errors_as_run_errors(read_from: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """Raises ValueError as RunError, with the path in front of what is said of a model."""
+    """Raises ValueError as RunError, with the path in front of a message about a model."""
     try:
         yield
     except ValueError as error:
@@ -99,12 +99,12 @@ def value_errors_as_run_errors(read_from: str | os.PathLike[str] | None = None) 
         raise RunError(error) from error
 
 
-def did_you_mean(received: str, known: Iterable[str]) -> str:
-    """Returns a sentence that proposes the known name nearest to `received`."""
+def did_you_mean(received: str, known: Iterable[str], *, is_listed: bool = False) -> str:
+    """Returns a sentence that proposes the nearest known name, or lists all unless they are."""
     names = sorted(known)
     if meant := nearest(str(received), names):
         return f"Did you mean {meant}?"
-    return f"Known: {first_ones(names, _MOST_KNOWN)}."
+    return "" if is_listed else f"Known: {first_ones(names, _MOST_KNOWN)}."
 
 
 def nearest(received: str, known: Iterable[str]) -> str | None:
@@ -114,7 +114,7 @@ def nearest(received: str, known: Iterable[str]) -> str | None:
     return by_letters[matches[0]] if matches else None
 
 
-# What shows the graph of a file.
+# The advice on programs that show the graph of a file.
 IN_A_VIEWER = (
     "open the .tflite file in Netron, or in Model Explorer with the overlay that --out FILE.json, "
     "in Python write_overlay(path), writes"
@@ -201,7 +201,7 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
 
 
 def name_of(thing: object) -> str:
-    """Returns a name, as a file or a caller has given it, as messages show it."""
+    """Returns a name that a file or a caller has given, as messages show it."""
     return shortened(in_one_line(str(thing)), _MOST_OF_A_NAME)
 
 
@@ -209,7 +209,7 @@ def first_ones(names: Iterable[object], most: int = 5, *, between: str = ", ") -
     """Returns the first names of many, and how many more there are."""
     listed = [name_of(name) for name in names]
     omitted = len(listed) - most
-    end = between.rstrip(", ")  # a comma alone needs none before the last
+    end = between.rstrip(", ")  # a comma alone is left out before "and"
     return between.join(listed[:most]) + (f"{end} and {omitted} more" if omitted > 0 else "")
 
 
@@ -223,12 +223,12 @@ def is_standard_error(stream: Any) -> bool:
     """Returns whether a stream is the standard error of the process, and not a notebook's."""
     try:
         return bool(stream.fileno() == 2)
-    except (AttributeError, OSError, ValueError):  # none, closed, or no file
+    except (AttributeError, OSError, ValueError):  # no stream, a closed one, or one without a file
         return False
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns the reason of an error in a line, without what Keras and TensorFlow put around it."""
+    """Returns an error's reason in a line, without the text of Keras and TensorFlow around it."""
     lines = [line.strip() for line in _BOLD.sub("", str(error)).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -253,7 +253,7 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 class ProblemsError(ValueError):
-    """Something has problems, all of which are said at once, and last the fix of them all."""
+    """The problems of something, all listed at once, and last the fix of them all."""
 
     def __init__(self, subject: str, problems: Iterable[str], fix: str = "") -> None:
         self.subject, self.problems, self.fix = subject, list(problems), fix
@@ -261,7 +261,7 @@ class ProblemsError(ValueError):
 
     def __str__(self) -> str:
         lines, seen = [], set[str]()
-        for line in self.problems:  # of which only the first lists the same known names
+        for line in self.problems:  # only the first line lists the same known names
             sentence, _, known_names = line.partition(" Known: ")
             lines.append(f"  - {sentence if known_names in seen else line}")
             seen.add(known_names or line)
@@ -270,8 +270,23 @@ class ProblemsError(ValueError):
         return f"{text}\n{printable(self.fix)}" if self.fix else text
 
 
+class LayerMessage(str):
+    """A problem or a warning of a layer, whose name stands in front of it."""
+
+    layer: str
+    text: str
+
+    def __new__(cls, layer: str, text: str, whole: str = "") -> "LayerMessage":
+        message = super().__new__(cls, whole or f"{layer}: {text}")
+        message.layer, message.text = layer, text
+        return message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayerMessage, (self.layer, self.text, str(self))
+
+
 class ModelError(ProblemsError):
-    """Something is wrong with a model of a name: many problems, or the end of one sentence."""
+    """The problems of a named model: many lines, or the end of one sentence."""
 
     def __init__(self, model: str, problems: str | Iterable[str], fix: str = "") -> None:
         self.model, self._is_sentence = model, isinstance(problems, str)
@@ -285,5 +300,5 @@ class ModelError(ProblemsError):
 
 
 def problems_of(error: Exception) -> list[str]:
-    """Returns what an error lists, or the whole of one that lists nothing."""
+    """Returns the problems that an error lists, or the whole of one that lists nothing."""
     return list(getattr(error, "problems", [str(error)]))

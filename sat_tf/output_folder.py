@@ -23,15 +23,15 @@ _Kind = TypeVar("_Kind")
 # No file of a command is nearly as long.
 _MOST_BYTES = 2**28
 
-CONFIG = "config.yaml"  # a folder with it is that of a run of `sat-tf train`
+CONFIG = "config.yaml"  # it marks the folder of a run of `sat-tf train`
 LABELS = "labels.txt"  # the name of a class on each line
 PREPROCESSING = "preprocessing.json"
-RECONSTRUCTION = "reconstruction.json"  # what fitting the calibrated model has gained
+RECONSTRUCTION = "reconstruction.json"  # the gain from fitting the calibrated model
 # A reconstruction that was interrupted. It belongs to a model and images, whose hash it holds, and
 # not to a run: no start moves it aside.
 UNFINISHED = "reconstruction.npz"
-BACKUPS = "training_backup"  # a folder: likewise a training
-FLOAT_MODEL = "float.keras"  # of a run
+BACKUPS = "training_backup"  # a folder: likewise an interrupted training
+FLOAT_MODEL = "float.keras"  # only runs have it
 QUANTIZED_MODEL = "quantized.keras"
 TFLITE_MODEL = "model.tflite"
 CERTIFICATE = "certificate.json"
@@ -51,7 +51,7 @@ class OutputFolder:
     """The folder that a command puts its files into."""
 
     path: pathlib.Path  # The folder; it need not exist.
-    files: ClassVar[tuple[str, ...]] = FILES  # The names of all that a command may write into it.
+    files: ClassVar[tuple[str, ...]] = FILES  # The names of all files that a command may write.
 
     def file(self, name: str) -> pathlib.Path:
         """The path of one of `FILES`."""
@@ -80,7 +80,7 @@ class OutputFolder:
         self.write_text(name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def read_text(self, name: str) -> str:
-        """Reads one of `FILES`; nothing if it does not exist."""
+        """Reads one of `FILES`; "" if it does not exist."""
         try:
             return files.read_text(self.file(name), _MOST_BYTES)
         except FileNotFoundError:
@@ -89,7 +89,7 @@ class OutputFolder:
             raise self.damaged(name, error, "text") from error
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Reads one of `FILES` that is JSON; nothing if it does not exist."""
+        """Reads one of `FILES` that is JSON; {} if it does not exist."""
         return self.read_values(name, dict[str, Any], "a JSON object")
 
     def read_values(
@@ -114,7 +114,7 @@ class OutputFolder:
 
     @property
     def preprocessing(self) -> Preprocessing | None:
-        """How pictures become the input of the folder's models; None where nothing says so."""
+        """How pictures become the input of the folder's models; None where no file says so."""
         text = self.read_text(PREPROCESSING)
         try:
             return Preprocessing.from_json(text) if text else None
@@ -134,7 +134,7 @@ class OutputFolder:
             existing = next(folder for folder in (self.path, *self.path.parents) if folder.exists())
             if not existing.is_dir():
                 raise NotADirectoryError(0, f"{existing} is a file")
-            # Tried on the file system itself: permission bits do not show read-only mounts.
+            # Writing is tried: permission bits do not show read-only mounts.
             with tempfile.TemporaryFile(dir=existing):
                 pass
 
@@ -152,7 +152,7 @@ class OutputFolder:
         try:
             yield self.path
         finally:
-            with contextlib.suppress(OSError):  # the first one that is not empty
+            with contextlib.suppress(OSError):  # it ends at the first one that is not empty
                 for folder in new:
                     folder.rmdir()
 
@@ -194,7 +194,7 @@ class OutputFolder:
 
 
 def run_name(text: str, otherwise: str) -> str:
-    """A text in the letters that a folder's name may have, or another where none is left.
+    """Returns a text in the letters that folder names may have; `otherwise` if none is left.
 
     >>> run_name("my photos!", "folder"), run_name("...", "folder")
     ('my_photos_', 'folder')

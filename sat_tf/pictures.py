@@ -1,7 +1,7 @@
 """Pictures of a folder, or images in an .npy file: listed, divided, sampled, decoded by Pillow.
 
-All that is calibrated, measured or verified with has its pixels from here, whoever asks for them:
-decoders and filters of two libraries differ by one, which is enough for another class.
+Calibration, measurements and verification all take their pixels from here: the decoders and filters
+of two libraries differ by one, which is enough for another class.
 """
 
 import contextlib
@@ -26,22 +26,22 @@ from sat_tf.files import read_bytes
 from sat_tf.messages import ProblemsError, first_ones
 
 TRAIN = "train"
-# In this order, because a folder "test" often has no labels.
+# The first one that exists is held out: "test" is last, because it often has no labels.
 HELD_OUT = ("val", "validation", "test")
 _SUFFIXES = {
     *(".jpeg", ".jpg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff"),
     *(".pgm", ".pnm", ".ppm"),
 }
 _KINDS = ", ".join(sorted(_SUFFIXES))
-# Pillow tells a picture by what is in it, whatever its name says; for an EPS file it would start
+# Pillow tells a format by the content of a file, not by its name; for an EPS file it would start
 # Ghostscript, which runs the file.
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _JPEG, _END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
-# Pillow's names of so many channels, and its modes of 16-bit integers; "I" is that of PGM files.
+# Pillow's modes by the number of channels, and those of 16-bit integers; PGM files have "I".
 MODES = {1: "L", 3: "RGB"}
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 _JPEG_LIBRARY = features.version_feature("libjpeg_turbo")
-# Pixels depend on it, so that certificates and reports say it.
+# Pixels depend on the decoder, so that certificates and reports name it.
 DECODER = f"decoded and resized by Pillow {PIL.__version__}" + (
     f" with libjpeg-turbo {_JPEG_LIBRARY}" if _JPEG_LIBRARY else ""
 )
@@ -57,17 +57,17 @@ def spread_evenly(count: int, most: int | None) -> npt.NDArray[np.int64]:
 class Pictures(Sequence[Any]):
     """Pictures of a folder, read and turned when they are asked for; or the images of an array."""
 
-    folder: pathlib.Path  # That the names are relative to; or the .npy file.
-    names: Sequence[str] = ()  # Class by class, sorted; with slashes on every system.
-    labels: npt.NDArray[np.int32] | None = None  # Int32 (n,); None without classes.
-    class_names: tuple[str, ...] = ()  # By label; empty without classes.
-    part: str = ""  # The folder in which all are, of a divided one; "" of another.
-    # The pictures in val, validation or test, of those in train.
+    folder: pathlib.Path  # The folder that names are relative to; or the .npy file.
+    names: Sequence[str] = ()  # Paths in it, class by class, sorted; with slashes on every system.
+    labels: npt.NDArray[np.int32] | None = None  # Class numbers, int32 (n,); None without classes.
+    class_names: tuple[str, ...] = ()  # The names of classes, by label; empty without classes.
+    part: str = ""  # The subfolder of all pictures in a divided folder; else "".
+    # The pictures in val, validation or test, if these are the ones in train.
     held_out: "Pictures | None" = None
-    shape: tuple[int, ...] = ()  # Of the input: rows, columns and channels (1 or 3).
+    shape: tuple[int, ...] = ()  # The input's rows, columns and channels (1 or 3).
     preprocessing: Preprocessing = COVERING  # How a picture becomes an image of that shape.
-    notes: tuple[str, ...] = ()  # What to tell of them, such as which files were passed over.
-    array: npt.NDArray[Any] | None = None  # The images, where they are no pictures.
+    notes: tuple[str, ...] = ()  # Notes for the user, such as the files that were passed over.
+    array: npt.NDArray[Any] | None = None  # The images of an .npy file; None for pictures.
 
     def __len__(self) -> int:
         return len(self.names if self.array is None else self.array)
@@ -81,11 +81,11 @@ class Pictures(Sequence[Any]):
 
     @functools.cached_property
     def paths(self) -> list[str]:
-        """Where they are."""
+        """The paths of the pictures."""
         return [os.path.join(self.folder, name) for name in self.names]
 
     def take(self, places: Iterable[int]) -> "Pictures":
-        """Takes those at some places, in that order."""
+        """Takes the pictures at some indices, in that order."""
         indices = np.fromiter(places, np.int64)
         return dataclasses.replace(
             self,
@@ -95,15 +95,15 @@ class Pictures(Sequence[Any]):
         )
 
     def sample(self, most: int | None) -> "Pictures":
-        """Takes at most so many, spread evenly; None takes all."""
+        """Takes at most `most` pictures, spread evenly; None takes all."""
         return self.take(spread_evenly(len(self), most))
 
     def split(self) -> tuple["Pictures", "Pictures"]:
         """Returns the pictures to train on, and those held out.
 
-        Where the folder does not say, a fifth of each class is held out, at least one picture of
+        Where the folder is not divided, a fifth of each class is held out, at least one picture of
         two or more: the first by a hash of class and name, which neither the place of the folder
-        nor the machine changes. Of an array it is one image in five.
+        nor the machine changes. In an array, one image in five is held out.
         """
         if self.held_out is not None:
             train, apart = dataclasses.replace(self, held_out=None), self.held_out
@@ -145,7 +145,7 @@ class Pictures(Sequence[Any]):
         return is_held_out
 
     def images(self) -> tuple[npt.NDArray[Any], "Pictures"]:
-        """Reads them all as the input takes them, uint8; returns also which could be read."""
+        """Returns images as the input takes them, uint8, and the pictures that could be read."""
         if self.array is not None:
             return np.asarray(self.array), self
         if len(self.shape) != 3 or self.shape[2] not in MODES:
@@ -153,7 +153,7 @@ class Pictures(Sequence[Any]):
                 f"{self.folder}: received pictures for an input of shape {self.shape}, expected "
                 "one of rows, columns and 1 or 3 channels; pass an .npy file of arrays."
             )
-        # Filled one by one: a list that is stacked in the end would take twice the memory.
+        # The array is filled one by one: to stack a list in the end would take twice the memory.
         images = np.empty((len(self), *self.shape), np.uint8)
         places: list[int] = []
         corrupt: list[str] = []
@@ -176,7 +176,7 @@ class Pictures(Sequence[Any]):
         return images[: len(places)], dataclasses.replace(self.take(places), notes=notes)
 
     def encoded(self, place: int) -> bytes:
-        """Returns what the file of a picture holds."""
+        """Returns the bytes of a picture's file."""
         return read_bytes(self.folder / self.names[place])
 
     def hashes(self) -> dict[str, str]:
@@ -193,8 +193,8 @@ def open_pictures(
     """Lists the pictures of a folder, or opens an .npy file, for an input; reads no image.
 
     Folders are classes, numbered from 0 in the order of their names; without folders there are no
-    labels. A divided folder has train, with such folders, beside val, validation or test, or alone.
-    A train that holds pictures itself is refused beside other folders of pictures than these three.
+    labels. A divided folder has train, with folders of classes, and maybe val, validation or test.
+    A train that holds pictures itself is refused if folders other than these three hold pictures.
     Hidden files, files of other names, pipes, sockets and devices are passed over; subfolders of
     the classes, and links to folders, are not.
     """
@@ -203,7 +203,7 @@ def open_pictures(
         try:  # Values stay on the disk until they are asked for.
             array = np.load(root, mmap_mode="r", allow_pickle=False)
             return Pictures(root, shape=shape, array=array[:])
-        except Exception as error:  # NumPy parses the header as Python, and raises what that raises
+        except Exception as error:  # NumPy parses the header as Python, which raises many types
             raise ValueError(
                 f"{root}: received a file without an array that np.save has written, expected a "
                 "folder of pictures, or an .npy file of uint8 images (n, rows, columns, channels)."
@@ -262,11 +262,11 @@ def open_again(
     shape: tuple[int, ...],
     preprocessing: Preprocessing = COVERING,
 ) -> Pictures:
-    """Lists the very pictures that `Pictures.hashes` has named, whatever else is there now."""
+    """Lists exactly the pictures that `Pictures.hashes` has named; other files are ignored."""
     root = pathlib.Path(path)
 
     def is_there(name: str) -> bool:
-        place = pathlib.PurePath(name)  # A name may lead to no place outside of the folder.
+        place = pathlib.PurePath(name)  # A name may not lead out of the folder.
         leaves = place.is_absolute() or ".." in place.parts or "\0" in name
         return not leaves and (root / name).is_file()
 
@@ -323,7 +323,7 @@ def _listed(root: pathlib.Path, subfolder: str, problems: list[str], *, alone: b
 
 
 def _walked(root: pathlib.Path, start: str, problems: list[str]) -> tuple[list[str], list[str]]:
-    """Names of the pictures in a folder and its folders, sorted, and of the other files."""
+    """Names of the pictures in a folder and its subfolders, sorted, and those of other files."""
     names: list[str] = []
     skipped: list[str] = []
     waiting, seen = [start], {os.path.realpath(root / start)}  # links may form cycles
@@ -337,7 +337,7 @@ def _walked(root: pathlib.Path, start: str, problems: list[str]) -> tuple[list[s
                     seen.add(target)
                     waiting.append(name)
                 continue
-            # To open a pipe would wait for its writer; a broken link is a corrupt picture.
+            # Opening a pipe would wait for its writer; a broken link is a corrupt picture.
             is_file = entry.is_file(follow_symlinks=False) or os.path.isfile(entry.path)
             is_readable = is_file or not os.path.exists(entry.path)
             (names if is_readable and _is_picture(name) else skipped).append(name)
@@ -345,7 +345,7 @@ def _walked(root: pathlib.Path, start: str, problems: list[str]) -> tuple[list[s
 
 
 def _entries(place: str | os.PathLike[str], problems: list[str]) -> "list[os.DirEntry[str]]":
-    """What is in a folder and not hidden, by name; why it cannot be read is a problem."""
+    """Returns a folder's entries that are not hidden, by name; adds an error to the problems."""
     try:
         with os.scandir(place) as entries:
             return sorted((e for e in entries if e.name[0] != "."), key=lambda entry: entry.name)
@@ -382,7 +382,7 @@ def pixels_of(
     size = image.height, image.width
     (height, width), (top, left) = preprocessing.geometry(size, (rows, columns))
     down, across = image.height / height, image.width / width
-    # Pillow reads beyond the box what the filter needs: as if the whole were resized and cropped.
+    # Pillow's filter reads beyond the box, as if the whole picture were resized and cropped.
     box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
     fitted = image.resize((columns, rows), Image.Resampling.BILINEAR, box=box)
     return np.asarray(fitted, np.uint8).reshape(shape)
@@ -392,7 +392,7 @@ def image_of(encoded: bytes, mode: str, *, turns: bool) -> Image.Image:
     """Decodes a picture, without transparency, later frames and the lower half of 16-bit values."""
     with opened(encoded) as stored:
         image = _eight_bits(stored)
-        # It knows that Pillow has turned the pixels of TIFF files already.
+        # `exif_transpose` knows that Pillow has turned the pixels of TIFF files already.
         image = ImageOps.exif_transpose(image) if turns else image
         return image.convert(mode)
 
@@ -407,7 +407,7 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
         raise ValueError("it is truncated")
     try:
         with warnings.catch_warnings():
-            # Warnings are about odd metadata and very large pictures; it refuses still larger ones.
+            # Pillow warns of odd metadata and very large pictures; it refuses still larger ones.
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(encoded), formats=_FORMATS) as image:
                 yield image
@@ -420,7 +420,7 @@ def opened(encoded: bytes) -> Iterator[Image.Image]:
 
 
 def _first_scan(encoded: bytes) -> int:
-    """Returns where the pixels of a JPEG begin: behind a preview, which has an end of its own."""
+    """Returns where the pixels of a JPEG begin: after a preview, which has its own end marker."""
     place = 2
     while encoded[place : place + 1] == b"\xff" and encoded[place + 1 : place + 2] != b"\xda":
         is_fill = encoded[place + 1 : place + 2] == b"\xff"

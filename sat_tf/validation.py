@@ -1,8 +1,8 @@
-"""What values may be, said by types, and the words on those that are something else.
+"""The types that check values, and the words on values that do not fit them.
 
 Types are those of pydantic: `Annotated[int, Field(ge=1, le=8)]`. A field's description says what is
 expected of it, in words; without one, its type does. Functions, settings, configurations, options
-of commands and files are all checked by such types, and `describe` words what is wrong with any.
+of commands and files are all checked by these types, and `describe` words their problems.
 """
 
 import argparse
@@ -32,12 +32,12 @@ Positive = Annotated[int, Field(ge=1, description="a positive integer")]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False, description="a positive number")]
 Seed = Annotated[int, Field(ge=0, lt=SEED_LIMIT, description=f"an integer in [0, {SEED_LIMIT})")]
 
-# Neither converts what it is given: 1 is not True, and "4" is no number.
+# Values are not converted: 1 is not True, and "4" is not an integer.
 STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 def up_to(most: int, fix: str) -> Any:
-    """Returns the mark of positive integers up to the largest, with what to pass."""
+    """Returns the mark of positive integers up to `most`, with the fix for other values."""
     return Field(ge=1, le=most, description=f"a positive integer up to {most:,}; {fix}")
 
 
@@ -66,13 +66,13 @@ def plain(value: Any) -> Any:
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-# -- words on what is wrong --------------------------------------------------------------------
+# -- words on problems -------------------------------------------------------------------------
 
 
 def describe(error: ValidationError, model: Any = None) -> list[str]:
     """Returns what is wrong with values: what was received and expected, a line each."""
     lines = (line for problem in error.errors(include_url=False) for line in _lines(problem, model))
-    return list(dict.fromkeys(lines))  # a value that is none of several types is said once
+    return list(dict.fromkeys(lines))  # a value that fits none of several types has one line
 
 
 def refuse(*found: str) -> None:
@@ -108,19 +108,16 @@ def _lines(problem: Any, model: Any) -> list[str]:
 
 
 def _with_hint(sentence: str, value: Any, names: Iterable[Any], *, is_listed: bool) -> str:
-    """The sentence, and the name that may be meant; all of them unless it lists them already."""
-    hint = did_you_mean(value, map(str, names)) if isinstance(value, str) else ""
-    return (
-        f"{sentence}. {hint}"
-        if hint.startswith("Did") or (hint and not is_listed)
-        else f"{sentence}."
-    )
+    """Appends the name that may be meant, or all names unless the sentence lists them already."""
+    known_names = map(str, names)
+    hint = did_you_mean(value, known_names, is_listed=is_listed) if isinstance(value, str) else ""
+    return f"{sentence}. {hint}" if hint else f"{sentence}."
 
 
 def _place(
     model: Any, location: Iterable[Any]
 ) -> tuple[str, FieldInfo | None, Mapping[str, FieldInfo]]:
-    """The name of a value, the innermost field around it, and the fields that stand beside it."""
+    """The name of a value, the innermost field around it, and the fields next to it."""
     fields = _fields(model)
     beside, field = fields, None
     names: list[str] = []
@@ -154,7 +151,7 @@ def _arms(annotation: Any) -> list[Any]:
 
 
 def _expected(field: FieldInfo | None) -> str | None:
-    """What a field expects, in words; None where pydantic's own are to be used."""
+    """Returns words for the values of a field; None where pydantic's own are to be used."""
     if field is None:
         return None
     marks = (getattr(getattr(mark, "func", None), "expected", None) for mark in field.metadata)
@@ -162,7 +159,7 @@ def _expected(field: FieldInfo | None) -> str | None:
 
 
 def _expected_of(annotation: Any) -> str | None:
-    """What a type is, in words: those of its marks, its literals, or True and False."""
+    """Returns words for a type: those of its marks, its literals, or True and False."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         marks = (mark.description for mark in arguments[1:] if isinstance(mark, FieldInfo))
@@ -175,7 +172,7 @@ def _expected_of(annotation: Any) -> str | None:
     return {types.NoneType: "None", bool: "True or False"}.get(annotation)
 
 
-# -- what is checked ---------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------
 
 
 class _Checked(BaseModel):
@@ -243,7 +240,7 @@ def checked(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Re
 def arguments_of(
     function: Callable[..., Any], without: frozenset[str] = frozenset()
 ) -> type[BaseModel]:
-    """Returns the model of a function's arguments, but for those that are set elsewhere."""
+    """Returns the model of a function's arguments, except those that are set elsewhere."""
     fields: dict[str, Any] = {
         name: (
             parameter.annotation,
@@ -277,7 +274,7 @@ def call_by_name(
 
 
 def option(kind: Any) -> Callable[[str], Any]:
-    """Returns the type of an option of a command, by the type of its values."""
+    """Returns the argparse type of a command's option, given the type of its values."""
 
     def read(text: str) -> Any:
         try:

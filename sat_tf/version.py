@@ -1,4 +1,4 @@
-"""The version of sat-tf, the mark of it in saved layers, and versions of what it computes with."""
+"""The version of sat-tf, its mark in saved layers, and versions of packages it computes with."""
 
 from collections.abc import Iterable
 from importlib import metadata
@@ -21,9 +21,9 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str | None]:
     return versions
 
 
-# Raised when an older sat-tf could not read what this one saves, or would compute something else
-# from it. Files of all lower numbers stay readable; tests/golden holds some of each. Files without
-# a mark are older than the mark, and have format 1.
+# The format is raised when an older sat-tf could not read files of this one, or would compute
+# something else from them. Files of all lower formats stay readable; tests/golden holds some of
+# each. Files without a mark are older than the mark, and have format 1.
 FORMAT = 5
 _KEY = "saved_by"
 

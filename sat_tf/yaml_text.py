@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-# Ten times the longest configuration; PyYAML takes a second to read it.
+# Ten times the longest configuration; PyYAML takes a second to read this many.
 _MOST_CHARACTERS = 2**17
 _DEEPEST = 40
 _MOST_VALUES = 10_000
@@ -71,7 +71,7 @@ for _kind in (_Loader, Dumper):
 def load_yaml(text: str) -> Any:
     """The values of a YAML text, in which no key may be given twice; its size is bounded.
 
-    Each alias counts as the values that it stands for, which merge keys would make.
+    Each alias counts as all values that it stands for: merge keys would copy them.
     """
     try:
         if len(text) > _MOST_CHARACTERS:
@@ -94,7 +94,7 @@ def load_yaml(text: str) -> Any:
             mark = error.problem_mark
             line = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}."
         raise ValueError(line) from error
-    except (ValueError, TypeError) as error:  # an impossible date, a number that is a word
+    except (ValueError, TypeError) as error:  # an impossible date, or a word tagged as a number
         raise ValueError(f"{error}.") from error
     except (LookupError, AttributeError, ArithmeticError) as error:
         # PyYAML's own constructors raise these for `!!int ""` or `!!timestamp word`.
@@ -102,7 +102,7 @@ def load_yaml(text: str) -> Any:
 
 
 def _count(node: yaml.Node, counts: dict[int, int]) -> int:
-    """The values in a node, itself included; 0 is that of one whose values are being counted."""
+    """The number of values in a node, itself included; 0 marks a node that is being counted."""
     if counts.get(id(node)) == 0:
         raise ValueError("received a value that contains itself, expected a finite one")
     if id(node) not in counts:

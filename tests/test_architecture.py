@@ -358,8 +358,9 @@ READERS_OF_MODELS = {
 }
 READERS_OF_BUILT_MODELS = {
     *("graph/rewrite.network_of_layers", "export/lowering/pipeline.sized"),
-    *("qat/layout.quantized_model", "qat/reconstruction/blocks.find_reference"),
-    *("qat/requantize.requantize", "qat/requantize.without_quantizers"),
+    *("qat/scheme.quantize_model", "qat/layout.quantized_model"),
+    *("qat/reconstruction/blocks.find_reference", "qat/requantize.requantize"),
+    "qat/requantize.without_quantizers",
 }
 
 
@@ -528,6 +529,15 @@ def test_files_are_named_after_what_they_hold():
 
 def test_no_file_has_more_than_700_lines():
     assert not {name: count for name, count in LINES.items() if count > 700}
+
+
+def test_no_function_has_more_than_120_lines():
+    def long(_, tree):
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        nodes = [node for node in ast.walk(tree) if isinstance(node, functions)]
+        return [node.name for node in nodes if node.end_lineno - node.lineno + 1 > 120]
+
+    assert not _offenders(long)
 
 
 def test_rooms_keep_to_their_budgets():

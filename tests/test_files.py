@@ -11,12 +11,14 @@ import tempfile
 import tracemalloc
 import zipfile
 
+import numpy as np
 import pytest
 
 from sat_tf.files import (
     check_writable,
     expect_honest,
     opened_archive,
+    read_arrays,
     read_member,
     read_text,
     temporary_folder,
@@ -201,6 +203,57 @@ def test_a_member_that_hides_its_size_is_not_unpacked(method):
     try:
         with pytest.raises(ValueError, match=r"labels.txt"):
             read(lying)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_arrays_come_back_as_they_were_written(tmp_path):
+    arrays = [np.array("key"), np.arange(6.0).reshape(2, 3), np.zeros((0, 4)), np.float32(7)]
+    np.savez(tmp_path / "a.npz", *arrays)
+    found = read_arrays(tmp_path / "a.npz", 2**20)
+    np.testing.assert_equal(found, arrays)
+    assert [array.dtype for array in found] == [array.dtype for array in arrays]
+
+
+def _long(path):
+    path.touch()
+    os.truncate(path, 2**24 + 1)
+
+
+def _compressed(path):
+    np.savez_compressed(path, np.zeros(2**21))
+
+
+def _of_objects(path):
+    np.savez(path, np.array([{}]))
+
+
+def _overlapping(path):
+    """Many members that are one array."""
+    with zipfile.ZipFile(path, "w") as written:
+        with written.open("arr_0.npy", "w") as member:
+            np.save(member, np.zeros(2**16))
+        written.filelist *= 2**5
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (os.mkfifo, "not a regular file"),
+        (_long, "it has 16,777,217 bytes, at most 16,777,216 are read"),
+        (_compressed, "its arr_0.npy has 16,777,344 bytes, expected at most"),
+        (_overlapping, "its arr_0.npy has 524,416 bytes, expected at most"),
+        (_of_objects, "its arr_0.npy is no array"),
+        (lambda path: path.write_bytes(b"damaged"), "its zip archive is damaged"),
+    ],
+)
+def test_arrays_take_no_more_memory_than_their_file(write, words, tmp_path):
+    write(tmp_path / "a.npz")
+    tracemalloc.start()
+    try:
+        with pytest.raises((OSError, ValueError), match=re.escape(words)):
+            read_arrays(tmp_path / "a.npz", 2**24)
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:
         tracemalloc.stop()

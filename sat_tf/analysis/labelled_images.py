@@ -7,14 +7,14 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.qat.images import elements_of, holds_numbers
+from sat_tf.qat.images import elements_of, expect_num_images, holds_numbers
 
 USUAL_IMAGES = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelledImages:
-    """One batch."""
+    """A batch of images, with labels or without."""
 
     images: np.ndarray  # (n, rows, columns, channels), in any type that the model takes.
     # Class numbers (n,) or shares of classes (n, classes); None without labels.
@@ -30,8 +30,7 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
     Labels are class numbers, negative ones for images without a label, or one number for each
     class.
     """
-    if most < 1:
-        raise ValueError(f"num_images: received {most}, expected 1 or more.")
+    expect_num_images(most)
     arrays = (np.ndarray, tf.Tensor)
     if isinstance(dataset, LabelledImages):
         images, labels = dataset.images, dataset.labels
@@ -49,7 +48,7 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
     ):
         images, labels = dataset
     elif isinstance(dataset, tuple) and (
-        # Pairs may be the elements of an iterable.
+        # A tuple may also be an iterable of pairs.
         len({np.ndim(element) if isinstance(element, arrays) else -1 for element in dataset}) > 1
     ):
         raise ValueError(
@@ -136,7 +135,7 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def _gathered(dataset: Any, num_images: int) -> tuple[Any, Any]:
-    """Batches or single images, concatenated until there are enough."""
+    """Concatenates batches or single images until there are enough."""
     all_images: list[np.ndarray] = []
     all_labels: list[Any] = []
     # A `tf.data.Dataset` tells whether it is batched, if it knows its shapes.

@@ -1,4 +1,4 @@
-"""Whether a classifier is fed the range it was trained with: accuracy in the usual ranges."""
+"""The check of a classifier's input range: its accuracy in the usual ranges."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ def range_accuracies(
 def found_range(
     subject: str, model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None
 ) -> RangeAccuracies:
-    """The accuracies in the usual range that is clearly better than all others, by pictures."""
+    """Finds the usual range whose accuracy on pictures is clearly better than all others'."""
     measured = _measured(model, pixels, labels, _USUAL)
     if measured is None:
         received = (
@@ -130,7 +130,7 @@ def found_range(
 def _measured(
     model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, ranges: Sequence[InputRange]
 ) -> tuple[dict[InputRange, np.ndarray], float] | None:
-    """The pictures that are right in each range, and the share of the largest class; or None."""
+    """The marks of right pictures, by range, and the share of the largest class; or None."""
     has_range = any(isinstance(layer, QuantizedLayer) for layer in model.layers)
     shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
     if has_range or labels is None or len(shapes) != 2 or len(shapes[1]) != 2:
@@ -146,13 +146,13 @@ def _measured(
             starts = range(0, len(pixels), _BATCH)
             fed = (input_range.fed(pixels[start : start + _BATCH]) for start in starts)
             outputs = [np.asarray(model(batch, training=False), np.float32) for batch in fed]
-            # Those with non-finite outputs have no class.
+            # Pictures with non-finite outputs have no class.
             right[input_range] = classes_of(np.concatenate(outputs)) == labels
     return right, float(np.max(np.unique(labels, return_counts=True)[1])) / len(labels)
 
 
 def _is_clear(better: np.ndarray, than: np.ndarray) -> bool:
-    """Whether one is better by much more than the sampling error."""
+    """Whether hits are better than others by much more than the sampling error."""
     differences = better.astype(np.float64) - than
     error = np.std(differences) / np.sqrt(len(differences))
     clear = np.mean(differences) > max(_CLEAR_SHARE, _CLEAR_ERRORS * error)

@@ -30,6 +30,7 @@ from sat_tf.messages import ModelError, did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.calibrate import calibrate, float_weights
 from sat_tf.qat.configs import make_variables
+from sat_tf.qat.images import expect_num_images
 from sat_tf.qat.layout import GuessedClippingLevelsWarning, call_name, is_quantized, maker_of_codes
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
@@ -56,8 +57,8 @@ class Quantization(NamedTuple):
 class LayerQuantizations(NamedTuple):
     """A linear layer or a stream, and its tensors to quantize."""
 
-    fields: dict[str, Any]  # Of its `LayerSensitivity`.
-    # All of its tensors, and each alone, by the names that damages have in a `LayerSensitivity`.
+    fields: dict[str, Any]  # The fields of its `LayerSensitivity`, except damages.
+    # All of its tensors, and each alone, by the names of their damages in a `LayerSensitivity`.
     quantizations: dict[str, Quantization]
 
 
@@ -72,7 +73,7 @@ class OneAtATime:
         self, network: Network, policy: BitPolicy, images: np.ndarray, *, progress: bool
     ) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
+            warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # calibration comes next
             keeping = dataclasses.replace(policy, latent_start="keep_function")
             self.quantized = quantize_model(network.model, keeping)
         # Clipping levels are set for the tensors of the float model; nothing else is changed.
@@ -107,7 +108,7 @@ class OneAtATime:
             yield self._output_with(quantization, tensors).numpy()
 
     def activation_errors(self, images: np.ndarray) -> dict[str, tuple[float, ...]]:
-        """Mean square error of the tensors that layers read, at their bits, one more, up to 8."""
+        """Mean square errors of the tensors that layers read, at their bits, one more, up to 8."""
         errors = {}
         tensors = self._float_tensors(images)
         for layer in self.layers:
@@ -147,7 +148,7 @@ class OneAtATime:
         makes = layer if is_stream else None
         counted = float_node
         if layer_kinds.role_of(float_node.layer) is Role.LINEAR:
-            # The layer whose quantizer makes the codes that it reads, unless these are a stream's.
+            # The maker of the codes that this layer reads, unless these are a stream's.
             maker = maker_of_codes(self._quantized, node.inputs[0])
             is_quantized = isinstance(output_quantizer(maker.layer), ActivationQuantizer)
             if is_quantized and call_name(maker) not in self._streams:
@@ -192,7 +193,7 @@ def _weight_errors(
     latent = tf.convert_to_tensor(variable)
     for bits in range(num_bits, 9):
         finer = quantizer.with_settings(num_bits=bits)
-        # Its own variables: levels of few bits would leave it the error of few bits.
+        # The finer quantizer gets its own variables: levels of few bits would keep their error.
         variables = make_variables(keras.layers.Layer(), finer.variables(kernel.shape))
         finer.begin(variable, variables)
         before = Predecessor(quantizer, layer.kernel_variables, keep_function=True)
@@ -303,7 +304,7 @@ def sensitivity(
     num_images: int = USUAL_IMAGES,
     progress: bool = True,
 ) -> Sensitivity:
-    """Measures what a float model loses with one layer at a time quantized.
+    """Measures the loss of a float model with one layer at a time quantized.
 
     A linear layer is run with its kernel quantized, with the tensor it reads quantized, and with
     both; streams, the tensors that other layers read, are quantized alone. All other layers stay
@@ -314,22 +315,22 @@ def sensitivity(
         model: a Functional or Sequential float model with one input and one output.
         dataset: images, with labels or without: a pair of arrays, a `tf.data.Dataset`, or a set of
             `sat_tf.training.data`; labels are class numbers or one-hot. uint8 pixels are scaled to
-            the `input_range` of the policy; other numbers are what the model is fed.
+            the `input_range` of the policy; other numbers are fed as they are.
         policy: the bits of each layer; see `BitPolicy`. Whatever its latent_start, the model keeps
             its function; where it names no weights, they are DoReFa's at all bits.
         metric: "top1" (the drop, a share of the images), "distance" (relative error of the
-            outputs) or "divergence" (of the class probabilities, in nats): what layers are ranked
-            by. All possible ones are measured: the divergence where a softmax, labels or this
+            outputs) or "divergence" (of the class probabilities, in nats): layers are ranked by
+            it. All possible ones are measured: the divergence where a softmax, labels or this
             metric say that the outputs are classes. By default top1 with labels, distance without.
         num_images: how many images to take at most. A drop of top-1 is a multiple of one image.
         progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
 
     Returns:
-        What each layer loses, to be printed (`table`), exported (`to_rows`, `to_frame`,
+        The loss of each layer, to be printed (`table`), exported (`to_rows`, `to_frame`,
         `write_csv`), drawn (`write_picture`) or turned into a policy (`suggest`).
 
     Raises:
-        ValueError: the model is not such a model or cannot be quantized; the data do not fit it,
+        ValueError: the model is of another kind or cannot be quantized; the data do not fit it,
             are a single image, have no labels for metric="top1", or are pixels for which another
             usual range is clearly better, unless the policy states that the model is fed pixels.
 
@@ -407,7 +408,7 @@ def _finite(outputs: np.ndarray, whose: str) -> np.ndarray:
 
 
 def refuse_all_but_float(model: keras.Model) -> None:
-    """Raises ValueError unless it is a flat float model with one input and one output."""
+    """Raises ValueError unless `model` is a flat float one with one input and one output."""
     if is_quantized(Network(model)):
         raise ModelError(
             model.name,
@@ -419,11 +420,7 @@ def refuse_all_but_float(model: keras.Model) -> None:
 
 def _sample(model: keras.Model, dataset: Any, num_images: int, policy: BitPolicy) -> LabelledImages:
     """The images as the model is fed them, with their labels."""
-    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 2:
-        raise ValueError(
-            f"num_images={num_images!r}: expected an integer of at least 2; 64 or more give "
-            "reliable results."
-        )
+    expect_num_images(num_images, fewest=2)
     sample = labelled_images(dataset, most=num_images)
     expect_fitting(sample, model)
     if len(sample) < 2:

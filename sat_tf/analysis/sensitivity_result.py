@@ -1,4 +1,4 @@
-"""What a model loses when each layer is quantized: a table, a picture, and the bits it suggests."""
+"""The loss of a model when each layer is quantized: a table, a picture, and suggested bits."""
 
 import dataclasses
 import glob
@@ -26,7 +26,7 @@ MOST_BITS = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Damage:
-    """The effect of quantization on a model's outputs; what was not measured is None."""
+    """The effect of quantization on a model's outputs; values that were not measured are None."""
 
     # Share of the images, 0 to 1, by which top-1 falls; negative if it rises.
     top1_drop: float | None
@@ -39,11 +39,11 @@ class Damage:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One measure of what a layer loses."""
+    """One measure of a layer's loss."""
 
-    field: str  # Of `Damage`.
+    field: str  # Its field of `Damage`.
     short: str  # Its title in tables.
-    title: str  # For readers.
+    title: str  # Its title in pictures.
     unit: tuple[float, str]  # Factor and symbol of the unit it is shown in.
     is_root: bool = False  # Its square is proportional to the power of the noise.
 
@@ -75,25 +75,25 @@ METRICS = {
 class LayerSensitivity:
     """The loss with one layer quantized, a linear one or a stream, and all others float."""
 
-    name: str  # Of the float model's layer.
+    name: str  # The name of the float model's layer.
     kind: str  # Its class.
-    weight_bits: int | None  # Of its kernel; None if that stays float, and for streams.
-    # Of the tensor it reads; None if that stays float, is the image, or is a stream at its own
-    # bits.
+    weight_bits: int | None  # Bits of its kernel; None if that stays float, and for streams.
+    # Bits of the tensor it reads; None if that stays float, is the image, or is a stream at its
+    # own bits.
     activation_bits: int | None
-    stream_bits: int | None  # Of the tensor it makes, for streams: sums, means, linear bottlenecks.
-    num_weights: int  # Of its kernel.
-    # How many values it reads for an image, or makes if it is not linear; 0 if the image size is
-    # open.
+    stream_bits: int | None  # Bits of a stream that it makes: a sum, mean, linear bottleneck.
+    num_weights: int  # The number of weights in its kernel.
+    # The number of values it reads for an image, or makes if it is not linear; 0 if the image size
+    # is open.
     values_read: int
-    values_made: int  # How many values it makes for an image; 0 if the image size is open.
+    values_made: int  # The number of values it makes for an image; 0 if its size is open.
     # Mean square error of the kernel at its bits, at one more, and so on to 8.
     weight_errors: tuple[float, ...] = ()
-    damage: Damage  # With all of this quantized.
-    weights: Damage | None = None  # With its kernel alone quantized, if it has one.
-    activations: Damage | None = None  # With the tensor it reads alone quantized.
-    stream: Damage | None = None  # With the tensor it makes alone quantized.
-    # Mean square error of what it reads, as `weight_errors`.
+    damage: Damage  # The damage with all of these quantized.
+    weights: Damage | None = None  # The damage with its kernel alone quantized, if it has one.
+    activations: Damage | None = None  # The damage with its input alone quantized.
+    stream: Damage | None = None  # The damage with its output alone quantized.
+    # Mean square error of the tensor it reads, as `weight_errors`.
     activation_errors: tuple[float, ...] = ()
 
 
@@ -101,11 +101,11 @@ class LayerSensitivity:
 class BitWidth:
     """One number of bits of one layer, which can be raised to 8."""
 
-    layer: str  # Its name.
-    field: str  # Of `BitPolicy`: "weight_bits", "activation_bits" or "stream_bits".
-    bits: int  # In the policy.
-    size: int  # How many values have these bits.
-    damage: Damage  # Of the model with these alone quantized.
+    layer: str  # The layer's name.
+    field: str  # The field of `BitPolicy`: "weight_bits", "activation_bits" or "stream_bits".
+    bits: int  # The number in the policy.
+    size: int  # The number of values that have these bits.
+    damage: Damage  # The damage with these values alone quantized.
     # Mean square error of these values at the policy's bits, one more, and so on to 8.
     errors: tuple[float, ...] = ()
 
@@ -135,7 +135,7 @@ def mean_bits(bits: Mapping[BitWidth, int], field: str) -> float:
 
 
 def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float) -> Bits:
-    """Gives bit by bit to where it saves most, within a mean of weights and of activations."""
+    """Adds bits one by one where they save most, within a mean of weights and of activations."""
     bits = {width: width.bits for width in widths}
     # Top-1 cannot distinguish layers that lose no image.
     metric = "divergence" if metric == "top1" else metric
@@ -166,7 +166,7 @@ def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float)
 def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, together: Damage) -> Bits:
     """Raises the fewest layers to 8 bits so that at most `max_drop` is lost, by estimate.
 
-    The losses of layers alone are added up, and scaled to that of the whole quantized model.
+    The losses of layers alone are added up, and scaled to the loss of the whole quantized model.
     """
     bits = {width: width.bits for width in widths}
     measured = METRICS[metric].loss(together)
@@ -216,12 +216,12 @@ class Sensitivity(RowTable):
 
     COLUMNS = COLUMNS
 
-    model: str  # Its name.
+    model: str  # The model's name.
     policy: BitPolicy  # The bits that were measured.
     metric: str  # "top1", "distance" or "divergence": used by `ranked` and `suggest`.
     layers: tuple[LayerSensitivity, ...]  # Linear layers and streams, in graph order.
-    together: Damage  # What the whole quantized model loses, without training.
-    num_images: int  # How many images were measured.
+    together: Damage  # The damage of the whole quantized model, without training.
+    num_images: int  # The number of images that were measured.
     # Share of them that the float model classifies correctly; None without labels.
     top1: float | None = None
 
@@ -255,7 +255,7 @@ class Sensitivity(RowTable):
             `dataclasses.replace(policy, overrides=found.suggest(average_bits=5))`.
 
         Raises:
-            ValueError: neither or both are given, or it cannot be kept.
+            ValueError: neither or both are given, or the limit cannot be kept.
         """
         if (max_drop is None) == (average_bits is None):
             received = "neither" if max_drop is None else "both"
@@ -280,7 +280,7 @@ class Sensitivity(RowTable):
         for width, number in bits.items():
             if number > width.bits:
                 pattern = glob.escape(width.layer)
-                # They stand behind the policy's own, because later patterns win.
+                # New overrides come after the policy's own, because later patterns win.
                 overrides[pattern] = {**overrides.pop(pattern, {}), width.field: number}
         return overrides
 
@@ -351,24 +351,24 @@ class Sensitivity(RowTable):
         ]
 
     def write_picture(self, path: str | os.PathLike[str]) -> None:
-        """Draws what each layer loses, to a file that ends in .png or .svg."""
+        """Draws the loss of each layer, to a file that ends in .png or .svg."""
         charts.write(lambda: _draw(self), path)
 
     def write_overlay(self, path: str | os.PathLike[str], plan: Plan) -> None:
-        """Writes what each layer loses, for Model Explorer to show on the file.
+        """Writes the loss of each layer, for Model Explorer to show on the file.
 
-        Nodes are as red as their layer loses much, by the metric that layers are ranked by.
+        The more a layer loses by the metric that layers are ranked by, the redder are its nodes.
 
         Args:
-            path: of a .json file.
-            plan: of the model, `sat_tf.explain(model, policy)`, which knows the tensors of layers.
+            path: the name of a .json file.
+            plan: the model's `sat_tf.explain(model, policy)`, which knows the tensors of layers.
         """
         metric = METRICS[self.metric]
         factor, unit = metric.unit
         lost: dict[str, float] = {}
         for layer in self.layers:
             value = factor * (metric.of(layer.damage) or 0.0)
-            for tensor in plan.tensors(layer.name):  # which a kernel and a stream may share
+            for tensor in plan.tensors(layer.name):  # a kernel and a stream may share one
                 lost[tensor] = max(value, lost.get(tensor, value))
         marks = {tensor: Mark(value) for tensor, value in lost.items()}
         write_overlay(path, f"{metric.short} {unit}".strip(), marks)
@@ -379,7 +379,7 @@ def _bits(layer: LayerSensitivity) -> str:
     return "".join(f"{letter}{bits}" for letter, bits in named if bits is not None)
 
 
-# By what is quantized: the field of `LayerSensitivity`, and the style of its marks.
+# The field of `LayerSensitivity` and the style of its marks, by the quantized part of a layer.
 _STYLES: dict[str, tuple[str, dict[str, Any]]] = {
     "kernel": ("weights", {"color": charts.BLUE, "marker": "o", "s": 42}),
     "what it reads": ("activations", {"color": charts.ORANGE, "marker": "s", "s": 42}),
@@ -394,7 +394,7 @@ def _draw(measured: Sensitivity) -> "Picture":
     layers = [layer for layer in measured.layers if layer in top_layers]
     metric = METRICS[measured.metric]
     factor, unit = metric.unit
-    # Letters of 13 points, and rows as high: still readable at half the size.
+    # Letters have 13 points, and rows as many: still readable at half the size.
     width = 7.2 + 0.05 * max((len(layer.name) for layer in layers), default=0)
     picture, axes = charts.canvas(size=(width, 1.9 + 0.27 * max(len(layers), 4)))
     drawn: list[float] = []

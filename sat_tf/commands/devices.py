@@ -20,7 +20,7 @@ from sat_tf.exact.device.report import (
 from sat_tf.messages import RunError, in_one_line, say, value_errors_as_run_errors
 from sat_tf.presentation.tables import Column, Marked, Table, digits
 
-# A slow machine runs so many in a moment, and noise of so many reaches nearly all codes.
+# A slow machine runs 16 images in a moment, and 16 of noise reach nearly all codes.
 _IMAGES_OF_KIT = 16
 
 # The images that options name, for the input of a file.
@@ -78,7 +78,7 @@ def check_device_certificate(
     load: LoadPixels,
     console: Console,
 ) -> bool | None:
-    """Holds the certificate of a device against a file; None where it is one of `sat-tf verify`."""
+    """Checks a file against a device's certificate; None where `sat-tf verify` wrote it."""
     certificate = arguments.certificate
     if not is_device_certificate(certificate):
         return None
@@ -89,7 +89,7 @@ def check_device_certificate(
         )
     kit = read_device_certificate(certificate).kit
     images = None
-    # A file of another shape cannot take the kit's images: that is said first.
+    # A file of another shape cannot take the kit's images: the check reports that first.
     if wanted.images is not None and read_subject(tflite).sha256 == kit.sha256:
         images = load(wanted.again(kit.images_from, kit.num_images)).images
     check, is_simulated = read_device_check(tflite, certificate, images)

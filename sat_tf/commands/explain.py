@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 
 def _is_guessed(model: "keras.Model", plan: "Plan") -> bool:
-    """Whether an input is taken for pixels of which neither the policy nor the model speaks."""
+    """Whether an input is taken for pixels though neither the policy nor the model says so."""
     from sat_tf.graph.rewrite import network_of_layers
     from sat_tf.qat.inputs import converts_pixels
 

@@ -26,7 +26,7 @@ from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import marked_text
 from sat_tf.yaml_text import load_yaml
 
-# By these names, files of a run or models would be replaced.
+# Files with these endings would replace those of a run, or models.
 _OTHER_FILES = (".keras", ".h5", ".hdf5", ".yaml", ".yml", ".json", ".txt", ".csv", ".html")
 # Settings of the file that the configuration of a run has too.
 _OF_RUN = ("float_head", "pack", "softmax", "output_type")
@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
     model = load_model(model_path, trust=arguments.trust_model)
     if in_folder and settings.get("route", "direct") == "direct":
-        # A file has what its run has written down of classes and of preprocessing.
+        # A file has the classes and the preprocessing that its run has written down.
         folder = OutputFolder(pathlib.Path(arguments.source))
         if text := folder.read_text(output_folder.LABELS):
             settings.setdefault("labels", lines_of(text))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import tf_keras as keras
 
 _RANDOM_IMAGES, _RANDOM_SEED = 64, 0
-USUAL_IMAGES = 256  # Of a folder.
+USUAL_IMAGES = 256  # The number taken from a folder.
 _NOTHING = Metadata()
 
 
@@ -41,16 +41,16 @@ class Pixels:
 
     images: np.ndarray  # Uint8 (n, ...); for inputs of other types real values, or their codes.
     labels: np.ndarray | None  # Integers (n,); None without labels.
-    source: ImagesFrom  # Where they come from.
+    source: ImagesFrom  # The origin of the images.
     notes: tuple[str, ...] = ()  # Remarks to print.
 
     def sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Takes so many of them at most, spread evenly, with their labels."""
+        """Takes at most `most` images, spread evenly, with their labels."""
         indices = spread_evenly(len(self.images), most)
         return self.images[indices], None if self.labels is None else self.labels[indices]
 
     def of_input(self, image: Image) -> "Pixels":
-        """The same for an input of a file: random ones over its range, pictures as its values."""
+        """The images for an input of a file: random ones over its range, pictures as its values."""
         images = self.images
         if self.source.seed is not None and (image.is_kept or image.type != "uint8"):
             images = image.drawn(images)
@@ -64,25 +64,25 @@ class ImageOptions:
     """The images that the arguments of a command name."""
 
     images: str | None = None  # A folder of pictures or an .npy file; None for random ones.
-    num_images: int | None = None  # How many at most, spread evenly; None takes the usual number.
-    usual: int | None = USUAL_IMAGES  # Of a folder; None takes all.
-    # Of the folder, the very ones to take; see `ImagesFrom`.
+    num_images: int | None = None  # The most images, spread evenly; None takes the usual number.
+    usual: int | None = USUAL_IMAGES  # The usual number from a folder; None takes all.
+    # The very files of the folder to take, if not any; see `ImagesFrom`.
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     labels: str | None = None  # A file with the class numbers of an .npy file's images.
 
     def again(self, images_from: ImagesFrom, count: int) -> "ImageOptions":
-        """The same, to take what a certificate or a kit of so many images was made with."""
+        """The options that take the `count` images with which a certificate or a kit was made."""
         num_images = self.num_images or images_from.asked or count
         return dataclasses.replace(self, num_images=num_images, files=images_from.files)
 
     @property
     def most(self) -> int | None:
-        """How many at most, of a folder."""
+        """The most images to take from a folder."""
         return self.num_images or self.usual
 
     @value_errors_as_run_errors()
     def load(self, shape: tuple[int, ...], num_classes: int, said: Metadata = _NOTHING) -> Pixels:
-        """The images for an input, with labels of an output, as the metadata of the file says."""
+        """The images for an input, with an output's labels, by the metadata `said` of the file."""
         if self.images is None:
             images = random_images(shape, self.num_images or _RANDOM_IMAGES, _RANDOM_SEED)
             source = ImagesFrom(f"random pixels, seed {_RANDOM_SEED}", _RANDOM_SEED)
@@ -117,7 +117,7 @@ class ImageOptions:
 def _numbered_as_in_file(
     pictures: Pictures, of_file: tuple[str, ...] | None
 ) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """The labels of pictures as a file numbers its classes, and notes on the pictures and these."""
+    """The labels of pictures as a file numbers its classes, and notes on both."""
     labels, names, notes = pictures.labels, pictures.class_names, pictures.notes
     if labels is None:
         return None, notes
@@ -158,7 +158,7 @@ def add_pictures(parser: Parser, what: str, *, required: bool = False) -> None:
 
 
 def expect_pictures(path: str | None, labels: str | None) -> None:
-    """Refuses what is no folder or .npy file, and labels but in a file beside the latter."""
+    """Refuses images in no folder or .npy file, and labels except in a file for an .npy file."""
     is_array = path is not None and not os.path.isdir(path)
     if labels is not None and not (
         is_array and pathlib.Path(labels).suffix.lower() in _ENDINGS and os.path.isfile(labels)
@@ -204,7 +204,7 @@ def say_notes(notes: Iterable[str], console: Console) -> None:
         say(console, f"Note: {note}", style="yellow")
 
 
-# -- labels of an .npy file, which no folders of classes tell -----------------------------------
+# -- labels of an .npy file, whose images are in no folders of classes --------------------------
 
 _MOST_BYTES = 2**28
 _ENDINGS = (".npy", ".txt", ".csv")
@@ -240,7 +240,7 @@ def _integers_of(path: str) -> np.ndarray:
         try:
             labels = np.load(path, mmap_mode="r", allow_pickle=False)  # a small file may hold many
             labels = labels[:, 0] if labels.shape[1:] == (1,) else labels
-        # NumPy parses the header as Python, and raises what that raises.
+        # NumPy parses the header as Python, and raises any error of the parser.
         except Exception as error:
             raise RunError(
                 f"--labels: {path}: received a file that np.save has not written, expected "
@@ -294,13 +294,12 @@ _FEWEST = 5
 class QuantizationImages:
     """The pictures of a folder, or arrays, for the input of a model."""
 
-    images: np.ndarray  # Uint8, or real values where an input takes those, to calibrate on.
-    # Likewise, to verify and measure on; those that it was calibrated on where none are held out.
-    # Their labels are for the only output with as many classes; None where they are not the
-    # model's classes.
+    images: np.ndarray  # Images to calibrate on: uint8, or real values where an input takes those.
+    # Images to verify and measure on; the calibration images where none are held out. Their labels
+    # are for the only output with as many classes; None where they are not the model's classes.
     held_out: Pixels
-    num_classes: int  # Of the output that has the labels; 0 without labels.
-    training: Pictures  # To train on, read when they are asked for, and of any size.
+    num_classes: int  # Classes of the output that has the labels; 0 without labels.
+    training: Pictures  # Pictures to train on, read on demand, and of any size.
 
 
 def fixed_input_shape(model: Any, subject: str | None = None) -> tuple[int, ...]:
@@ -419,10 +418,10 @@ def _divided(
     to_train: bool,
     labels: str | None,
 ) -> tuple[Pictures, Pictures, int]:
-    """The images to calibrate and train on, those held out, and of how many classes they are.
+    """The images to calibrate and train on, the held-out ones, and the number of classes.
 
-    They are the same where none are held out. Labels are left out unless they are those of an
-    output.
+    Both are the same images where none are held out. Labels are left out unless they are those of
+    an output.
     """
     shape, outputs = fixed_input_shape(model), [tuple(tensor.shape[1:]) for tensor in model.outputs]
     shapes = f"shapes {', '.join(map(str, outputs))}"

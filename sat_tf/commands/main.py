@@ -91,7 +91,7 @@ def _run(words: Sequence[str]) -> bool | None:
         help="print the script that lets a shell complete these words: `source <(sat-tf "
         "--completion bash)`",
     )
-    # Messages name files: what stands behind a line break would be a message of its own. A setting
+    # Messages name files: text after a line break would be a message of its own. A setting
     # may be a whole file: --set "policy=$(cat policy.yaml)".
     for before, word in zip(["", *words], words, strict=False):
         if "\n" in (word.partition("=")[0] if before == "--set" else word):
@@ -128,7 +128,7 @@ def _run(words: Sequence[str]) -> bool | None:
 
 
 def command_parser(name: str) -> Parser:
-    """The parser of one of `COMMANDS`; what it parses has the command as `command`."""
+    """The parser of one of `COMMANDS`, which sets `command` to the function that runs it."""
     command = importlib.import_module(f"sat_tf.commands.{name}")
     description = command.DESCRIPTION
     if "\n" not in description:  # argparse would break the lines of lists too
@@ -140,7 +140,7 @@ def command_parser(name: str) -> Parser:
 
 
 def _show_warning(message: Warning | str, *where: Any, **further: Any) -> None:
-    """A warning of a library as a line for who does not see the code that it points at."""
+    """Prints a warning of a library as a line, without the code that it points at."""
     console = make_console(stderr=True)
     say(console, f"warning: {shown(message)}", style="yellow")
 

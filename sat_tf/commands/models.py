@@ -59,7 +59,7 @@ _BACKENDS = ("tensorflow", "jax", "torch", "numpy", "openvino")
 def quiet_tensorflow() -> None:
     """Silences notes of TensorFlow, LiteRT and libjpeg; to be called before they are loaded.
 
-    They would break the progress bar. Whoever sets TF_CPP_MIN_LOG_LEVEL to 0 or 1 hears them.
+    They would break the progress bar. TF_CPP_MIN_LOG_LEVEL set to 0 or 1 shows them.
     """
     backend = os.environ.get("KERAS_BACKEND", _BACKENDS[0])
     if backend not in _BACKENDS:
@@ -70,14 +70,14 @@ def quiet_tensorflow() -> None:
     if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1"):
         return
     hide_noise()
-    # Its Python says there what strategies reduce, line after line, with a level of its own.
+    # This logger, which has a level of its own, lists what strategies reduce, line after line.
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 
 def load_tensorflow() -> None:
-    """Loads TensorFlow as what lives as long as the process.
+    """Loads TensorFlow, whose objects then live as long as the process.
 
-    The garbage collector would look at its nearly a million objects whenever a model is built.
+    The garbage collector would visit nearly a million of them whenever a model is built.
     """
     if "tensorflow" in sys.modules:
         return

@@ -1,7 +1,7 @@
-"""Keeps quiet of what libraries in C++ say though nothing is wrong.
+"""Hides messages that libraries in C++ print though nothing is wrong.
 
 Such lines go straight to the standard error of the process, some of them while a library is
-imported. Here another process reads them, and passes on what it does not know: it outlives a
+imported. Here another process reads them, and passes on unknown ones: the process outlives a
 crash, whose last words must not be lost. It runs this file alone, without the package.
 """
 
@@ -26,7 +26,7 @@ _NOISE = re.compile(
     rb"|(E\d{4} |\d{4}-\d\d-\d\d [\d.:]+: E ).*"
     rb"(cuInit|Unable to register cu\w+ factory|computation placer already registered"
     rb"|oneDNN supports DT_UINT8 only)"
-    # libjpeg and libpng, of pictures that they read all the same, or that sat-tf names.
+    # Messages of libjpeg and libpng, on pictures that they still read, or that sat-tf names.
     rb"|Corrupt JPEG data: |Improper call to JPEG library |Premature end of (JPEG|input) file"
     rb"|Not a JPEG file: |Invalid (SOS parameters|JPEG file structure)|Unsupported (JPEG|marker) "
     rb"|Inconsistent progression sequence |Unknown Adobe color transform |Empty input file"
@@ -40,7 +40,7 @@ def is_noise(line: bytes) -> bool:
 
 
 def pass_on(lines: BinaryIO, to: BinaryIO) -> None:
-    """Copies lines that are no noise, each as soon as it is whole, until there are no more."""
+    """Copies lines that are not noise, each as soon as it is whole, until there are no more."""
     for line in iter(lines.readline, b""):
         if not is_noise(line):
             to.write(line)
@@ -53,8 +53,8 @@ _SECONDS_TO_END = 1.0
 def hide_noise() -> None:
     """Passes what C++ writes to standard error through `pass_on` from now on.
 
-    What Python writes to `sys.stderr` goes where it went. Nothing is done where that is not the
-    standard error of the process, as in tests and notebooks.
+    Text that Python writes to `sys.stderr` goes where it went. Nothing is done where that is not
+    the standard error of the process, as in tests and notebooks.
     """
     from sat_tf.messages import is_standard_error
 

@@ -17,8 +17,8 @@ _NEGATIVE = re.compile(r"-[\d.]")
 _NO_VALUE = re.compile(r"argument (\S+): ignored explicit argument (.*)$")
 _CHOICE = re.compile(r"invalid choice: '(?P<received>.*)' \(choose from (?P<known>.*)\)$")
 
-# These say the same here as words that options had before, or have in other tools; of several, the
-# first one counts that the command takes.
+# Options with the meaning of words that sat-tf had before, or that other tools have; of several,
+# the first that the command takes is suggested.
 _SAID_BY: Mapping[str, Sequence[str]] = {
     "activation_bits": ("--bits", "--policy activation_bits=N", "--set policy.activation_bits=N"),
     "bits": ("--set policy.weight_bits=N --set policy.activation_bits=N",),
@@ -58,34 +58,34 @@ class Parser(argparse.ArgumentParser):
     """The parser of a command, whose help ends with the options that few users need."""
 
     fields: Iterable[str] = ()  # Names that --policy takes as KEY=VALUE.
-    # Why the command does not have an option that one would look for.
+    # The reasons why the command lacks options that users look for.
     refused: Mapping[str, str] = types.MappingProxyType({})
 
     def __init__(self, **settings: Any) -> None:
-        # A word that is cut short today may be another option tomorrow.
+        # An abbreviation of today may be another option tomorrow.
         super().__init__(
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings
         )
 
     @functools.cached_property
     def advanced(self) -> "argparse._ArgumentGroup":
-        """The group of these options."""
+        """The group of the options that few users need."""
         return self.add_argument_group("advanced")
 
     @property
     def options(self) -> list[str]:
-        """The names of its options, but for those that every parser has."""
+        """The names of its options, except those that every parser has."""
         # argparse has no public list of them.
         names = [name for action in self._actions for name in action.option_strings]
         return [name for name in names if name.startswith("--") and name != "--help"]
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses words, after those that are no options have been refused."""
+        """Parses words, after refusing unknown options."""
         words = with_negative_ranges(sys.argv[1:] if args is None else args)
-        # A parser of actions leaves options to those of its actions.
+        # A parser of actions leaves options to the parsers of its actions.
         if self._subparsers is None:
             unknown = dict.fromkeys(_unknown(words, self._option_string_actions))
-            if unknown:  # all at once, before what is missing is spoken of
+            if unknown:  # all at once, before missing arguments are reported
                 problems = (
                     f"{name}: no option of {self.prog}{self._fix(name)}" for name in unknown
                 )
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
         super().error(shown(message))
 
     def _fix(self, option: str) -> str:
-        """Ends the sentence on an option that is not there by what to write in its place."""
+        """Returns the end of the sentence on an unknown option: what to write in its place."""
         if option in self.refused:
             return f": {self.refused[option]}."
         meant = self._meant(option)
@@ -135,7 +135,7 @@ def name_values(option: argparse.Action, values: Iterable[str]) -> None:
 
 
 def _unknown(words: Sequence[str], options: Iterable[str]) -> Iterator[str]:
-    """The options among words that are not known; argparse takes none of these as a value."""
+    """Yields the unknown options among words; argparse takes none of these as a value."""
     for word in words:
         if word == "--":
             return
@@ -165,9 +165,9 @@ _VALUES = re.compile(r"[a-z0-9_]+(\|[a-z0-9_]+)+")
 class _Word(NamedTuple):
     """An option, or a word without one."""
 
-    names: Sequence[str]  # Of the option; none of a word without one.
-    about: str  # What it does.
-    values: Sequence[str]  # That it takes, as far as they are few.
+    names: Sequence[str]  # The names of the option; empty for a word without one.
+    about: str  # Its help.
+    values: Sequence[str]  # The values that it takes, where they are few.
 
 
 def _words(parser: argparse.ArgumentParser) -> Iterator[_Word]:
@@ -184,7 +184,7 @@ def _words(parser: argparse.ArgumentParser) -> Iterator[_Word]:
 
 
 def completion(shell: str, top: Parser, commands: Mapping[str, tuple[str, Parser]]) -> str:
-    """The script for a shell."""
+    """The completion script for a shell."""
     words = {name: list(_words(parser)) for name, (_, parser) in commands.items()}
     if shell == "fish":
         top_level = "complete -c sat-tf -n __fish_use_subcommand"

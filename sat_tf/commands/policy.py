@@ -81,9 +81,9 @@ def _input_range(text: str) -> Any:
 def asked_policy(
     arguments: argparse.Namespace, config: pathlib.Path | None = None
 ) -> BitPolicy | None:
-    """The policy that the options say; None if none speaks of it.
+    """The policy from the options; None if no option sets one.
 
-    --bits changes a file or a run, KEY=VALUE these, and the other options come last.
+    --bits changes the policy of a file or a run, KEY=VALUE both, and other options come last.
     """
     words, asked_bits = arguments.policy, getattr(arguments, "bits", None)
     files = [word for word in words if "=" not in word]
@@ -130,7 +130,7 @@ def asked_policy(
 
 
 def usual_policy(arguments: argparse.Namespace) -> BitPolicy:
-    """The policy that the options say, or that of `sat-tf quantize` without any."""
+    """The policy from the options, or that of `sat-tf quantize` without any."""
     return asked_policy(arguments) or BitPolicy.mobile()
 
 
@@ -154,7 +154,7 @@ def _fields_in(path: pathlib.Path) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-# Takes so many images, and gives them with their labels or None.
+# Takes a number of images, and gives so many with their labels or None.
 Sample = Callable[[int], tuple[np.ndarray, Any]]
 
 
@@ -179,21 +179,21 @@ def with_input_range(
 
     if policy.type_of(model.input_names[0]) != INPUT_TYPES[0]:
         return policy  # real values
-    if not policy.states_input_range:
-        network = network_of_layers(model)
-        if converts_pixels(network, network.input):
-            say(console, "Input range: pixels, which its own layers convert.")
-            return dataclasses.replace(policy, input_range=PIXELS.spelling)
+    network = network_of_layers(model)
+    if not policy.states_input_range and converts_pixels(network, network.input):
+        say(console, "Input range: pixels, which its own layers convert.")
+        return dataclasses.replace(policy, input_range=PIXELS.spelling)
     pixels, labels = sample(USUAL_IMAGES)
     if policy.states_input_range:
         stated = policy.range_of(model.input_names[0])
-        statistics = float_statistics(model, [stated.fed(pixels)], 0, stated)
+        statistics = float_statistics(network, [stated.fed(pixels)], 0, stated)
         if statistics is not None and statistics.fitting is not None:
-            fitting = str(statistics.fitting).strip('()"').replace(" ", "")
+            fits = statistics.fitting
+            ends = ",".join(f"{end:.6g}" for end in (*fits.low, *fits.high))
             raise ValueError(
                 f"{subject}: received a model that is fed input_range={stated}, expected the range "
                 f"that it was trained with, which is {statistics.likely} by {statistics}; give "
-                f"{RANGE}={fitting}."
+                f"{RANGE}={fits.spelling if fits.channels else ends}."
             )
         accuracies = range_accuracies(model, pixels, labels, stated)
         if accuracies is None:
@@ -208,7 +208,7 @@ def with_input_range(
     try:
         best_accuracies = found_range(subject, model, pixels, labels)
     except ValueError:
-        statistics = float_statistics(model, [PIXELS.fed(pixels)], 0, PIXELS)
+        statistics = float_statistics(network, [PIXELS.fed(pixels)], 0, PIXELS)
         best = None if statistics is None else statistics.best
         if best is not None:
             say(console, f"Input range: {best.given}, found by {best}; {RANGE} gives another.")
@@ -227,7 +227,7 @@ def with_input_range(
 
 
 def feed_of(policy: BitPolicy, model: "keras.Model") -> Callable[[np.ndarray], np.ndarray]:
-    """The function that makes of images what a float model is fed; real values are that already."""
+    """The function from images to the input of a float model; real values are only cast."""
     (name,) = model.input_names
     if policy.type_of(name) == INPUT_TYPES[0]:
         return policy.range_of(name).fed

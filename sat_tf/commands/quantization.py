@@ -1,4 +1,4 @@
-"""The road of `sat-tf quantize`: calibrate, reconstruct, fine-tune, export, verify, report."""
+"""The steps of `sat-tf quantize`: calibrate, reconstruct, fine-tune, export, verify, report."""
 
 import argparse
 import dataclasses
@@ -44,16 +44,16 @@ _BATCH_SIZE = 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quantization:
-    """What is done to a float model, on which pictures, and where the files go."""
+    """The quantization of a float model: its policy, its pictures, and the folder for its files."""
 
     model: keras.Model
     policy: BitPolicy
     pictures: QuantizationImages
     folder: OutputFolder
     console: Console
-    row: str  # What the float model's outputs are: see `finetune.row_of`.
-    steps: int  # Of reconstruction for each block; 0 for none.
-    arguments: argparse.Namespace  # Of the command.
+    row: str  # The kind of the float model's outputs: see `finetune.row_of`.
+    steps: int  # Steps of reconstruction for each block; 0 for none.
+    arguments: argparse.Namespace  # The arguments of the command.
 
     def write(self) -> None:
         """Quantizes the model, exports it, verifies the file, and writes results and a report."""
@@ -79,13 +79,13 @@ class Quantization:
         fitted, tuned = None, None
         try:
             with folder.opened():
-                # Before all is done, only what an interrupted command goes on with is there.
+                # Until all is done, the folder has only what an interrupted command goes on with.
                 if self.steps:
                     fitted = self._reconstruct(quantized, feed, checkpoint)
                 if self.arguments.epochs:
                     tuned = self._train(quantized, checkpoint)
                 snap_biases(quantized)
-                folder.start()  # what is there belongs to other pictures
+                folder.start()  # old files belong to other pictures
                 if fitted is not None:
                     fitted.write(folder)
                 certificate = self._export(quantized, is_trained=tuned is not None)
@@ -137,7 +137,7 @@ class Quantization:
         say(self.console, f"Note: {text}", style="yellow")
 
     def _expect_unfinished(self) -> None:
-        """Refuses the folder of a run, and to resume what is not there."""
+        """Refuses the folder of a run, and --resume without anything to resume."""
         folder = self.folder
         if folder.holds_run:
             raise RunError(
@@ -154,20 +154,20 @@ class Quantization:
             )
 
     def _export(self, quantized: keras.Model, *, is_trained: bool) -> Certificate:
-        """Writes the file, its certificate and the model; prints what is to be said of them."""
+        """Writes the file, its certificate and the model; prints notes on them."""
         pictures, held_out, folder = self.pictures, self.pictures.held_out, self.folder
         preprocessing = COVERING if pictures.training.array is None else None
         class_names = pictures.training.class_names or None
         options: dict[str, Any] = {"output_type": self.arguments.output_type}
         labels: Any = held_out.labels
-        if len(self.model.outputs) == 1:  # as TFLite Metadata are
+        if len(self.model.outputs) == 1:  # TFLite Metadata describe one output
             options |= {"labels": class_names, "preprocessing": preprocessing}
         elif labels is not None:
             size = (pictures.num_classes,)
             shapes = [tuple(output.shape[1:]) for output in self.model.outputs]
             labels = [labels if shape == size else None for shape in shapes]
         if is_trained and labels is None:
-            # It tells the certificate that its outputs are classes: they were learned as such.
+            # The loss tells the certificate that outputs are classes: they were learned as such.
             self.model.compile(loss="sparse_categorical_crossentropy")
         say(self.console, f"Exporting, and verifying on {len(held_out.images):,} images")
         report, certificate = write_file(
@@ -206,7 +206,7 @@ class Quantization:
         feed: Callable[[np.ndarray], np.ndarray],
         checkpoint: Checkpoint,
     ) -> Fitted | None:
-        """Fits a calibrated model in place, and says what that gains; None where it stays."""
+        """Fits a calibrated model in place, and prints the gain; None where it cannot be fitted."""
         pictures = self.pictures
 
         def measure() -> dict[str, float]:
@@ -242,7 +242,7 @@ class Quantization:
         return fitted
 
     def _train(self, quantized: keras.Model, checkpoint: Checkpoint) -> FineTuned:
-        """Trains a calibrated model in place, and says what that gains."""
+        """Trains a calibrated model in place, and prints which epoch is kept."""
         pictures, training, folder = self.pictures, self.pictures.training, self.folder
         if training.labels is None:
             say(
@@ -255,7 +255,7 @@ class Quantization:
                     "the outputs are taken for logits of classes, which nothing in the model tells "
                     "from coordinates and other values; leave out --epochs where they are such."
                 )
-        # One without an integer form is refused before it is trained.
+        # A model without an integer form is refused before it is trained.
         snap_biases(quantized)
         batch_size = min(_BATCH_SIZE, len(training))
         total = self.arguments.epochs * (len(training) // batch_size) * batch_size
@@ -268,7 +268,7 @@ class Quantization:
         with image_bar("training", total) as advance:
 
             def begin(epoch: int, logs: Any) -> None:
-                if epoch > saved[-1]:  # of an earlier process
+                if epoch > saved[-1]:  # an earlier process has trained so far
                     advance.skip(epoch * total // self.arguments.epochs)
                     note(epoch)
 

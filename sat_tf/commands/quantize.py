@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import tf_keras as keras
 
 
-# A calibrated model of so many bits and fewer is fitted to the float one.
+# A calibrated model of this many bits or fewer is fitted to the float one.
 _MOST_RECONSTRUCTED = 4
-# A network that is not trained loses accuracy with fewer bits.
+# A network without training loses accuracy with fewer bits.
 _FEWEST_WITHOUT_TRAINING = 7
 # A smaller loss of top-1 is no reason to train.
 _SMALL_LOSS = 0.005
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     expect_pictures(arguments.images, arguments.labels)
     policy = usual_policy(arguments)
     name = f"{run_name(path.stem, 'model')}_w{policy.weight_bits}a{policy.activation_bits}"
-    # The fewer ones cost accuracy.
+    # The smaller number of bits decides the loss of accuracy.
     arguments.bits = min(policy.weight_bits or 8, policy.activation_bits or 8)
     folder = OutputFolder(pathlib.Path(arguments.out or pathlib.Path("runs") / name))
     folder.check_writable()
@@ -176,7 +176,7 @@ def expect_float(path: pathlib.Path, model: "keras.Model") -> None:
 
 
 def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console) -> None:
-    """Prints the lines; nothing where the folder has no file yet."""
+    """Prints the last lines; nothing where the folder has no file yet."""
     from sat_tf.report.report import headline_of
 
     if not folder.file(output_folder.CERTIFICATE).exists():
@@ -192,7 +192,7 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
     )
     model, *companions = (folder.file(name) for name in names if folder.file(name).exists())
     headline = headline_of(folder) or certificate.verdict
-    # Without labels nothing tells which answers are right.
+    # Nothing tells which answers are right without labels.
     is_measured = results is not None and results.gained is not None
     lines: dict[str, str | Marked] = {
         "Accuracy" if is_measured else "Answers": accuracy(certificate, results),
@@ -206,7 +206,7 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
 
 
 def accuracy(certificate: Certificate, results: Results | None) -> str:
-    """The accuracy of the file beside that of the float model, or how near their outputs are."""
+    """The accuracy of the file and of the float model, or how near their outputs are."""
     if results is not None and results.shipped is not None and results.float_top1 is not None:
         top1, float_top1 = results.shipped.share, results.float_top1
         return (
@@ -222,7 +222,7 @@ def accuracy(certificate: Certificate, results: Results | None) -> str:
 def next_step(
     bits: int, headline: Marked, results: Results | None, why_not: str, *, is_exact: bool = True
 ) -> str:
-    """What to do with the file, by its verdict and what was measured, or to get a better one.
+    """The advice on the file, by its verdict and its measured loss, or on how to get a better one.
 
     `why_not` says why the pictures cannot be trained on; it is empty where they can.
     """

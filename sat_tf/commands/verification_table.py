@@ -15,8 +15,8 @@ _MOST_TENSORS_LISTED = 10
 def conclude(subject: object, headline: Marked | None, console: Console) -> bool:
     """Ends a command that has a headline, such as that of a certificate, with a line if it is red.
 
-    All commands that end in a certificate, or judge one, have their exit status from here: of
-    False, where it is red, `sat_tf.commands.main` makes 1.
+    All commands that end in a certificate, or judge one, have their exit status from here: False,
+    for a red headline, becomes 1 in `sat_tf.commands.main`.
     """
     if headline is None or headline.kind != "bad":
         return True

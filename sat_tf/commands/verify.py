@@ -51,7 +51,7 @@ class Target:
 
     tflite: pathlib.Path  # The file.
     model: pathlib.Path | None = None  # Its Keras model, if there is one.
-    folder: OutputFolder | None = None  # Of the command that made both, if one did.
+    folder: OutputFolder | None = None  # The folder of the command that made both, if one did.
 
 
 def choose_target(source: str | None, tflite: str | None = None) -> Target:
@@ -172,7 +172,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     target = choose_target(arguments.source, arguments.tflite)
     check_kit_options(arguments)
     if arguments.certificate is not None and not pathlib.Path(arguments.certificate).exists():
-        read_certificate(arguments.certificate)  # which says so, before the file is read
+        read_certificate(arguments.certificate)  # reports the missing file before any work
     cpu_fallback = {}
     if arguments.target is not None:
         fallback = _say_cpu_fallback(target.tflite, arguments.target, console)
@@ -200,14 +200,14 @@ def _say_cpu_fallback(tflite: pathlib.Path, name: str, console: Console) -> list
     return [str(operator) for operator in fallback]
 
 
-# An operator is simulated for each kernel set.
+# Few, because each operator is simulated for each kernel set.
 _IMAGES_OF_OPERATORS = 16
 OPERATORS = "operators.csv"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Comparison:
-    """A file, and what it is compared on and with; each method prints what it finds."""
+    """A file, its model and its images; each method compares them and prints its findings."""
 
     target: Target
     wanted: ImageOptions
@@ -240,7 +240,7 @@ class _Comparison:
             )
         pixels = dataclasses.replace(options, num_images=count).load(first_input.shape, classes[0])
         say_notes(pixels.notes, self.console)
-        # Inputs of one shape get images of their own.
+        # Inputs of equal shapes get different images.
         other_images = [
             random_images(image.shape, count, seed + 1) for seed, image in enumerate(other_inputs)
         ]
@@ -289,7 +289,7 @@ class _Comparison:
         recorded = read_certificate(certificate)
         images = None
         if self.wanted.images is not None:
-            # Their hash shows whether they are the same.
+            # The hash of the images shows whether they are the same.
             options = self.wanted.again(recorded.images_from, recorded.num_images)
             images = self._file_pixels(options, console).images
         outcome = recheck(target.tflite, recorded, images, runtimes=self.runtimes, progress=True)
@@ -308,7 +308,7 @@ class _Comparison:
             "recorded",
             style="green",
         )
-        # One that is red stays so, whoever finds the same codes.
+        # A red certificate stays red, whoever finds the same codes.
         headline = severest([outcome.certificate.verdict, recorded.verdict])
         return conclude(certificate, headline, console)
 
@@ -321,7 +321,7 @@ class _Comparison:
         float_model = target.folder.file(FLOAT_MODEL) if target.folder else None
         if self.arguments.float_model is not None:
             float_model = pathlib.Path(self.arguments.float_model)
-            if not os.path.isfile(float_model):  # also where its name is too long for one
+            if not os.path.isfile(float_model):  # also if the name is too long for a file
                 what = f"{self.arguments.float_model} not found; expected a float .keras model."
                 raise RunError(f"--float_model: {what}")
         quiet_tensorflow()

@@ -72,7 +72,7 @@ def _forward(
 def _codes_and_units(
     n: Namespace, x: Tensor, scale: Tensor, below: Tensor, levels: Any
 ) -> tuple[Tensor, Tensor]:
-    """The codes -z..a - z of a tensor, and what was rounded to them."""
+    """The codes -z..a - z of a tensor, and the values that were rounded to them."""
     units = x / scale
     return n.clip(grids.round_half_up(units), -below, levels - below), units
 
@@ -115,7 +115,7 @@ def quantize_skewed(
 
     The ends l and h of the range are those of `grid.ends_of_skew`: the larger one is the clipping
     level α, of whichever sign, and the skew κ says how much smaller the other one is. With κ = 0
-    the value is that of `pact.quantize_stream`, on the narrow grid; else there are a = 2^b - 1
+    the value is that of `pact.quantize_stream`, on the narrow grid; otherwise there are a = 2^b - 1
     intervals, the scale s = (h - l) / a, and z = round(-l / s) codes below zero, so that 0 is one
     of the values and the ends are l' = -z s and h' = (a - z) s:
 
@@ -177,8 +177,8 @@ def _of_skewed(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients dx, dα and dκ from three sums over the tensor.
 
-    With t = Σ g q - Σ dx r, as `pact` has it, and g summed over what is clipped at the top and at
-    the bottom, T and B, what the values between the ends add is t - h' T - l' B.
+    With t = Σ g q - Σ dx r, as in `pact`, and the sums T and B of g over the values clipped at the
+    top and at the bottom, the values between the ends add t - h' T - l' B.
     """
     passed, is_straight = upstream, surrogate == STRAIGHT_THROUGH
     if not is_straight:
@@ -208,7 +208,7 @@ def quantize_observed(x: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
     Forward:   q = s · (clip(round(x / s) + z, -128, 127) - z); x without a range.
     Backward:  dq/dx = 1 where x is in the range, else 0.
 
-    Computed in float32, but for the scale, which is rounded to it from float64; returned in the
+    Computed in float32, except the scale, which is rounded to it from float64; returned in the
     type of `x`. NaN stays NaN. A lowest value above 0 counts as 0, and so does a highest one below
     0.
     """
@@ -242,10 +242,10 @@ def _of_observed(
 class Reach:
     """The values that a function can give."""
 
-    lowest: float | None = None  # The smallest one, at most 0; None where nothing is known of it.
-    # What `lowest` leaves out: the smallest one is lower by this share of the largest.
+    lowest: float | None = None  # The smallest value, at most 0; None where it is unknown.
+    # The share of the largest value by which the smallest one lies below `lowest`.
     share: float = 0.0
-    highest: float | None = None  # The largest one, where the function has one; else None.
+    highest: float | None = None  # The largest value; None where the function has none.
 
     @property
     def is_negative(self) -> bool:

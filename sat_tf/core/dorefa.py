@@ -255,7 +255,7 @@ def rescale_factor(
 
     Where channels have maxima of their own (see `clamp_weights`), "stddev" has means of
     their own as well: the clamp takes the size of each channel away, and this is what gives it
-    back. Then c keeps the axes, with length 1 along the others; else it is a scalar.
+    back. Then c keeps the axes, with length 1 along the others; otherwise it is a scalar.
     """
     if method not in RESCALINGS:
         raise ValueError(
@@ -271,7 +271,7 @@ def rescale_factor(
     n = namespace(weights)
     if method == "none":
         return n.constant(1.0)
-    # Before anything is computed of them, so that nothing is kept for a gradient.
+    # The gradient is stopped before anything is computed, so that nothing is kept for it.
     weights = n.stop_gradient(n.tensor(weights))
     if method == "constant":
         factor = n.rsqrt(float(fan_out) * _mean_square(n, weights))
@@ -282,7 +282,7 @@ def rescale_factor(
 
 
 def without_size(weights: Tensor) -> Tensor:
-    """Weights whose size is taken from them anyway, with the gradient that has no part along them.
+    """Weights whose size is removed anyway, with a gradient that has no component along them.
 
     Forward: Q. Backward: dQ = g - Q Σ(g Q) / Σ Q², so that rescaled by c, Q* = c Q, they have the
     gradient that includes that of c = 1 / sqrt(n̂ mean(Q²)).

@@ -4,8 +4,8 @@ Rounding's own gradient is 0 or infinite. A surrogate is a factor f in its place
 
     n = round(u),  e = u - n,  dL/du = g · f(g, e),  g = dL/dn
 
-Rounding itself stays what it is, and so do codes and files. A new one is a row of `SURROGATES`, of
-any namespace of `tensors`; quantizers take its name as the option `surrogate`, and
+Rounding itself stays as it is, and so do codes and files. A new surrogate is a row of `SURROGATES`,
+for any namespace of `tensors`; quantizers take its name as the option `surrogate`, and
 `surrogate_strength`.
 
     ste   f = 1: straight-through (Bengio et al. 2013)
@@ -18,13 +18,13 @@ any namespace of `tensors`; quantizers take its name as the option `surrogate`, 
 EWGS makes gradients larger that push a value on in the direction in which it has been rounded, and
 smaller those that push it back. The mean of dsq's factor over a cell is 1.
 
-The gradient of a clipping level is, with q what is made of a value x,
+The gradient of a clipping level is, with q the quantized value of x,
 
     α · dα = Σ g q - Σ dx r
 
-A row of `CLIPPING_GRADIENTS` is r, from x and q: of CG-PACT (Eq. 13) x itself, so that the
-quantization error q - x remains between the ends of the range; of the original PACT q, so that
-nothing does. Policies and quantizers read the table.
+A row of `CLIPPING_GRADIENTS` gives r from x and q: x in CG-PACT (Eq. 13), so that the quantization
+error q - x remains between the ends of the range; q in the original PACT, so that nothing remains.
+Policies and quantizers read the table.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ CLIPPING_GRADIENTS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def find_clipping_gradient(name: str) -> Callable[[Any, Any], Any]:
-    """Returns the row of a name."""
+    """Returns the row of `CLIPPING_GRADIENTS` with a name."""
     if name not in CLIPPING_GRADIENTS:
         hint = did_you_mean(str(name), CLIPPING_GRADIENTS)
         raise ValueError(f"gradient={name!r} is not a clipping-level gradient. {hint}")
@@ -64,25 +64,25 @@ def _dsq(n: Namespace, upstream: Any, error: Any, intervals: Any, strength: floa
 class SurrogateRow:
     """One row of the table."""
 
-    # F from a namespace, g, e, a and the strength; None is 1.
+    # The factor f from a namespace, g, e, a and the strength; None is 1.
     factor: Callable[[Any, Any, Any, Any, float], Any] | None
-    strength: float | None = None  # The usual one; None where there is none.
-    lowest: float = 0.0  # Of the strength.
-    highest: float = 0.0  # Of it.
+    strength: float | None = None  # The usual strength; None for a row without a strength.
+    lowest: float = 0.0  # The smallest strength.
+    highest: float = 0.0  # The largest strength.
 
 
 SURROGATES: dict[str, SurrogateRow] = {
     "ste": SurrogateRow(None),
     # |e / a| is at most 1/2, so that no factor is negative.
     "ewgs": SurrogateRow(_ewgs, 1e-3, 0.0, 2.0),
-    # The range in which the authors keep it.
+    # The range in which the authors keep the strength.
     "dsq": SurrogateRow(_dsq, 0.2, 0.01, 0.5),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Surrogate:
-    """What rounding passes back: a row of `SURROGATES`, and its strength; None is the usual one."""
+    """The gradient of rounding: a row of `SURROGATES`, and its strength; None is the usual one."""
 
     name: str = "ste"
     strength: float | None = None
@@ -108,7 +108,7 @@ class Surrogate:
         object.__setattr__(self, "strength", None if strength is None else float(strength))
 
     def describe(self) -> str:
-        """In words, to be appended to a line; "" for straight-through."""
+        """The surrogate in words, to be appended to a line; "" for straight-through."""
         return "" if self.strength is None else f", {self.name} gradient of {self.strength:g}"
 
 
@@ -118,7 +118,7 @@ STRAIGHT_THROUGH = Surrogate()
 def passed_back(
     upstream: Tensor, error: Tensor, intervals: Any, surrogate: Surrogate = STRAIGHT_THROUGH
 ) -> Tensor:
-    """The gradient at what was rounded, g · f(g, e), of a range of a intervals.
+    """The gradient that rounding passes back, g · f(g, e), for a range of a intervals.
 
     The error e = u - round(u) is in codes. Beyond 1/2 it counts as 1/2, and NaN as 0, so that it
     does not spread through sums over a layer.
@@ -149,7 +149,7 @@ def straight_through(value: Tensor, surrogate: Tensor) -> Tensor:
 
 
 def scaled_gradient(variable: Any, factor: Any) -> Tensor:
-    """A variable, exactly, of which the gradient is multiplied by a factor.
+    """The exact value of a variable, with its gradient multiplied by a factor.
 
     A clipping level gets gradient from every element of its tensor, many more than a weight does;
     at the learning rate of the weights it jumps about.

@@ -1,4 +1,4 @@
-"""Grids: the table of which real values a quantized number can take, and rounding to them; ranges.
+"""Grids: the table of the real values that a quantized number can take; rounding to them; ranges.
 
 A grid divides the unit interval into equal intervals. The unit value u in [0, 1] becomes the
 integer
@@ -17,7 +17,7 @@ stored integer (their *code*) is Q / scale, with the largest scale that makes ev
     nested    2^b        2^b - 1    2 n - top     scale = 2^-b          -3/4, -1/4, 1/4, 3/4
                                                                         (floor, centered)
 
-The integers n of "nested" at b bits are the upper b bits of those at more.
+The integers n of "nested" at b bits are the upper b bits of those at more bits.
 
 A new grid is a row here: policies, figures and the exporter read the table; users read of it in
 `BitPolicy` and in the glossary.
@@ -132,19 +132,19 @@ LARGEST_INT8 = 127
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """One row of the table of grids, of which both numbers of codes are 2^b less a constant."""
+    """One row of the table of grids, whose divisor and top are 2^b less a constant."""
 
     name: str  # The name users write.
     fewest_bits: int  # The smallest number of bits that leaves at least two values.
-    # 2^b less the first is the number of intervals in the unit interval; less the second, the
-    # largest integer n.
+    # The unit interval has 2^b - divisor_less intervals, and the largest integer n is
+    # 2^b - top_less.
     divisor_less: int
     top_less: int
     codes_per_unit: int  # Difference between the codes of n and n + 1.
-    # How divisor * u becomes an integer: to the nearest, ties up; or down.
+    # The rounding of divisor * u to an integer: to the nearest, ties up; or down.
     rounding: Literal["half up", "down"] = "half up"
-    centered: bool = False  # N stands for the middle of what is rounded to it, n + 1/2.
-    # What to warn of at a number of bits; under None at any.
+    centered: bool = False  # Whether n stands for n + 1/2, the middle of what is rounded to n.
+    # The warnings, by the number of bits; the one of None holds at any.
     cautions: Mapping[int | None, str] = dataclasses.field(default_factory=dict)
 
     def divisor(self, num_bits: int) -> int:
@@ -160,7 +160,7 @@ class Grid:
         return 2.0 / (self.divisor(num_bits) * self.codes_per_unit)
 
     def code_offset(self, num_bits: int) -> int:
-        """The number that codes_per_unit * n is above the code of a weight."""
+        """The number subtracted from codes_per_unit * n to get the code of a weight."""
         return int(self.middle(num_bits) * self.codes_per_unit)
 
     def middle(self, num_bits: int) -> float:
@@ -273,9 +273,9 @@ def round_half_up(x: Tensor) -> Tensor:
     The only rounding of the package (Eq. 8 of the paper writes the bracket), and that of
     TensorFlow's FakeQuant kernels; `tf.round` sends ties to even numbers instead.
 
-    The sum and, in front of it, the quotient of a value by its scale are floating-point numbers: a
-    tie is what is one after that rounding. Half a step of a scale of 0.1 need not be one, and
-    0.49999997, the largest float32 below a half, is taken for it.
+    The sum and, in front of it, the quotient of a value by its scale are floating-point numbers:
+    ties are decided after that rounding. Half a step of a scale of 0.1 need not be a tie, and
+    0.49999997, the largest float32 below a half, is taken for one.
     """
     return namespace(x).floor(x + 0.5)
 
@@ -285,7 +285,7 @@ def int8_codes(x: Tensor) -> tuple[Tensor, Tensor]:
 
         s = max|x| / 127,  code = round(x / s)
 
-    Both are float32 without gradients. Where all of it is about 0, the scale is 1.
+    Both are float32 without gradients. Where the whole tensor is about 0, the scale is 1.
     """
     n = namespace(x)
     values = n.stop_gradient(in_float32(n, x))
@@ -331,8 +331,8 @@ def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], float]) ->
     if not is_tensor(num_bits):
         return number(find_grid(grid, num_bits), num_bits)
     n = namespace(num_bits)
-    # A table holds them at 0 to 8 bits, because powers of tensors are not exact everywhere. At too
-    # few bits it has that of the fewest.
+    # A table holds the numbers at 0 to 8 bits, because powers of tensors are not exact everywhere.
+    # At too few bits it has the number of the fewest.
     fewest = 1 if grid in AUTOMATIC else find_grid(grid, 8).fewest_bits
     possible = [max(bits, fewest) for bits in range(9)]
     table = [float(number(find_grid(grid, bits), bits)) for bits in possible]

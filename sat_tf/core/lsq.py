@@ -1,7 +1,7 @@
-"""LSQ: scales that are learnt, of weights and activations, and of LSQ+ the offset with them.
+"""LSQ: learnt scales of weights and activations, and LSQ+: a learnt offset as well.
 
 Esser et al., "Learned Step Size Quantization", ICLR 2020, and Bhalgat et al., "LSQ+", CVPRW 2020.
-What the papers call a step is a scale here, s. Theirs is the gradient of s times
+The step of the papers is the scale s here. They multiply the gradient of s by
 
     g = 1 / sqrt(N · highest),
 
@@ -39,7 +39,7 @@ from sat_tf.core.tensors import (
 
 
 def lsq_code_ends(num_bits: int) -> tuple[int, int]:
-    """The ends of LSQ's codes: of two's complement, without -128, whose negative is no int8."""
+    """The ends of LSQ's codes: two's complement, without -128, whose negative does not fit int8."""
     check_bits(num_bits)
     if num_bits < FEWEST_SIGNED_BITS:
         raise ValueError(
@@ -173,7 +173,7 @@ def _slopes(
     surrogate: Surrogate,
     like: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of what is quantized, and that of a scale shaped as `like` (Eq. 3)."""
+    """The gradient of the tensor before rounding, and of a scale shaped as `like` (Eq. 3)."""
     codes = n.clip(grids.round_half_up(units), lowest, highest)
     passed = upstream
     if surrogate != STRAIGHT_THROUGH:
@@ -229,8 +229,8 @@ def quantize_with_offset(
                dq/ds = round(x/s) - x/s between the ends, 0 below, a above;
                dq/dβ = 0 between the ends, 1 beyond them.
 
-    The paper's offset is any number. That it is one of the grid's here makes 0 one of the values,
-    so that padding has a code and integer kernels are exact; its gradient is straight-through.
+    The paper's offset is any number. Here it is on the grid, which makes 0 one of the values, so
+    that padding has a code and integer kernels are exact; its gradient is straight-through.
     Types and NaN as in `quantize_weights`; the gradients are not scaled by g. An offset above 0
     counts as 0.
     """

@@ -2,7 +2,7 @@
 
 Rounding and clipping have gradients here that no backend derives: zero at the ends of a range to
 the last bit, nothing of a NaN in a sum over a tensor, and surrogates that depend on the sign of
-what arrives. Written out, they are also the fewest passes over memory.
+the upstream gradient. Written out, they are also the fewest passes over memory.
 """
 
 import math
@@ -76,7 +76,7 @@ def _range_gradients(
         between = ops.where(in_range, through * reference, 0.0)
         return add_up(ops.where(ops.isnan(value), 0.0, upstream * value - between))
 
-    # Most tensors hold numbers alone; of one that does not, the sum is made once more.
+    # Most sums are finite; one that is not is computed once more, without NaN.
     return dx, ops.cond(ops.all(ops.isfinite(total)), lambda: total, by_choice)
 
 
@@ -95,7 +95,7 @@ def _clipped_gradients(
 
 
 def _in_widest(values: Any) -> Any:
-    # Asked for float64, JAX would warn; of an array it takes what it can.
+    # JAX would warn if asked for float64; from an array it takes the widest type that it can.
     widest = backend.standardize_dtype(ops.convert_to_tensor(np.zeros((), np.float64)).dtype)
     return ops.cast(values, widest)
 
@@ -143,7 +143,7 @@ _SAME = """
     take_along_axis tanh transpose where
 """
 
-# See `tensors`; what has a name of its own is explained by its row in `on_tensorflow`.
+# See `tensors`; functions with names of their own are explained by their rows in `on_tensorflow`.
 NAMESPACE = SimpleNamespace(
     **{name: getattr(ops, name) for name in _SAME.split()},
     check_numerics=_check_numerics,

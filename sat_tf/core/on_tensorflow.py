@@ -1,11 +1,11 @@
-"""The namespace of TensorFlow: its functions, and its own forms of what costs most on CPUs.
+"""The namespace of TensorFlow: its functions, and special forms of those that cost most on CPUs.
 
 `tensors` tells what a namespace is. A gradient is known to TensorFlow by a name, once for each
 configuration, because each call of `tf.custom_gradient` would stay in memory. Rounding and clipping
 go over memory as rarely as can be, and their gradients keep as few tensors until then: see
 `fake_quant`, `clipped_gradients` and `computed_again`.
 
-Where XLA compiles the graph the plain forms are computed, of which it makes few passes by itself.
+Where XLA compiles the graph the plain forms are computed, which it fuses into few passes itself.
 """
 
 import functools
@@ -189,7 +189,7 @@ def clip(x: tf.Tensor, lowest: Any, highest: Any) -> tf.Tensor:
 
 
 def largest_magnitude(values: tf.Tensor, axes: Sequence[int] | None) -> tuple[tf.Tensor, tf.Tensor]:
-    """Max |values|, of which NaN is left out, and whether there may be a NaN.
+    """Max |values| without NaN, and whether there may be a NaN.
 
     Axes along which it is taken stay with length 1; None gives one scalar.
     """
@@ -248,8 +248,8 @@ def range_gradients(
     r may both be in units of s; then the sum is that of ds. A NaN adds nothing to it.
 
     Here it is one sum of the slopes, element by element. With `passed` g f, `upstream` itself where
-    rounding is straight-through, r may be anything at and beyond the ends. `add_up` is the sum over
-    what shares an s.
+    rounding is straight-through, r may be anything at and beyond the ends. `add_up` sums over the
+    values that share an s.
     """
     slopes = tf.where(inside, value - reference, value)
     slopes = upstream * tf.where(tf.math.is_nan(value), 0.0, slopes)
@@ -342,7 +342,7 @@ def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 def computed_again(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     """The values of a tensor of the forward pass, for the backward pass.
 
-    What BatchNormalization puts out is cheap to compute again from what it reads, which its own
+    The output of BatchNormalization is cheap to compute again from its input, which its own
     gradient keeps anyway: in one pass over memory, and bit for bit the same. Any other tensor is
     kept; so are all where XLA or an accelerator runs the graph, whose kernels round in their own
     way. Nothing is computed before the upstream gradient is there.
@@ -365,7 +365,7 @@ def computed_again(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 
 def normalization_of(x: tf.Tensor) -> tf.Operation | None:
-    """The BatchNormalization kernel whose output, in this graph on a CPU, a tensor is; or None."""
+    """The BatchNormalization kernel that makes a tensor in this graph, on a CPU; or None."""
     if not tf.is_symbolic_tensor(x) or compiles_with_xla() or has_accelerator():
         return None
     while x.op.type == "Identity":
@@ -375,12 +375,12 @@ def normalization_of(x: tf.Tensor) -> tf.Operation | None:
 
 
 def statistics_of(norm: tf.Operation) -> list[tf.Tensor]:
-    """Mean and variance that a BatchNormalization kernel works on: in training of the batch."""
+    """The mean and variance that a BatchNormalization kernel uses: in training, the batch's."""
     return list(norm.outputs if norm.get_attr("is_training") else norm.inputs)[3:5]
 
 
-# These operations keep the sum. Beside each stands the operation that its gradient is made of, and
-# which of that one's inputs is the gradient that it takes.
+# These operations keep the sum. With each stand the operation that computes its gradient, and the
+# place of the upstream gradient among that operation's inputs.
 _KEEPS_THE_SUM = {
     "Reshape": ("Reshape", 0),
     "Pad": ("Slice", 0),
@@ -390,8 +390,8 @@ _KEEPS_THE_SUM = {
 }
 _GRADIENT_INPUTS = dict(_KEEPS_THE_SUM.values())
 _PASSES_ON = ("Identity", "IdentityN")
-# Readers that gradients do not come from: of a function with a custom gradient the copies of its
-# arguments, of an activation the mask of its own gradient.
+# Readers that no gradient comes from: the copies of the arguments of a function with a custom
+# gradient, and the mask of the gradient of an activation.
 _NO_GRADIENT = ("IdentityN", "QuantizeAndDequantizeV4Grad", "Shape", "StopGradient")
 _CONVOLUTIONS = {
     "Conv2DBackpropInput": "Conv2DBackpropFilter",
@@ -439,8 +439,8 @@ def sum_by_normalization(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
         return None
     if not _read_once(norm.outputs[0], y):
         return None
-    # Word for word what the gradient of BatchNormalization will be computed by, which comes next:
-    # the graph optimizer keeps one of the two.
+    # These are the very operations of the gradient of BatchNormalization, which comes next: the
+    # graph optimizer keeps one of the two.
     mean, variance = statistics_of(norm)
     gradients = tf.raw_ops.FusedBatchNormGradV3(
         y_backprop=upstream,
@@ -460,9 +460,9 @@ def sum_by_normalization(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
 def _weights_by_their_gradient(
     op: tf.Operation, y: tf.Tensor, steps: tuple[str, ...]
 ) -> tf.Tensor | None:
-    """⟨Ξ, ∂L/∂Ξ⟩ of a layer that reads y, or what `steps` lead back to from there.
+    """⟨Ξ, ∂L/∂Ξ⟩ of a layer that reads y, or a tensor from which `steps` lead back to y.
 
-    `op` is what the gradient of the input of the layer may be computed by, and `steps` are the
+    `op` is the operation that may compute the gradient of the layer's input, and `steps` are the
     types of the operations between that gradient and the one of y.
     """
     if op.type in _CONVOLUTIONS:
@@ -486,7 +486,7 @@ def _weights_by_their_gradient(
             and consumer.outputs[0].shape == weights.shape
             and _leads_to(consumer.inputs[data_index], y, steps)
         ):
-            # Another one is of layers whose outputs are added: its values are the same.
+            # Another consumer belongs to layers whose outputs are added: its values are the same.
             return dot(weights, consumer.outputs[0])
     return None
 

@@ -36,19 +36,19 @@ _Top = Annotated[
 ]
 
 Batch = tuple[np.ndarray, np.ndarray]
-# What a model takes and gives, and the outputs that it gives for a batch of images.
+# The interface of a model, and the function that computes its outputs for a batch of images.
 Loaded = tuple[Interface, Callable[[np.ndarray], np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """How many images of a data set are classified correctly."""
+    """The share of a data set's images that are classified correctly."""
 
-    num_images: int  # In all.
+    num_images: int  # The number of images.
     top: dict[int, float]  # Share of images whose label is among the k largest outputs, by k.
     not_finite: int  # Images with an output that is NaN or infinite; they count as wrong.
-    seconds: float  # How long it took.
-    processes: int  # How many threads took part.
+    seconds: float  # The time it took.
+    processes: int  # The number of threads that took part.
 
 
 def evaluate_tflite(
@@ -60,15 +60,15 @@ def evaluate_tflite(
     processes: int | None = None,
     progress: bool = True,
 ) -> Accuracy:
-    """Top-k of a TFLite file in LiteRT with XNNPACK, in threads with an interpreter each.
+    """Measures top-k of a TFLite file in LiteRT with XNNPACK, in threads with an interpreter each.
 
     Args:
         path: a TFLite file with one input of images and one output of classes.
         images: (n, ...) as the file takes them, uint8 for files of sat-tf; or, without `labels`,
             batches of images and labels, such as a `tf.data.Dataset` of them.
         labels: class numbers (n,).
-        top: which k; equal outputs are in the order of their classes.
-        processes: how many threads; by default one for each core.
+        top: the values of k; equal outputs are in the order of their classes.
+        processes: the number of threads; by default one for each core.
         progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
 
     Returns:
@@ -91,7 +91,7 @@ def evaluate_simulator(
     processes: int | None = None,
     progress: bool = True,
 ) -> Accuracy:
-    """Top-k of the integer simulation of a file.
+    """Measures top-k of the integer simulation of a file.
 
     Args:
         graph: a graph, or the path of a file that sat-tf wrote.
@@ -115,12 +115,12 @@ def evaluate_simulator(
 
 
 def file_interface(path: str | os.PathLike[str]) -> Interface:
-    """The input and the output of a file."""
+    """Returns the input and the output of a file."""
     return _explained(str(path), _in_litert(read_tflite(path), str(path)))[0]
 
 
 def _in_litert(content: bytes, name: str) -> Callable[[], Loaded]:
-    """Loads a file, once a process of its own has run it."""
+    """Returns a function that loads a file, once a separate process has run the file."""
     if reason := refusals(content, ["xnnpack"])["xnnpack"]:
         raise _refusal(name, reason)
 
@@ -145,7 +145,7 @@ def _simulated(graph: Graph) -> Loaded:
 def _labelled_batches(
     images: Any, labels: Any, *, workers: int
 ) -> tuple[Iterator[Batch], int | None]:
-    """Small batches of images and labels, and how many images there are, where that is known."""
+    """Returns small batches of images and labels, and the number of images where it is known."""
     total = None
     if labels is not None:
         arrays = np.asarray(images), np.asarray(labels)
@@ -261,7 +261,7 @@ def _outputs(
         try:
             for images, numbers in pieces(interface):
                 waiting.append((pool.submit(run, images), numbers))
-                # A batch waits for each thread that runs one, and no more are read ahead.
+                # One batch waits for each thread that runs one; no more are read ahead.
                 if len(waiting) == 2 * count:
                     yield first()
             while waiting:

@@ -1,4 +1,4 @@
-"""Files of any tool: their operators, compared one by one with what kernels are known to round."""
+"""The operators of any tool's file, compared one by one with the known rounding of kernels."""
 
 import collections
 import dataclasses
@@ -39,10 +39,10 @@ from sat_tf.presentation.tables import (
 
 @dataclasses.dataclass
 class Differences:
-    """How many values of two tensors differ."""
+    """The number of values that differ between two tensors."""
 
-    compared: int = 0  # How many values.
-    differing: int = 0  # How many of them differ.
+    compared: int = 0  # The number of values.
+    differing: int = 0  # The number of values that differ.
     largest: float = 0.0  # The largest difference, in codes, or in real values of a float tensor.
 
     def add(self, expected: np.ndarray, computed: np.ndarray) -> None:
@@ -60,12 +60,12 @@ class Differences:
 
 @dataclasses.dataclass
 class KernelCount:
-    """The codes that a runtime makes of one operator."""
+    """The codes that a runtime makes for one operator."""
 
-    # Of what it made on its own inputs, from its own rules; nothing where it is only simulated.
+    # Its codes against its rules, on its own inputs; nothing is counted where it is only simulated.
     own: Differences = dataclasses.field(default_factory=Differences)
-    # Of what its rules make of the inputs that the operator has under XNNPACK here, from what
-    # XNNPACK made.
+    # The codes of its rules, on the inputs that the operator has under XNNPACK here, against
+    # XNNPACK's codes.
     beside_xnnpack: Differences = dataclasses.field(default_factory=Differences)
 
 
@@ -74,11 +74,11 @@ class ComparedOperator:
     """An operator of a file."""
 
     number: int  # Its place in the file.
-    kind: str  # Its name.
+    kind: str  # The operator's name.
     tensor: str  # The name of the first tensor that it makes.
-    multiply_adds: int  # Of an image, as far as its shapes tell.
+    multiply_adds: int  # Multiply-adds of an image, as far as shapes tell.
     reason: str  # Why it is not simulated; empty where it is.
-    # By the names of the runtimes; empty where it is not simulated.
+    # The counts by the names of the runtimes; empty where it is not simulated.
     counts: Mapping[str, KernelCount]
 
     @property
@@ -92,7 +92,7 @@ class ComparedOperator:
         return self.tensor.split(";")[0]
 
     def differs(self, runtime: str) -> bool:
-        """Whether a runtime makes other codes than its rules say, or than XNNPACK does."""
+        """Returns whether a runtime makes other codes than its rules, or than XNNPACK."""
         count = self.counts.get(runtime)
         return count is not None and bool(count.own.differing or count.beside_xnnpack.differing)
 
@@ -101,19 +101,19 @@ class ComparedOperator:
 class OperatorComparison(RowTable):
     """The operators of a file in order, each compared on the inputs that it has there.
 
-    It proves nothing of a file: it says what was compared, and where kernels part.
+    It proves nothing about a file: it says what was compared, and where kernels differ.
     """
 
-    file: str  # Its name.
-    num_images: int  # How many images it was run on.
-    images_from: str  # Where they come from.
-    operators: tuple[ComparedOperator, ...]  # All of the file.
-    runtimes: tuple[str, ...]  # The names of those that were compared, "xnnpack" first.
-    refused: Mapping[str, str]  # Why others do not run the file, by their names.
-    # Those of the whole file, from XNNPACK's, by the names of the runtimes that run it.
+    file: str  # The file's name.
+    num_images: int  # The number of images on which it was run.
+    images_from: str  # The source of the images.
+    operators: tuple[ComparedOperator, ...]  # All operators of the file.
+    runtimes: tuple[str, ...]  # The names of the compared runtimes, "xnnpack" first.
+    refused: Mapping[str, str]  # Why other runtimes do not run the file, by name.
+    # Differences of the file's outputs from XNNPACK's, by the names of the runtimes that run it.
     outputs: Mapping[str, Differences]
-    more_graphs: tuple[str, ...] = ()  # Those behind the first, which alone is compared.
-    warnings: tuple[str, ...] = ()  # What to know about the file.
+    more_graphs: tuple[str, ...] = ()  # Graphs after the first; only the first is compared.
+    warnings: tuple[str, ...] = ()  # Facts to know about the file.
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         *("operator", "kind", "tensor", "multiply_adds", "reason", "runtime"),
@@ -129,19 +129,19 @@ class OperatorComparison(RowTable):
 
     @property
     def multiply_adds_simulated(self) -> float | None:
-        """Their share of all multiply-adds that are known, in [0, 1]; None where there are none."""
+        """The compared operators' share of all known multiply-adds, in [0, 1]; None without any."""
         total = sum(operator.multiply_adds for operator in self.operators)
         return sum(operator.multiply_adds for operator in self.simulated) / total if total else None
 
     def total(self, runtime: str) -> KernelCount:
-        """The counts of all operators."""
+        """Adds up the counts of all operators."""
         counts = [operator.counts[runtime] for operator in self.simulated]
         from_rules = sum((count.own for count in counts), Differences())
         beside = sum((count.beside_xnnpack for count in counts), Differences())
         return KernelCount(from_rules, beside)
 
     def first_differing(self, runtime: str) -> ComparedOperator | None:
-        """The first operator of which a runtime makes other codes than its rules or XNNPACK."""
+        """Returns the first operator whose codes by a runtime are not its rules' or XNNPACK's."""
         return next((operator for operator in self.operators if operator.differs(runtime)), None)
 
     @property
@@ -150,7 +150,7 @@ class OperatorComparison(RowTable):
         return next((op for op in self.operators if any(map(op.differs, self.runtimes))), None)
 
     def runtimes_of(self, operator: ComparedOperator) -> list[str]:
-        """The runtimes of which it is the first operator that differs."""
+        """Returns the runtimes in which an operator is the first that differs."""
         return [name for name in self.runtimes if self.first_differing(name) is operator]
 
     @property
@@ -159,7 +159,7 @@ class OperatorComparison(RowTable):
         return not any(self.total(name).own.differing for name in self.runtimes)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One for each operator and runtime; of an operator that is not simulated, one in all."""
+        """Returns a row for each operator and runtime; only one where it is not simulated."""
         rows: list[tuple[Any, ...]] = []
         for op in self.operators:
             about = (op.number, op.kind, op.tensor, op.multiply_adds, op.reason)
@@ -174,7 +174,7 @@ class OperatorComparison(RowTable):
         return sentence("operators_headline", self)
 
     def _notes(self) -> list[Cell]:
-        """What each runtime does otherwise, or why it does not run the file; what is left out."""
+        """Says how each runtime differs, or why it does not run the file, and what is left out."""
         lines: list[Cell] = [sentence("extent", self)]
         for name in self.runtimes:
             differs = "bad" if self.total(name).own.differing else "watch"
@@ -236,7 +236,7 @@ class OperatorComparison(RowTable):
             say(console, marked_text(note))
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes all of it as one HTML page; the file appears whole, or not at all."""
+        """Writes the comparison as one HTML page; the file appears whole, or not at all."""
         page = render(
             "exact/operators.html",
             file=self.file,
@@ -247,7 +247,7 @@ class OperatorComparison(RowTable):
         write_text(path, page)
 
 
-# The types that tell an operator on codes from others.
+# The types by which operators on codes are recognized.
 _CODES = "INT8"
 _OTHER_CODES = ("UINT8", "INT16")
 _WITHOUT_VALUES = ("RESOURCE", "VARIANT", "STRING")
@@ -258,14 +258,14 @@ _PIXEL_ENDS = 255.0
 class AnyFile(ForeignFile):
     """A TFLite file that any tool may have written, and its operators, as far as they are known."""
 
-    path: pathlib.Path  # Of the file.
-    content: bytes  # The file.
+    path: pathlib.Path  # The file's path.
+    content: bytes  # The file's bytes.
 
     def taken(self, images: Any) -> Any:
-        """Pixels as values of its input, or of each in a list; anything else as it is.
+        """Returns pixels as values of the input, or of each in a list; other values as they are.
 
-        What range a file wants its pixels in, it does not say: they are spread over all codes of
-        the input, or over 0 to 1 where it is float and nothing quantizes it.
+        A file does not say which range of pixels it takes: they are spread over all codes of the
+        input, or over 0 to 1 where it is float and nothing quantizes it.
         """
         inputs = self.graph.images
         several = len(inputs) != 1
@@ -287,12 +287,12 @@ class AnyFile(ForeignFile):
 
 
 def is_foreign(path: str | os.PathLike[str]) -> bool:
-    """Whether a TFLite file was written by another tool than `sat_tf.export_tflite`."""
+    """Returns whether another tool than `sat_tf.export_tflite` wrote a TFLite file."""
     return not read_contents(read_tflite(path), str(path)).is_ours
 
 
 def read_any_file(path: str | os.PathLike[str]) -> AnyFile:
-    """A file whose operators can be compared: it takes one image, and computes with int8 codes."""
+    """Reads a file whose operators can be compared: it takes one image, and has int8 codes."""
     content, problems = read_tflite(path), []
     foreign = read_foreign(content, str(path))
     for tensor in foreign.contents.inputs:
@@ -342,17 +342,17 @@ def compare_operators(
 ) -> OperatorComparison:
     """Compares the operators of any int8 TFLite file with runtimes, each on its own inputs.
 
-    An operator that sat-tf simulates is given what the runtime made of the operators before it, so
-    that one that differs, or is unknown, spoils none behind it. Its result is compared with what
-    the runtime made, by the rules of that runtime's kernels; and XNNPACK's inputs are given to the
-    rules of all others, which shows where they part from XNNPACK.
+    An operator that sat-tf simulates gets the runtime's results of the operators before it, so that
+    one that differs, or is unknown, does not affect the operators after it. Its result, by the
+    rules of that runtime's kernels, is compared with the runtime's; and the rules of all other
+    runtimes get XNNPACK's inputs, which shows where they differ from XNNPACK.
 
     Args:
         path: a TFLite file of any tool with int8 tensors.
         images: (n, ...) uint8 pixels, spread over the codes of the input; or real values, or codes.
             For several inputs a list, in the order of the file's.
         runtimes: names of runtimes; see `sat_tf.verify_tflite`.
-        images_from: where the images come from.
+        images_from: the source of the images.
         progress: show a bar.
 
     Returns:
@@ -463,7 +463,7 @@ class _Counter:
         self._graph = dataclasses.replace(self._file.graph, tensors=tensors)
         for number, operations in list(self._operations.items()):
             try:
-                with np.errstate(all="ignore"):  # of scales that are no numbers
+                with np.errstate(all="ignore"):  # scales may be non-finite
                     for operation in operations:
                         self._count(number, operation, image, tensors_of)
             except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -482,7 +482,7 @@ class _Counter:
         tensors_of: Mapping[str, Mapping[int, np.ndarray]],
     ) -> None:
         counts, output = self.operators[number].counts, self._places[operation.output]
-        simulated: dict[str, np.ndarray] = {}  # of XNNPACK's inputs, by the kernels
+        simulated: dict[str, np.ndarray] = {}  # from XNNPACK's inputs, by kernel set
         inputs = {
             name: self._inputs(operation, image, values) for name, values in tensors_of.items()
         }
@@ -492,7 +492,7 @@ class _Counter:
         for spec in self._kinds:
             kernels, count = spec.kernels, counts[spec.name]
             if kernels in XNNPACK_SETS and number not in self._delegated:
-                # XNNPACK leaves it to the builtin kernels.
+                # XNNPACK leaves the operator to the builtin kernels.
                 is_here = kernels is kernel_sets.of_this_machine()
                 builtin = kernel_sets.builtin_of_this_machine()
                 kernels = builtin if is_here else kernel_sets.BUILTIN_ARM
@@ -516,7 +516,7 @@ class _Counter:
         inputs: list[np.ndarray],
         computed: np.ndarray,
     ) -> np.ndarray:
-        """The result of kernels for inputs, in the shape of what a runtime made."""
+        """Computes the result of kernels for inputs, in the shape of a runtime's result."""
         expected = operation.simulate(self._graph.on(kernels), *inputs)
         if operation.reshapes and expected.size == computed.size:
             expected = expected.reshape(computed.shape)
@@ -527,7 +527,7 @@ class _Counter:
     def _inputs(
         self, operation: Operation, image: Pixels, values: Mapping[int, np.ndarray]
     ) -> list[np.ndarray] | None:
-        """The tensor that an operation reads in a runtime; None where that does not hand it out."""
+        """Returns the tensors that an operation reads in a runtime; None where one is missing."""
         images = [tensor.name for tensor in self._file.graph.images]
         arrays = []
         for name in operation.inputs:
@@ -544,7 +544,7 @@ class _Counter:
 
 
 def _reason(stored: StoredOperator, operations: Mapping[str, Operation], file: ForeignFile) -> str:
-    """Why an operator is not compared; empty where it is."""
+    """Says why an operator is not compared; empty where it is."""
     inputs = [tensor for tensor in stored.reads if tensor.data is None]
     if not any(tensor.scales.size for tensor in stored.outputs):
         makes_floats = any(tensor.type == "FLOAT32" for tensor in stored.outputs)

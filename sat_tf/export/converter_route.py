@@ -1,4 +1,4 @@
-"""TensorFlow's converter, given a deployed graph as real values and FakeQuant operations."""
+"""The route by TensorFlow's converter: a deployed graph as real values and FakeQuants."""
 
 import collections
 import dataclasses
@@ -22,7 +22,7 @@ from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.graph.network import Network
 from sat_tf.messages import ModelError, did_you_mean
 
-# The report of an export says this of the file of the second route.
+# The statement of an export's report on the file of the second route.
 CONVERTED = (
     "route='converter': the file is not certified; TensorFlow's converter has written it from the "
     "same graph, and has decided which operators it leaves float. verify_tflite reads files of "
@@ -31,7 +31,7 @@ CONVERTED = (
 
 
 def to_keras(model: keras.Model) -> keras.Model:
-    """The deployed model as a Keras model of FakeQuant operations, for `tf.lite.TFLiteConverter`.
+    """Builds the deployed model from FakeQuant operations, for `tf.lite.TFLiteConverter`.
 
         converter = tf.lite.TFLiteConverter.from_keras_model(to_keras(model))
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -41,26 +41,26 @@ def to_keras(model: keras.Model) -> keras.Model:
     output float32 unless the converter is told otherwise. Use it where other tools need to see the
     graph, or add to it; `export_tflite` is faster, and `verify_tflite` reads only its files. Layers
     that are left float are part of it as they are; the converter may quantize them too, and may
-    leave what is next to them float, without saying so.
+    leave operations next to them float, without saying so.
 
     Args:
         model: a model quantized by sat-tf, without float streams.
 
     Returns:
         A model for conversion only: its weights are constants. Input: pixels on the grid of the
-        file, scale · (pixel - zero point); output: that of the quantized model, on the grid of its
+        file, scale · (pixel - zero point); output: the quantized model's, on the grid of its
         codes.
 
     Raises:
         ValueError: the model has no integer form, or has float streams: the converter would
-            quantize their sums on scales of its own. Lists every problem with its fix.
+            quantize their sums on its own scales. Lists every problem with its fix.
     """
     return keras_of_graph(with_own_names(deployed_graph(Network(model), pack="none")))
 
 
 def keras_of_graph(graph: Graph) -> keras.Model:
-    """The model of `to_keras` for a deployed graph."""
-    # A float stream mixes values of tensors of codes, in front of any layer left float.
+    """Builds the model of `to_keras` for a deployed graph."""
+    # A float stream mixes values of tensors of codes, before any layer left float.
     behind_float_layers, problems = set[str](), []
     for operation in filter(lambda operation: operation.is_float(graph), graph.operations):
         if operation.float_layer is not None or behind_float_layers.intersection(operation.inputs):
@@ -91,10 +91,10 @@ def keras_of_graph(graph: Graph) -> keras.Model:
 
 
 def _without_twins() -> Callable[[Linear], Linear]:
-    """Makes two equal requantizations of one tensor differ, one after the other.
+    """Returns a function that makes equal requantizations of one tensor differ, one by one.
 
     The converter would merge these into one, which then has no codes and stays float. The same
-    slope is written as 127 / 127, 126 / 126, and so on; it is exact in each, as they have no bias.
+    slope is written as 127 / 127, 126 / 126, and so on; each is exact, as there is no bias.
     """
     seen: collections.Counter[tuple[str, int]] = collections.Counter()
 
@@ -115,7 +115,7 @@ def _without_twins() -> Callable[[Linear], Linear]:
 class _FakeQuantized(keras.layers.Layer):
     """One operation, with the FakeQuant that makes TensorFlow's converter store its codes.
 
-    The converter fuses the activation in front of a FakeQuant into the operator.
+    The converter fuses the activation before a FakeQuant into the operator.
     """
 
     def __init__(self, operation: Operation, graph: Graph) -> None:
@@ -146,7 +146,7 @@ def _on_one_scale(values: np.ndarray, end: float) -> tf.Tensor:
 
 
 def _linear(op: Linear, graph: Graph, x: tf.Tensor) -> tf.Tensor:
-    """A linear layer, whose kernel is stored with the codes of a FakeQuant."""
+    """Computes a linear layer, whose kernel is stored with the codes of a FakeQuant."""
     kernel, window, scales, bias = op.real_kernel, op.window, op.scales.astype(np.float32), op.bias
     if not op.real:
         bias = bias * (float(graph.codes(op.inputs[0]).scale) * scales.astype(np.float64))
@@ -157,7 +157,7 @@ def _linear(op: Linear, graph: Graph, x: tf.Tensor) -> tf.Tensor:
     if is_matrix and np.all(ends == ends[0]):
         return tf.matmul(x, _on_one_scale(kernel.T, float(ends[0]))) + bias
     if is_matrix:
-        # The converter takes one scale only for a matrix, so that it is a convolution of one pixel.
+        # The converter takes only one scale for a matrix, so this is a convolution of one pixel.
         x = tf.reshape(x, [-1, 1, 1, kernel.shape[1]])
         kernel = kernel[:, np.newaxis, np.newaxis, :]
     # The converter takes the channels of a depthwise FakeQuant from this shape only; with another
@@ -212,7 +212,7 @@ def _tabled(op: tabled.Tabled, graph: Graph, x: tf.Tensor) -> tf.Tensor:
     return _FUNCTIONS[op.name](x, *constants, **op.options)
 
 
-# By the names of operators.
+# TensorFlow's functions, by the names of operators.
 _FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
     "MAXIMUM": tf.maximum,
     "MINIMUM": tf.minimum,
@@ -238,11 +238,11 @@ _FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
     "REDUCE_MAX": lambda x, axes, keepDims: tf.reduce_max(x, axes, keepDims),
     "PAD": tf.pad,
 }
-# These compute with several values of one tensor, so that the converter chooses the grid of a float
-# output, as it does of what reads several tensors.
+# Operations on several values of one tensor: the converter chooses the grid of their float outputs,
+# as for operations that read several tensors.
 _MIXING = (pools.AveragePool, pools.ResizeBilinear, pools.Mean)
-_FUSING = (Linear, pairs.Pair)  # the activation that clips codes
-# What each operation that layers become computes: of itself, its graph, and what it reads.
+_FUSING = (Linear, pairs.Pair)  # operations with a fused activation
+# The functions of the operations that layers become: from the operation, its graph and inputs.
 ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     quantize.ShiftImage: lambda op, graph, x: x,
     quantize.Quantize: lambda op, graph, x: x,
@@ -273,7 +273,7 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
 
 
 def route_problems(route: object, settings: FileSettings, *, has_metadata: bool) -> list[str]:
-    """Why a file cannot be written in this way, with the fix."""
+    """Lists why a file cannot be written by a route, with the fix."""
     if not isinstance(route, str) or route not in ("direct", "converter"):
         hint = did_you_mean(str(route), ("direct", "converter"))
         return [f"route: received {route!r}, expected 'direct' or 'converter'. {hint}"]
@@ -293,7 +293,7 @@ def route_problems(route: object, settings: FileSettings, *, has_metadata: bool)
 
 
 def converted(graph: Graph) -> bytes:
-    """The file that TensorFlow's converter writes from a deployed graph, of uint8 images."""
+    """Returns the file that TensorFlow's converter writes from a deployed graph."""
     converter = tf.lite.TFLiteConverter.from_keras_model(keras_of_graph(graph))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     types = sorted({image.type for image in graph.images if not image.is_kept})

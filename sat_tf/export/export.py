@@ -1,4 +1,4 @@
-"""Writes a quantized Keras model as an integer TFLite file."""
+"""The export of a quantized Keras model as an integer TFLite file."""
 
 import contextlib
 import dataclasses
@@ -72,9 +72,9 @@ class StorageCost:
 
 
 def median_milliseconds(contents: Mapping[str, bytes]) -> dict[str, float]:
-    """Time for one image, by the names of files: medians of runs that take turns.
+    """Measures the time for one image, by the names of files: medians of alternating runs.
 
-    Whatever else the machine does slows all files alike.
+    Other work of the machine slows all files alike.
     """
     runtimes = {name: Runtime(content, keep_tensors=False) for name, content in contents.items()}
     image = next(iter(runtimes.values())).zeros()
@@ -102,36 +102,36 @@ class ExportReport(Displayed):
     bytes: int  # Its size.
     gzip_bytes: int  # Its size after gzip, as app stores compress it.
     sha256: str  # Its hash.
-    operators: dict[str, int]  # How many operators of each kind.
+    operators: dict[str, int]  # The number of operators of each kind.
     # The operators that read or make float tensors, with the tensor they make.
     float_operators: list[str]
     route: str  # "direct" or "converter".
     # The layers that are left float, which TensorFlow's converter has written.
     float_layers: list[str]
-    # The tensors whose integers `verify_tflite` compares one by one. Those behind a layer left
-    # float are certified given its output.
+    # The tensors whose integers `verify_tflite` compares one by one. Tensors after a layer left
+    # float are certified given the layer's output.
     certified: list[str]
-    # What this choice of `pack` costs, and, where it was asked for, what the others would. A file
-    # without packed kernels is that of pack="none".
+    # The cost of this choice of `pack` and, with `compare_storage`, of the others. A file without
+    # packed kernels is the one of pack="none".
     storage: list[StorageCost]
-    # The bits of each layer's weights, and why they are not fewer; none for route="converter".
+    # The bits of each layer's weights, and why not fewer; empty for route="converter".
     kernels: list[packing.StoredKernel]
-    # The first release of LiteRT's Python package that runs the file, with XNNPACK computing all
-    # that it takes.
+    # The first release of LiteRT's Python package that runs the file, with XNNPACK computing
+    # everything that it takes.
     runs_from: str
-    # On which processors XNNPACK has the same codes, operator by operator, and why; none for
-    # route="converter".
+    # The processors on which XNNPACK has the same codes, operator by operator, and the reason;
+    # empty for route="converter".
     portability: list[PortabilityClaim]
-    # By how many units in the last place the scales of tensors were moved so that it has them on
-    # all.
+    # The units in the last place by which the scales of tensors were moved so that XNNPACK has the
+    # same codes on all processors.
     moved_scales: dict[str, int]
     moved_biases: int  # The number of layers whose biases the model has taken from its file.
     target: str  # The processor that the file is for.
-    # The operators that its compiler leaves to the CPU, with the reason and the fix; where it is a
-    # CPU, those that it refuses.
+    # The operators that the target's compiler leaves to the CPU, with the reason and the fix; for a
+    # CPU, the operators that it refuses.
     cpu_fallback: list[CpuFallback]
-    warnings: list[str]  # What to know about the file.
-    seconds: float  # How long it took.
+    warnings: list[str]  # Facts to know about the file.
+    seconds: float  # The time it took.
 
     @property
     def is_portable(self) -> bool:
@@ -145,7 +145,7 @@ class ExportReport(Displayed):
         return f"{self.path}: {sizes}, {sum(self.operators.values())} operators"
 
     def kernel_table(self) -> Table[list[packing.StoredKernel]]:
-        """The bits of weights, kernels stored alike on one line; no rows where all have 8."""
+        """Lists the bits of weights, one line for kernels stored alike; empty if all have 8."""
         alike: dict[tuple[int, str, str], list[packing.StoredKernel]] = {}
         for kernel in sorted(self.kernels, key=lambda kernel: kernel.bits):
             alike.setdefault((kernel.bits, kernel.operator, kernel.note), []).append(kernel)
@@ -174,7 +174,7 @@ class ExportReport(Displayed):
 
     @property
     def statements(self) -> list[Marked]:
-        """All that is to be known beside the summary, in the order in which it is shown."""
+        """The statements after the summary, in the order in which they are shown."""
         words = [f"It runs in ai-edge-litert {self.runs_from} and later."]
         if self.moved_biases:
             words.append(f"{self.moved_biases} layers of the model took its biases.")
@@ -187,19 +187,19 @@ class ExportReport(Displayed):
 
     @property
     def on_target(self) -> list[Marked]:
-        """How much of the file runs on its NPU, and what does not; none where it is for a CPU."""
+        """The statements on the operators that the target computes, and on the others."""
         return TARGETS[self.target].statements(self.cpu_fallback, sum(self.operators.values()))
 
     def _notes(self) -> list[Marked]:
         return self.statements
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Returns plain values, for JSON."""
         return {"is_portable": self.is_portable, **dataclasses.asdict(self)}
 
 
 def file_graph(network: Network, settings: FileSettings) -> Graph:
-    """The graph that a file with these settings holds."""
+    """Returns the graph that a file with these settings holds."""
     graph = deployed_graph(
         network, float_head=settings.float_head, pack=settings.packing, softmax=settings.softmax
     )
@@ -207,7 +207,7 @@ def file_graph(network: Network, settings: FileSettings) -> Graph:
 
 
 def file_content(graph: Graph, settings: FileSettings, metadata: Metadata = _NONE) -> bytes:
-    """The bytes of a file."""
+    """Returns the bytes of a file."""
     entries = {SETTINGS_NAME: settings.to_json(graph.layers_left_float)}
     if metadata:
         output = graph.tensors[graph.output]
@@ -237,22 +237,22 @@ def export_tflite(
 ) -> ExportReport:
     """Writes a quantized Keras model as an integer TFLite file.
 
-    Input: one uint8 image (1, rows, columns, channels). Output: what the Keras model gives, as
-    float32, or as the codes of it. Several inputs and outputs are in the order of `model.inputs`
-    and `model.outputs`, which for dictionaries is that of the sorted keys; they have these keys as
-    names, else those of the Keras model. Between them all tensors are int8, with the trained codes
-    as their integers. Float are only the final DEQUANTIZE, absent for integer outputs, and what the
-    policy keeps float.
+    Input: one uint8 image (1, rows, columns, channels). Output: the Keras model's, as float32, or
+    as its codes. Several inputs and outputs are in the order of `model.inputs` and `model.outputs`,
+    for dictionaries in the order of the sorted keys; they have these keys as names, otherwise those
+    of the Keras model. Between them all tensors are int8, with the trained codes as their integers.
+    Only the final DEQUANTIZE, absent for integer outputs, and the parts that the policy keeps float
+    are float.
 
-    The file differs from the trained model in what integers cannot hold: biases are rounded, nearly
-    constant channels get another scale, sums and means round as the kernels do, and signed streams
-    that these read saturate one code lower. With `snap_biases=True` the model takes the biases of
-    its file, as with `sat-tf quantize`, and computes its codes from then on. `verify_tflite` proves
-    that LiteRT computes exactly these integers, and counts those of Keras that differ.
+    The file differs from the trained model where integers cannot hold it: biases are rounded,
+    nearly constant channels get another scale, sums and means round as the kernels do, and signed
+    streams that these read saturate one code lower. With `snap_biases=True` the model takes its
+    file's biases, as with `sat-tf quantize`, and computes its codes from then on. `verify_tflite`
+    proves that LiteRT computes exactly these integers, and counts those of Keras that differ.
 
     Args:
         model: a model quantized by sat-tf, with weight and activation bits.
-        path: of the file; it appears whole, or not at all.
+        path: the path of the file, which appears whole, or not at all.
         float_head: keep the last Dense layer float, from dequantized activations and int8-stored
             weights. Logits are then not rounded, so that there are no ties.
         pack: how to store kernels that fit 4 bits: DoReFa kernels of up to 3 bits, narrow ones of
@@ -262,15 +262,15 @@ def export_tflite(
             codes. "int2": as "auto", and 2 bits where codes fit, which is slower on x86. "none":
             8 bits, for releases of LiteRT that know no others; see `ExportReport.runs_from`.
         softmax: the output is probabilities. A model that ends in a softmax has them anyway.
-        output_type: "float32", "int8" or "uint8"; None is the target's: for NPUs "int8", but for
-            outputs without codes, else "float32". Integers are the last codes of the file: real
-            value = scale · (integer - zero point), with the numbers of the output tensor; those of
-            uint8 are 128 more. A softmax then has probabilities in steps of 1/256.
+        output_type: "float32", "int8" or "uint8"; None is the target's: for NPUs "int8", except for
+            outputs without codes, otherwise "float32". Integers are the last codes of the file:
+            real value = scale · (integer - zero point), with the numbers of the output tensor;
+            uint8 ones are 128 more. A softmax then has probabilities in steps of 1/256.
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
         target: the processor that the file is for, a name of
-            `sat_tf.exact.targets.processors.PROCESSORS`; left out, that which the model was
-            quantized for. The report lists the operators that an NPU leaves to the CPU.
+            `sat_tf.exact.targets.processors.PROCESSORS`; by default the one for which the model was
+            quantized. The report lists the operators that an NPU leaves to the CPU.
         labels: names of the classes, in order, for TFLite Metadata and the file's `labels.txt`.
         description: what the model does, for its TFLite Metadata.
         preprocessing: how a picture becomes the input, a
@@ -278,7 +278,7 @@ def export_tflite(
         route: "direct" writes the graph as it is. "converter" leaves the file to TensorFlow's
             converter (`sat_tf.export.to_keras`): a second opinion, which is not certified.
         compare_storage: also build the files of the other choices of `pack`, and time them all on
-            this machine. Of a large model this takes longer than the export.
+            this machine. For a large model this takes longer than the export.
         image_size: rows and columns of a model of images of any size; (length,) for sequences.
         snap_biases: move the biases of the model, in place, to those of its file, as
             `sat_tf.export.snap_biases` does, and nothing where there is no file. False leaves the
@@ -313,7 +313,7 @@ def export_tflite(
     problems += route_problems(route, settings, has_metadata=bool(metadata))
     if problems:
         raise ProblemsError("export_tflite", problems)
-    if route == "converter":  # which stores all kernels in 8 bits
+    if route == "converter":  # the converter stores all kernels in 8 bits
         settings = dataclasses.replace(settings, pack="none")
     moving = snapped(network, settings, stays=True) if snap_biases else contextlib.nullcontext(0)
     with moving as moved_biases:
@@ -346,7 +346,7 @@ class _File:
 def _written(
     path: pathlib.Path, network: Network, settings: FileSettings, metadata: Metadata, route: str
 ) -> _File:
-    """Writes the file of a model, which LiteRT then runs."""
+    """Writes the file of a model, and checks that LiteRT runs it."""
     graph = file_graph(network, settings)
     if metadata:
         graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
@@ -364,7 +364,7 @@ def _written(
 def _otherwise_packed(
     network: Network, settings: FileSettings, metadata: Metadata
 ) -> dict[str, bytes]:
-    """The files of the other choices of `pack`, by these."""
+    """Returns the files of the other choices of `pack`, by choice."""
     files = {}
     for pack in packing.PACKINGS:
         with contextlib.suppress(ValueError):  # nothing to pack
@@ -379,7 +379,7 @@ def _otherwise_packed(
 def _report(
     file: _File, route: str, storage: list[StorageCost], moved_biases: int, start: float
 ) -> ExportReport:
-    """The report on a file, whose export began at `start`."""
+    """Returns the report on a file, whose export began at `start`."""
     graph, settings = file.graph, file.settings
     is_direct = route == "direct"
     kernels = linear_operations(graph.operations)

@@ -1,4 +1,4 @@
-"""The float model beside a file: what it makes of the images that the quantized model is fed."""
+"""The float model for comparisons with a file, on the inputs of the quantized model."""
 
 import functools
 import math
@@ -15,14 +15,15 @@ from sat_tf.exact.operations.native import softmax
 from sat_tf.exact.tflite.tensors import Pixels, arrays_of, joined
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import kind_of
 from sat_tf.qat.layout import inner_layer
 
 
 class FloatReference:
-    """A tf_keras model with the inputs and outputs of a file, fed what the quantized model is fed.
+    """A tf_keras model with the inputs and outputs of a file, run on the quantized model's inputs.
 
-    Its pixels are in the range that the quantized model takes.
+    Its pixels are in the quantized model's range.
     """
 
     def __init__(self, model: Any, graph: Graph) -> None:
@@ -33,21 +34,28 @@ class FloatReference:
 
     @property
     def loss(self) -> str:
-        """The meaning of one output by the loss it was compiled with: "loss" of classes, or ""."""
+        """How a single output is known to be classes: "loss" for a loss of classes, or ""."""
         loss = getattr(self._model, "loss", None)
         name = loss if isinstance(loss, str) else getattr(loss, "name", None) or ""
         is_known = isinstance(name, str) and name.endswith("categorical_crossentropy")
         return "loss" if is_known and len(self._model.outputs) == 1 else ""
 
     @functools.cached_property
+    def network(self) -> Network:
+        """The graph of the model, flat; ValueError where it has none."""
+        try:
+            return network_of_layers(self._model)
+        except ValueError:  # it cannot be made flat, which quantizing it tells better
+            return Network(self._model)
+
+    @functools.cached_property
     def softmaxes(self) -> list[str]:
         """The function that makes each output: "softmax", or "" for anything else."""
-        network = Network(self._model)
-        layers = [inner_layer(network[name].layer) for name in network.outputs]
+        layers = [inner_layer(self.network[name].layer) for name in self.network.outputs]
         return ["softmax" if layer_kinds.is_softmax(layer) else "" for layer in layers]
 
     def as_given(self, values: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:
-        """The file's outputs as this model gives them: probabilities where it has a softmax."""
+        """Returns the file's outputs in this model's form: probabilities where it has a softmax."""
         pieces = zip(separated(values, outputs), outputs, self.softmaxes, strict=True)
         return joined(
             [
@@ -57,12 +65,12 @@ class FloatReference:
         )
 
     def run(self, images: Pixels) -> np.ndarray:
-        """The model's outputs for a batch, as one array."""
+        """Returns the model's outputs for a batch, as one array."""
         pixels = []
         for array, image in zip(arrays_of(images), self._graph.images, strict=True):
             if image.range is not None or image.type != "uint8" or image.scale is None:
                 pixels.append(tf.constant(image.fed(array)))
-            else:  # of a file alone: pixels on the grid of its kernels
+            else:  # a graph read from a file: pixels on the grid of its kernels
                 zeroed = array.astype(np.float32) - np.float32(image.zero_point)
                 pixels.append(tf.constant(zeroed * image.scale))
         structure = getattr(self._model, "_nested_inputs", None)
@@ -74,7 +82,7 @@ class FloatReference:
 
 
 def float_model_problem(model: Any, graph: Graph) -> str | None:
-    """Why a model is not one to compare the file of a graph with; None where it is."""
+    """Says why a model cannot be compared with the file of a graph; None where it can."""
     if not isinstance(model, keras.Model):
         return (
             f"received {kind_of(model)}, expected a tf_keras model; sat_tf.from_keras3 makes one "

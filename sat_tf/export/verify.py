@@ -1,4 +1,4 @@
-"""The verification: a TFLite file against the model it was exported from, integer by integer."""
+"""The verification of a TFLite file against the model it was exported from, by integers."""
 
 import collections
 import contextlib
@@ -27,7 +27,7 @@ from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.tflite.contents import differences, read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Pixels, arrays_of, joined, number_of
 from sat_tf.export.export import file_content, file_graph
-from sat_tf.export.float_reference import FloatReference, float_model_problem
+from sat_tf.export.float_reference import FloatReference
 from sat_tf.export.lowering.layers import is_input, role_of
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import has_biases_of_file, sized, snapped
@@ -64,8 +64,8 @@ class TrainedModel:
             if tensor.codes is None or node is None:
                 continue
             self.names.append(name)
-            # An input of real values is shown as its quantizer reads it: that clips as the file
-            # does.
+            # An input of real values is shown as its quantizer reads it: the quantizer clips as
+            # the file does.
             is_raw = is_input(node) and role_of(node) is Role.IDENTITY
             if is_raw:
                 raw_inputs.append(name)
@@ -73,7 +73,7 @@ class TrainedModel:
         self.raw_inputs = frozenset(raw_inputs)
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The integers by tensor, neither of them clipped to what a file stores, and the output."""
+        """Returns the integers by tensor, not clipped to the range of a file, and the output."""
         # Layer by layer: TFMOT leaves layers in two models, so that Keras cannot make a third.
         inputs = zip(self._network.inputs, arrays_of(images), self._graph.images, strict=True)
         codes: dict[str, np.ndarray] = {}
@@ -88,12 +88,12 @@ class TrainedModel:
         return codes, joined([outputs[name] for name in self._network.outputs])
 
 
-# Codes are compared up to here: the real values of Keras may be any, and not be numbers.
+# The largest code that is compared: Keras's real values may have any size, or be NaN.
 _FAR = 2**30
 
 
 def rounded_codes(real: np.ndarray, codes: Codes) -> np.ndarray:
-    """Real values as integers, rounded half up; those that a file would saturate stay beyond."""
+    """Returns real values as integers, rounded half up, without the saturation of a file."""
     with np.errstate(invalid="ignore"):
         rounded = np.floor(real / np.float32(codes.real_scale) + np.float32(0.5)) + codes.zero_point
         return np.clip(np.nan_to_num(rounded, nan=_FAR), -_FAR, _FAR).astype(np.int32)
@@ -124,23 +124,23 @@ def verify_tflite(
         path: the TFLite file.
         images: uint8 (n, rows, columns, channels): the pixels as they are. For an input of another
             `input_type`, the real values that Keras takes, (n, ...), in float32; for "int8" also
-            the codes of them. For one that only layers left float read, such as ids, what Keras
-            takes. For several inputs, a list with such an array for each, in the order
-            of `model.inputs`. A model of images of any size is verified for theirs.
+            their codes. For an input that only layers left float read, for example ids, the values
+            that Keras takes. For several inputs, a list with an array for each, in the order of
+            `model.inputs`. A model of images of any size is verified for the size of these images.
         labels: class numbers, to count accuracy too: integers (n,), or, where each pixel, row or
             box is classified, (n, rows, columns) and the like. For several outputs a list with
             labels or None for each, in the order of `model.outputs`, or a dictionary by their
-            names. What a sigmoid makes of one number has the classes 0 and 1.
-        float_model: the float model, to be compared with the file on the same images. It is fed
-            what the quantized Keras model is fed. Outputs are compared as classes where a softmax,
-            a sigmoid, labels or its loss say so, else as values, channel by channel.
-        certificate_path: where to write the certificate as JSON, if anywhere; a page to read goes
-            beside it, with the suffix .html.
-        runtimes: what to compare: "xnnpack", which always takes part; "builtin"; "reference",
+            names. The output of a sigmoid on one number has the classes 0 and 1.
+        float_model: the float model, to be compared with the file on the same images. It gets the
+            inputs of the quantized Keras model. Outputs are compared as classes where a softmax, a
+            sigmoid, labels or its loss say so, otherwise as values, channel by channel.
+        certificate_path: the path of the certificate as JSON, if it is to be written; a page to
+            read is written next to it, with the suffix .html.
+        runtimes: names of runtimes: "xnnpack", which always takes part; "builtin"; "reference",
             LiteRT's slow kernels without optimizations; "micro", TFLite Micro, where it is
             installed (`pip install 'sat-tf[micro]'`); and, simulated, "arm_xnnpack",
             "arm_xnnpack_unfused" and "arm_builtin".
-        images_from: where the images come from, for the certificate.
+        images_from: the source of the images, for the certificate.
         progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
 
     Returns:
@@ -153,7 +153,7 @@ def verify_tflite(
     path = expect_path(path)
     network = Network(model)
     if any(None in network[name].shape for name in network.inputs):
-        # It takes images of any size: the file is that for the size of these.
+        # The model takes images of any size: the file is for the size of these.
         batch = images[0] if isinstance(images, list | tuple) and len(images) else images
         if np.ndim(batch) in (3, 4) and np.ndim(batch) == len(network[network.inputs[0]].shape) + 1:
             network = sized(network, np.shape(batch)[1:-1])
@@ -191,12 +191,13 @@ def verify_tflite(
     if problems:
         raise ProblemsError("verify_tflite", problems)
     file_inputs = taken_by(subject.graph, images)
+    reference = None if float_model is None else FloatReference(float_model, subject.graph)
     return prove(
         subject,
         file_inputs,
         of_outputs,
-        input_ranges=_checked_ranges(network, subject.graph, file_inputs, float_model),
-        float_model=None if float_model is None else FloatReference(float_model, subject.graph),
+        input_ranges=_checked_ranges(network, subject.graph, file_inputs, reference),
+        float_model=reference,
         certificate_path=certificate_path,
         images_from=images_from,
         runtimes=runtimes,
@@ -207,12 +208,12 @@ def verify_tflite(
 
 
 def _checked_ranges(
-    network: Network, graph: Graph, images: Pixels, float_model: Any
+    network: Network, graph: Graph, images: Pixels, reference: FloatReference | None
 ) -> list[CheckedRange]:
-    """The range of each image input of a quantized model, and what tells that it is right.
+    """Returns the range of each image input of a quantized model, and the evidence for it.
 
-    That is what the model remembers, or its own layers that convert pixels; else the statistics of
-    the float model, where there is one, beside those of the images.
+    The evidence is what the model remembers, or its own layers that convert pixels; otherwise the
+    statistics of the float model, where there is one, against those of the images.
     """
     ranges = []
     nodes = input_nodes(network)
@@ -225,13 +226,11 @@ def _checked_ranges(
         layer = converting_layer(network, nodes[name], input_range)
         if not checked_by and layer is not None:
             checked_by = f"the model's own layer {layer}, which converts pixels"
-        # `FloatReference` says what is wrong with a float model that does not fit.
-        is_usable = float_model is not None and float_model_problem(float_model, graph) is None
-        if not checked_by and is_usable:
+        if not checked_by and reference is not None:
             pixels = zip(graph.images, arrays_of(images), strict=True)
             fed = [image.fed(array) for image, array in pixels]
-            # Beside those of the images.
-            statistics = float_statistics(float_model, fed, place, input_range)
+            # The statistics are compared with those of the images.
+            statistics = float_statistics(reference.network, fed, place, input_range)
             if statistics is not None and statistics.fitting is not None:
                 problem = f"the float model was trained with {statistics.likely} by {statistics}."
             elif statistics is not None and statistics.decides:
@@ -241,11 +240,11 @@ def _checked_ranges(
 
 
 def _subject(network: Network, path: pathlib.Path, content: bytes) -> tuple[Subject, FileSettings]:
-    """The file and the graph that it should hold, and its settings; raises if it holds another."""
+    """Returns the file with its expected graph, and its settings; raises if it holds another."""
     parsed = read_contents(content, str(path))
     settings = FileSettings.of_file(parsed.settings, str(path))
     problems: list[str] = []
-    # As the model is, and with the biases of a file.
+    # The model is exported as it is, and then with the biases of a file.
     for biases in (contextlib.nullcontext(), snapped(network, settings, stays=False)):
         with biases:
             graph = file_graph(network, settings)

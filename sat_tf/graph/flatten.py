@@ -1,4 +1,4 @@
-"""Flattens nested models into one level of layers, which share nothing but weights."""
+"""Flattens nested models into one level of layers, which share only weights."""
 
 import copy
 import dataclasses
@@ -22,10 +22,10 @@ from sat_tf.messages import ModelError, kind_of
 
 
 def unique_name(wanted: str, taken: set[str]) -> str:
-    """A valid name that is not taken yet, and is from now on.
+    """Returns a valid name that is not taken yet, and adds it to `taken`.
 
-    Of the wanted name, characters that TensorFlow refuses become `_`; where it is taken, `_2`,
-    `_3`, ... are appended.
+    Characters that TensorFlow refuses become `_`; if the name is taken, `_2`, `_3`, ... are
+    appended.
 
     >>> taken = {"conv"}
     >>> unique_name("conv", taken), unique_name("conv", taken), unique_name("é 1", taken)
@@ -49,7 +49,7 @@ def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Lay
         left_out = left_out_of_config(layer, settings)
         new_layer = type(layer).from_config({**left_out, **settings})
         if isinstance(layer, keras.layers.Lambda):
-            # Created from their code, they would lack their closures.
+            # Functions created from their code would lack their closures.
             new_layer.function, new_layer.mask = layer.function, layer.mask
         lost = [
             f"{name}={value!r}"
@@ -70,7 +70,7 @@ def layer_copy(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Lay
 
 
 def _settings(layer: keras.layers.Layer, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a layer, with functions in it as they are: files hold few of them."""
+    """The configuration of a layer, with its functions themselves: files hold few of these."""
     functions = {
         name: function
         for name in ("activation", "recurrent_activation")
@@ -85,9 +85,9 @@ def _settings(layer: keras.layers.Layer, changes: Mapping[str, Any]) -> dict[str
     return {**settings, **changes}
 
 
-# An argument of every layer, which few have in their configuration.
+# An argument of every layer, which few layers have in their configuration.
 _ON_OUTPUTS = "activity_regularizer"
-# All layers have these there, but layers of users that have not written it.
+# All layers have these in their configuration, except users' layers that do not write them.
 _OF_EVERY = ("name", "trainable", "dtype")
 _PLAIN = (bool, int, float, str)
 
@@ -110,23 +110,23 @@ def left_out_of_config(
     if any(argument.kind is argument.VAR_KEYWORD for argument in arguments):
         common = zip(_OF_EVERY, (layer.name, layer.trainable, layer.dtype_policy.name), strict=True)
         left_out |= {name: value for name, value in common if name not in config}
-    # Past the property: that of a quantized layer speaks of the layer inside.
+    # The attribute is read: the property of a quantized layer is about the layer inside.
     regularizer = getattr(layer, "_activity_regularizer", None)
     if regularizer is None or _ON_OUTPUTS in config:
         return left_out
-    if type(layer).from_config(config).activity_regularizer is None:  # few make their own
+    if type(layer).from_config(config).activity_regularizer is None:  # few layers make their own
         left_out[_ON_OUTPUTS] = keras.regularizers.serialize(regularizer)
     return left_out
 
 
 class Flattened(NamedTuple):
-    """A flat model, and where its layers come from."""
+    """A flat model, and the origins of its layers."""
 
     model: keras.Model
     origins: dict[str, str]  # For each of its layers, the path of the layer in the given model.
 
     def carried(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Renames what is given for layers of the given model: the names are the flat one's."""
+        """Renames values by layers of the given model: their keys become the flat model's names."""
         return {name: values[path] for name, path in self.origins.items() if path in values}
 
 
@@ -145,12 +145,12 @@ def flatten(model: keras.Model) -> keras.Model:
     >>> [layer.name for layer in flatten(keras.Model(image, inner(image))).layers]
     ['image', 'head/dense']
     """
+    check_model(model)
     return flattened(model).model
 
 
 def flattened(model: keras.Model) -> Flattened:
-    """Does what `flatten` does, and tells the origins of the layers."""
-    check_model(model)
+    """Does what `flatten` does of a checked model, and tells the origins of the layers."""
     counts = _calls(model)
     nests = any(isinstance(call.layer, keras.Model) for call in keras_calls(model))
     if not nests and not any(_splits(layer, n) for layer, n in counts.values()):
@@ -160,7 +160,7 @@ def flattened(model: keras.Model) -> Flattened:
 
 def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None:
     """Gives a built layer the weights of another, unless it has them as settings."""
-    # Keras lists weights that are not trained behind all others; configurations may not say it.
+    # Keras lists frozen weights after all others; configurations may not say which are frozen.
     layer_lists = (
         [sublayer for sublayer in layer.submodules if isinstance(sublayer, keras.layers.Layer)]
         for layer in (source, copy)
@@ -177,11 +177,11 @@ def copied_weights(source: keras.layers.Layer, copy: keras.layers.Layer) -> None
             values = [value for weight, value in pairs if id(weight) not in apart]
         copy.set_weights(values)
         if isinstance(copy, keras.layers.experimental.preprocessing.PreprocessingLayer):
-            copy.finalize_state()  # they take their mean from their weights only now
+            copy.finalize_state()  # it takes its mean from its weights only now
 
 
 def _calls(model: keras.Model) -> dict[int, tuple[keras.layers.Layer, int]]:
-    """How often each layer is called, inside nested models as often as these are."""
+    """How often each layer is called, with all calls of the nested models that it is in."""
     counts: dict[int, tuple[keras.layers.Layer, int]] = {}
     for call in keras_calls(model):
         inner_counts = {id(call.layer): (call.layer, 1)}
@@ -221,7 +221,7 @@ def _unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
     if kernel is not None:
         is_same = kernel.form is KernelForm.DENSE
     elif hasattr(inner, "axis"):
-        # Once it is built, the axes of a normalization are counted, without the steps.
+        # The axes of a built normalization are counted from the front, without the steps.
         last = len(layer.get_output_shape_at(0)) - 2
         is_same = tf.nest.flatten(inner.axis) in ([-1], [last]) and role is not Role.OPAQUE
     else:
@@ -230,7 +230,7 @@ def _unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 
 def _parts_with_activation(layer: keras.layers.Layer, calls: int) -> bool:
-    """Whether the activation becomes layers: code of the user's, or of a layer of several calls."""
+    """Whether the activation becomes layers: it is a user's own, or its layer has several calls."""
     layer_kind = layer_kinds.find_kind(layer)
     has_one = layer_kind.kernels or layer_kinds.is_activation(layer)
     if not has_one or layer_kinds.activation_name(layer) == "linear":
@@ -241,7 +241,7 @@ def _parts_with_activation(layer: keras.layers.Layer, calls: int) -> bool:
         return False
     if not layer_kinds.is_activation(layer) or isinstance(layer.activation, keras.layers.Layer):
         return True
-    # A layer that is only there for a function that must be run is apart already.
+    # A layer that only applies a function that must be run is apart already.
     outputs = layer.inbound_nodes[0].outputs
     symbol = keras.Input(outputs.shape[1:], outputs.shape[0], dtype=outputs.dtype)
     return _operations_of(layer.activation, symbol) is not None
@@ -251,9 +251,9 @@ def _parts_with_activation(layer: keras.layers.Layer, calls: int) -> bool:
 class _Place:
     """The place where a nested model is called."""
 
-    path: str  # The names on the way to it, with a slash behind each.
-    trainable: bool  # Whether it and all models around it are.
-    training: Any = None  # What it is called with; None where it follows the model.
+    path: str  # The names on the way to it, with a slash after each.
+    trainable: bool  # Whether it and all models around it are trainable.
+    training: Any = None  # The argument of its call; None where it follows the model.
 
     def inside(self, model: keras.Model, training: Any) -> "_Place":
         return _Place(
@@ -333,7 +333,7 @@ class _Flattener:
     def _activated(
         self, layer: keras.layers.Layer, tensor: Any, new_layer: keras.layers.Layer, place: _Place
     ) -> Any:
-        """The activation of a layer on what its copy without one has made."""
+        """The activation of a layer, applied to the output of its copy without one."""
 
         def name() -> str:
             return self._name(f"{new_layer.name}_activation", f"{place.path}{layer.name}")
@@ -394,7 +394,7 @@ class _Flattener:
 
 
 def regularization_of(layer: keras.layers.Layer) -> Callable[..., keras.layers.Layer]:
-    """Creates what regularizes behind a layer what it regularizes itself, given its options."""
+    """Returns the factory of a layer that regularizes its input as `layer` does its output."""
     config = layer.activity_regularizer.get_config()
     if not set(config) <= {"l1", "l2"}:
         raise ValueError(
@@ -407,7 +407,7 @@ def regularization_of(layer: keras.layers.Layer) -> Callable[..., keras.layers.L
 
 
 def _operations_of(function: Any, tensor: Any) -> Any:
-    """What operations a function calls on a symbolic tensor; None where it looks at values."""
+    """Returns a function's output for a symbolic tensor; None where it looks at values."""
     try:
         outputs = function(tensor)
     except Exception:  # code of users may raise anything

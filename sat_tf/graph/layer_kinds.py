@@ -47,7 +47,7 @@ def find_support(layer: keras.layers.Layer) -> LayerKind:
 
 
 def find_kind(layer: keras.layers.Layer) -> LayerKind:
-    """The row of a layer, or of the nearest class that its own derives from, for facts of both."""
+    """The row of a layer's class or its nearest base, for facts that subclasses share."""
     return next((KINDS[base] for base in type(layer).__mro__ if base in KINDS), _UNKNOWN)
 
 
@@ -76,7 +76,7 @@ def identity_layer(**options: Any) -> keras.layers.Layer:
 
 
 def kernels_of(layer: keras.layers.Layer) -> tuple[Kernel, ...]:
-    """The kernels that a layer multiplies by; of a subclass none, which may use them in any way."""
+    """The kernels that a layer multiplies by; none of a subclass, which may use them in any way."""
     return KINDS.get(type(layer), _UNKNOWN).kernels
 
 
@@ -92,7 +92,7 @@ def kernel_name(layer: keras.layers.Layer) -> str:
 
 
 def kernel_of(layer: keras.layers.Layer) -> tf.Variable:
-    """The kernel of a linear layer that sat-tf quantizes; of a quantized model, the latent one."""
+    """The kernel of a linear layer that sat-tf quantizes; in a quantized model, the latent one."""
     return getattr(layer, kernel_name(layer))
 
 
@@ -100,8 +100,8 @@ def fan_out(layer: keras.layers.Layer) -> int:
     """n̂ of a built linear layer: how many outputs one input reaches, strides left out; else 0.
 
     kernel_h · kernel_w · out_channels (Conv2D, Conv2DTranspose), units (Dense), kernel_h · kernel_w
-    · depth_multiplier (DepthwiseConv2D); without kernel_w in one dimension. Of the output channels
-    of a grouped convolution, an input reaches those of its own group.
+    · depth_multiplier (DepthwiseConv2D); without kernel_w in one dimension. An input
+    of a grouped convolution reaches the output channels of its own group.
     """
     kernel = quantized_kernel(layer)
     if kernel is None:
@@ -112,7 +112,7 @@ def fan_out(layer: keras.layers.Layer) -> int:
 def along_channels(
     layer: keras.layers.Layer, values: np.ndarray, kernel_shape: Sequence[int]
 ) -> np.ndarray:
-    """One value for each output channel of a linear layer, of values that fit its kernel."""
+    """Returns one value for each output channel, from values that fit a linear layer's kernel."""
     axes = find_support(layer).channel_axes
     channels = [kernel_shape[axis] for axis in axes]
     values = np.reshape(values, [values.shape[axis] for axis in axes])
@@ -165,7 +165,7 @@ def own_moments(layer: keras.layers.Layer) -> Moments | None:
 
 
 def function_of(layer: keras.layers.Layer) -> Function:
-    """The function that a layer computes between quantizers; one of no facts for others."""
+    """The function that a layer computes between quantizers; one without facts for others."""
     return find_kind(layer).function or Function()
 
 
@@ -190,17 +190,17 @@ def is_a_broken_line(layer: keras.layers.Layer) -> bool:
 
 
 def keeps_sign(layer: keras.layers.Layer) -> bool:
-    """Whether its output is nonnegative where its input is."""
+    """Whether the layer's output is nonnegative where its input is."""
     return function_of(layer).keeps_sign(layer)
 
 
 def keeps_range(layer: keras.layers.Layer) -> bool:
-    """Whether its outputs lie within the range of its inputs, as in a resized image."""
+    """Whether the layer's outputs lie within the range of its inputs, as in a resized image."""
     return function_of(layer).keeps_range(layer)
 
 
 def native_of(layer: keras.layers.Layer) -> NativeFunction | None:
-    """The operator of NPUs for a layer's function; None where there is none."""
+    """The operator of NPUs for a layer's function, or None."""
     return function_of(layer).native(layer)
 
 
@@ -213,7 +213,7 @@ def combination_of(layer: keras.layers.Layer) -> Combination | None:
 
 
 def averages_windows(layer: keras.layers.Layer) -> bool:
-    """Whether a layer takes means of windows: not of all places, nor of channels."""
+    """Whether a layer takes means of windows, not of all places or of channels."""
     pooling = find_support(layer).pooling
     return pooling is not None and pooling.mean and not pooling.whole
 

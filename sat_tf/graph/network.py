@@ -34,18 +34,18 @@ class Node:
     arguments: dict[str, Any]  # Its other arguments, such as training=False.
     # Its output's shape without the batch dimension; None where unknown.
     shape: tuple[int | None, ...]
-    # Of the tensors it reads, where it is a call of a Keras model.
+    # Types of the tensors it reads, where it is a call of a Keras model.
     types: tuple[tf.DType, ...] = ()
-    # It tells the layers behind it which positions to skip, as Masking does.
+    # It tells the layers after it which positions to skip, as Masking does.
     makes_mask: bool = False
-    type: tf.DType = tf.float32  # Of its output.
+    type: tf.DType = tf.float32  # The type of its output.
 
     def call(self, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
         """Calls `layer` the way this node calls its own."""
         return layer(tensors if self.takes_list else tensors[0], **self.arguments)
 
     def non_finite(self) -> Iterator[tuple[str, int, int]]:
-        """Each weight with values that are NaN or infinite: its name, how many, and of how many."""
+        """Yields each weight with NaN or infinite values: its name, their number, and its size."""
         for variable, value in zip(self.layer.weights, self.layer.get_weights(), strict=True):
             bad = int(np.count_nonzero(~np.isfinite(value)))
             if bad:
@@ -64,12 +64,12 @@ class Network:
     def __init__(self, model: keras.Model, *, through: bool = False) -> None:
         """Reads the graph of a built model; ValueError, with the fix, where it has none at all.
 
-        What cannot be expressed as a graph of calls is collected in `problems`, by layer. It reads
-        `through` models inside, whose layers then have paths as names, and TFMOT's own wrappers.
+        Layers that cannot be expressed as a graph of calls are collected in `problems`. With
+        `through`, models inside, whose layers have paths as names, and TFMOT's wrappers are read.
         """
         check_model(model)
         refuse_wrapped(model, but=("QuantizeWrapper",) if through else ())
-        # Other arrangements of its layers, as by `without`, keep it.
+        # Other arrangements of its layers, as by `without`, keep the model.
         self.model = model
         self.name: str = model.name
         self.problems: dict[str, str] = {}
@@ -130,7 +130,7 @@ class Network:
             or len(tf.nest.flatten(argument)) != len(inputs)
             or len(outputs) != 1
         ):
-            symbol = getattr(layer, "symbol", None)  # of a TensorFlow function
+            symbol = getattr(layer, "symbol", None)  # TensorFlow functions have it
             what = f"tf.{symbol}" if symbol else kind_of(layer)
             fix = fix_of(symbol or "") or (
                 "; use a Keras layer for the operation"
@@ -192,7 +192,7 @@ class Network:
         return self.outputs[0]
 
     def pack(self, made: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Other tensors in the structure of the model's inputs, and of its outputs."""
+        """Packs other tensors in the structure of the model's inputs, and of its outputs."""
         inputs, outputs = (
             tf.nest.pack_sequence_as(structure, [made[node] for node in nodes])
             for structure, nodes in zip(self._structures, (self.inputs, self.outputs), strict=True)
@@ -200,7 +200,7 @@ class Network:
         return inputs, outputs
 
     def in_order(self, given: Any) -> list[Any]:
-        """One value for each input, of a list, or of a dictionary by their keys or names."""
+        """Returns one value for each input, from a list, or a dictionary by their keys or names."""
         names = list(self.inputs)
         if isinstance(given, Mapping):
             keys = list(self.keys[0]) or names
@@ -218,7 +218,7 @@ class Network:
         )
 
     def given(self, images: Any) -> Any:
-        """Sorts what users pass for the inputs: a list of several, or the only one by itself."""
+        """Sorts users' values for the inputs: a list of several, or the only one by itself."""
         if isinstance(images, Mapping):
             images = self.in_order(images)
         is_single = len(self.inputs) == 1 and isinstance(images, list | tuple) and len(images) == 1
@@ -249,7 +249,7 @@ class Network:
                 tensors.pop(name, None)
 
     def last_read_by(self, node: Node) -> set[str]:
-        """Names of the tensors that this node reads, and none behind it."""
+        """Names of the tensors that this node is the last to read."""
         return {name for name in node.inputs if self._consumers[name][-1] == node.name}
 
     def assemble(self, made: Mapping[str, Any]) -> keras.Model:
@@ -258,7 +258,7 @@ class Network:
         return keras.Model(inputs, outputs, name=self.name)
 
     def remade(self, layer_of: Callable[[Node], keras.layers.Layer | None]) -> keras.Model:
-        """A model that calls other layers as this one its own; None passes on what a node reads."""
+        """Makes a model that calls other layers as this calls its own; None passes inputs on."""
         outputs: dict[str, Any] = {}
         for node in self:
             layer, tensors = layer_of(node), [outputs[name] for name in node.inputs]
@@ -301,7 +301,7 @@ class Network:
         return ancestors
 
     def only_readers(self, name: str) -> list[Node]:
-        """The nodes that read all calls of a layer and nothing else; none where it is an output."""
+        """The nodes that read all calls of a layer and nothing else; empty if it is an output."""
         calls = [call.name for call in self.calls(name)]
         if set(calls) & set(self.outputs) or not all(self._consumers[call] for call in calls):
             return []
@@ -342,7 +342,7 @@ class Network:
         return network
 
     def _connect(self) -> None:
-        """Finds who reads what, and which calls are of the same layer."""
+        """Finds the readers of each node, and the calls of each layer."""
         self._consumers: dict[str, list[str]] = {name: [] for name in self._nodes}
         self._calls: dict[int, list[Node]] = {}
         for node in self:
@@ -382,7 +382,7 @@ def are_numbers(kind: tf.DType) -> bool:
 
 
 def distinct(names: Iterable[str]) -> tuple[str, ...]:
-    """Names that differ from each other, with numbers behind those that have come before."""
+    """Makes names differ from each other: a number is appended to each that has come before."""
     unique: list[str] = []
     for name in names:
         numbered = (f"{name}_{number}" for number in itertools.count(1))
@@ -490,8 +490,8 @@ def _not_a_model(received: Any) -> str:
     return f"received {name}, expected a tf_keras model."
 
 
-# TFMOT's own tools wrap layers in these classes; beside each stands what its layers are, and how to
-# get rid of it. Annotations are not here: `quantize_apply` takes them off itself.
+# TFMOT's own tools wrap layers in these classes, each with words on its layers and how to get rid
+# of it. Annotations are not here: `quantize_apply` takes them off itself.
 _WRAPPERS = {
     "PruneLowMagnitude": (
         "that TFMOT prunes",

@@ -1,4 +1,4 @@
-"""Keras layers for what users write as operations: `2 * x + 1`, `x[:, 1:]`, `tf.minimum(x, 3)`."""
+"""Keras layers for operations that users write: `2 * x + 1`, `x[:, 1:]`, `tf.minimum(x, 3)`."""
 
 import functools
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from sat_tf.graph import shared_layers
 from sat_tf.graph.shared_layers import class_of, filled_in
 from sat_tf.loading.trust import expect_allowed
 
-# All of them, for the custom objects of a quantization scheme.
+# All of these layers, for the custom objects of a quantization scheme.
 LAYERS: list[type[keras.layers.Layer]] = []
 
 _Layer = TypeVar("_Layer", bound=type[keras.layers.Layer])
@@ -36,7 +36,7 @@ class StopGradient(shared_layers.StopGradient, keras.layers.Layer):
     """The `StopGradient` of tf_keras."""
 
     def get_config(self) -> dict[str, Any]:
-        # Keras' own refuses a layer without a constructor that has a dtype policy.
+        # Keras' own `get_config` refuses a layer without a constructor that has a dtype policy.
         return dict(super().get_config())
 
 
@@ -47,13 +47,13 @@ class OfSeveralTensors(shared_layers.OfSeveralTensors, keras.layers.Wrapper):
     _type_of = staticmethod(tf.as_dtype)
 
     def build(self, input_shape: Any) -> None:
-        self.built = True  # the layer inside is when it is called
+        self.built = True  # the layer inside is built when it is called
 
 
 class OfTensorFlow(keras.layers.Layer):
     """A TensorFlow operation as a layer, by its name without "tf.", such as "math.sin"; abstract.
 
-    Its arguments are those of `template_of`, with {"tensor": i} for the i-th tensor of a call. A
+    Its arguments are as in `template_of`, with {"tensor": i} for the i-th tensor of a call. A
     function that only a file names does no more than compute on tensors; see `expect_allowed`.
     """
 
@@ -66,7 +66,7 @@ class OfTensorFlow(keras.layers.Layer):
         class_name = "SlicingOpLambda" if function.endswith("getitem") else "TFOpLambda"
         config = {"name": f"{self.name}_function", "function": function}
         operation = keras.layers.deserialize({"class_name": class_name, "config": config})
-        # Past Keras' own __setattr__, which would track it as a layer inside.
+        # This avoids Keras' own __setattr__, which would track it as a layer inside.
         object.__setattr__(self, "_operation", operation)
 
     def call(self, inputs: Any) -> Any:
@@ -76,7 +76,7 @@ class OfTensorFlow(keras.layers.Layer):
         return self._operation.function(*args, **options)
 
     def get_config(self) -> dict[str, Any]:
-        # Keras' own refuses each subclass with a constructor, even where it takes options alone.
+        # Keras' own refuses each subclass with a constructor, even one that takes options alone.
         settings = {name: getattr(self, name) for name in self._settings}
         return {**super().get_config(), **settings}
 
@@ -104,7 +104,7 @@ _TENSOR = {"tensor": 0}
 
 @_layer
 class Clip(OfTensorFlow):
-    """Clips values: min(max(x, low), high), of which one end may be None."""
+    """Clips values: min(max(x, low), high); one end may be None."""
 
     _settings = ("low", "high")
 
@@ -164,7 +164,7 @@ class ChannelMax(OfTensorFlow):
 
 @_layer
 class Padding(OfTensorFlow):
-    """Zeros around each image: for each axis but the batch, how many in front and behind."""
+    """Zeros around each image: how many in front and behind, for each axis except the batch."""
 
     _settings = ("margins",)
 
@@ -203,7 +203,7 @@ class ConstantSum(OfTensorFlow):
         return inputs + tf.constant(self.values, inputs.dtype)
 
     def rounded(self) -> "ConstantSum":
-        """The same with values as int8 holds them: multiples of max|values| / 127."""
+        """A copy with values as int8 holds them: multiples of max|values| / 127."""
         codes, scale = self.codes()
         values = (codes * scale).astype(np.float32).tolist()
         return type(self).from_config({**self.get_config(), "values": values})

@@ -13,7 +13,13 @@ from sat_tf.graph import layer_kinds, operations
 from sat_tf.graph.flatten import Flattened, copied_weights, flattened, layer_copy, regularization_of
 from sat_tf.graph.layers.activations import REACHES, ends_of_rectifier, hard_silu
 from sat_tf.graph.layers.kind import Pooling, Role
-from sat_tf.graph.network import Network, keras_calls, output_names
+from sat_tf.graph.network import (
+    Network,
+    check_model,
+    keras_calls,
+    output_names,
+    refuse_wrapped,
+)
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, TensorFlowOperation
 from sat_tf.graph.operations.operation import (
     NewLayer,
@@ -54,7 +60,7 @@ def replacement_of(call: OldCall) -> Replacement | None:
 
 
 def _replacement_of_operation(call: OldCall) -> Replacement | None:
-    """The layers that replace an operation; None where there are none."""
+    """The layers that replace an operation, or None."""
     row = operations.CALLS.get(call.symbol)
     # The layers for arithmetic are those of real numbers; others move values of any type.
     is_real = all(output.dtype.is_floating for output in tf.nest.flatten(call.node.outputs))
@@ -64,7 +70,7 @@ def _replacement_of_operation(call: OldCall) -> Replacement | None:
     replacement = row.layers(call) if row and row.layers else None
     if replacement or not is_keras(call.node.outputs):  # a list of results
         return replacement
-    # A layer for the operation itself, to be left float or refused by its name.
+    # The operation itself becomes a layer, to be left float or refused by its name.
     tensors = list(call.node.keras_inputs)
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
     try:
@@ -132,7 +138,7 @@ def _linear(call: OldCall) -> list[NewLayer] | None:
 
 
 def _separate_activation(call: OldCall) -> list[NewLayer]:
-    """The activation of a linear layer where it must be one of its own, with its regularization."""
+    """The activation of a linear layer if it must be its own layer, with its regularization."""
     layer, name = call.layer, layer_kinds.activation_name(call.layer)
     is_inside = layer_kinds.is_softmax(layer) and _is_read_inside(call)
     if name not in REACHES and not is_inside:
@@ -187,7 +193,7 @@ def _separable(call: OldCall) -> list[NewLayer] | None:
 
 
 def _is_read_inside(call: OldCall) -> bool:
-    """Whether anything but the output reads the layer, directly or behind data movement."""
+    """Whether anything other than the output reads the layer, directly or after data movement."""
     return any(
         _is_read_inside(reader)
         if (role := layer_kinds.role_of(reader.layer)).keeps_codes
@@ -217,6 +223,8 @@ _LAYERS = {layer_class(name): find for name, find in operations.LAYERS.items()}
 
 def network_of_layers(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR) -> Network:
     """The graph of the same model, flat and of layers that can be quantized; see `rewritten`."""
+    check_model(model)
+    refuse_wrapped(model)
     network = Network(rewritten(model, processor=processor).model)
     network.output_names = output_names(model)
     return network
@@ -228,9 +236,9 @@ def rewritten(
     *,
     processor: Processor = DEFAULT_PROCESSOR,
 ) -> Flattened:
-    """The same model, of layers that can be quantized, and where its layers come from.
+    """The same checked model, in layers that can be quantized, and the origins of its layers.
 
-    - Models inside are flattened, and layers that share more than weights part; see `flatten`.
+    - Models inside are flattened, and layers that share more than weights are split; see `flatten`.
     - TensorFlow operations on Keras tensors (`x + y`, `x / 6`, `x[:, 1:]`, `tf.nn.relu(x)`) become
       layers of the same name.
     - A separable convolution becomes a depthwise one, `<name>_depthwise`, and a pointwise one with
@@ -245,9 +253,9 @@ def rewritten(
     - Any other operation becomes a `TensorFlowOperation`, which is never quantized.
     - For NPUs, functions get the form that they have operators for; see `native_replacement_of`.
 
-    Every output stays the same, bit for bit, but for the last bits of functions for NPUs. Rewriting
-    goes on until nothing changes. Where layers are annotated, the others stay, but for operations,
-    and for layers that are called in another way.
+    Every output stays the same, bit for bit, except the last bits of functions for NPUs. Rewriting
+    goes on until nothing changes. Where layers are annotated, the others stay, except operations,
+    and layers that are called in another way.
     """
     flat = flattened(model)
     model, names = flat.model, None if annotated is None else flat.carried(dict.fromkeys(annotated))
@@ -373,14 +381,14 @@ class _Rewriter:
 # -- functions in the forms that NPUs have operators for -------------------------------------------
 
 _SWISHES = ("swish", "silu")
-# Slope and offset below the ceiling of 1 of each, by the names of the functions.
+# The slope and offset of each function below its ceiling of 1, by the functions' names.
 _HARD_SIGMOIDS = {"hard_sigmoid": (0.2, 0.5), "relu6_sigmoid": (1.0 / 6.0, 0.5)}
 
 
 def native_replacement_of(call: OldCall, processor: Processor) -> Replacement | None:
     """The layers that replace a function where an NPU computes it; None for any other call.
 
-    - A swish becomes a product with its name of what it reads and of a sigmoid of that,
+    - A swish becomes a product, with its name, of its input and of a sigmoid of that,
       `<name>_sigmoid`: LOGISTIC and MUL.
     - x · relu6(x + 3) / 6 in layers, factors in any order, becomes a hard-swish with the name of
       the last of them: HARD_SWISH.
@@ -441,7 +449,7 @@ def _factors(call: OldCall) -> tuple[list[Any], float]:
 
 
 def _affine(call: OldCall) -> tuple[float, float]:
-    """Slope and offset of a layer that multiplies or moves all values alike; else of none."""
+    """Slope and offset of a layer that multiplies or moves all values alike; else NaN."""
     if type(call.layer) is not Scaling:
         return math.nan, math.nan
     slope, offset = call.layer.affine()

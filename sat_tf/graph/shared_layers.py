@@ -13,12 +13,12 @@ from sat_tf.arguments import training_argument
 from sat_tf.core.tensors import namespace
 from sat_tf.messages import did_you_mean
 
-# Stands for the layers of either Keras, which are the other base of a class.
+# The stand-in for the layer class of either Keras, which is the other base of a class.
 _Layer: Any = object
 
 
 def class_of(shared: type, base: type, module: str) -> Any:
-    """The class of one Keras, in a module, for one that both have."""
+    """The class of one Keras, in a module, for a class that both have."""
     return type(shared.__name__, (shared, base), {"__module__": module, "__doc__": shared.__doc__})
 
 
@@ -30,6 +30,10 @@ def absolute(x: Any) -> Any:
 def gelu_by_tanh(x: Any) -> Any:
     """GELU in the form 0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))."""
     return namespace(x).gelu(x, approximate=True)
+
+
+# The attributes of layers of both with weights that operators of NPUs have as `grid.int8_codes`.
+INT8_WEIGHTS = {"PReLU": "alpha"}
 
 
 class AtLeast(_Layer):
@@ -51,7 +55,7 @@ class AtLeast(_Layer):
 class Formula(NamedTuple):
     """A formula of a tensor x and a number c."""
 
-    function: Callable[[Any, Any], Any]  # Of x and c, in the same library.
+    function: Callable[[Any, Any], Any]  # The function of x and c, in the same library.
     parts: Callable[[Any], tuple[Any, Any]]  # Slope and offset, by c, in y = slope · x + offset.
 
 
@@ -84,7 +88,7 @@ class Scaling(_Layer):
         self.number: Any = values.tolist()
 
     def call(self, inputs: Any) -> Any:
-        """The formula of a tensor."""
+        """Applies the formula to a tensor."""
         number = self.number
         if not isinstance(number, float):
             number = namespace(inputs).constant(number, inputs.dtype)
@@ -106,7 +110,7 @@ class Scaling(_Layer):
 class Slice(_Layer):
     """A part of each image, as Python's slices take it.
 
-    For each axis but the batch there is [start, stop, step], each an integer or None. Dropped axes
+    Each axis except the batch has [start, stop, step], each an integer or None. Dropped axes
     are counted like these, and left out of the result; their slices have length 1.
     """
 
@@ -140,12 +144,12 @@ class StopGradient(_Layer):
 
 
 class OfSeveralTensors(_Layer):
-    """A layer of several tensors, as MultiHeadAttention, called with a list; never quantized.
+    """A layer of several tensors, such as MultiHeadAttention, called with a list; never quantized.
 
-    Arguments are those of `template_of`, with {"tensor": i} for the i-th of the list.
+    Arguments are as in `template_of`, with {"tensor": i} for the i-th of the list.
     """
 
-    # Makes a type of its name.
+    # Makes a type from its name.
     _type_of: Callable[[str], Any] = staticmethod(str)
 
     def __init__(self, layer: Any, arguments: Sequence[Any], **options: Any) -> None:
@@ -169,7 +173,7 @@ class OfSeveralTensors(_Layer):
 
 
 def template_of(value: Any, places: Mapping[int, int]) -> Any:
-    """Arguments, in lists or dictionaries, as plain values; TypeError for what no file could hold.
+    """Arguments, in lists or dictionaries, as plain values; TypeError for those that no file holds.
 
     Slices become {"slice": [start, stop, step]}, an ellipsis "...", types {"type": name}, arrays
     {"array": [values], "of": type}, and each tensor, whose number i `places` has by its identity,

@@ -12,10 +12,10 @@ import tf_keras as keras
 from sat_tf.graph import operations
 from sat_tf.graph.operations.operation import NewLayer
 
-# Set by Keras itself where a tensor carries a mask; tf_keras does the same by its own rules.
+# Arguments that Keras sets where a tensor carries a mask; tf_keras sets them by its own rules.
 _MASKS = ("mask", "query_mask", "value_mask", "key_mask")
-# Types of tensors, with how far two ways to compute one may be apart: two units in the last place,
-# as a fraction of the largest value.
+# Types of tensors, with the distance that two ways to compute one may have: two units in the last
+# place, as a fraction of the largest value.
 LOWER_PRECISIONS = {"float16": 2**-9, "bfloat16": 2**-6}
 
 
@@ -33,7 +33,7 @@ class Call:
 
     @property
     def constants(self) -> list[Any]:
-        """Its arguments beside symbolic tensors."""
+        """Its arguments other than symbolic tensors."""
         arguments = self.filled_in({}, lambda value: value)
         return [value for value in keras3.tree.flatten(arguments) if value is not None]
 
@@ -61,9 +61,9 @@ class Call:
         return keras3.backend.result_type(*(getattr(arg, "dtype", type(arg)) for arg in args))
 
     def twin(self) -> Callable[..., Any]:
-        """The layer of tf_keras for the operation, of its name, or a function of its arguments."""
+        """The tf_keras layer for the operation, with its name, or a function of its arguments."""
         dtype, policy = self.outputs[0].dtype, keras.mixed_precision.global_policy()
-        if dtype in LOWER_PRECISIONS:  # layers compute in it, as operations do
+        if dtype in LOWER_PRECISIONS:  # layers then compute in this type, as operations do
             keras.mixed_precision.set_global_policy(f"mixed_{dtype}")
         try:
             twin, name = self.row.twin(self), self.operation.name
@@ -93,7 +93,7 @@ class Call:
             for name, value in arguments.kwargs.items()
             if value is not None
             and not (is_layer and name in _MASKS)
-            # In inference Keras 3 overrules it; tf_keras would not.
+            # In inference Keras 3 overrules training=True; tf_keras would not.
             and not (name == "training" and value)
         }
         return keras3.tree.map_structure(fill_in, (tuple(arguments.args), kwargs))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sat_tf.keras3.proof import Proof
     from sat_tf.keras3.translator import Translated
 
-# Modules of Keras 3 in which files find its activations.
+# Modules of Keras 3 that files name for its activations.
 _FUNCTION_MODULES = ("builtins", "keras.activations", "keras.ops", "keras.ops.nn")
 _OURS = "sat_tf>"
 
@@ -45,9 +45,9 @@ def from_keras3(
     seeds. The model is not compiled.
 
     The result is proved first: on random input, with values in [-1, 1] and in [0, 255], every
-    layer of the tf_keras model, given what the Keras 3 layer reads, gives what that gives, and so
-    do the model's outputs; in inference, to 1e-5 of the largest absolute value of each tensor, or
-    to what float32 loses where a layer or the model magnifies rounding. Random numbers, dropout
+    layer of the tf_keras model, given the input of the Keras 3 layer, gives the same output, and so
+    does the whole model; in inference, to 1e-5 of the largest absolute value of each tensor, or to
+    the loss by float32 where a layer or the model magnifies rounding. Random numbers, dropout
     and gradients are not compared. Layers that act in training only, and that tf_keras does not
     have, pass their input through, with a warning.
 
@@ -109,11 +109,11 @@ class ReadModel(NamedTuple):
     """A model of tf_keras that was read from a file, and how it was converted."""
 
     model: "keras.Model"  # Not compiled.
-    note: str | None  # A line that says so for a model of Keras 3; None for one of tf_keras.
+    note: str | None  # A line on the conversion of a Keras 3 model; None for one of tf_keras.
 
 
 def read_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> ReadModel:
-    """The model of a file of Keras 2, SavedModels too, or of one of Keras 3, which is converted."""
+    """Reads a model of Keras 2, SavedModels too, or one of Keras 3, which is converted."""
     file = read_model_file(path)
     if file is None or not file.is_keras3:
         return ReadModel(load_model(path, safe_mode=safe_mode), None)
@@ -128,7 +128,7 @@ def read_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> ReadM
 def translated(
     model: Any, custom_layers: Mapping[str, type] | None = None, *, is_twin: bool = False
 ) -> "Translated":
-    """A Keras 3 model in both, before its proof."""
+    """A Keras 3 model in both Kerases, before its proof."""
     from sat_tf.keras3.translator import Translator
 
     translator = Translator(_expect_layers(custom_layers), calls_others=is_twin)
@@ -188,7 +188,7 @@ def _load(path: pathlib.Path, safe_mode: bool) -> Any:
     try:
         with named_by_content(file) as name, bounded_weights(file.weight_bytes):
             return keras3.saving.load_model(name, compile=False, safe_mode=safe_mode)
-    except Exception as error:  # Keras wraps what layers of any author raise in any class
+    except Exception as error:  # layers of any author may raise errors of any class
         raise ValueError(
             f"{path}: received a file that Keras {keras3.__version__} does not load "
             f"({reason_of(error)}), expected one that it does; load it with the Keras that saved "
@@ -232,7 +232,7 @@ def _part_problem(entry: Part) -> str | None:
             "it with keras.ops or with layers; or as a layer class of your own, and quantize the "
             "model in Python, with unsupported='float', which leaves it float."
         )
-    # Keras looks for each of the two, in the tables of registered classes first.
+    # Keras looks for each of the two names, in the tables of registered classes first.
     is_ours = class_name.startswith(_OURS) or (registered_name or "").startswith(_OURS)
     resolved = keras3.saving.get_registered_object(registered_name) if registered_name else None
     if is_ours and not (isinstance(resolved, type) and issubclass(resolved, keras3.layers.Layer)):

@@ -1,4 +1,4 @@
-"""The tf_keras layer for a Keras 3 one, and how its settings translate."""
+"""The tf_keras layer for a Keras 3 layer, and the translation of its settings."""
 
 import functools
 import importlib
@@ -19,7 +19,7 @@ from sat_tf.keras3 import operations
 from sat_tf.messages import did_you_mean, reason_of
 from sat_tf.quantizers.quantizing_layer import standing_in
 
-# Functions of tf_keras for which Keras 3 has no name, and what sat-tf has for them there.
+# Functions of tf_keras for which Keras 3 has no name, and those that sat-tf has there.
 FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
     keras.activations.hard_sigmoid: operations.hard_sigmoid_of_keras2,
     gelu_by_tanh: operations.gelu_by_tanh,
@@ -120,8 +120,8 @@ _NEUTRAL = {
     "use_gate": False,
     "vocabulary_size": None,
 }
-# Settings that tf_keras does not have, and that do not matter in inference: of randomness, of what
-# the settings above turn off, and of speed.
+# Settings that tf_keras does not have, and that do not matter in inference: settings of randomness,
+# of features that the settings above turn off, and of speed.
 _WITHOUT_EFFECT = (
     *("fill_mode", "fill_value", "renorm_clipping", "renorm_momentum", "seed", "use_cudnn"),
     "value_range",
@@ -140,19 +140,19 @@ def is_built_in(layer: Any) -> bool:
 
 
 def acts_in_training_only(layer: Any) -> bool:
-    """Whether a layer of Keras itself passes on, in inference, random pixels that it is given."""
+    """Whether a layer of Keras itself passes random pixels through in inference."""
     nodes = layer._inbound_nodes  # Keras has no public name for the calls of a layer
     if not (nodes and is_built_in(layer) and training_argument(layer.call, False)):
         return False
     inputs = nodes[0].arguments.keras_tensors
     if len(inputs) != 1 or len(nodes[0].outputs) != 1:
         return False
-    # Of odd sizes where these are open, which no layer brings about by itself.
+    # Open sizes become odd numbers, which no layer brings about by itself.
     shape = [size or odd for size, odd in zip(inputs[0].shape, itertools.cycle((3, 37, 41)))]
     pixels = np.random.default_rng(0).uniform(0.0, 255.0, shape).astype(inputs[0].dtype)
     try:
         output = keras3.ops.convert_to_numpy(layer(pixels, training=False))
-    except Exception:  # of any class, by backend
+    except Exception:  # the class depends on the backend
         return False
     return output.shape == pixels.shape and np.array_equal(output, pixels.astype(output.dtype))
 
@@ -170,7 +170,7 @@ def make_layer(
     name = type(layer).__name__
     layer_class = own.get(name) or _unlisted_class(layer) or getattr(keras.layers, name)
     activation = _activation_of_users(layer)
-    # Of functools.partial there is no configuration.
+    # A functools.partial has no configuration.
     plain = {} if activation is None else {"activation": keras3.activations.linear}
     with standing_in(layer, plain):
         config = dict(layer.get_config())
@@ -193,7 +193,7 @@ def _activation_of_users(layer: Any) -> Any:
     activation = vars(layer).get("activation")
     is_function = inspect.isfunction(activation) or inspect.isbuiltin(activation)
     package = str(getattr(activation, "__module__", "")).split(".")[0]
-    # tf_keras has most of those of Keras; others are operations that sat-tf knows, or not.
+    # tf_keras has most activations of Keras; others are operations that sat-tf may know.
     is_of_both = is_function and (
         (package == "keras" and activation.__name__ in OF_KERAS3) or package == "sat_tf"
     )
@@ -205,7 +205,7 @@ def _translated_activation(layer: Any, activation: Any, inner: Callable[[Any], A
     if isinstance(activation, keras3.layers.Layer):
         return inner(activation)
     if str(getattr(activation, "__module__", "")).startswith("keras."):
-        # Some of Keras' own take no symbolic tensors; the functions of these names do.
+        # Some of Keras' activations take no symbolic tensors; keras.ops of these names do.
         activation = getattr(keras3.ops, activation.__name__, activation)
     # Keras has no public name for the calls of a layer.
     nodes = [node for node in layer._inbound_nodes if len(node.outputs) == 1]
@@ -271,7 +271,7 @@ def _counterpart(name: str) -> Keras3:
 def accepted_names(made: type) -> set[str]:
     """Names of the arguments that a class takes itself, and passes on to its bases.
 
-    Two are taken from keywords without a name, the second by recurrent layers alone.
+    Two arguments are taken from unnamed keywords, the second by recurrent layers alone.
     """
     names: set[str] = set()
     for base in made.__mro__:
@@ -285,7 +285,7 @@ def accepted_names(made: type) -> set[str]:
 
 
 def _unlisted_class(layer: Any) -> type | None:
-    """The class of sat-tf's own, or of tf_keras' own models, which it does not list."""
+    """The class of a layer of sat-tf, or of tf_keras' own models, which it does not list."""
     if type(layer) in OWN_LAYERS:
         return OWN_LAYERS[type(layer)]
     where, _, name = type(layer).__module__.rpartition(".")

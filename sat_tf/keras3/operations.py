@@ -16,7 +16,7 @@ from sat_tf.graph.shared_layers import class_of, filled_in
 
 _register = keras3.saving.register_keras_serializable(package="sat_tf")
 
-# What computes TensorFlow's operations in Keras 3, by their names without "tf.".
+# Functions of Keras 3 that compute TensorFlow's operations, by their names without "tf.".
 COMPUTED_BY: dict[str, Callable[..., Any]] = {
     call: row.keras3 for call, row in CALLS.items() if row.keras3
 }
@@ -44,7 +44,7 @@ class Operation(keras3.layers.Layer):
         self, function: str, arguments: Sequence[Any], twin: Mapping[str, Any], **options: Any
     ) -> None:
         super().__init__(**options)
-        # Keras would cast floats to truths or integers where the operation makes these of them.
+        # Keras would cast floats to bools or integers where the operation makes these of them.
         self.autocast = keras3.backend.is_float_dtype(self.compute_dtype)
         self.function = function
         self.arguments = arguments
@@ -92,7 +92,7 @@ class KerasOperation(keras3.layers.Layer):
     """An operation of Keras 3 that has no counterpart in tf_keras, as a layer; never quantized.
 
     Arguments are as in `template_of`, with {"tensor": i} for the i-th tensor that the layer is
-    called with. Of several outputs, the layer makes the one of a number.
+    called with. Where there are several outputs, the layer makes number `output` of them.
     """
 
     def __init__(

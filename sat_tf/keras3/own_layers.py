@@ -28,7 +28,7 @@ def layer_of_keras3(layer: Any, fix: str = "") -> "OfKeras3":
     """The layer of a twin that does in inference what a built Keras 3 layer does."""
     of = layer.operation if isinstance(layer, KerasOperation) else layer
     layer_class = type(type(of).__name__, (OfKeras3,), {"fix": fix})
-    # Operations take tensors of any type, and give what they give for these.
+    # Operations take tensors of any type, without a cast.
     options = {"autocast": False} if of is not layer else {}
     return layer_class(layer, name=layer.name, dtype=layer.dtype_policy.name, **options)
 
@@ -38,7 +38,7 @@ class OfKeras3(LeftFloat):
 
     def __init__(self, layer: Any, **options: Any) -> None:
         super().__init__(**options)
-        # Past Keras' own __setattr__, which would track them.
+        # This avoids Keras' own __setattr__, which would track them.
         object.__setattr__(self, "original", layer)
         object.__setattr__(self, "_variables", {})
         object.__setattr__(self, "_operations", None)
@@ -61,7 +61,7 @@ class OfKeras3(LeftFloat):
         """The outputs of the layer in inference, with these variables for its weights."""
         layer = self.original
         if keras3.backend.backend() == "tensorflow":
-            # Tensors in place of its own variables, in which the call leaves no trace then.
+            # Tensors stand for its own variables, so that the call leaves no trace in these.
             trained, untrained = (
                 [
                     tf.convert_to_tensor(self._variables.get(id(variable), variable.value))

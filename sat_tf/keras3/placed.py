@@ -1,6 +1,6 @@
 """A plan of quantizers, applied to the layers of a Keras 3 model.
 
-The plan is the quantized twin in tf_keras: a graph of layers by name, with what is placed at each.
+The plan is the quantized twin in tf_keras: a graph of layers by name, with the quantizers of each.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from sat_tf.messages import ModelError, reason_of
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
 
-# Settings that say nothing of what a layer computes, or are set beside.
+# Settings that do not change what a layer computes, or are set separately.
 _BESIDE = ("name", "trainable", "dtype", "batch_input_shape")
-# A layer that gets its weights needs no initializers; `rng_type` is of random layers of tf_keras.
+# A layer that gets its weights needs no initializers; `rng_type` is for random layers of tf_keras.
 _WITHOUT_EFFECT = ("_initializer", "rng_type")
 # Settings that both Kerases write alike, by the ends of their names.
 _SERIALIZED = {"regularizer": keras3.regularizers, "constraint": keras3.constraints}

@@ -5,12 +5,12 @@ weights ends in nearly equal probabilities, and would hide a wrong one. Differen
 the largest absolute value in Keras 3. Tensors of a lower precision (`mixed_bfloat16`) are compared
 to two units in their last place.
 
-Two ways to compute the same in float32 part where a layer, or a graph, magnifies rounding. What is
-lost to it is how far Keras 3 itself moves where the tensors on the way move by a unit in the last
-place of their largest value.
+Two ways to compute the same in float32 differ where a layer, or a graph, magnifies rounding. The
+loss is how far Keras 3 itself moves where the tensors on the way move by a unit in the last place
+of their largest value.
 
 Backends round sums and tanh in different last bits, and a value that is nearly halfway between two
-codes then becomes the other one: such ties are no differences of a quantized layer.
+codes then becomes the other one: these ties do not count as differences of a quantized layer.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from sat_tf.quantizers.protocol import ActivationQuantizer
 from sat_tf.quantizers.quantizing_layer import standing_in
 
 TOLERANCE = 1e-5
-# Differences are rounding up to so many times what float32 loses; no layer's is above the limit.
+# Up to this many times float32's loss, differences are rounding; no layer's is above the limit.
 _TIMES_LOST = 8.0
 _LARGEST_OF_ROUNDING = 1e-3
 _LAST_PLACE = 2.0**-23
@@ -41,7 +41,7 @@ _LAST_PLACE = 2.0**-23
 FLIPS = 1e-3
 # Two codes are neighbours up to this many steps: a scale is rounded, too, in a lower precision.
 _NEIGHBOURS = 1.5
-UNKNOWN_SIZE = 64  # of an image whose size the model leaves open
+UNKNOWN_SIZE = 64  # the size of an image, where the model leaves it open
 _SEED = 20
 # Values around zero, and pixels as preprocessing layers take them: half of the images of each.
 _RANGES = ((-1.0, 1.0), (0.0, 255.0))
@@ -51,8 +51,8 @@ _RANGES = ((-1.0, 1.0), (0.0, 255.0))
 class Proof:
     """The comparison of two models: differences as fractions of the largest value."""
 
-    difference: float | None  # The largest of the model's outputs, where the whole was compared.
-    layer_difference: float = 0.0  # The largest of all layers and operations.
+    difference: float | None  # The largest of the outputs, where the whole model was compared.
+    layer_difference: float = 0.0  # The largest difference of all layers and operations.
     is_lower: bool = False  # Some tensors have a lower precision than float32.
 
 
@@ -134,7 +134,7 @@ def _lost(translation: Translated, inputs: list[Any], expected: list[Any]) -> fl
 def _moved(values: Any, draws: np.random.Generator) -> Any:
     """A tensor with random values moved by a unit in the last place of the largest of its half.
 
-    The halves are of other ranges of inputs. Tensors of other types than float32 stay.
+    The halves come from different ranges of inputs. Tensors of types other than float32 stay.
     """
     if not hasattr(values, "dtype") or keras3.backend.standardize_dtype(values.dtype) != "float32":
         return values
@@ -228,7 +228,7 @@ class _Seen:
 
 @contextlib.contextmanager
 def _watched(layer: Any) -> Iterator[_Seen]:
-    """A scope in which the quantizers of a layer tell what they compute, or are given."""
+    """A scope that records a layer's effective kernel, and the inputs of its output quantizer."""
     seen = _Seen()
     weights: Any = getattr(layer, "weight_quantizer", None)
     output: Any = getattr(layer, "output_quantizer", None)
@@ -249,9 +249,9 @@ def _watched(layer: Any) -> Iterator[_Seen]:
 
 
 def _difference(expected: Any, received: Any) -> float:
-    """The `difference` of the halves of two tensors, which come from other ranges of inputs."""
+    """The `difference` of the halves of two tensors, which come from different input ranges."""
     theirs, ours = _as_array(expected), _as_array(received)
-    if np.array_equal(theirs, ours):  # as most are, and this takes a tenth of the time
+    if np.array_equal(theirs, ours):  # most are, and this takes a tenth of the time
         return 0.0
     if theirs.shape != ours.shape or theirs.ndim == 0 or len(theirs) % 2:
         return difference(theirs, ours)
@@ -280,7 +280,7 @@ def _in_keras3(name: str, call: Call, values: dict[int, Any]) -> list[Any]:
     operation, (args, kwargs) = call.operation, call.filled_in(values, lambda value: value)
     try:
         outputs = operation(*args, **{**kwargs, **training_argument(operation.call, False)})
-    except Exception as error:  # of any class, by backend
+    except Exception as error:  # the class depends on the backend
         raise ValueError(
             f"{name}: received {kind_of(operation)} that Keras 3 itself does not run on "
             f"random input ({reason_of(error)}), expected one that it does; call the Keras 3 model "
@@ -303,7 +303,7 @@ def _compare_quantized(
     quantizer = output if isinstance(output, ActivationQuantizer) and len(expected) == 1 else None
     with _kernel_of(name, seen.kernel, layer):
         received = _call_tf_keras(layer, [inputs], {})
-        around = layer.quantize_config.around  # it then quantizes what the layer reads, first
+        around = layer.quantize_config.around  # the layer's input is then quantized first
         before = inputs if around or quantizer is None else layer.before_quantization(inputs)
         tensors = [] if quantizer is None else [before]
     if quantizer is None:
@@ -316,11 +316,11 @@ def _compare_quantized(
     scale = float(quantizer.code_range(layer.output_variables).scale)
     distances = np.abs(theirs - ours) / scale
     flipped = distances > 0.5
-    # Sums in a lower precision than the codes themselves have: any may be a neighbour.
+    # Any code may be a neighbour where sums have a lower precision than the codes.
     is_lower = any(_tolerance(output) > TOLERANCE for output in (*expected, *received))
     is_near = np.max(distances, initial=0.0) < _NEIGHBOURS
     unrounded = _as_array(before)
-    # What a layer with its quantizer around it reads may have another shape.
+    # A layer with its quantizer around it may read a tensor of another shape.
     are_ties = unrounded.shape == theirs.shape and np.all(_are_ties(unrounded, scale) | ~flipped)
     if is_near and (is_lower or are_ties):
         ours = np.where(flipped, theirs, ours)
@@ -385,7 +385,7 @@ def _tolerance(tensor: Any) -> float:
 def _random_inputs(translation: Translated) -> Iterator[list[np.ndarray]]:
     """The inputs to compare on, of all ranges at once where the model takes as many images."""
     draws = np.random.default_rng(_SEED)
-    # The bound of random integers: pixels, or what all tables of embeddings hold.
+    # The bound of random integers: pixels, or ids that all embeddings hold.
     layers = [getattr(layer, "layer", layer) for _, layer, _ in translation.layers()]
     largest = min([256, *(layer.input_dim for layer in layers if hasattr(layer, "input_dim"))])
 
@@ -397,7 +397,7 @@ def _random_inputs(translation: Translated) -> Iterator[list[np.ndarray]]:
             return draws.integers(0, 2, shape).astype(bool)
         if "int" in dtype:
             return draws.integers(0, largest, shape).astype(dtype)
-        # These may be ids too.
+        # Floats may be ids too.
         numbers = draws.uniform(low, min(high, largest), shape).astype(np.float32)
         return np.asarray(tf.cast(numbers, dtype))
 

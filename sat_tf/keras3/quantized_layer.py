@@ -20,8 +20,8 @@ from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 from sat_tf.quantizers.values import BEHIND, INSTEAD, PLACES
 from sat_tf.version import marked, unmarked
 
-# Replicas of `tf.distribute` have their own, as the statistics of BatchNormalization, and their
-# mean is what is read and saved. Early releases of Keras 3 do not have the choice.
+# Replicas of `tf.distribute` have their own variables, like statistics of BatchNormalization, and
+# their mean is read and saved. Early releases of Keras 3 do not have the choice.
 _HAS_CHOICE = "aggregation" in inspect.signature(keras3.layers.Layer.add_weight).parameters
 _OF_REPLICAS: dict[str, Any] = {"aggregation": "mean"} if _HAS_CHOICE else {}
 
@@ -45,13 +45,13 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
         annotation: the fields of the `LayerConfig` that the user gave, to be kept.
         inserted: the layer is not the user's; it exists to hold `output`.
         target: the processor that the model's file is for; None for LiteRT's CPU kernels.
-        output_name: what the user calls the output of the model that it makes, where that is not
-            the name of `layer`.
+        output_name: the user's name for the model's output that it makes, where that is not the
+            name of `layer`.
         **options: options of any Keras layer.
 
     Attributes:
-        kernel_variables: those of `weights`, by name.
-        output_variables: those of `output`, by name.
+        kernel_variables: the variables of `weights`, by name.
+        output_variables: the variables of `output`, by name.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
         self.supports_masking = bool(layer.supports_masking)
         self._set_variables({}, {})
 
-    # A call holds it while its layer computes with other weights than its own.
+    # A call holds this lock while its layer computes with weights other than its own.
     _one_call_at_a_time = threading.RLock()
 
     def _set_variables(self, of_kernel: dict[str, Any], of_output: dict[str, Any]) -> None:
-        # Past Keras' own __setattr__: the variables are tracked already, as those of the layer.
+        # This avoids Keras' own __setattr__: the variables are tracked already, as the layer's.
         object.__setattr__(self, "kernel_variables", of_kernel)
         object.__setattr__(self, "output_variables", of_output)
 
@@ -108,7 +108,7 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
 
     @property
     def _kernel_name(self) -> str:
-        """The attribute of that name, or the one behind the property."""
+        """The attribute that holds the kernel, which may stand behind a property."""
         for name in ("_kernel", "kernel"):
             if name in vars(self.layer):
                 return name
@@ -119,14 +119,16 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
 
     @property
     def _int8_weights(self) -> str:
-        """The slopes of a PReLU, which an NPU's operator has as int8."""
-        is_npu = self.target is not None and PROCESSORS[self.target].native
-        return "alpha" if is_npu and isinstance(self.layer, keras3.layers.PReLU) else ""
+        if self.target is None or not PROCESSORS[self.target].native:
+            return ""
+        weights = shared_layers.INT8_WEIGHTS
+        names = [name for name in weights if isinstance(self.layer, getattr(keras3.layers, name))]
+        return weights[names[0]] if names else ""
 
     def compute_output_spec(self, inputs: Any, **options: Any) -> Any:
         """Shape and type of the output: those of the layer inside, which quantizers keep.
 
-        Without it, Keras runs the quantizers to find out, most of the time of building a model.
+        Without this method, Keras runs the quantizers, which takes most of the time of a build.
         """
         if self.place == INSTEAD:
             output = inputs
@@ -138,13 +140,13 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
             return super().compute_output_spec(inputs, **options)
         return keras3.KerasTensor(output.shape, output.dtype)
 
-    # Not `compute_output_shape`: Keras would then take the output to be of this layer's type.
+    # The name is not `compute_output_shape`: Keras would then give the output this layer's type.
     def _output_shape(self, input_shape: Any) -> Any:
         if self.place == INSTEAD:
             return input_shape
         try:
             return self.layer.compute_output_shape(input_shape)
-        except NotImplementedError:  # of a layer whose author left it out
+        except NotImplementedError:  # the layer's author left it out
             input_tensor = keras3.KerasTensor(input_shape, self.layer.compute_dtype)
             return self.layer.compute_output_spec(input_tensor).shape
 
@@ -157,7 +159,7 @@ class QuantizedLayer(QuantizingLayer, keras3.layers.Wrapper):
             "annotation": self.annotation,
             "inserted": self.inserted,
         }
-        # Older releases read the models that have none.
+        # Older releases read the models that have no marks.
         marks = {"target": self.target, "output_name": self.output_name}
         settings |= {name: mark for name, mark in marks.items() if mark}
         return marked({**config, **settings})

@@ -27,7 +27,7 @@ from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.values import AROUND, INSTEAD
 
-# What to do with a model that tf_keras does not have the layers for.
+# The advice for a model with layers that tf_keras does not have.
 _LEFT_FLOAT = (
     "quantize the Keras 3 model as it is, by sat_tf.quantize_model with unsupported='float'"
 )
@@ -36,9 +36,9 @@ _LEFT_FLOAT = (
 class Translated(NamedTuple):
     """A model in Keras 3 and in tf_keras."""
 
-    graph: Keras3Graph  # Of the Keras 3 model.
+    graph: Keras3Graph  # The graph of the Keras 3 model.
     model: keras.Model  # The tf_keras model.
-    # Every call of the graph, with what is called in tf_keras, and for a nested model its
+    # Every call of the graph, with its function in tf_keras, and for a nested model its
     # translation.
     calls: list[tuple[Call, Any, "Translated | None"]]
 
@@ -50,7 +50,7 @@ class Translated(NamedTuple):
                 yield from nested.models()
 
     def layers(self, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-        """Its layers at any depth: the path of each, itself, and what it is in tf_keras."""
+        """Its layers at any depth: the path of each, the layer, and its counterpart in tf_keras."""
         for call, layer, nested in self.calls:
             path = f"{prefix}{call.operation.name}"
             if nested is not None:
@@ -68,7 +68,7 @@ class Translator:
     def __init__(self, own: Mapping[str, type], *, calls_others: bool = False) -> None:
         self._own = own
         self._calls_others = calls_others
-        self.without: list[str] = []  # Layers that act in training only, which tf_keras has not.
+        self.without: list[str] = []  # Layers that act in training only and that tf_keras lacks.
         self._translations: dict[int, Any] = {}
         self._problems: list[str] = []
 
@@ -187,7 +187,7 @@ class Translator:
         )
 
     def _counterpart(self, layer: Any) -> Any:
-        """The layer of tf_keras of that name; where it lacks a setting, the one of Keras 3."""
+        """The layer of tf_keras of that name; where that lacks a setting, the layer of Keras 3."""
         try:
             return layer_table.make_layer(layer, self._own, self._inner)
         except ValueError as error:
@@ -231,7 +231,7 @@ class Translator:
         return twin
 
     def _function(self, call: Call) -> Callable[..., Any]:
-        """What tf_keras has for an operation; where it has nothing, that of Keras 3."""
+        """Returns the counterpart of an operation in tf_keras; without one, Keras 3's operation."""
         key = id(call.node)
         if key in self._translations:
             return self._translations[key]
@@ -297,7 +297,7 @@ class Translator:
         for symbol, tensor in zip(call.outputs, tf.nest.flatten(outputs), strict=True):
             tensors[id(symbol)] = tensor
             if not (is_layer or isinstance(function, CarriedOperation)):
-                # Keras names such layers itself, and takes no name.
+                # Keras names these layers itself, and takes no name.
                 tensor._keras_history.layer._name = call.operation.name
 
 
@@ -307,7 +307,7 @@ def to_tf_keras(value: Any) -> Any:
 
 
 def _check_weights(layer: Any) -> None:
-    """Raises ValueError where the weights of a layer are not there, or not finite."""
+    """Raises ValueError where the weights of a layer are missing, or not finite."""
     if not layer.built and layer.weights:
         raise ValueError("received a layer that is not built; call the model once on data")
     problems = [

@@ -1,4 +1,4 @@
-"""The tf_keras twin of a Keras 3 model: on it everything is planned, measured and exported.
+"""The tf_keras twin of a Keras 3 model, on which everything is planned, measured and exported.
 
     float Keras 3 model → float twin → plan
             ↓                           ↓ what is placed where
@@ -38,25 +38,25 @@ from sat_tf.qat.model_class import in_class_of, policy_of, remember
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import warn_of_lost_zeros
 
-# The batches of a data set of PyTorch that has none.
+# The batch size for a data set of PyTorch without batches.
 _BATCH_SIZE = 64
 # A public function, for models of tf_keras.
 _Function = Callable[..., Any]
 # Images on which a Keras 3 model is compared with its twin, whose file is verified.
 _COMPARED = 64
-# Their tensors have so many values at once, or are those of one image.
+# The most values that the tensors of a model have at once, unless one image has more.
 _VALUES_AT_ONCE = 2**24
-# A value that differs by more than this fraction of the largest of its channel is not one of single
-# codes that differ.
+# A difference of more than this fraction of the largest value of a channel does not come from
+# single codes that differ.
 _ANOTHER_NUMBER = 0.05
 
 
 class _Twin(NamedTuple):
-    """The twin of a Keras 3 model, whose layers are held weakly: models go when users let them."""
+    """The twin of a Keras 3 model, whose layers are held weakly, so that users can drop them."""
 
     model: keras.Model
-    references: list[tuple[Any, Any]]  # Of the layers, each with its twin.
-    settings: str  # Those of the layers at the translation, which their users may change.
+    references: list[tuple[Any, Any]]  # Weak references to the layers, each with its twin.
+    settings: str  # The layers' settings at the translation, which users may change.
 
     def layers(self) -> Iterator[tuple[Any, Any]]:
         """The layers of the Keras 3 model, each with its twin."""
@@ -68,7 +68,7 @@ _twins: "weakref.WeakKeyDictionary[Any, _Twin]" = weakref.WeakKeyDictionary()
 
 
 def twin_of(model: keras3.Model) -> keras.Model:
-    """The tf_keras model that computes what a Keras 3 model does, with the values of now."""
+    """The tf_keras model that computes what a Keras 3 model does, with its current values."""
     entry = _twins.get(model)
     if entry is None or entry.settings != _settings(layer for layer, _ in entry.layers()):
         translation = translated(model, is_twin=True)
@@ -101,13 +101,13 @@ def _settings(layers: Iterable[Any]) -> str:
 
 
 def on_twin(function: _Function, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function with the twin of a model, and of what else is a model of Keras 3."""
+    """Calls a function with the twins of all models of Keras 3 among its arguments."""
     args, kwargs = for_tf_keras((args, kwargs))
     return function(*args, **kwargs)
 
 
 def written_back(function: _Function, model: keras3.Model, *args: Any, **kwargs: Any) -> Any:
-    """Gives a model what a function has changed in its twin, once all has gone well."""
+    """Gives a model the values that a function has changed in its twin, once all has gone well."""
     result = on_twin(function, model, *args, **kwargs)
     entry = _twins[model]
     for layer, twin in entry.layers():
@@ -221,12 +221,12 @@ def requantized(requantize: _Function, model: keras3.Model, policy: BitPolicy) -
 def _of_plan(
     plan: keras.Model, originals: Mapping[str, Original], original: keras3.Model
 ) -> keras3.Model:
-    """The quantized model of the class of the user's, whose twin the plan is."""
+    """The quantized model, of the class of the user's model; the plan is its twin."""
     built, pairs = placed(plan, originals)
     model = in_class_of(original, built, _built)
     for layer, twin in pairs:
         _take_names(layer, twin)
-    plan._set_output_names()  # Keras keeps them apart from the layers'
+    plan._set_output_names()  # Keras keeps these apart from the layers' names
     twins = {id(layer): twin for layer, twin in pairs}
     graph = Keras3Graph(model)
     calls = ((call, twins[id(call.operation)], None) for call in graph.calls)
@@ -251,7 +251,7 @@ def _built(model_class: type, model: keras3.Model, further: dict[str, Any]) -> k
 
 
 def for_tf_keras(value: Any) -> Any:
-    """Models as their twins, and tensors of any backend as NumPy's, in any structure or batches."""
+    """Returns models as twins, and tensors of any backend as NumPy's, in structures or batches."""
     if isinstance(value, dict):
         return {key: for_tf_keras(inner) for key, inner in value.items()}
     if type(value) in (tuple, list):

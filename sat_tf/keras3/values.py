@@ -16,7 +16,7 @@ from sat_tf.quantizers.quantizing_layer import standing_in
 
 
 def matched(sources: Sequence[str], targets: Sequence[str]) -> list[int]:
-    """For every target, the index of the source whose path ends alike; else order decides."""
+    """Returns, for every target, the index of the source whose path ends alike; else by order."""
     for depth in range(1, 5):  # names inside names, such as those of attention layers in wrappers
         ours, theirs = (
             [name.split(":")[0].split("/")[-depth:] for name in names]
@@ -67,9 +67,9 @@ def fill(
 
 @contextlib.contextmanager
 def without_initial_values(layer: Any) -> Iterator[None]:
-    """A scope in which a layer makes weights of zeros, which take no numbers that follow a seed."""
+    """A scope in which a layer makes weights of zeros, which draw no random numbers."""
     of = {"keras": keras3, "tf_keras": keras}.get(type(layer).__module__.split(".")[0])
-    if of is None:  # code of users may ask what it was given
+    if of is None:  # code of users may look at its initializers
         yield
         return
     names = [name for name in vars(layer) if re.fullmatch("[a-z].*_initializer", name)]
@@ -127,14 +127,14 @@ def keep_codes(twin: Any, effective: Any) -> Any:
 
 
 def copy_trainable(layer: Any, twin: Any) -> None:
-    """Freezes in a layer what is frozen in its counterpart: of a quantized one the layer inside."""
+    """Freezes a layer as its counterpart is, and the layer inside a quantized one."""
     twin.trainable = layer.trainable
     if isinstance(twin, QuantizedLayer):
         twin.layer.trainable = layer.layer.trainable  # after the other, which sets it too
 
 
 def _inner(twin: Any, layer: Any) -> tuple[Any, Any]:
-    """The layers that hold the weights of the user's."""
+    """The layers that hold the weights of the user's layer."""
     return (twin.layer, layer.layer) if isinstance(twin, QuantizedLayer) else (twin, layer)
 
 

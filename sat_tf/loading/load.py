@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # A model has more than its file: states of random layers, casts to wider types.
 _LARGEST_RATIO = 8
 _ALWAYS_BUILT_BYTES = 2**26
-# Keras registers what `quantize_for_bits` makes by this name.
+# Keras registers the models of `quantize_for_bits` by this name.
 _SEVERAL_WIDTHS = "sat_tf>AdaptiveBits"
 # tf_keras writes this instead of a layer's name in front of a constant.
 _CONSTANT = "_CONSTANT_VALUE"
@@ -84,7 +84,7 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
 
 @contextlib.contextmanager
 def named_by_content(file: ModelFile) -> Iterator[pathlib.Path]:
-    """A path with the suffix of what is in the file, by which both Kerases choose their loader."""
+    """Yields a path whose suffix fits the contents; Keras 2 and 3 choose their loader by it."""
     if file.path.suffix == file.suffix:
         yield file.path
         return
@@ -302,7 +302,7 @@ def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
         # It is passed as text: SavedModels write tuples in a way of their own, which this reads.
         model = keras.models.model_from_json(json.dumps(config))
         try:
-            # Partial: the optimizer's are left.
+            # The load is partial: the optimizer's variables are left.
             loaded = model.load_weights(str(variables)).expect_partial()
             loaded.assert_existing_objects_matched()
         except (AssertionError, tf.errors.OpError) as error:

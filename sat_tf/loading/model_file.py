@@ -1,6 +1,6 @@
 """The head of a model file: which Keras wrote it, and its configuration, read without Keras.
 
-A configuration is held to usual sizes: a few words can stand for a giant.
+Configurations of unusual size are refused: a few words can describe a giant model.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from sat_tf.messages import reason_of
 
 _PICKLED = "model.weights.npz"
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-# Models of thousands of layers have one megabyte.
+# Configurations with thousands of layers have one megabyte.
 _LARGEST_CONFIG_BYTES = 2**25
 _DEEPEST = 200
 # DEFLATE shrinks zeros to a thousandth at most; small files are always read.
@@ -24,10 +24,10 @@ _ALWAYS_READ_BYTES = 2**24
 
 
 class OtherFileError(ValueError):
-    """A whole file, but not of one Keras model; the message says of what, and the fix."""
+    """A file of another kind than a Keras model; the message names the kind, and the fix."""
 
 
-# Other files are given for a model, too; a name's end says what they are.
+# Users also give files of other kinds; the end of the name says which.
 _OTHERS = {
     (".tflite",): "a TFLite file, which is for sat-tf verify and sat-tf evaluate",
     (".yaml", ".yml"): "a YAML file, which is for --config or --policy",
@@ -41,15 +41,15 @@ _TFLITE = b"TFL3"
 class ModelFile:
     """A `.keras` or HDF5 file."""
 
-    path: pathlib.Path  # Where it is.
-    suffix: str  # `.keras` or `.h5`, by what is in it, whatever its name says.
-    version: str  # Of the Keras that wrote it, such as "3.15.1"; "" where the file does not say.
-    config: dict[str, Any]  # Of the model, as Keras wrote it.
-    weight_bytes: int  # Of all its arrays in memory.
+    path: pathlib.Path  # The path of the file.
+    suffix: str  # `.keras` or `.h5`, by the contents of the file, whatever its name says.
+    version: str  # The version of Keras that wrote it, such as "3.15.1"; "" if unknown.
+    config: dict[str, Any]  # The model's configuration, as Keras wrote it.
+    weight_bytes: int  # The bytes of all its arrays in memory.
 
     @property
     def is_keras3(self) -> bool:
-        """Whether Keras 3 or a later one wrote it."""
+        """Whether Keras 3 or a later version wrote the file."""
         major = self.version.split(".")[0]
         return major.isdigit() and int(major) >= 3
 
@@ -57,11 +57,11 @@ class ModelFile:
 class Part(NamedTuple):
     """An object that a configuration names: a model, layer, operation, function or value."""
 
-    name: str  # Of the layer that it is, or that it is part of; "" above all layers.
-    class_name: str  # As the file has it.
-    module: str  # Where the file says its class is; "" where it says nothing.
-    registered_name: str | None  # See Keras.
-    config: Any  # Its own; None where it has none.
+    name: str  # The name of the layer that is or contains it; "" above all layers.
+    class_name: str  # The name of its class in the file.
+    module: str  # The module of its class in the file; "" where the file names none.
+    registered_name: str | None  # The name that Keras registers; None where the file has none.
+    config: Any  # Its own configuration; None where it has none.
 
 
 def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
@@ -81,7 +81,7 @@ def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
             raise ValueError("received a file without the configuration of a model")
         expect_usual_size(config)
     except ValueError as error:
-        # A file is known by its content, or else by its name.
+        # A file is recognized by its content, otherwise by its name.
         name = ".tflite" if head[4:] == _TFLITE else path.name.lower()
         for ends, description in _OTHERS.items():
             if name.endswith(ends):
@@ -147,8 +147,8 @@ def array_bytes(path: pathlib.Path) -> int:
     else:
         with opened_archive(path) as archive:
             entries = archive.infolist()
-            # Both Kerases would read them in place of HDF5, and releases of both run what is
-            # pickled in them.
+            # Keras 2 and 3 would read this file in place of HDF5, and releases of both run the
+            # code that is pickled in it.
             if _PICKLED in archive.namelist():
                 raise ValueError(f"its weights are in {_PICKLED}, expected them in HDF5")
             _expect_size(sum(entry.file_size for entry in entries), path)
@@ -162,7 +162,7 @@ def array_bytes(path: pathlib.Path) -> int:
 
 
 def _array_bytes(group: Any) -> int:
-    """The same of an HDF5 group: links, and arrays elsewhere, would reveal other files."""
+    """The bytes of a group's arrays; refuses links and external arrays, which show other files."""
     import h5py
 
     total, waiting, seen = 0, [group], set()
@@ -198,7 +198,7 @@ def is_keras3_file(path: str | os.PathLike[str]) -> bool:
 
 
 def parts(config: Any) -> Iterator[Part]:
-    """Every object that a configuration names, however deep, in the order of the file."""
+    """Yields every object that a configuration names, at any depth, in the order of the file."""
     waiting = [(config, "", 0)]
     while waiting:
         value, name, depth = waiting.pop()
@@ -226,7 +226,7 @@ def parts(config: Any) -> Iterator[Part]:
 
 
 def values_in(config: Any) -> Iterator[Any]:
-    """Every value of a configuration, however deep, itself included."""
+    """Yields every value of a configuration, at any depth, itself included."""
     waiting = [config]
     while waiting:
         value = waiting.pop()
@@ -237,18 +237,18 @@ def values_in(config: Any) -> Iterator[Any]:
             waiting.extend(value)
 
 
-# Ten times those of the largest published networks.
+# These are ten times the numbers of the largest published networks.
 _MOST_LAYERS = 10_000
 _MOST_TENSORS = 10_000
 # Functions of TensorFlow and operations of Keras 3 that make as many tensors as they are told.
 _SPLITTING = {"split", "array_split", "hsplit", "vsplit", "unstack", "dynamic_partition"}
-# These settings decide how many tensors a layer makes of one, where it is not told.
+# These settings decide how many tensors a layer makes of one, where no count is given.
 _SIZES = {"batch_input_shape", "batch_shape", "shape", "target_shape", "build_input_shape"}
 _SIZES |= {"n", "units", "filters", "size", "padding", "output_dim", "input_length"}
 
 
 def expect_usual_size(config: Any) -> None:
-    """Refuses a model of very many layers, or with one that makes very many tensors."""
+    """Refuses a model with very many layers, or with a layer that makes very many tensors."""
     layers, largest, unrolled = 0, 0, ""
     makers = [(0, "")]
     for value in values_in(config):
@@ -277,5 +277,5 @@ def expect_usual_size(config: Any) -> None:
 
 
 def _largest(value: Any) -> int:
-    """The largest integer in a value, however deep; 0 without one above it."""
+    """The largest integer in a value, at any depth; 0 without a positive one."""
     return max([0, *(number for number in values_in(value) if isinstance(number, int))])

@@ -80,8 +80,8 @@ def untrusted(problems: list[str]) -> str:
 def _problem(entry: Part, keras_names: frozenset[str]) -> str | None:
     """Says what is wrong with any of the ways in which tf_keras may read a part.
 
-    Without a module, and in SavedModels, it looks for the class name; else for the registered name
-    first, then for the class name. Each of the two must be trusted.
+    Without a module, and in SavedModels, it looks for the class name; otherwise for the registered
+    name first, then for the class name. Each of the two must be trusted.
     """
     class_name, registered_name = entry.class_name, entry.registered_name
     if class_name == "function":
@@ -156,7 +156,7 @@ _SPECIAL: dict[str, Callable[[Part], str | None]] = {
 
 
 def _registered(name: Any) -> Any:
-    """The class or function that running code has registered, or has in a scope; else None."""
+    """The class or function that running code has registered, or has in a scope; otherwise None."""
     import tf_keras as keras
 
     return keras.saving.get_registered_object(name) if isinstance(name, str) else None

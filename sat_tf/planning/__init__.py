@@ -1,1 +1,1 @@
-"""The plan of a quantization: what becomes of every layer, before anything is built."""
+"""The plan of a quantization: the treatment of every layer, before anything is built."""

@@ -22,7 +22,7 @@ from sat_tf.export.lowering.trace import trace
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, layer_of_call
-from sat_tf.messages import problems_of
+from sat_tf.messages import LayerMessage, problems_of
 from sat_tf.planning.plan import Export
 from sat_tf.qat.inputs import norms_behind
 from sat_tf.qat.layout import arranged, in_inference, inner_layer, user_name
@@ -31,18 +31,12 @@ from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 
 
-def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:
+def by_layer(problems: Iterable[str]) -> dict[str, list[str]]:
     """The problems of each layer, without its name; those of no layer are left out."""
-    # The longest name first: names may hold slashes.
-    layers = sorted(names, key=len, reverse=True)
     of_layers: dict[str, list[str]] = {}
-    for problem in problems:
-        for name in layers:
-            if problem.startswith((f"{name}: ", f"{name}/")):
-                text = problem[len(name) + 1 :].strip()
-                if text not in of_layers.setdefault(name, []):
-                    of_layers[name].append(text)
-                break
+    for problem in dict.fromkeys(problems):
+        if isinstance(problem, LayerMessage):
+            of_layers.setdefault(problem.layer, []).append(problem.text)
     return of_layers
 
 
@@ -167,10 +161,10 @@ def conversions(graph: Graph) -> tuple[dict[str, str], dict[str, int]]:
             try:
                 tried[key] = float_operators(operation, graph), weights
             except ValueError as error:
-                tried[key] = str(error).removeprefix(f"{layers[-1].name}: ")
+                tried[key] = getattr(error.args[0], "text", str(error))
         outcome, name = tried[key], operation.calls[-1].name
         if isinstance(outcome, str):
-            problems[name] = f"{name}: {outcome}"
+            problems[name] = LayerMessage(name, outcome)
         else:
             content, of_content = outcome
             spliced = spliced_bytes(content, operation.output)
@@ -180,17 +174,17 @@ def conversions(graph: Graph) -> tuple[dict[str, str], dict[str, int]]:
 
 @dataclasses.dataclass(frozen=True)
 class Deployed:
-    """How one layer gets into the file; all but its operations are fields of its `LayerPlan`."""
+    """How one layer gets into the file; all except its operations are fields of its `LayerPlan`."""
 
-    export: Export  # In which form.
+    export: Export  # The form in which it gets there.
     # The layers into whose operators it is fused, if it has none of its own.
     fused_into: tuple[str, ...] = ()
     operations: tuple[Operation, ...] = ()  # Its own operations.
-    tensor: str = ""  # Of the file, which they make of its output.
+    tensor: str = ""  # The file's tensor for its output, made by these operations.
     export_reason: str = ""  # Why it is not integer.
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a `LayerPlan` that it tells."""
+        """The fields of a `LayerPlan` that are known here."""
         fields = vars(self) | {
             "operators": tuple(name for op in self.operations for name in op.operators)
         }
@@ -202,10 +196,10 @@ class Deployed:
 class Deployment:
     """How a model gets into a file."""
 
-    layers: Mapping[str, Deployed]  # By the names of the user's layers and of inserted quantizers.
-    graph: Graph | None  # Of the file; None if it cannot be lowered.
+    layers: Mapping[str, Deployed]  # The user's layers and inserted quantizers, by name.
+    graph: Graph | None  # The graph of the file; None if it cannot be lowered.
     problems: tuple[str, ...]  # Why it is not exported.
-    linear_layers: frozenset[str]  # Which of the layers are quantized linear layers.
+    linear_layers: frozenset[str]  # The names of the quantized linear layers.
     # Bytes in the file of the layers left float, by their names.
     float_layer_bytes: Mapping[str, int]
 
@@ -215,7 +209,7 @@ def deployment(preview: Network, settings: FileSettings, *, tolerant: bool = Fal
     names = {node.name: user_name(node) for node in preview}
     view = in_inference(preview)
     problems = find_problems(view, float_head=False)
-    refused = by_layer(problems, names.values())
+    refused = by_layer(problems)
     outlines = kernel_outlines(preview)
     try:
         graph = pack_graph(trace(view, kernels=outlines), settings.packing)
@@ -277,7 +271,7 @@ class _Reading:
                 last = makers[operation.output]
                 self.operations.setdefault(last, []).extend(waiting)
                 waiting = []
-        self.operations.setdefault(last, []).extend(waiting)  # those that dequantize the output
+        self.operations.setdefault(last, []).extend(waiting)  # they dequantize the output
 
     def deployed(self, node: Node) -> Deployed:
         """How one layer of the network gets into the file."""
@@ -359,7 +353,7 @@ def bit_operations(
 _HEADER = 782
 _OPERATOR = 71
 _CONSTANT = 151
-# An input or output beside the first takes these.
+# Each input or output after the first takes these.
 _END = 200
 _ZERO_POINT = 8
 
@@ -367,7 +361,7 @@ _ZERO_POINT = 8
 def bytes_of(deployed: Deployment) -> dict[str, int]:
     """The bytes of each layer and inserted quantizer, by its name, with their constants.
 
-    Those of a fused operator count for the linear layer, those of no operator for the first input.
+    Bytes of a fused operator count for the linear layer, those of no operator for the first input.
     """
     if deployed.graph is None:
         return {}

@@ -38,7 +38,7 @@ from sat_tf.qat.model_class import policy_of, processor_of
 from sat_tf.qat.placement import Placement, place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.requantize import completed, effective_kernels, without_quantizers
-from sat_tf.qat.wrapper import output_quantizer
+from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer
 from sat_tf.quantizers.protocol import BITS_FIELDS, ActivationQuantizer, Quantizer, WeightQuantizer
 from sat_tf.quantizers.table import line_of
 
@@ -71,7 +71,7 @@ def _line(network: Network, name: str, policy: BitPolicy, is_quantized: bool) ->
     line = f"pixels 0 to 255 stand for {_ends(range_)}, uint8 in the file"
     shape = network[name].shape
     is_stated = policy.states_range_of(name) or policy.states_type_of(name)
-    # Pictures have three channels, or pixels that the model converts or of which the policy speaks.
+    # Pictures have three channels, or pixels that the model converts or the policy describes.
     if not (
         (can_be_pictures(shape) and shape[-1] != 1) or converts_pixels(network, name) or is_stated
     ):
@@ -303,6 +303,12 @@ class Source:
 
 def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR) -> Source:
     """Reads a float model, one that TFMOT's functions have annotated, or one quantized before."""
+    # What is no model is refused where its graph is read.
+    layers = getattr(model, "layers", ())
+    if not any(isinstance(layer, QuantizedLayer) or _is_annotated(layer) for layer in layers):
+        # `quantize_model` reads it in the same form.
+        network = network_of_layers(model, processor=processor)
+        return Source(network, {node.name: None for node in network}, loss_problems(model))
     network = Network(model)
     if is_quantized(network):
         network.refuse_problems()
@@ -310,17 +316,7 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
         source, annotations = without_quantizers(network)
         kernels = effective_kernels(network)
         return Source(source, annotations, quantized=network, kernels=kernels)
-    # TFMOT has no public name for its wrapper.
-    annotated = [
-        node
-        for node in network
-        if type(node.layer).__name__ == "QuantizeAnnotate"
-        and hasattr(node.layer, "quantize_config")
-    ]
-    if not annotated:
-        # `quantize_model` reads it in the same form.
-        network = network_of_layers(model, processor=processor)
-        return Source(network, {node.name: None for node in network}, loss_problems(model))
+    annotated = [node for node in network if _is_annotated(node.layer)]
     renamed = {node.name: node.layer.layer.name for node in annotated}
     nodes = []
     for node in network:
@@ -332,6 +328,11 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
     network = network.rearranged(nodes, renamed)
     network.output_names = tuple(network[name].layer.name for name in network.outputs)
     return Source(network, annotations, loss_problems(model))
+
+
+def _is_annotated(layer: keras.layers.Layer) -> bool:
+    # TFMOT has no public name for its wrapper.
+    return type(layer).__name__ == "QuantizeAnnotate" and hasattr(layer, "quantize_config")
 
 
 @for_keras3()
@@ -353,8 +354,8 @@ def explain(
         model: a built Functional or Sequential tf_keras model; or one annotated by TFMOT's
             `quantize_annotate_model` or `quantize_annotate_layer`; or one quantized by sat-tf, for
             which the plan is that of `requantize`.
-        policy: as for `quantize_model`, or for `requantize`; left out, that by which the model was
-            quantized in this process.
+        policy: as for `quantize_model`, or for `requantize`; by default the one by which the model
+            was quantized in this process.
         image_size: rows and columns, or one number for both, or (length,) for sequences, for a
             model of open sizes; without it, its multiply-adds are unknown.
         target: the processor that the file is for, in place of the policy's. For all but
@@ -408,6 +409,7 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
     kept_names = placement.roles.kept if placement is not None else ()
     inputs = input_lines(source.network, policy, kept_names, is_quantized=is_quantized)
     problems = refused + problems
+    named = by_layer(problems)
     name = source.network.name
     plan = Plan(
         model=name,
@@ -418,7 +420,6 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
         kept=frozenset(kept_names),
     )
     if placement is None:  # nothing could be decided
-        named = by_layer(problems, [node.name for node in source.network])
         reason = "nothing is quantized, because of the problems of the model"
         undecided: dict[str, Any] = {
             "fate": Fate.FLOAT,
@@ -444,7 +445,7 @@ def plan_of(source: Source, policy: BitPolicy) -> Plan:
         cpu_fallback, operators = planned_cpu_fallback(graph, settings)
     return dataclasses.replace(
         plan,
-        rows=tuple(_rows(decisions, source.network, placement, view, deployed, problems)),
+        rows=tuple(_rows(decisions, source.network, placement, view, deployed, named)),
         export_problems=deployed.problems,
         notes=tuple(graph.warnings) if graph is not None else (),
         cpu_fallback=tuple(cpu_fallback),
@@ -461,13 +462,11 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
         problems = list(error.problems)
     else:
         return non_finite_weights(network), placement, policy
-    overrides = {
-        pattern: fields
-        for pattern, fields in policy.overrides.items()
-        if not any(problem.startswith(f"overrides[{pattern!r}] ") for problem in problems)
-    }
+    layers = [node.layer.name for node in network if node.name not in network.inputs]
+    unmatched = policy.unmatched_overrides(layers)
+    overrides = {key: policy.overrides[key] for key in policy.overrides if key not in unmatched}
     lenient = dataclasses.replace(policy, unsupported="float", overrides=overrides)
-    named = by_layer(problems, [node.name for node in network])
+    named = by_layer(problems)
     without = {name: annotation for name, annotation in annotations.items() if name not in named}
     clear = network.rearranged(network, {})
     clear.problems = {}
@@ -482,9 +481,9 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
 def _row(
     node: Node, reads: tuple[str, ...], problems: Sequence[str], *, fate: Fate, **fields: Any
 ) -> LayerPlan:
-    """The row of a layer, with what the float model tells of it."""
+    """The row of a layer, with facts of the float model."""
     class_name = layer_kinds.class_name(node.layer)
-    # It counts once for a layer that is called several times.
+    # The weights of a layer that is called several times count once.
     counts = node.layer.built and node.name == node.layer.name
     return LayerPlan(
         name=node.name,
@@ -506,9 +505,8 @@ def _rows(
     placement: Placement,
     view: Network,
     deployed: Deployment,
-    problems: Sequence[str],
+    problems: Mapping[str, Sequence[str]],
 ) -> Iterator[LayerPlan]:
-    named = by_layer(problems, [node.name for node in network])
     sizes = bytes_of(deployed)
     in_view: dict[str, Node] = {}
     for node in view:
@@ -526,7 +524,7 @@ def _rows(
         yield _row(
             node,
             reads,
-            named.get(node.name, ()),
+            problems.get(node.name, ()),
             **decided,
             **deployed.layers[node.name].fields(),
             reading_bits=read_bits,

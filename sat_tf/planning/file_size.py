@@ -41,9 +41,9 @@ class FileSizes:
     """The bytes of a model's file for every choice of bits, as a sum over its layers.
 
     The graph is lowered once for each number of weight bits, in all layers; the file of a mixture
-    takes each linear operation from the graph of its own bits. What a layer adds is measured by
-    changing its bits alone. The sum is the file's length but for alignment, and for entries that a
-    file has once for all layers.
+    takes each linear operation from the graph of its own bits. A layer's bytes are measured by
+    changing its bits alone. The sum is the file's length except for alignment, and for entries that
+    a file has once for all layers.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class FileSizes:
             try:
                 graph = pack_graph(graph, self._settings.packing)
             except NothingPackedError as error:
-                refused.append(error)  # at these bits; of a mixture, something may fit
+                refused.append(error)  # at these bits; in a mixture, something may fit
             self._graphs[bits] = graph
         if len(refused) == len(self._graphs):
             raise refused[0]
         # The operations of each layer, by their places in the graph.
         self._places = _linear_places(network, graph)
-        # Every second layer is stored in as few bits as it can be, so that what a file has once
-        # for a storage is in the base, and not counted for each layer.
+        # Every second layer is stored in as few bits as it can be, so that bytes that a file
+        # has once for a storage are in the base, and not counted for each layer.
         self._mixed = {
             layer: (min, max)[index % 2](
                 weight_bits, key=functools.partial(self.stored_bits, layer)
@@ -91,7 +91,7 @@ class FileSizes:
         return {layer: [in_file.get(n, n) for n in names] for layer, names in outputs.items()}
 
     def stored_bits(self, layer: str, bits: int | None) -> int:
-        """Returns how many bits of the file each weight of a layer takes, chosen for or not."""
+        """Returns how many bits of the file each weight of a layer takes, whether chosen or not."""
         return int(self._operations(layer, bits)[0].storage.value)
 
     def kernel_bytes(self, layer: str, bits: int | None) -> int:
@@ -111,8 +111,8 @@ class FileSizes:
     def _length(self, bits: Mapping[str, int]) -> int:
         """Returns the bytes of the file with these weight bits of layers.
 
-        What stands before the root table, whose place the first four bytes say, has the same
-        length but for its alignment, which would not add up: it counts as the most that it is.
+        The bytes before the root table, whose place the first four bytes say, differ in number by
+        alignment alone, which would not add up: they count as the most that they are.
         """
         graph = next(iter(self._graphs.values()))
         operations = list(graph.operations)
@@ -142,7 +142,7 @@ def _lowered(network: Network, kernels: Mapping[str, KernelOutline]) -> Graph:
     return trace(view, kernels=kernels)
 
 
-# Above all codes of kernels, and of what the export adds for itself.
+# Marks are above all codes of kernels, those that the export adds included.
 _FIRST_MARK = 1000
 # The root table begins here, with its offset, identifier, layout and alignment before it.
 _LONGEST_HEAD = 32
@@ -152,7 +152,7 @@ def _linear_places(network: Network, graph: Graph) -> dict[str, list[int]]:
     """The places of each layer's linear operations in a graph, by the names of layers.
 
     Folding may change the signs of codes, but not their magnitudes: the graph is lowered once more,
-    with kernels that have nothing but the number of their layer in them.
+    with kernels that hold only the number of their layer.
     """
     outlines = kernel_outlines(network)
     marks = {

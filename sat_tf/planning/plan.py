@@ -53,12 +53,12 @@ class Export(enum.Enum):
 class WeightPlan:
     """How the kernel of a linear layer is quantized."""
 
-    bits: int | None  # Of its codes; None if it is clamped but not rounded.
+    bits: int | None  # Bits of its codes; None if it is clamped but not rounded.
     grid: str  # Name of the grid.
     range: str  # "layer" or "channel": which of them has a maximum of its own.
     rescale: str | None  # Name of SAT's rescaling, or None.
     rescale_reason: str  # Why it has one or none.
-    bits_reason: str = ""  # Where its number of bits comes from.
+    bits_reason: str = ""  # The origin of its number of bits.
     start: str = ""  # How its latent weights start, and why.
     quantizer: str = ""  # Its description, if it is not the default one.
 
@@ -67,12 +67,12 @@ class WeightPlan:
 class ActivationPlan:
     """The quantizer of a tensor."""
 
-    bits: int  # Of its codes.
+    bits: int  # Bits of its codes.
     signed: bool  # Whether it has codes for negative values.
-    clipping_level: float | None = None  # The initial one; None if it has none, as an image.
-    gradient: str | None = None  # Of the clipping level, a row of `gradients.CLIPPING_GRADIENTS`.
-    # It has the bits of streams: other than linear layers read it, no rectifier made it, or it is a
-    # sum, mean or concatenation that can be negative.
+    clipping_level: float | None = None  # The initial level; None without one, as for an image.
+    gradient: str | None = None  # The level's gradient, a row of `gradients.CLIPPING_GRADIENTS`.
+    # It has the bits of streams: layers other than linear ones read it, no rectifier made it, or it
+    # is a sum, mean or concatenation that can be negative.
     stream: bool = False
     quantizer: str = ""  # Its description, if it is not the default one.
 
@@ -81,16 +81,16 @@ class ActivationPlan:
 class LayerPlan:
     """One layer of the float model, or an inserted quantizer."""
 
-    name: str  # Of the layer, as the user knows it.
+    name: str  # The layer's name, as the user knows it.
     kind: str  # Its class.
-    short_kind: str = ""  # What narrow tables call its class.
+    short_kind: str = ""  # The name of its class in narrow tables.
     detail: str = ""  # Its size, such as that of its kernel or window, and its strides.
     # Names of the layers whose outputs it reads, inserted quantizers included.
     reads: tuple[str, ...]
-    shape: tuple[int | None, ...]  # Of its output without the batch; None if a size is open.
-    fate: Fate  # What becomes of it.
-    reason: str = ""  # Why, where it is not quantized.
-    weights: WeightPlan | None = None  # Of linear layers that are quantized.
+    shape: tuple[int | None, ...]  # Its output's shape without the batch; None if a size is open.
+    fate: Fate  # How it is treated.
+    reason: str = ""  # Why it is not quantized, if it is not.
+    weights: WeightPlan | None = None  # The plan of a quantized linear layer's kernel.
     activation: ActivationPlan | None = None  # The quantizer of its output, if it has one.
     activation_reason: str = ""  # Why its output has this one or none.
     observed: bool = False  # Its output is not quantized, but its range is watched for the export.
@@ -99,19 +99,19 @@ class LayerPlan:
     # The layers into whose operators it is fused, if it has none of its own.
     fused_into: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()  # Its operators in the file.
-    tensor: str = ""  # Of the file, which its operators make of its output; "" where it has none.
+    tensor: str = ""  # The file's tensor for its output, made by its operators; "" without one.
     export_reason: str = ""  # Why it is not in the file as integers.
-    # Of the codes that a linear layer reads; None if they are float.
+    # Bits of the codes that a linear layer reads; None if they are float.
     reading_bits: int | None = None
     reading_reason: str = ""  # Why these are not its activation bits.
     parameters: int = 0  # How many values its weights have.
-    multiply_adds: int | None = 0  # For one image; None if they are unknown.
+    multiply_adds: int | None = 0  # Multiply-adds of one image; None if they are unknown.
     bit_operations: int | None = 0  # These times the bits of both factors, 32 for float ones.
-    bytes: int | None = None  # In the TFLite file, estimated; None without a file.
-    float_bytes: int = 0  # Of a float TFLite file of the model, estimated.
+    bytes: int | None = None  # Its bytes in the TFLite file, estimated; None without a file.
+    float_bytes: int = 0  # Its bytes in a float TFLite file of the model, estimated.
     problems: tuple[str, ...] = ()  # Why it cannot be quantized as asked, with the fix.
     inserted: bool = False  # It is not a layer of the model.
-    readers: tuple[str, ...] = ()  # Of an inserted quantizer: who reads it.
+    readers: tuple[str, ...] = ()  # The readers of an inserted quantizer.
 
 
 _COLUMNS = (
@@ -162,8 +162,8 @@ class Plan(RowTable):
     _width = 160
 
     model: str  # Its name.
-    policy: BitPolicy  # What it is quantized by.
-    # The layers of the model in graph order, each once, and behind each the quantizers that are
+    policy: BitPolicy  # The policy that it is quantized by.
+    # The layers of the model in graph order, each once, and after each the quantizers that are
     # inserted behind it.
     rows: tuple[LayerPlan, ...]
     # Why `quantize_model` refuses the model, with the fix, if it does. Rows are then planned as if
@@ -171,7 +171,7 @@ class Plan(RowTable):
     problems: tuple[str, ...] = ()
     export_problems: tuple[str, ...] = ()  # The same for `export_tflite`.
     notes: tuple[str, ...] = ()  # The warnings of the export.
-    # What each input of the model is fed, and what the file takes for it.
+    # The values that each input of the model is fed, and those that the file takes for it.
     inputs: tuple[str, ...] = ()
     kept: frozenset[str] = frozenset()  # The inputs that only layers left float read, as they are.
     # The operators of the file that the NPU it is for leaves to the CPU, or that TFLite Micro
@@ -224,7 +224,7 @@ class Plan(RowTable):
 
     @property
     def float_bit_operations(self) -> int | None:
-        """The same of the float model."""
+        """The bit operations of the float model for one image; None where some are unknown."""
         total = self.multiply_adds
         return None if total is None else 32 * 32 * total
 
@@ -274,7 +274,7 @@ class Plan(RowTable):
                 "such layers float, and without such overrides."
             )
         if self.file_operators is not None:
-            # How much runs on an NPU, or what a CPU refuses, and why.
+            # The statements say how much runs on an NPU, or what a CPU refuses, and why.
             notes += self.target.statements(self.cpu_fallback, self.file_operators)
         return notes
 
@@ -305,7 +305,7 @@ _NO_BITS = "#dddddd"  # the colour of a node without codes of its own
 
 
 def _mark(rows: Iterable[LayerPlan]) -> Mark:
-    """What an overlay says of the tensor that these layers share, and its colour."""
+    """The words and the colour of an overlay for the tensor that these layers share."""
     words, bits = [], None
     for row in rows:
         if row.weights is not None:
@@ -429,7 +429,7 @@ _WORDS: tuple[Column[LayerPlan], ...] = (
 
 
 def _reasons(plan: Plan) -> list[str]:
-    """Why layers are planned as they are, layers with the same reason together."""
+    """The reasons for the plans of layers, layers with the same reason together."""
     layers_of: dict[str, list[str]] = {}
     for row in plan.layers:
         reasons = []

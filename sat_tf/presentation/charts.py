@@ -31,7 +31,7 @@ SERIES = (
     {"color": PURPLE, "marker": "D", "linestyle": ":"},
 )
 
-# Letters are readable at half the size.
+# Text stays readable at half the size.
 _STYLE = {
     "font.size": 13,
     "axes.labelsize": 13,
@@ -64,7 +64,7 @@ def canvas(
     rows: int = 1, columns: int = 1, *, size: tuple[float, float] = (6.4, 4.2), **options: Any
 ) -> Any:
     """An empty picture and its axes, with options of matplotlib's `subplots`."""
-    # Not through pyplot, whose figures stay in memory until closed.
+    # pyplot is avoided, because its figures stay in memory until closed.
     from matplotlib.figure import Figure as Picture
 
     picture = Picture(figsize=size)
@@ -96,7 +96,7 @@ def write(draw: "Callable[[], Picture]", path: str | os.PathLike[str]) -> None:
 
 
 def figure(title: str, draw: Callable[[Any], object], *, wide: bool = False) -> Markup:
-    """A chart of a page, which `draw` draws on axes of matplotlib, under its title."""
+    """Returns a chart for a page: a title, and what `draw` draws on axes of matplotlib."""
     content = io.StringIO()
     # Text stays text, which takes a tenth of the bytes of its outlines.
     with styled(**{"svg.fonttype": "none"}):
@@ -106,7 +106,7 @@ def figure(title: str, draw: Callable[[Any], object], *, wide: bool = False) -> 
             axes.legend()
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         picture.savefig(content, format="svg", metadata=metadata)
-    # An image of its own: styles and ids of several inside one page would meet.
+    # Each chart is its own image, because styles and ids of several would clash in a page.
     data = base64.b64encode(content.getvalue().encode()).decode()
     return Markup(
         '<figure><figcaption>{0}</figcaption>\n<img alt="{0}" src="data:image/svg+xml;base64,{1}">'
@@ -188,14 +188,14 @@ BIT_COLORS = dict(enumerate(_VIRIDIS.split(), start=1))
 
 
 class Mark(NamedTuple):
-    """What an overlay says of a tensor."""
+    """The entry of an overlay for a tensor."""
 
-    value: str | float  # Words, or a number.
-    color: str = ""  # Of its node, in CSS; "" where numbers are coloured by their size.
+    value: str | float  # Words, or a number, to show.
+    color: str = ""  # The node's colour, in CSS; "" where numbers are coloured by their size.
 
 
 def write_overlay(path: str | os.PathLike[str], title: str, marks: Mapping[str, Mark]) -> None:
-    """Writes an overlay of marks, by the names of tensors; the title says what they are."""
+    """Writes an overlay of marks, by the names of tensors; the title names their meaning."""
     if not marks:
         raise ValueError(
             f"{os.fspath(path)}: received an overlay for a model that has no file, expected one "

@@ -1,4 +1,4 @@
-"""How much is done of what takes a while: a bar, or a line a minute where there is no terminal."""
+"""The progress of long work: a bar, or a line a minute where there is no terminal."""
 
 import contextlib
 import sys
@@ -18,48 +18,48 @@ _LINE = "{desc}{postfix}: {n_fmt} of {total_fmt} done after {elapsed}, about {re
 
 
 class Progress:
-    """What is done of some work, told by any thread."""
+    """The progress of some work, which any thread may report."""
 
     def __init__(self, bar: Any = None) -> None:
         self._bar = bar  # of tqdm; None draws nothing
         self._lock = threading.Lock()
 
     def __call__(self, count: int) -> None:
-        """Advances by so much."""
+        """Advances by `count`."""
         with self._lock:
             if self._bar is not None:
                 self._bar.update(count)
 
     def skip(self, count: int) -> None:
-        """Advances by what an earlier process has done, which says nothing of the pace."""
+        """Advances by the work of an earlier process, which says nothing about the pace."""
         with self._lock:
             if self._bar is not None:
                 self._bar.initial += count
                 self._bar.update(count)
 
     def at(self, place: str) -> None:
-        """Says where in the work it is, such as "block 3 of 12"."""
+        """Names the current place in the work, such as "block 3 of 12"."""
         with self._lock:
             if self._bar is not None:
                 self._bar.set_postfix_str(printable(place), refresh=False)
 
 
 class _Log:
-    """Standard error as whole lines, which may have lost its reader."""
+    """Standard error, written in whole lines; its reader may have gone."""
 
     def write(self, text: str) -> None:
-        """Writes what is more than the blanks that wipe a bar."""
+        """Writes a text, unless it is the blanks that wipe a bar."""
         if line := text.strip():
             with contextlib.suppress(OSError, ValueError):
                 print(line, file=sys.stderr, flush=True)
 
     def flush(self) -> None:
-        """Lines are written at once."""
+        """Does nothing, because lines are written at once."""
 
 
 @contextlib.contextmanager
 def image_bar(title: str, total: int | None, *, shown: bool = True) -> Iterator[Progress]:
-    """What to call with the number of images that have been done, by any thread.
+    """Yields a `Progress`, to be called by any thread with the number of images it has done.
 
     Terminals and notebooks get a bar after two seconds, pipes and logs a line a minute.
     """

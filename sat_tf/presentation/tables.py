@@ -1,10 +1,10 @@
 """Tables, one list of columns for the terminal, HTML, Markdown and CSV; and the pages around them.
 
-Pages are self-contained HTML from templates; they load nothing, and run nothing but a zoom. A
-template is beside the module that fills it, and is named by its path inside the package. It extends
-"presentation/page.html" and fills the blocks `style` and `body`; its values are plain text and are
-escaped, unless they are `Markup`: a table, a chart, another template. Control characters in them
-are text, as on a terminal: some turn the direction of what follows.
+Pages are self-contained HTML from templates; they load nothing, and run nothing except a zoom. A
+template lies next to the module that fills it, and is named by its path inside the package. It
+extends "presentation/page.html" and fills the blocks `style` and `body`; its values are plain text
+and are escaped, unless they are `Markup`: a table, a chart, another template. Control characters in
+values are shown as text, as on a terminal: some reverse the direction of the text after them.
 """
 
 import abc
@@ -42,13 +42,13 @@ _STYLES = {"good": "green", "watch": "yellow", "bad": "red", "soft": "cyan"}
 class Marked(NamedTuple):
     """Words with a style."""
 
-    words: str  # In plain text.
+    words: str  # Plain text.
     # "good", "watch" and "bad" are coloured; on pages only, "name" is bold and "code" monospaced.
     # Others are CSS classes of a page.
     kind: str
 
 
-# The contents of a cell, in plain text; `Markup` is for pages only.
+# The contents of a cell: plain text, or `Markup`, which is for pages only.
 Cell = str | Marked | Markup
 
 
@@ -63,7 +63,7 @@ def percent(decimals: int = 2, unit: str = " %", missing: str = "") -> Callable[
 
 
 def points(share: float) -> str:
-    """A difference of shares in percentage points, with its sign; none has a plus."""
+    """A difference of shares in percentage points, with its sign; that of 0 is a plus."""
     return f"{round(100 * share, 2) + 0.0:+.2f}"
 
 
@@ -102,11 +102,11 @@ def _environment() -> jinja2.Environment:
 class Column(Generic[_Row]):
     """A column of a table."""
 
-    title: str  # In plain text.
-    value: Callable[[_Row], Any]  # Of a row.
+    title: str  # Plain text.
+    value: Callable[[_Row], Any]  # Gives the value of a row.
     show: Callable[[Any], Cell] = plain  # Formats that value for readers.
     _: dataclasses.KW_ONLY
-    number: bool = False  # It is aligned to the right.
+    number: bool = False  # Whether cells are aligned to the right.
     wrap: str = ""  # On a terminal "never" keeps up to 24 letters of a name together.
     least_width: int = 0  # Terminals with fewer columns of letters leave it out.
 
@@ -119,8 +119,8 @@ class Column(Generic[_Row]):
 class Table(Generic[_Row]):
     """Rows under columns."""
 
-    columns: Sequence[Column[_Row]]  # In order.
-    rows: Sequence[_Row]  # In order.
+    columns: Sequence[Column[_Row]]  # The columns, in order.
+    rows: Sequence[_Row]  # The rows, in order.
     # The style of a whole row, as in `Marked`; "" for none.
     kind: Callable[[_Row], str] = lambda row: ""
     totals: Sequence[Cell] = ()  # Cells of a separate last row; () for none.
@@ -130,7 +130,7 @@ class Table(Generic[_Row]):
         return [[column.cell(row) for column in self.columns] for row in self.rows]
 
     def without_empty(self, empty: str = "-") -> "Table[_Row]":
-        """The same without columns whose cells are all empty."""
+        """The table without columns whose cells are all empty."""
         if not self.rows:
             return self
         columns = [
@@ -141,7 +141,7 @@ class Table(Generic[_Row]):
         return dataclasses.replace(self, columns=columns)
 
     def for_width(self, width: int) -> "Table[_Row]":
-        """The same without the columns that a terminal of this width leaves out."""
+        """The table without the columns that a terminal of this width leaves out."""
         places = [place for place, column in enumerate(self.columns) if column.least_width <= width]
         columns = [self.columns[place] for place in places]
         totals = [self.totals[place] for place in places if self.totals]
@@ -200,11 +200,11 @@ def marked_text(cell: Cell) -> Text:
 
 
 def _breakable(name: str) -> Markup:
-    """A name that may go on in another line behind its words, and not in the middle of one."""
+    """A name that may be broken into lines after its words, and not in the middle of one."""
     return Markup(re.sub("([_/])", r"\1<wbr>", str(escape(printable(name)))))
 
 
-# A spreadsheet computes what begins like this, unless an apostrophe stands in front.
+# A spreadsheet computes text that begins like this, unless an apostrophe precedes it.
 _FORMULA = re.compile(r"\s*[=+\-@]\s*\S")
 
 
@@ -229,7 +229,7 @@ def _as_text(value: Any) -> Any:
 class Displayed(abc.ABC):
     """A result as the value of an expression: a line in the interpreter, tables in notebooks.
 
-    Dataclasses need `repr=False`: else their own representation hides this one.
+    Dataclasses need `repr=False`: otherwise their own representation hides this one.
     """
 
     @abc.abstractmethod
@@ -244,7 +244,7 @@ class Displayed(abc.ABC):
         """Sentences below the tables; empty ones are left out."""
         return ()
 
-    if not TYPE_CHECKING:  # where a name that is wrong stays an error
+    if not TYPE_CHECKING:  # so that a wrong name stays an error for type checkers
 
         def __getattr__(self, name: str) -> NoReturn:
             """Says what to use in place of a name of earlier versions."""
@@ -273,7 +273,7 @@ class RowTable(Displayed):
     """A result that is also printed as tables, and exported as rows."""
 
     COLUMNS: ClassVar[tuple[str, ...]]  # The keys of the rows, in order.
-    # The columns of a terminal that is as wide as needed.
+    # The default width of `table`, in letters: as wide as needed.
     _width: ClassVar[int] = 120
 
     @abc.abstractmethod

@@ -45,9 +45,9 @@ def quantize_for_bits(
 
     Args:
         model: see `quantize_model`; it is not changed.
-        policy: of all widths; its `weight_bits` and `activation_bits` are replaced by each of
-            `bits`, unless they are None: activations then stay float. Overrides with bits of their
-            own stay as they are, and so do the first and the last layer.
+        policy: the policy of all widths; its `weight_bits` and `activation_bits` are replaced by
+            each of `bits`, unless they are None: activations then stay float. Overrides with bits
+            of their own stay as they are, and so do the first and the last layer.
         bits: two different numbers or more, each 1 to 8.
 
     Raises:
@@ -101,7 +101,7 @@ class AdaptiveBits(keras.Model):
 
     Args:
         members: models quantized by sat-tf, by their bits, built from the same float model.
-        name: of the model.
+        name: the model's name.
     """
 
     def __init__(self, members: Mapping[int, keras.Model], name: str = "adaptive") -> None:
@@ -127,7 +127,7 @@ class AdaptiveBits(keras.Model):
         It shares its variables: training one trains the kernels of all.
 
         Raises:
-            ValueError: there is none at these bits.
+            ValueError: no model has these bits.
         """
         if bits not in self._widths:
             raise ValueError(
@@ -288,7 +288,7 @@ def _again(metric: Any) -> Any:
 
 
 def _share(source_model: keras.Model, model: keras.Model) -> None:
-    """Gives the layers of a model the variables of another's, but for normalizations."""
+    """Gives the layers of a model the variables of another's, except normalizations."""
     sources = {inner_layer(layer).name: inner_layer(layer) for layer in source_model.layers}
     problems = []
     for layer in model.layers:

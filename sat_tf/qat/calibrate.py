@@ -46,7 +46,7 @@ from sat_tf.quantizers.values import Function, itself
 
 @contextlib.contextmanager
 def float_weights(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
-    """Inside, layers compute with clamped and rescaled weights that are not rounded."""
+    """Lets layers compute, inside, with clamped and rescaled weights that are not rounded."""
     changed = [layer for layer in layers if isinstance(layer, QuantizedLayer)]
     before = [(layer.quantize_config.weights, layer.constant_kernel) for layer in changed]
     try:
@@ -71,14 +71,14 @@ _CLEARLY_BETTER = 0.5
 # signal again and again loses more than it gains. 8 bits move statistics by 0.005 to 0.015 and 4
 # bits by 0.03 and more, as they change what weights amplify.
 _NOISE_ALONE = 0.02
-# So many values of a preprocessed tensor are looked at: pixels of three channels give 768.
+# The most values of a preprocessed tensor to look at; pixels of three channels give 768.
 _MOST_VALUES = 4096
-# So many logits of a batch are looked at, in whole rows.
+# The most logits of a batch to look at, in whole rows.
 _MOST_LOGITS = 2**15
 # Levels are tried in these steps, up to half a code at 8 bits, until no value is so near to a tie,
 # in codes, that rounding of float32 or of a constant could decide.
 _LEVELS_TRIED, _LEVEL_STEP, _FAR_FROM_TIES = 64, 2.0**-14, 2.0**-8
-# Samples of all layers, which grow with the batches, go to a file above so many bytes.
+# Samples of all layers, which grow with the batches, go to a file above this many bytes.
 _MOST_BYTES_OF_SAMPLES = 2**25
 
 
@@ -140,9 +140,9 @@ def calibrate(
     `sat_tf.quantizers.best_levels`). Here x is the tensor in inference, with quantized weights and
     moving statistics of BatchNormalization that fit them. The second pass quantizes activations and
     measures the statistics as the mean over batches. The last sets the ranges of outputs, and of
-    what float layers read, to what their extremes let expect (`observers.expected_largest`); those
-    of logits are such that what softmax makes of them has the smallest error. Before all, inputs
-    that are not pictures get the range with the smallest squared error.
+    what float layers read, to what their extremes let expect (`observers.expected_largest`); the
+    ranges of logits are those with the smallest error of the softmax. First of all, inputs that are
+    not pictures get the range with the smallest squared error.
     BatchNormalization that is frozen (trainable=False) or called with training=False keeps its
     moving statistics, and so does all of it with batch_normalization=False.
 
@@ -226,8 +226,8 @@ def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 5
 
     They become the mean over batches with the current weights; moving averages still contain the
     weights of earlier steps. The model, float or quantized by sat-tf, is changed in place, and
-    returned. `dataset` is as in `calibrate`; of its images `num_images` are used at most, of which
-    64 and more give usable statistics.
+    returned. `dataset` is as in `calibrate`; at most `num_images` of its images are used, and 64 or
+    more give usable statistics.
     """
     network = Network(model)
     network.refuse_problems()
@@ -317,7 +317,7 @@ def _function_behind(in_use: Network, node: Node) -> Function:
 
 
 def call_node(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Tensor:
-    """The output of a layer in inference, where asked for with the statistics of this batch."""
+    """The output of a layer in inference, on request with the statistics of this batch."""
     return node.layer(inputs, **_arguments(node, on_batch_statistics))
 
 
@@ -326,7 +326,7 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
     layer = node.layer
     arguments = _arguments(node, on_batch_statistics)
     is_wrapped = isinstance(layer, QuantizedLayer)
-    # What marks pixels rounds nothing, and the first layers read the grid that it makes.
+    # A quantizer that marks pixels rounds nothing, and the first layers read the grid it makes.
     if not is_wrapped or isinstance(output_quantizer(layer), PixelQuantizer):
         return layer(inputs, **arguments)
     before = layer.before_quantization(inputs, arguments.get("training", False))
@@ -363,11 +363,11 @@ def _warn_of_certainty(model: keras.Model, network: Network, images: Batch) -> N
 def _compared(
     network: Network, images: Images, name: str, pixels: InputRange
 ) -> RangeStatistics | None:
-    """The statistics of a quantized network beside those of images, as nothing is rounded."""
+    """Compares the statistics of a quantized network, unrounded, with those of images."""
     call = functools.partial(_call_unrounded, on_batch_statistics=False)
     with float_weights(node.layer for node in network):
-        # Folded, a shift is what the first layers pad with, instead of 0. Up to two pixels of the
-        # narrowest range that is compared, it is next to nothing.
+        # The first layers pad with a folded shift, instead of 0. Up to two pixels of the narrowest
+        # range that is compared, the shift is negligible.
         narrowest = min(np.min(usual_range.scales) for usual_range in USUAL)
         if np.max(np.abs(pixels.change.shift)) > 2.0 * narrowest:
             floats, place = as_fed(network), network.inputs.index(name)
@@ -383,7 +383,7 @@ def _norms(network: Network) -> dict[int, keras.layers.Layer]:
 def _fit_both(
     network: Network, batches: Batches, norms: list[keras.layers.Layer], *, keep_function: bool
 ) -> None:
-    """Clipping levels, and statistics for the quantized network: see `best_statistics`."""
+    """Fits clipping levels, and statistics for the quantized network: see `best_statistics`."""
     original = [Statistics.of(norm) for norm in norms]
     try:
         with float_weights(node.layer for node in network):
@@ -472,7 +472,7 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
     observing = _observing(network, of_inputs=False)
     if not observing and (grids is None or not grids.holders):
         return
-    # Each has the negative of the smallest value of every image, and the largest.
+    # Each layer has the negative of the smallest value of every image, and the largest.
     extremes: dict[str, list[np.ndarray]] = {}
     logits: dict[str, list[np.ndarray]] = {
         name: [] for name in observing if _is_logits(network, network[name])
@@ -514,7 +514,7 @@ def observe_ranges(network: Network, batches: Batches, *, grids: SharedGrids | N
 
 @contextlib.contextmanager
 def _forgotten_ranges(network: Network) -> Iterator[None]:
-    """Inside, observers that round pass on what they read, until their range is set."""
+    """Lets observers that round pass on their inputs, inside, until their range is set."""
     observing = (network[name].layer for name in _observing(network, of_inputs=False))
     rounding = [layer for layer in observing if layer.quantize_config.output.rounds]
     before = [
@@ -544,7 +544,7 @@ def _observing(network: Network, *, of_inputs: bool) -> set[str]:
 
 
 def _is_logits(network: Network, node: Node) -> bool:
-    """Whether what is observed of a layer is read by a softmax over the last axis alone."""
+    """Whether a softmax over the last axis, alone, reads the observed tensor of a layer."""
     layer = inner_layer(node.layer)
     if layer_kinds.is_softmax(layer):
         return layer_kinds.role_of(layer) is Role.LINEAR  # Its own softmax is behind the observer.

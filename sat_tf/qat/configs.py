@@ -1,4 +1,4 @@
-"""What layers are quantized by: the settings of one, its quantizers, and those of a whole model."""
+"""The settings and the quantizers of a layer, and the error of a model that cannot be quantized."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -27,9 +27,9 @@ _register = keras.utils.register_keras_serializable(package="sat_tf")
 AtLeast = _register(class_of(shared_layers.AtLeast, keras.constraints.Constraint, __name__))
 
 
-# Every replica assigns its own, and nothing is sent between them: they would wait for each other
-# for ever, as layers make their effective weights one at a time. All of them assign the same value,
-# so that any one is saved bit for bit, which their mean is not.
+# Every replica assigns its own copy, and nothing is sent between replicas: they would wait for each
+# other forever, as layers make their effective weights one at a time. All of them assign the same
+# value, so that any copy can be saved; their mean would not be the same bit for bit.
 _OF_REPLICAS = {
     "synchronization": tf.VariableSynchronization.ON_READ,
     "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -106,20 +106,20 @@ class LayerConfig(_ConfigOfScheme):
 class PlacedConfig(_ConfigOfScheme):
     """The quantizers that the placement gave to one layer."""
 
-    weights: WeightQuantizer | None = None  # Of the kernel.
+    weights: WeightQuantizer | None = None  # The quantizer of the kernel.
     # Quantizer or observer of the tensor that the layer makes, where `place_at` says.
     output: Quantizer | None = None
     # The fields of the `LayerConfig` the user gave, to be kept by `requantize`.
     annotation: dict[str, Any] | None = None
     inserted: bool = False  # The layer is not the user's; it exists to hold `output`.
-    # The layer's kernel rounds to the codes that it reads. `output` quantizes what the layer reads
-    # too, so that both are on one grid; without it, that is of what it reads.
+    # Whether the layer's kernel rounds to the codes that it reads. `output` then also quantizes the
+    # input, so that both are on one grid; without `output`, that is the grid of the input.
     around: bool = False
     # The processor that the model's file is for, a name of `PROCESSORS`; None for LiteRT's CPU
     # kernels. An NPU computes a function by the operator of `native_of`.
     target: str | None = None
-    # What the user calls the output of the model that the layer makes, where that is not the
-    # layer's name: an activation, or a model inside, has become layers of its own.
+    # The user's name of the model output that the layer makes, where it is not the layer's name: an
+    # activation, or a model inside, has become layers of its own.
     output_name: str | None = None
 
     def __post_init__(self) -> None:
@@ -165,7 +165,7 @@ class PlacedConfig(_ConfigOfScheme):
             "annotation": self.annotation,
             "inserted": self.inserted,
         }
-        # Older releases read the models that have none.
+        # Older releases read models without these marks.
         marks = {"around": self.around, "target": self.target, "output_name": self.output_name}
         return {**config, **{name: mark for name, mark in marks.items() if mark}}
 

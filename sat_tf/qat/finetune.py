@@ -3,7 +3,7 @@
 A short trial chooses the learning rate, which then rises for a tenth of the steps, and falls to 0
 on half a cosine. After each epoch the model is measured as it would be shipped, and the best is
 kept, the start included. An interrupted training goes on from the end of its last epoch, to the
-same model, but for what layers such as Dropout draw.
+same model, except for what layers such as Dropout draw.
 """
 
 import contextlib
@@ -41,11 +41,11 @@ from sat_tf.qat.wrapper import ConstantWeights, weight_quantizer
 
 # The rates that are tried go from steps that change nearly nothing to those of a fresh network.
 TRIED_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)
-# A trial takes so many steps at each of them, and is judged by so many images.
+# The steps of a trial at each of the rates, and the images by which it is judged.
 _TRIED_STEPS, _TRIED_IMAGES = 16, 256
 _WARMUP_SHARE = 0.1
 _MOMENTUM, _WEIGHT_DECAY = 0.9, 4e-5
-# With labels, the loss is theirs and the teacher's in equal parts.
+# The teacher's share of the loss where there are labels, whose share is the other half.
 _TEACHERS_SHARE = 0.5
 _KEY_LENGTH = 16
 RESTART = "start over with --no-resume"
@@ -55,10 +55,10 @@ class Epoch(NamedTuple):
     """One epoch of a training."""
 
     epoch: int  # Counted from 1; 0 is the start.
-    learning_rate: float  # Of its last step.
-    loss: float  # Of training, the mean over its images; NaN at the start.
+    learning_rate: float  # The rate of its last step.
+    loss: float  # The training loss, the mean over the images; NaN at the start.
     score: float  # The share of held-out images whose class is right.
-    held_out_loss: float  # The cross-entropy of their classes.
+    held_out_loss: float  # The cross-entropy of the classes of held-out images.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ class FineTuned:
     """The outcome of a training."""
 
     epochs: tuple[Epoch, ...]  # The start, and each epoch that was trained.
-    kept_epoch: int  # The one whose weights the model has; 0 is the start.
-    learning_rate: float  # The highest.
+    kept_epoch: int  # The epoch whose weights the model has; 0 is the start.
+    learning_rate: float  # The highest rate of the training.
     # How far the model was from the float one after a few steps at each rate of the trial, or None
     # where it diverged; empty where the rate was given.
     tried: dict[float, float | None]
@@ -75,9 +75,9 @@ class FineTuned:
 
 
 def row_of(float_model: keras.Model) -> tuple[str, str]:
-    """What the only output of a model is a row of: "logits" or "probabilities".
+    """Tells what a row of a model's only output holds, "logits" or "probabilities".
 
-    Of a model whose quantized form cannot be fine-tuned, it is "", and why, in words.
+    If the quantized form of the model cannot be fine-tuned, it returns "" and the reason, in words.
     """
     if len(float_model.outputs) > 1:
         return "", f"a model of {len(float_model.outputs)} outputs"
@@ -113,8 +113,8 @@ def finetune(
     at a temperature of T = 4; without labels it is the latter alone, and the float model's class is
     the right one. Frozen layers stay frozen. The trial is judged by the `sample` of the training,
     on which statistics are measured, too; the best epoch is chosen by the held-out images. `finish`
-    is what else the end does to the model. The backup of the last epoch stays in the folder until
-    it is removed; where there is none, the training begins anew, unless it `is_expected`.
+    completes the model for shipping. The backup of the last epoch stays in the folder until it is
+    removed; without one, the training begins anew, or fails if a backup `is_expected`.
     """
     row, reason = row_of(float_model)
     problems = []
@@ -263,7 +263,7 @@ def distances_in_words(tried: Mapping[float, float | None]) -> str:
 class _Trainer(keras.Model):
     """Trains a student by labels and, for a share of the loss, the answers of a teacher.
 
-    Its variables are all that a training knows beside weights and momentum; backups hold them.
+    Its variables are all that a training knows besides weights and momentum; backups hold them.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class _Trainer(keras.Model):
         model as it was.
         """
         before, effective = self.student.get_weights(), ConstantWeights(self.student)
-        # One that cannot be finished is measured as it is.
+        # A model that cannot be finished is measured as it is.
         with contextlib.suppress(ValueError), warnings.catch_warnings():
             if epoch:
                 warnings.simplefilter("ignore")  # the calibration before has said it

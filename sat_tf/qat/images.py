@@ -132,7 +132,7 @@ class _Collected:
 class Batches:
     """Batches of all images, or those at the chosen places, each read when it is asked for.
 
-    A last one of less than half is part of the one before.
+    A last batch of less than half the size is part of the one before.
     """
 
     def __init__(
@@ -190,6 +190,15 @@ def elements_of(dataset: Iterable[Any]) -> Iterator[Any]:
         ) from error
 
 
+def expect_num_images(num_images: Any, *, fewest: int = 1) -> None:
+    """Raises ValueError unless it is a number of images that a caller may ask for."""
+    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < fewest:
+        raise ValueError(
+            f"num_images={num_images!r}: expected an integer of at least {fewest}; 64 or more give "
+            "reliable results."
+        )
+
+
 def gather(dataset: Any, num_images: int, network: Network) -> Images:
     """The images of a data set, at most `num_images`, an array for each input; uint8 is scaled."""
     if isinstance(dataset, str | os.PathLike):
@@ -202,8 +211,7 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
     )
     if is_list_of_inputs or isinstance(dataset, arrays | tuple | Mapping):
         dataset = [dataset]  # one batch, of images or of (images, labels)
-    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 1:
-        raise ValueError(f"num_images={num_images!r}: expected an integer of at least 1.")
+    expect_num_images(num_images)
     if not isinstance(dataset, Iterable):
         raise ValueError(
             f"dataset: received {type(dataset).__name__}, expected images (n, h, w, c) or batches "
@@ -294,15 +302,15 @@ def _checked_batch(element: Any, network: Network) -> Batch:
 
 # -- in training ----------------------------------------------------------------------------------
 
-# A cut has such a share of a picture's area at least, and such a ratio of sides at most. Nothing is
+# The smallest share of a picture's area in a cut, and the largest ratio of its sides. Nothing is
 # mirrored: how the float model was trained is not known, and letters have a left and a right.
 _SMALLEST_AREA, _WIDEST_ASPECT = 0.6, 4 / 3
 _CHANNELS_OF_PICTURES = (1, 3)
 
-# A sequence reads a picture of any size when it is asked for one; one that raises ValueError or
-# OSError is passed over for the next.
+# A sequence reads a picture of any size when it is asked for one; a picture that raises ValueError
+# or OSError is passed over for the next.
 TrainingImages = Sequence[np.ndarray] | np.ndarray
-Feed = Callable[[np.ndarray], np.ndarray]  # Makes of pixels what a model is fed.
+Feed = Callable[[np.ndarray], np.ndarray]  # Turns pixels into the values that a model is fed.
 
 
 @dataclasses.dataclass(eq=False)
@@ -311,10 +319,10 @@ class TrainingBatches:
 
     images: TrainingImages
     labels: np.ndarray
-    shape: tuple[int, ...]  # Of the images that the model takes.
+    shape: tuple[int, ...]  # The shape of the images that the model takes.
     feed: Feed
-    batch_size: int  # What is left over is dropped.
-    seed: int  # Of all that is drawn.
+    batch_size: int  # The number of images of a batch; those left over are dropped.
+    seed: int  # The seed of the orders and of the cuts.
 
     def __post_init__(self) -> None:
         self.steps = len(self.images) // self.batch_size
@@ -323,7 +331,7 @@ class TrainingBatches:
         self.dataset = _dataset(self._batch, self.steps, self.shape)
 
     def begin(self, epoch: int) -> None:
-        """Makes what is read next an epoch."""
+        """Begins an epoch, in an order of its own."""
         self._epoch = epoch
         self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.images))
 

@@ -1,4 +1,4 @@
-"""Whether a model is fed values of the range that it was trained on.
+"""Checks that a model is fed values of the range that it was trained on.
 
 Nothing in a graph says what it was trained on. Three signs tell.
 
@@ -24,14 +24,12 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
 
 from sat_tf.exact.tflite.input_range import NAMED, PIXELS, InputRange
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
-from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ProblemsError, first_ones, warn
 from sat_tf.pictures import spread_evenly
 from sat_tf.qat.images import Images
@@ -47,6 +45,7 @@ from sat_tf.quantizers.seen_values import (
     SeenValues,
     each_its_own,
     fitting,
+    fitting_range,
     has_channels,
     misfit,
     pixel_doubt,
@@ -63,9 +62,9 @@ _LEAST_SPAN, _MOST_SPAN = 0.1, 500.0
 # where float32 ends. In a trained classifier the lead of the median image is between the other two.
 _CERTAIN, _TOLD_APART = 69.0, (1.5, 30.0)
 _TINY = float(np.finfo(np.float32).tiny)
-# All of so many images but this percentage are certain.
+# The most images to judge, and the percentage of them that need not be certain.
 _MOST_JUDGED, _OTHERS = 64, 10.0
-# Other ranges are those that make values so many times smaller.
+# Rival ranges make values at least this many times smaller.
 _FACTOR = 50.0
 
 # The outputs of a network, by the names of its nodes, for images.
@@ -129,7 +128,7 @@ def _span(layers: list[Node], node: Node, fed: InputRange) -> float | None:
 def certainty_doubt(
     network: Network, images: np.ndarray, run: Run, fed: InputRange, *, is_stated: bool
 ) -> str | None:
-    """Says that a classifier is as certain as float32 allows, and not in another range; else None.
+    """Says that a classifier is as certain as float32 allows, and not in another range; or None.
 
     `run` computes the outputs of the network without rounding anything. Where the policy does not
     state the range, linear outputs are taken for logits too, which nothing tells from coordinates.
@@ -167,7 +166,7 @@ def certainty_doubt(
 def _leads_of(
     network: Network, name: str, *, is_stated: bool
 ) -> Callable[[np.ndarray], np.ndarray] | None:
-    """The function that gives of an output by how much a class leads, for each image; or None."""
+    """The function that gives, from an output, the lead of a class for each image; or None."""
     maker = network.origin(
         name, lambda node: layer_kinds.role_of(inner_layer(node.layer)).keeps_codes
     )
@@ -199,7 +198,7 @@ def _leads(logits: np.ndarray) -> np.ndarray:
 
 # -- what statistics tell --------------------------------------------------------------------------
 
-# So many images are looked at, or fewer where their tensors have more bytes.
+# The most and the fewest images to look at, and the bytes of a tensor above which there are fewer.
 _MOST_IMAGES, _FEWEST_IMAGES, _MOST_BYTES = 64, 16, 2**27
 # How far off statistics are is the mean over channels of `Statistics.deviation`, each up to 3, so
 # that no single one decides. By it, a range is far off above the first; at twice the scale of the
@@ -207,17 +206,17 @@ _MOST_IMAGES, _FEWEST_IMAGES, _MOST_BYTES = 64, 16, 2**27
 # many times nearer.
 _MOST_OFF = 3.0
 _FAR, _FITS, _TIMES_NEARER = 0.6, 0.6, 3.0
-# A range is the only one that fits where all others are so far off, and so many times farther.
+# A range is the only one that fits where all others are off by this, and by this factor farther.
 _UNLIKE, _TIMES_FARTHER = 0.3, 2.0
-# Between this and far off, a range is doubtful where another one fits.
+# A range that is off by this, or more, is doubtful where another one fits.
 _DOUBTFUL = 0.25
 # Scales that differ by less are the same, and ranges alike whose ends differ by so little of them.
 _SAME_SCALE, _ALIKE = 1.5, 0.1
-# Ranges that are so much farther off than the nearest, or so many times, fit as well.
+# Ranges that are no more than this farther off than the nearest, or by this factor, fit as well.
 _BY_CHANCE, _AS_WELL = 0.03, 1.5
 # Channels that are off by the same in all ranges, as dead ones are, say nothing.
 _SAME = 0.1
-# After so many steps, nothing is left of where averages began.
+# The steps after which nothing is left of the first value of averages, and how many are tried.
 _MOST_STEPS, _TRIED_STEPS = 2**14, 40
 
 # Computes a node in inference, without rounding anything.
@@ -230,10 +229,10 @@ class RangeStatistics:
 
     given: InputRange  # The range that the model is fed.
     layers: tuple[str, ...]  # The normalizations, the first ones of the network.
-    # For each usual range and the given one, how far they are, in standard deviations: the mean
-    # over channels, of which each counts up to 3.
+    # How far the statistics are from those in each usual range and the given one, in standard
+    # deviations: the mean over channels, of which each counts up to 3.
     off: dict[InputRange, float]
-    off_start: float  # How far they are from those of a layer that was never trained.
+    off_start: float  # How far the statistics are from those of a layer that was never trained.
 
     @property
     def fitting(self) -> InputRange | None:
@@ -242,7 +241,7 @@ class RangeStatistics:
 
     @property
     def doubt(self) -> str | None:
-        """What may be wrong with the range that is given; None where nothing is."""
+        """The doubt about the given range, in words; None where there is no doubt."""
         rival = self._clear(lambda input_range: True, _DOUBTFUL)
         if rival is None or self.fitting is not None:
             return None
@@ -273,7 +272,7 @@ class RangeStatistics:
 
     @property
     def best(self) -> "RangeStatistics | None":
-        """The same with the only range that fits as the given one; None where there is none."""
+        """The statistics with the only range that fits as the given one; otherwise None."""
         nearest = min(self.off, key=self.off.__getitem__)
         statistics = dataclasses.replace(self, given=nearest)
         return statistics if statistics.decides else None
@@ -288,7 +287,7 @@ class RangeStatistics:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the range that is given, where another one fits."""
+        """The problem with the given range, in words, where another one fits."""
         fitting = self.fitting or self.given
         return (
             f"received a model that is fed input_range={self.given}, expected the range that it "
@@ -371,13 +370,9 @@ def range_statistics(
 
 
 def float_statistics(
-    model: keras.Model, images: Sequence[Any], place: int, given: InputRange
+    network: Network, images: Sequence[Any], place: int, given: InputRange
 ) -> RangeStatistics | None:
-    """The same of a float model, which may nest others; None where nothing tells."""
-    try:
-        network = network_of_layers(model)
-    except ValueError:  # it has no graph, which quantizing it tells better
-        return None
+    """The `range_statistics` of a flat float model; None where nothing tells."""
     return range_statistics(network, network.inputs[place], images, given, call_float_node)
 
 
@@ -389,7 +384,7 @@ def call_float_node(node: Node, inputs: Any) -> tf.Tensor:
 def _measured(
     network: Network, norms: list[Node], fed: dict[str, Any], call: Call
 ) -> list[Statistics]:
-    """The statistics of what normalizations read."""
+    """The statistics of the tensors that normalizations read."""
     float_inputs = kept_inputs(network)
     batch = {
         name: tf.cast(array, network[name].type if name in float_inputs else tf.float32)
@@ -460,13 +455,13 @@ def observe_pixels(
         wrong: dict[str, str] = {}  # images like those of the training before are one problem
         for when, values in (("", seen), (f"the training before, {ON_AVERAGE}, on ", trained_on)):
             if values and (problem := misfit(values, quantizer.range)):
-                fits, fix = fitting(values), RANGE_FIX
-                if values is seen and not fits.startswith(f"input_range={PIXELS}"):
+                fix = RANGE_FIX
+                if values is seen and fitting_range(values) != PIXELS:
                     fix += (
                         f"; if the model was trained on input_range={quantizer.range}, give uint8 "
                         "pixels instead, which are scaled for you"
                     )
-                wrong.setdefault(fits, f"{name}: received {when}{problem}; {fix}")
+                wrong.setdefault(fitting(values), f"{name}: received {when}{problem}; {fix}")
         statistics = None if wrong else compared(name, quantizer.range)
         if statistics is not None and statistics.fitting is not None:
             wrong[""] = f"{name}: {statistics.problem}"

@@ -11,7 +11,7 @@ from sat_tf.exact.tflite.input_range import INPUT_TYPES, KEPT_TYPES, PIXELS, Cha
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Kernel, Role
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import did_you_mean, first_ones
+from sat_tf.messages import LayerMessage, did_you_mean, first_ones
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import output_quantizer
 from sat_tf.quantizers.protocol import PixelQuantizer
@@ -96,7 +96,7 @@ def takes_pixels(network: Network) -> bool:
 
 
 def converts_pixels(network: Network, name: str) -> bool:
-    """Whether the first layers of a float model make what it computes on of an input's pixels."""
+    """Whether the first layers of a float model convert an input's pixels to other values."""
     readers = (layer_kinds.role_of(node.layer) for node in network.consumers(name))
     return any(role in (Role.AFFINE, Role.SCALING) for role in readers)
 
@@ -135,7 +135,7 @@ class Fold:
 
 
 class _NoFoldError(Exception):
-    """Why a layer cannot fold a change."""
+    """A layer cannot fold a change; the message says why."""
 
 
 def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -> list[str]:
@@ -150,31 +150,37 @@ def range_problems(network: Network, policy: BitPolicy, kept: Collection[str]) -
             if name not in network.inputs
         ]
     problems += [
-        f"{name}: received an input of shape {network[name].shape} for {policy.processor.title}, "
-        "which takes constant shapes, expected sizes; call sat_tf.export.with_image_size(model, "
-        "(rows, columns)) on the float model first."
+        LayerMessage(
+            name,
+            f"received an input of shape {network[name].shape} for {policy.processor.title}, which "
+            "takes constant shapes, expected sizes; call sat_tf.export.with_image_size(model, "
+            "(rows, columns)) on the float model first.",
+        )
         for name in network.inputs
         if policy.processor.native and None in network[name].shape
     ]
     changes = {}
     for name in network.inputs:
         if name in kept:
-            problems += _problems_of_kept(network, name, policy, kept)
+            texts = _problems_of_kept(network, name, policy, kept)
+            problems += [LayerMessage(name, text) for text in texts]
             continue
         pixels, shape, kind = policy.range_of(name), network[name].shape, policy.type_of(name)
         if kind != INPUT_TYPES[0]:
             if policy.states_range_of(name):
-                problems.append(
-                    f"{name}: received input_type={kind!r} and input_range={pixels}, expected one "
-                    "of them: the range of an input that is not an image is taken from data; leave "
+                text = (
+                    f"received input_type={kind!r} and input_range={pixels}, expected one of them: "
+                    "the range of an input that is not an image is taken from data; leave "
                     f"input_range out{each_its_own(network.inputs, name)}."
                 )
+                problems.append(LayerMessage(name, text))
         elif pixels.channels is not None and (not shape or shape[-1] != pixels.channels):
-            problems.append(
-                f"{name}: received input_range={pixels} of {pixels.channels} channels for the "
-                f"input shape {shape}, expected one of as many channels as the input; give each "
-                'input its own, as {"name": range}.'
+            text = (
+                f"received input_range={pixels} of {pixels.channels} channels for the input shape "
+                f"{shape}, expected one of as many channels as the input; give each input its own, "
+                'as {"name": range}.'
             )
+            problems.append(LayerMessage(name, text))
         else:
             changes[name] = pixels.change
     return problems + find_folds(network, changes)[1]
@@ -187,17 +193,17 @@ def _problems_of_kept(
     input_type = own_type(network[name])
     if input_type not in KEPT_TYPES:
         yield (
-            f"{name}: received an input of {input_type}, expected one of {', '.join(KEPT_TYPES)}, "
-            "which files can take; compute them in front of the model."
+            f"received an input of {input_type}, expected one of {', '.join(KEPT_TYPES)}, which "
+            "files can take; compute them in front of the model."
         )
     # A setting for all inputs is meant for the others.
     has_quantized = len(kept_names) < len(network.inputs)
     for_all = not any(isinstance(v, Mapping) for v in (policy.input_type, policy.input_range))
     if states_codes(network[name], policy) and not (has_quantized and for_all):
         yield (
-            f"{name}: received an input_type or an input_range for an input that only layers left "
-            f"float read, and take for ids, of which codes would make others, expected neither: "
-            f"it stays {input_type}, as it is; leave them out."
+            "received an input_type or an input_range for an input that only layers left float "
+            "read, and take for ids, of which codes would make others, expected neither: it stays "
+            f"{input_type}, as it is; leave them out."
         )
 
 
@@ -229,7 +235,7 @@ def entrance(network: Network, name: str, policy: BitPolicy) -> str:
 
 def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fold], list[str]]:
     """The changes, from what is read to what was, that readers of inputs fold; why some cannot."""
-    folds, problems = [], []
+    folds, problems = [], list[str]()
     by_layer: dict[int, list[tuple[Node, Fold | None, Change]]] = {}
     for name, change in changes.items():
         shape = network[name].shape
@@ -248,12 +254,13 @@ def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fo
             folds.append(_at(network, node, fold))
         except _NoFoldError as error:
             if not change.is_rounding:
-                problems.append(
-                    f"{node.name}: received an input_range that differs between channels, or is "
-                    f"far from real 0, which this {type(node.layer).__name__} cannot fold into its "
-                    f"weights ({error}); leave input_range out, and put a Rescaling or a "
-                    "Normalization layer that does the same in front of it."
+                text = (
+                    "received an input_range that differs between channels, or is far from real 0, "
+                    f"which this {type(node.layer).__name__} cannot fold into its weights "
+                    f"({error}); leave input_range out, and put a Rescaling or a Normalization "
+                    "layer that does the same in front of it."
                 )
+                problems.append(LayerMessage(node.name, text))
     return folds, problems
 
 
@@ -364,14 +371,13 @@ def _along(layer: keras.layers.Layer, values: np.ndarray, shape: Sequence[int]) 
 
 # Layers pad with real 0. Kernels on integers pad with the zero point, which is one pixel for all
 # channels, the nearest to their zeros: where 0 is no pixel of the range, as in (1, 2), or another
-# one in each channel, what is around an image is another value in the file, and in the quantized
-# Keras model, than in the float one. How far that moves the answers is measured here, on the float
-# model.
+# one in each channel, the file and the quantized Keras model pad images with another value than the
+# float model does. How far that moves the answers is measured here, on the float model.
 _IMAGES = 4
 # Pictures change slowly: neighbours have one value.
 _SAME_BESIDE = 3
-# Below this share of a standard deviation the rounding of 8 bits is as large; the least is that of
-# float32.
+# Below these shares of a standard deviation, errors are as small as those of rounding to 8 bits,
+# and to float32.
 _SMALL, _NONE = 0.05, 1e-4
 
 
@@ -381,12 +387,12 @@ class AnotherBorderWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class Border:
-    """What is around the images of an input instead of 0."""
+    """The border of an input's images, where it is not 0."""
 
-    range: InputRange  # Of its pixels.
-    layers: tuple[str, ...]  # Those that pad it, or that read what another has padded.
-    # How far outputs are off by it, the root mean square in standard deviations of the output that
-    # is off most.
+    range: InputRange  # The range of the pixels.
+    layers: tuple[str, ...]  # The layers that pad the input, or else read what another has padded.
+    # The error of outputs by the border: the root mean square, in standard deviations, of the
+    # output that is off most.
     error: float
 
     @property
@@ -456,7 +462,7 @@ def borders(network: Network, ranges: Mapping[str, InputRange]) -> list[Border]:
 
 
 def _images(shape: tuple[int | None, ...], pixels: InputRange | None) -> np.ndarray:
-    """Coarse noise, of the range of an input if that is images."""
+    """Coarse noise, in the range of the input if it is images."""
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (_IMAGES, *(size or 1 for size in shape)), np.uint8)
     for axis in range(1, len(shape)):

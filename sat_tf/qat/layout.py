@@ -12,9 +12,16 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy, unique_name
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.normalization import adapted_copy, is_adapted
-from sat_tf.graph.network import Network, Node, as_layer_name, output_names, refuse_losses
+from sat_tf.graph.network import (
+    Network,
+    Node,
+    as_layer_name,
+    check_model,
+    output_names,
+    refuse_losses,
+)
 from sat_tf.graph.rewrite import rewritten
-from sat_tf.messages import ModelError, first_ones, warn
+from sat_tf.messages import LayerMessage, ModelError, first_ones, warn
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.inputs import (
     BORDER_FIX,
@@ -30,12 +37,12 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, weight_quantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, Quantizer
 
-# Others keep codes, cannot be integers, or are left float on purpose.
+# Layers of other roles keep codes, cannot be integers, or are left float on purpose.
 _INTEGERS_IF_ANNOTATED = (
     *(Role.NORM, Role.AFFINE, Role.RECTIFIER, Role.SCALING, Role.SUM, Role.PRODUCT),
     *(Role.CONCATENATION, Role.MEAN, Role.FUNCTION),
 )
-# Files compute these on codes where a quantizer is inserted between them and all that read them.
+# Files compute these on codes where a quantizer is inserted between them and all their readers.
 _INTEGERS_IF_READ_AS_CODES = (
     *(Role.NORM, Role.AFFINE, Role.RECTIFIER, Role.SCALING, Role.CONCATENATION, Role.MEAN),
 )
@@ -62,7 +69,7 @@ def arranged(
     used_names = {node.layer.name for node in network if node.name not in placement.configs}
     inner = {node.layer.name for node in network}
     layers: dict[int, keras.layers.Layer] = {}
-    # The node that stands for a float one, by who reads it; None is those that read no insertion.
+    # The node that stands for a float one, by its reader; None is readers of no insertion.
     names: dict[tuple[str, str | None], str] = {}
     nodes: list[Node] = []
 
@@ -151,6 +158,7 @@ class SatLayoutTransform(tfmot.quantization.keras.QuantizeLayoutTransform):
         self, model: keras.Model, layer_quantize_map: Mapping[str, Any]
     ) -> tuple[keras.Model, dict[str, Any]]:
         """Builds the quantized model, which leaves nothing for TFMOT to wrap."""
+        check_model(model)
         annotations = {
             name: metadata.get("quantize_config") for name, metadata in layer_quantize_map.items()
         }
@@ -309,16 +317,17 @@ def name_in_front_of_insertions(network: Network, name: str) -> str:
 
 def non_finite_weights(network: Network) -> list[str]:
     """Non-finite values of the weights, one line per variable, with the fix."""
-    problems = []
+    problems = list[str]()
     for node in network:
         if node.name != node.layer.name:  # another call of the same layer
             continue
         for variable, bad, size in node.non_finite():
             name = variable.split("/")[-1].split(":")[0]
-            problems.append(
-                f"{node.name}: received {bad} of {size} values of {name} that are NaN or infinite, "
-                "expected finite ones; load or train the float model again."
+            text = (
+                f"received {bad} of {size} values of {name} that are NaN or infinite, expected "
+                "finite ones; load or train the float model again."
             )
+            problems.append(LayerMessage(node.name, text))
     return problems
 
 

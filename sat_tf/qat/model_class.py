@@ -1,4 +1,4 @@
-"""Keeps what belongs to a model beside its graph: the user's own class of it, and its policy."""
+"""The parts of a model that its graph does not hold: the user's own class, and the policy."""
 
 import functools
 import inspect
@@ -152,13 +152,13 @@ _policies: "weakref.WeakKeyDictionary[Any, BitPolicy]" = weakref.WeakKeyDictiona
 
 
 def remember(model: Any, policy: BitPolicy) -> Any:
-    """The model, whose policy is known from now on."""
+    """Remembers the policy of a model, which it returns."""
     _policies[model] = policy
     return model
 
 
 def policy_of(model: Any) -> BitPolicy | None:
-    """The policy of a quantized model; None where it is not known, as of one that was loaded."""
+    """The policy of a quantized model; None where it is unknown, as for a loaded model."""
     return _policies.get(model) if isinstance(model, keras.Model) else None
 
 

@@ -15,6 +15,7 @@ from sat_tf.exact.tflite.input_range import INPUT_TYPES
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, as_layer_name
+from sat_tf.messages import LayerMessage
 from sat_tf.qat import inputs
 from sat_tf.qat.configs import PlacedConfig, PlacementError
 from sat_tf.qat.policy import BitPolicy
@@ -23,7 +24,7 @@ from sat_tf.qat.roles import FLOATS, INTEGERS, Demands, Roles, find_demands, fin
 from sat_tf.qat.value_ranges import Spreads
 from sat_tf.quantizers import protocol, table
 
-# A layer becomes part of the operator of the only one that reads it, if that has such a role.
+# A layer becomes part of the operator of its only reader, if that has one of these roles.
 _FOLDS_INTO = {
     Role.AFFINE: (Role.AFFINE, Role.NORM, Role.RECTIFIER),
     Role.LINEAR: (Role.AFFINE, Role.NORM, Role.SCALING, Role.RECTIFIER),
@@ -55,7 +56,7 @@ class Start:
 
     tensor: str  # The layer that makes what it quantizes.
     quantizer: protocol.ActivationQuantizer
-    source: str = ""  # Where the level comes from.
+    source: str = ""  # The source of the level, in words.
     is_guess: bool = False
 
 
@@ -75,7 +76,7 @@ class Placement:
     # For each tensor without integers of its own, the reader that absorbs it.
     absorbed_by: Mapping[str, str]
     streams: frozenset[str]  # The layers whose outputs have the bits of streams.
-    # Where the clipping level of each quantizer starts, by the tensor that it stands behind, or by
+    # The start of each quantizer's clipping level, by the tensor in front of the quantizer, or by
     # the name of its insertion.
     starts: Mapping[str, Start]
 
@@ -101,7 +102,12 @@ def place(
     demands = find_demands(roles)
     if problems := [*roles.problems, *demands.problems]:
         raise PlacementError(network, problems)
-    network, kernels = roles.network, kernels or {}
+    return find_quantizers(roles, demands, kernels or {})
+
+
+def find_quantizers(roles: Roles, demands: Demands, kernels: Mapping[str, Any]) -> Placement:
+    """Finds the quantizers that meet the demands; kernels that are not given are the variables."""
+    network, policy, problems = roles.network, roles.policy, list[str]()
 
     def is_norm(node: Node) -> bool:
         return roles.of[node.name] is Role.NORM
@@ -119,13 +125,13 @@ def place(
         return weights[name].unrounded(tf.convert_to_tensor(kernel, tf.float32))
 
     spreads = Spreads(network, roles.pixels, kernel_at_start, native=policy.processor.native)
-    of_inputs = list(_of_inputs(roles))
-    entrances = [insertion.tensor for insertion in of_inputs]
+    insertions = list(_of_inputs(roles))
+    entrances = [insertion.tensor for insertion in insertions]
     grids, absorbed_by = _grids(roles, demands, entrances)
     streams = {name for name, grid in grids.items() if grid.is_stream}
     outputs: dict[str, protocol.Quantizer] = {}
     starts: dict[str, Start] = {}
-    for name, grid in grids.items():
+    for name, grid in grids.items():  # producers first, whose quantizers an observer asks for
         node = network[name]
         if grid.bits is None:
             outputs[name] = _observer(roles, demands, node, outputs)
@@ -136,7 +142,6 @@ def place(
             starts[name] = _start(roles, demands, spreads, node, grid.bits, problems)
             outputs[name] = starts[name].quantizer
     problems += _unclipped_streams(roles, demands, outputs)
-    insertions = list(of_inputs)
     for node in network if roles.quantize_activations else ():
         maker = roles.origin(node.name)
         if node.name in roles.pixels or maker in entrances:
@@ -202,7 +207,7 @@ def _weights(roles: Roles, name: str, *, rescales: bool) -> protocol.WeightQuant
 def _grids(
     roles: Roles, demands: Demands, entrances: Collection[str]
 ) -> tuple[dict[str, _Grid], dict[str, str]]:
-    """The grids of layers' outputs, producers first, and for those without, who absorbs them."""
+    """The grids of layers' outputs, producers first, and the layers that absorb the others."""
     grids: dict[str, _Grid] = {}
     absorbed_by: dict[str, str] = {}
 
@@ -300,7 +305,7 @@ def _observer(
 ) -> protocol.Quantizer:
     """The observer of a tensor that only the file stores as codes.
 
-    Float layers, and functions at the end but softmax, are trained on what the file gives.
+    Float layers, and functions at the end other than softmax, are trained on what the file gives.
     Streams that the policy leaves float are trained as such; in inference they are the file's.
     """
     by_reader, kinds = demands.of[node.name], {*demands.of[node.name].values()}
@@ -355,11 +360,12 @@ def _start(
     )
     quantizer = table.make_activation_quantizer(policy.activation_quantizer, request)
     if bits < quantizer.fewest_bits and negative:
-        problems.append(
-            f"{name}: received activation_bits={bits} for a tensor that can be negative, "
-            "expected at least 2 (-1, 0, 1); put a rectifier in front of its readers, or "
-            "override their activation_bits."
+        text = (
+            f"received activation_bits={bits} for a tensor that can be negative, expected at least "
+            "2 (-1, 0, 1); put a rectifier in front of its readers, or override their "
+            "activation_bits."
         )
+        problems.append(LayerMessage(name, text))
         return Start(name, quantizer)
     if not quantizer.has_clipping_level:
         return Start(name, quantizer)
@@ -395,10 +401,11 @@ def _unclipped_streams(
                 for reader in readers
             )
         ):
-            yield (
-                f"{name}: received stream_bits={quantizer.num_bits} for a tensor that can "
-                "be negative and that a sum, a mean or the output makes or reads, expected 8, "
-                "where int8 itself saturates; set stream_bits=8, or override it for this layer."
+            yield LayerMessage(
+                name,
+                f"received stream_bits={quantizer.num_bits} for a tensor that can be negative and "
+                "that a sum, a mean or the output makes or reads, expected 8, where int8 itself "
+                "saturates; set stream_bits=8, or override it for this layer.",
             )
 
 

@@ -46,7 +46,7 @@ from sat_tf.qat.policy_fields import (
 )
 from sat_tf.validation import STRICT, describe, one_of, refuse, worded
 
-# The command and every function of Python quantize by so many bits where none are given.
+# The bits of the command, and of every function of Python, where none are given.
 USUAL_BITS = 8
 
 
@@ -185,7 +185,7 @@ class BitPolicy:
     @model_validator(mode="wrap")
     @classmethod
     def _fit_together(cls, received: ArgsKwargs, make: Callable[[Any], Any]) -> Any:
-        """Makes a policy, unless fields are wrong, by themselves or with others: says all of it."""
+        """Makes a policy, or says all that is wrong with its fields, by themselves or together."""
         listed = [
             f"{value!r}: received a value without a name, expected fields by their names; write "
             f"{cls.__name__}(weight_bits=..., activation_bits=...), or {cls.__name__}.mobile(bits)."
@@ -259,10 +259,10 @@ class BitPolicy:
         reads a stream.
 
         Args:
-            layer_name: of the layer.
+            layer_name: the name of the layer.
             annotation: fields that are stronger than the overrides.
-            end: it is a first or last linear layer, and `weight_bits` and `weight_grid` become
-                those that hold there.
+            end: whether it is a first or last linear layer, whose `weight_bits` and `weight_grid`
+                become those that hold there.
 
         Raises:
             ValueError: fields that are right alone are wrong together.
@@ -309,7 +309,7 @@ class BitPolicy:
         return fields["weight_quantizer"] is not None
 
     def of_one_kind(self) -> "BitPolicy":
-        """The policy with DoReFa's weights where it names none, for what compares bits."""
+        """The policy with DoReFa's weights where it names none, for comparisons of bits."""
         if self.weight_quantizer is not None:
             return self
         return dataclasses.replace(self, weight_quantizer=DEFAULT_QUANTIZERS["weight"])
@@ -476,12 +476,12 @@ def _with_own_options(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **fields}
 
 
-# Fields that not every quantizer takes all values of.
+# The fields of which not every quantizer takes all values.
 _OF_QUANTIZERS = {"weight": {"weight_bits"}, "activation": {"clipping_gradient"}}
 
 
 def _override_problems(overrides: Any, values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with overrides of a policy with these values."""
+    """Returns the problems of overrides in a policy with these values."""
     listed = []
     for pattern, fields in overrides.items():
         right, of_layer = layer_fields(fields)

@@ -1,4 +1,4 @@
-"""Fields of a policy: how one says what it accepts, and which combinations are wrong."""
+"""The fields of a policy: the values that each accepts, and the combinations that are wrong."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -35,19 +35,19 @@ class KernelFields(NamedTuple):
     """The bits and the grid of a layer's weights, and the fields of the policy that say them."""
 
     bits: Any  # 1 to 8; None: not rounded.
-    grid: Any  # That the weights are on.
+    grid: Any  # The grid that the weights are on.
     bits_field: str  # The name of the field that gives the bits.
     grid_field: str  # The name of the field that gives the grid.
-    asked_grid: Any  # What that field says, whose codes int8 may not hold at these bits.
+    asked_grid: Any  # The grid in that field, whose codes int8 may not hold at these bits.
 
 
 def kernel_fields(
     values: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({}), *, end: bool = False
 ) -> KernelFields:
-    """The rule of bits and grids: what a policy says of the weights of one layer.
+    """The rule of bits and grids: those that a policy gives to the weights of one layer.
 
-    What is given for the layer itself holds wherever it stands. The first and the last linear layer
-    have fields of their own, unless no weights are rounded; what these leave open is as elsewhere.
+    Fields of the layer itself hold wherever it stands. The first and the last linear layer have
+    fields of their own, unless no weights are rounded; where these are None, those of all hold.
     `weight_grid` gives way to "auto" at other bits than `weight_bits`, where it does not fit int8.
     """
     names, (bits_field, end_bits), (grid_field, end_grid) = given.keys(), BITS_FIELDS, GRID_FIELDS
@@ -132,7 +132,7 @@ def _type(value: Any) -> Any:
 
 
 def _overrides(value: Any) -> Any:
-    """Overrides, frozen; what is wrong with their fields the policy says, which they go with."""
+    """Freezes overrides; the policy that they belong to checks their fields."""
     if not isinstance(value, Mapping) or not all(
         isinstance(pattern, str) and isinstance(fields, Mapping)
         for pattern, fields in value.items()

@@ -13,7 +13,7 @@ from sat_tf.exact.tflite.input_range import INPUT_TYPES, NO_CHANGE, PIXELS, Chan
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.network import Network, Node, refuse_losses
-from sat_tf.messages import ModelError
+from sat_tf.messages import LayerMessage, ModelError
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types, kept_inputs
 from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
@@ -133,11 +133,14 @@ def completed(
         if name not in kept_names:
             had = ranges[name].change if name in ranges else NO_CHANGE
             changes[name] = policy.change_of(name).after(had)
-    problems = [
-        f"{name}: received input_range={policy.range_of(name)} for an input of "
-        f"{ranges.get(name, PIXELS)}, whose channels differ in another way, which is folded into "
-        "the weights of the first layer; leave input_range out, or quantize the float model "
-        "again."
+    problems: list[str] = [
+        LayerMessage(
+            name,
+            f"received input_range={policy.range_of(name)} for an input of "
+            f"{ranges.get(name, PIXELS)}, whose channels differ in another way, which is folded "
+            "into the weights of the first layer; leave input_range out, or quantize the float "
+            "model again.",
+        )
         for name, change in changes.items()
         if not change.only_shifts
     ]

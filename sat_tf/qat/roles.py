@@ -10,7 +10,7 @@ from sat_tf.exact.tflite.input_range import INPUT_TYPES, PIXELS
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import NativeFunction, Role
 from sat_tf.graph.network import Network, Node, are_numbers
-from sat_tf.messages import kind_of, problems_of
+from sat_tf.messages import LayerMessage, kind_of, problems_of
 from sat_tf.qat import inputs
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.policy import BitPolicy
@@ -25,24 +25,24 @@ _DEMANDS = {Role.LINEAR: "linear", Role.SOFTMAX: _OUTPUT, Role.OPAQUE: "left flo
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """What each layer of a float model does for its quantizers."""
+    """The role of each layer of a float model for its quantizers."""
 
     whole: Network  # The float model.
-    network: Network  # The same without layers that are identities in inference.
+    network: Network  # The float model without layers that are identities in inference.
     policy: BitPolicy
-    # By node: the fields of its annotation, for those that have one, and the policy that holds.
+    # The fields of the annotations of nodes that have one, and the policy of each node, by name.
     annotations: Mapping[str, dict[str, Any]]
     policies: Mapping[str, BitPolicy]
-    pixels: PixelRanges  # Of the inputs that become codes.
-    # Left float, though of a kind that is quantized: what they read, or make, has no codes.
+    pixels: PixelRanges  # The pixel ranges from the inputs that become codes.
+    # The layers of a quantized kind that are left float, as what they read, or make, has no codes.
     without_codes: frozenset[str]
-    of: Mapping[str, Role]  # OPAQUE if a layer is left float.
+    of: Mapping[str, Role]  # The role of each layer; OPAQUE if it is left float.
     # The inputs that stay as they are, because only layers left float read them.
     kept: frozenset[str] = frozenset()
     problems: Sequence[str] = ()  # Why layers cannot have a role.
     linear: Sequence[str] = ()  # The calls of layers whose weights are quantized.
-    first: frozenset[str] = frozenset()  # Those with none before them.
-    last: frozenset[str] = frozenset()  # Those with none behind them.
+    first: frozenset[str] = frozenset()  # The linear calls with no linear call before them.
+    last: frozenset[str] = frozenset()  # The linear calls with no linear call behind them.
 
     @property
     def quantize_activations(self) -> bool:
@@ -51,7 +51,7 @@ class Roles:
 
     @property
     def ends(self) -> frozenset[str]:
-        """All calls of the linear layers of which one call is a first or a last one."""
+        """All calls of the linear layers that have a first or a last call."""
         calls = [self.network.calls(name) for name in self.first | self.last]
         return frozenset(call.name for of_layer in calls for call in of_layer)
 
@@ -72,7 +72,7 @@ class Roles:
         return self.network.origin(name, lambda node: self.of[node.name] is Role.MOVEMENT).name
 
     def demands(self, name: str) -> dict[str | None, str]:
-        """What each reader of the output of `name` needs, also from behind data movement."""
+        """The demand of each reader of the output of `name`, also from behind data movement."""
         demands: dict[str | None, str] = {}
         if name in self.network.outputs:
             demands[None] = _OUTPUT
@@ -97,23 +97,24 @@ class Roles:
 
 def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy) -> Roles:
     """Finds the role of each layer: by its kind and its annotation, and by who reads it."""
-    problems = [f"{name}: {text}." for name, text in whole.problems.items()]
+    problems = [LayerMessage(name, f"{text}.") for name, text in whole.problems.items()]
     fields: dict[str, dict[str, Any]] = {}
     for node in whole:
         annotation = annotations.get(node.layer.name)
         if node.layer.name in annotations:
             fields[node.name] = annotation.fields if isinstance(annotation, LayerConfig) else {}
         if annotation is not None and not isinstance(annotation, LayerConfig):
-            problems.append(
-                f"{node.layer.name}: received {kind_of(annotation)} annotation, expected "
-                "sat_tf.configs.LayerConfig; annotate the layer with one, or with none."
+            text = (
+                f"received {kind_of(annotation)} annotation, expected sat_tf.configs.LayerConfig; "
+                "annotate the layer with one, or with none."
             )
+            problems.append(LayerMessage(node.layer.name, text))
 
     def policy_at(node: Node, *, end: bool = False) -> BitPolicy:
         try:
             return policy.at(node.layer.name, fields.get(node.name), end=end)
         except ValueError as error:  # fields that are valid alone but not together
-            problems.extend(f"{node.layer.name}: {problem}" for problem in problems_of(error))
+            problems.extend(LayerMessage(node.layer.name, text) for text in problems_of(error))
             return policy
 
     policies = {node.name: policy_at(node) for node in whole}
@@ -145,19 +146,20 @@ def find_roles(whole: Network, annotations: Mapping[str, Any], policy: BitPolicy
         last=linear.difference(*before.values()),
     )
     ends = roles.ends
-    policies |= {node.name: policy_at(node, end=True) for node in network if node.name in ends}
-    return dataclasses.replace(roles, problems=problems)
+    at_ends = {node.name: policy_at(node, end=True) for node in network if node.name in ends}
+    return dataclasses.replace(roles, policies={**policies, **at_ends}, problems=problems)
 
 
-def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
-    """The role of a layer, whoever reads it."""
+def _role_by_itself(roles: Roles, node: Node, problems: list[LayerMessage]) -> Role:
+    """The role of a layer by itself, without regard to its readers."""
     layer = node.layer
     if node.makes_mask:
-        problems.append(
-            f"{node.name}: received {kind_of(layer)}, whose mask tells the layers after "
-            "it which positions to ignore, expected a layer without a mask, which neither "
-            "quantizers nor files pass on; build the model without it."
+        text = (
+            f"received {kind_of(layer)}, whose mask tells the layers after it which positions to "
+            "ignore, expected a layer without a mask, which neither quantizers nor files pass on; "
+            "build the model without it."
         )
+        problems.append(LayerMessage(node.name, text))
         return Role.OPAQUE
     if node.name in roles.without_codes:
         return Role.OPAQUE
@@ -168,44 +170,44 @@ def _role_by_itself(roles: Roles, node: Node, problems: list[str]) -> Role:
         role = Role.MOVEMENT  # it is called with training=True, which the export refuses
     rank = len(roles.whole[node.inputs[0]].shape) if node.inputs else 0
     if not problem and (unwritable := layer_kinds.problem_at(layer, rank)):
-        problems.append(f"{layer.name}: {unwritable}.")  # before it is trained
+        problems.append(LayerMessage(layer.name, f"{unwritable}."))  # before it is trained
     if node.name not in roles.annotations:
         return Role.OPAQUE if problem or role in (Role.LINEAR, Role.FUNCTION) else role
     if problem and roles.policy.unsupported == "float":
         return Role.OPAQUE
     if problem and layer.name not in roles.network.problems:
-        problems.append(f"{layer.name}: {problem}.")
+        problems.append(LayerMessage(layer.name, f"{problem}."))
     return role
 
 
-def _with_ids_left_float(roles: Roles, problems: list[str]) -> Roles:
-    """Leaves layers and inputs float whose ids, or no real numbers, are for layers left float."""
-    network, policy, of = roles.network, roles.policy, dict(roles.of)
-    roles = dataclasses.replace(roles, of=of)
+def _with_ids_left_float(roles: Roles, problems: list[LayerMessage]) -> Roles:
+    """Leaves layers and inputs float whose ids, or non-real values, are for layers left float."""
+    network, policy = roles.network, roles.policy
+    # Readers come first: whether a layer stays float depends on the roles of those behind it.
     for node in reversed(list(network)):
         name, ids = node.name, _readers_of_ids(roles, node)
         is_input = name in network.inputs
         if roles.is_for_float_layers(name):
             if is_input and (ids or not inputs.states_codes(node, policy)):
                 roles = dataclasses.replace(roles, kept=roles.kept | {name})
-            elif ids and of[name] not in (Role.LINEAR, Role.OPAQUE):
-                of[name] = Role.OPAQUE
-                without_codes = roles.without_codes | {name}
-                roles = dataclasses.replace(roles, without_codes=without_codes)
+            elif ids and roles.of[name] not in (Role.LINEAR, Role.OPAQUE):
+                of, without_codes = {**roles.of, name: Role.OPAQUE}, roles.without_codes | {name}
+                roles = dataclasses.replace(roles, of=of, without_codes=without_codes)
             continue
-        if of[name] in (Role.LINEAR, Role.OPAQUE) or not ids:
+        if roles.of[name] in (Role.LINEAR, Role.OPAQUE) or not ids:
             continue
         pixels = policy.type_of(name) == INPUT_TYPES[0] and policy.range_of(name) == PIXELS
         if node.type == tf.uint8 and is_input and pixels:
             continue  # codes of pixels are these numbers themselves
         readers = [reader.name for reader in network.consumers(name) if reader.name not in ids]
         readers += ["the output"] if name in network.outputs else []
-        problems.append(
-            f"{name}: received {node.type.name} numbers that {', '.join(ids)}, left float, "
-            f"takes as they are, and of which {', '.join(readers)} would need codes, expected "
-            "one kind of reader: codes would make other numbers of them; give the model an "
-            "input for each, and feed both the same."
+        text = (
+            f"received {node.type.name} numbers that {', '.join(ids)}, left float, takes as they "
+            f"are, and of which {', '.join(readers)} would need codes, expected one kind of "
+            "reader: codes would make other numbers of them; give the model an input for each, "
+            "and feed both the same."
         )
+        problems.append(LayerMessage(name, text))
     return roles
 
 
@@ -223,40 +225,41 @@ def _readers_of_ids(roles: Roles, node: Node) -> list[str]:
 
 def _with_functions_told_apart(roles: Roles) -> Roles:
     """A smooth function, or an NPU's mean, at the end is part of the output; others are not."""
-    network, native, of = roles.network, roles.policy.processor.native, dict(roles.of)
-    roles = dataclasses.replace(roles, of=of)
+    network, native = roles.network, roles.policy.processor.native
+    # Readers come first: whether a function is at the end depends on the roles of those behind it.
     for node in reversed(list(network)):
         if layer_kinds.is_a_broken_line(node.layer):
             continue
-        name, demands = node.name, roles.demands(node.name)
+        name, role, demands = node.name, roles.of[node.name], roles.demands(node.name)
         at_end = set(demands.values()) <= {_OUTPUT}
-        if of[name] in (Role.FUNCTION, Role.SOFTMAX):
+        if role in (Role.FUNCTION, Role.SOFTMAX):
             inner_role = Role.FUNCTION if name in roles.annotations else Role.OPAQUE
-            of[name] = Role.SOFTMAX if at_end else inner_role
+            role = Role.SOFTMAX if at_end else inner_role
         elif native and layer_kinds.averages_windows(node.layer) and name in roles.annotations:
             ends = [network[reader].layer for reader in demands if reader]
             is_output = at_end and all(map(layer_kinds.is_softmax, ends))
             if is_output and node.inputs[0] not in roles.pixels:
-                of[name] = Role.SOFTMAX
+                role = Role.SOFTMAX
+        roles = dataclasses.replace(roles, of={**roles.of, name: role})
     return roles
 
 
 @dataclasses.dataclass(frozen=True)
 class Demands:
-    """What the readers of each layer's output need."""
+    """The demands of the readers of each layer's output."""
 
-    # For each layer, the kind of what each reader needs; None is the output of the model.
+    # For each layer, the kind of each reader's demand; the reader None is the model's output.
     of: Mapping[str, Mapping[str | None, str]]
-    # The layers that an NPU's operator computes which rounds to the codes that it reads. Their
-    # input and their output are on one grid, which both get from its quantizer: that of streams, or
-    # of pixels. A mean over all places is none: it has a kernel that changes grids.
+    # The layers computed by an NPU operator that rounds to the codes it reads. Their input and
+    # their output are on one grid, that of the layer's quantizer, for streams or for pixels. A mean
+    # over all places is not among them: it has a kernel that changes grids.
     around: frozenset[str]
-    around_output: frozenset[str]  # Those that resize or pool the output, on the grid that it has.
+    around_output: frozenset[str]  # The layers that resize or pool the output, on its own grid.
     problems: Sequence[str]  # Why the policy, or a layer, does not fit the demands.
 
 
 def find_demands(roles: Roles) -> Demands:
-    """Finds the needs of the readers of every tensor."""
+    """Finds the demands of the readers of every tensor."""
     of = {node.name: roles.demands(node.name) for node in roles.network}
     around, around_output = set[str](), set[str]()
     for node in roles.network if roles.policy.processor.native else ():
@@ -300,15 +303,16 @@ def _misfits(roles: Roles) -> Iterator[str]:
     yield from inputs.range_problems(roles.network, roles.policy, roles.kept)
     for node in roles.network:
         if not are_numbers(node.type) and not roles.is_for_float_layers(node.name):
-            yield (
-                f"{node.name}: received an output of {node.type.name} that is not for layers "
-                "left float alone, expected real numbers; take its real part, or its size, in "
-                "the model."
+            yield LayerMessage(
+                node.name,
+                f"received an output of {node.type.name} that is not for layers left float alone, "
+                "expected real numbers; take its real part, or its size, in the model.",
             )
         has_output = roles.of[node.name] in (Role.SOFTMAX, Role.LINEAR)
         ends_in_softmax = has_output and layer_kinds.is_softmax(node.layer)
         if ends_in_softmax and set(roles.demands(node.name).values()) - {_OUTPUT}:
-            yield (
-                f"{node.name}: received a softmax inside the model, expected one at the end "
-                "only; leave the layer out of the annotation, or pass unsupported='float'."
+            yield LayerMessage(
+                node.name,
+                "received a softmax inside the model, expected one at the end only; leave the "
+                "layer out of the annotation, or pass unsupported='float'.",
             )

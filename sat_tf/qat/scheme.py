@@ -7,8 +7,14 @@ import tf_keras as keras
 
 from sat_tf.either_keras import for_keras3
 from sat_tf.graph import layer_kinds, operation_layers
-from sat_tf.graph.network import check_model, is_annotated, refuse_losses, refuse_wrapped
-from sat_tf.graph.rewrite import network_of_layers
+from sat_tf.graph.network import (
+    Network,
+    check_model,
+    is_annotated,
+    refuse_losses,
+    refuse_wrapped,
+)
+from sat_tf.graph.rewrite import rewritten
 from sat_tf.qat import configs
 from sat_tf.qat.layout import SatLayoutTransform, quantized_model
 from sat_tf.qat.model_class import of_class_of, remember
@@ -100,9 +106,9 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
     scheme = SatQuantizeScheme(policy)
     check_model(model)
     refuse_wrapped(model)
-    refuse_losses(model)
     if is_annotated(model):
-        network = network_of_layers(model, processor=scheme.policy.processor)
+        refuse_losses(model)
+        network = Network(rewritten(model, processor=scheme.policy.processor).model)
         if network.problems:
             # TFMOT refuses some of these itself, one at a time; the placement names all.
             place(network, {node.name: None for node in network}, scheme.policy)

@@ -24,7 +24,7 @@ from sat_tf.quantizers.protocol import CLIPPING_LEVEL, ActivationQuantizer, Quan
 from sat_tf.quantizers.values import COUNT, ENDS
 
 _CODES_OF_FILE = 256
-# So many units in the last place a level may move until float32 has the ends of its scale.
+# The units in the last place that a level may move until float32 has the ends of its scale.
 _MOST_UNITS = 64
 
 
@@ -37,11 +37,11 @@ class _Grid:
     """A tensor with one grid."""
 
     holder: str  # The quantized layer with the grid.
-    called: str  # What messages call the tensor.
-    # Where the pieces that may differ in size are on one axis, by what they are called.
+    called: str  # The name of the parts in messages.
+    # The slices of the parts, which may differ in size, along one axis, by the parts' names.
     parts: dict[str, slice]
-    axis: int  # That axis, without the batch.
-    fix: str  # What to do about it.
+    axis: int  # The axis of the parts, without the batch.
+    fix: str  # The advice for parts that get few codes.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +49,13 @@ class _Seen:
     """The values that a batch has in a tensor with one grid."""
 
     real: np.ndarray  # The smallest and the largest value.
-    ends: dict[str, np.ndarray]  # Of each part, the smallest and the largest of what becomes codes.
+    ends: dict[str, np.ndarray]  # The smallest and the largest value of each part to become codes.
     distinct: dict[str, int]  # How many different values each part has.
-    step: float | None  # Between codes; None where it is that of a range still to be observed.
+    step: float | None  # The step between codes; None where its range is still to be observed.
 
 
 class SharedGrids:
-    """Finds, while a quantized model runs on data, what its grids leave too few codes."""
+    """Finds, while a quantized model runs on data, the values that get too few codes of a grid."""
 
     def __init__(self, network: Network) -> None:
         grids = (*_inputs(network), *_concatenations(network), *_outputs(network))
@@ -68,7 +68,7 @@ class SharedGrids:
         return self._grids.keys() - self._seen.keys()
 
     def look_at(self, node: Node, inputs: Any, made: Any) -> None:
-        """Takes in what one of the holders makes of a batch."""
+        """Takes in the output of one of the holders on a batch."""
         if node.name not in self.holders:
             return
         grid, layer = self._grids[node.name], node.layer

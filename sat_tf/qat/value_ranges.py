@@ -21,10 +21,10 @@ from sat_tf.quantizers.values import SMALLEST_CLIPPING_LEVEL, SampledValues
 
 
 class PixelRanges(dict[str, tuple[float, float]]):
-    """The ends of every tensor computed from pixels alone, which `grids` has by the input.
+    """The ends of every tensor computed from pixels alone; `grids` has their grids, by input.
 
-    `inputs` are those of any kind, moved or preprocessed, and `counts` what is a positive number
-    times the integers of the image.
+    `inputs` are inputs of any kind, also moved or preprocessed, and `counts` the tensors that are a
+    positive number times the integers of the image.
     """
 
     def __init__(self, network: Network, grids: Mapping[str, ImageGrid]) -> None:
@@ -56,10 +56,10 @@ class PixelRanges(dict[str, tuple[float, float]]):
 class ValueRanges:
     """Signs and maxima of the outputs of layers."""
 
-    network: Network  # Of the layers.
-    roles: Mapping[str, Role]  # By the names of its nodes.
-    pixels: PixelRanges  # Of its tensors.
-    # Where functions are native, a swish is a product with a sigmoid; else that is like any other.
+    network: Network  # The network of the layers.
+    roles: Mapping[str, Role]  # The roles of its nodes, by name.
+    pixels: PixelRanges  # The pixel ranges of its tensors.
+    # Whether functions are native: only then is the product of a tensor and its sigmoid a swish.
     native: bool = dataclasses.field(default=False, kw_only=True)
 
     def is_negative(self, name: str) -> bool:
@@ -163,7 +163,7 @@ _CHANNELS_LOOKED_AT = 64
 # without data nothing corrects that, so networks of depthwise convolutions do best with still more
 # room.
 _LONGER_TAILS = 1.5
-# What these make comes from where their input does.
+# The roles whose outputs have the source of their input.
 _OF_THEIR_INPUT = (Role.RECTIFIER, Role.FUNCTION, Role.MOVEMENT, Role.SCALING)
 # Assumed rows, and columns, of a tensor of open size.
 _USUAL_SIZE = 7
@@ -174,12 +174,12 @@ class Spread:
     """The distribution of a tensor's values, by channel."""
 
     values: _Array  # (channels, quantiles), the value at each quantile.
-    source: str  # Where it comes from, in words.
+    source: str  # The source of the distribution, in words.
     # Whether all of it comes from the model; otherwise typical images were assumed.
     known: bool = True
 
     def best_level(self, quantizer: ActivationQuantizer) -> float | None:
-        """The level of the smallest error, times `_LONGER_TAILS`; None where there is none."""
+        """The best level, times `_LONGER_TAILS`; None for values near 0 or non-finite ones."""
         rows = self.values[np.argsort(-np.abs(self.values).max(axis=1), kind="stable")]
         rows = rows[:: -(-len(rows) // _CHANNELS_LOOKED_AT)]
         largest = float(np.abs(rows).max())
@@ -201,7 +201,7 @@ class Spread:
         return np.asarray((self.values - self.mean[:, None]) ** 2 @ _SHARES, np.float64)
 
     def of_channels(self, count: int) -> "Spread":
-        """The same for another number of channels, which then all have the overall distribution."""
+        """The spread of another number of channels, all of which have the overall distribution."""
         if len(self.values) == count:
             return self
         mean = np.mean(self.mean)
@@ -215,10 +215,10 @@ class Spread:
 class Spreads:
     """The distributions of the tensors of a float model."""
 
-    network: Network  # Of the layers.
-    pixels: PixelRanges  # Of its tensors.
+    network: Network  # The network of the float model.
+    pixels: PixelRanges  # The pixel ranges of its tensors.
     kernel: Callable[[str], Any]  # Gives the effective kernel of a linear node, by its name.
-    native: bool = dataclasses.field(default=False, kw_only=True)  # As of `ValueRanges`.
+    native: bool = dataclasses.field(default=False, kw_only=True)  # See `ValueRanges`.
     _spreads: dict[str, Spread] = dataclasses.field(default_factory=dict, init=False)
 
     def __getitem__(self, name: str) -> Spread:

@@ -1,9 +1,9 @@
 """A network computed on a batch layer by layer, each in parts that take little memory.
 
 Parts of a tensor that is read once are computed when they are asked for, so that each goes through
-several layers while it is in the caches of the processor. Of other tensors, all that is kept is
-what is still read. So a batch takes about as much memory as the largest tensor that is needed as a
-whole, and those around it that later layers read. Of what calibration looks at, a sample is kept.
+several layers while it is in the caches of the processor. Other tensors are kept only while they
+are still read. So a batch takes about as much memory as the largest tensor that is needed as a
+whole, and those around it that later layers read. Calibration keeps a sample of what it looks at.
 """
 
 import collections
@@ -30,7 +30,7 @@ from sat_tf.quantizers.values import Function, SampledValues, itself
 # A layer is computed in parts where a tensor of it has more bytes: a part costs the time of a call,
 # and smaller tensors add nothing to the peak of a network.
 _MOST_BYTES = 2**26
-# A part has so many bytes at most, or one image.
+# The most bytes of a part with more than one image.
 _BYTES_AT_ONCE = 2**24
 
 # Python nests no more than 1000 calls: no more than this many layers compute a part in one another.
@@ -38,7 +38,7 @@ _MOST_LAYERS = 16
 
 # The parts of a tensor of a batch: as many images in each but the last.
 Parts = Iterator[tf.Tensor]
-# It computes a layer from its inputs, part by part: each is a tensor, or a list of several.
+# A function that computes a layer from its inputs, part by part: a tensor each, or a list of them.
 Call = Callable[[Node, Iterator[Any]], Parts]
 
 
@@ -48,7 +48,7 @@ def each_part(call: Callable[[Node, Any], tf.Tensor]) -> Call:
 
 
 def one_by_one(parts: Iterable[tf.Tensor]) -> Parts:
-    """Parts that are there, each of which is forgotten when it is asked for."""
+    """Yields parts that are in memory, and forgets each when it is asked for."""
     waiting = [*parts]
     waiting.reverse()
     del parts
@@ -60,11 +60,11 @@ def one_by_one(parts: Iterable[tf.Tensor]) -> Parts:
 class _Tensor:
     """A tensor of a batch."""
 
-    # A list where they are kept; others are computed when they are asked for.
+    # A list where parts are kept; otherwise they are computed when they are asked for.
     parts: list[tf.Tensor] | Parts
-    shape: tf.TensorShape  # Of the first part.
-    rows: int  # Of all parts: images, unless a layer of the user makes something else of them.
-    layers: int = 0  # How many compute a part, one inside the other.
+    shape: tf.TensorShape  # The shape of the first part.
+    rows: int  # The rows of all parts: images, unless a user's layer makes something else of them.
+    layers: int = 0  # How many layers compute a part, one inside the other.
 
     def read(self) -> Parts:
         """The parts, one after the other; it keeps none that only this reader still needs."""
@@ -90,7 +90,7 @@ def walk(network: Network, images: Batch, call: Call, *, whole: Collection[str] 
             if node.name in tensors:
                 continue
             inputs = [tensors[name] for name in node.inputs]
-            # It computes each image by itself, as files do; of unknown layers nobody knows.
+            # The layer computes each image by itself, as files do; unknown layers may not.
             is_by_image = layer_kinds.role_of(inner_layer(node.layer)) is not Role.OPAQUE
             is_by_image &= not node.arguments.get("training")
             can_be_cut = is_by_image and not has_masks and node.name not in whole
@@ -134,7 +134,7 @@ def _rows_of(chunk: tf.Tensor) -> int:
 
 
 def _in_parts(chunks: Parts, at_once: int | None) -> Parts:
-    """A tensor with so many images in each part, or all in one; part sizes divide each other."""
+    """A tensor with `at_once` images in each part, or all in one; part sizes divide each other."""
     waiting: list[tf.Tensor] = []
     for chunk in chunks:
         rows = _rows_of(chunk)
@@ -171,11 +171,11 @@ def as_graph(measure: Callable[..., Any]) -> Callable[..., Any]:
     return tf.function(functools.partial(measure), autograph=False)
 
 
-# A sample has so many values of a batch at random, and about so many of the largest, which decide
-# what clipping costs: among values at random there are too few of them.
+# A sample has this many random values of a batch, and about this many of the largest, which decide
+# what clipping costs: among random values there are too few of them.
 _AT_RANDOM = 8192
 _LARGEST = 2048
-# Each block of so many values is known by its largest magnitude: few blocks hold one of the tail.
+# The values of a block, which is known by its largest magnitude: few hold a value of the tail.
 _BLOCK = 2**12
 
 
@@ -219,17 +219,17 @@ class _Flat:
 class Sample:
     """A sample of one tensor: some values, how many each stands for, the ends of all of them."""
 
-    name: str  # Of the layer that gives it.
-    file: IO[bytes]  # Holds the values; several samples may share it.
-    function: Function = itself  # The one that alone reads it.
-    # The smallest and the largest value that was there, or 0.
+    name: str  # The name of the layer that gives the tensor.
+    file: IO[bytes]  # The file with the values; several samples may share it.
+    function: Function = itself  # The function that alone reads the tensor.
+    # The smallest and the largest value of all batches, or 0.
     ends: tuple[float, float] = (0.0, 0.0)
-    # A piece of the file starts somewhere, and has so many values that each stand for so many.
+    # The start of each piece of the file, its number of values, and how many each stands for.
     _pieces: list[tuple[int, int, float]] = dataclasses.field(default_factory=list, init=False)
 
     @property
     def largest(self) -> float:
-        """The largest magnitude of all that was there."""
+        """The largest magnitude of all batches."""
         return max(-self.ends[0], self.ends[1])
 
     def take(self, parts: Sequence[tf.Tensor]) -> None:

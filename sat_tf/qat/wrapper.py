@@ -183,7 +183,7 @@ class QuantizedLayer(QuantizingLayer, keras.layers.Wrapper):
 
     @contextlib.contextmanager
     def one_kernel(self) -> Iterator[None]:
-        """Inside, calls in inference share one effective kernel; the latent one must not change."""
+        """Lets calls in inference share one effective kernel; the latent one must not change."""
         before = self.constant_kernel
         self.use_kernel(self.effective_kernel())
         try:
@@ -270,7 +270,7 @@ def clipping_quantizer(layer: keras.layers.Layer) -> ActivationQuantizer | None:
 
 
 def rounds_to_input(layer: keras.layers.Layer) -> bool:
-    """Whether a layer's quantizer quantizes what it reads too."""
+    """Whether a layer's quantizer quantizes the layer's input, too."""
     return isinstance(layer, QuantizedLayer) and layer.quantize_config.around
 
 
@@ -304,10 +304,10 @@ _TRACED_INSIDE = "_sat_tf_traced_with_constant_weights"
 
 @contextlib.contextmanager
 def constant_weights(model: keras.Model) -> Iterator[None]:
-    """Inside, `evaluate`, `predict` and calls of a quantized model reuse its effective weights.
+    """Lets `evaluate`, `predict` and calls of a quantized model reuse its effective weights.
 
-    They read those computed on entry, bit for bit the ones they would have computed themselves, at
-    the cost of one more copy of the kernels in memory from the first entry on:
+    Inside, they read the weights computed on entry, bit for bit those they would have computed
+    themselves, at the cost of one more copy of the kernels in memory from the first entry on:
 
         with sat_tf.callbacks.constant_weights(model):
             model.evaluate(images, labels)
@@ -320,7 +320,7 @@ def constant_weights(model: keras.Model) -> Iterator[None]:
         model: a Keras model with layers quantized by sat-tf in it, at any depth.
 
     Raises:
-        ValueError: the model has no layer quantized by sat-tf, or is none of tf_keras.
+        ValueError: the model has no layer quantized by sat-tf, or is not a tf_keras model.
         RuntimeError: the model is inside another `constant_weights`, or is trained in this one.
     """
     copies = ConstantWeights(model)

@@ -4,9 +4,9 @@ The error is the mean of |q(x; α) - x|^p. p = 2 up to 7 bits. At 8 bits p = 4, 
 where rounding is small, what counts is that clipping moves means, which squeeze-and-excitation
 passes on and no BatchNormalization takes back.
 
-Where all that reads the tensor is a function, such as swish, the error is that of what the function
-gives, |f(q(x; α)) - f(x)|^p: large negative values, all of which become nearly 0 there, must not
-cost the others their resolution.
+Where only a function, such as swish, reads the tensor, the error is that of the function's values,
+|f(q(x; α)) - f(x)|^p: large negative values, all of which become nearly 0 there, must not cost the
+others their resolution.
 """
 
 import math
@@ -23,10 +23,10 @@ _POWERS = {8: 4}
 _USUAL_POWER = 2
 # A range is not symmetric where that makes the error, in codes, smaller by this factor or more.
 _WORTH_A_SKEW = 0.95
-# What is observed is clipped where that makes the error smaller by this factor or more.
+# An observed range is clipped where that makes the error smaller by this factor or more.
 _OBSERVED_BITS, _WORTH_CLIPPING = 8, 0.9
-# The ends of such a range are searched for in turn, among so many of their size, and then among
-# these around the best one, as shares of it.
+# The ends of such a range are searched for in turn, among this number of shares of the extreme
+# value, and then at these distances from the best share.
 _COARSE_STEPS = 10
 _FINE_STEPS = np.array([-5, -4, -3, -2, -1, 1, 2, 3, 4, 5]) / 100.0
 
@@ -42,7 +42,7 @@ class _Errors:
         self.power = power
 
     def of(self, quantized: np.ndarray) -> float:
-        """The error of what became of the values."""
+        """The error of the quantized values."""
         errors = (self._function(quantized) - self._wanted).astype(np.float64)
         for _ in range(self.power // 2):
             np.square(errors, out=errors)
@@ -60,7 +60,7 @@ def search(
 def _best_of_levels(
     quantize: Callable[[np.ndarray, float], np.ndarray], errors: _Errors, largest: float
 ) -> tuple[float, float]:
-    """The same, with its error."""
+    """The clipping level of `search`, with its error."""
     best, smallest = largest, np.inf
     for level in np.arange(100, 0, -1) / 100.0 * largest:
         error = errors.of(quantize(errors.values, level))
@@ -75,7 +75,7 @@ def best_clipping_level(sample: SampledValues, num_bits: int, *, signed: bool) -
 
 
 def _up_to_level(num_bits: int, *, signed: bool) -> Callable[[np.ndarray, float], np.ndarray]:
-    """What becomes of values at a level that both ends have, or the upper one alone."""
+    """Returns the quantization at a level, which both ends have, or without `signed` the upper."""
     intervals = grids.levels(num_bits, "narrow" if signed else "dorefa")
 
     def quantize(values: np.ndarray, level: float) -> np.ndarray:
@@ -117,9 +117,9 @@ def best_observed_range(sample: SampledValues) -> tuple[float, float]:
 
 
 def best_range_of_logits(logits: np.ndarray) -> tuple[float, float]:
-    """The ends of the range with the smallest squared error of what softmax makes of logits.
+    """The ends of the range with the smallest squared error of the softmax of logits.
 
-    What is far below the largest one of its row is of no account, and would cost ties resolution.
+    Logits far below the largest one of their row hardly count, and would cost ties resolution.
     """
     largest = float(np.max(np.abs(logits), initial=0.0))
     if largest < SMALLEST_CLIPPING_LEVEL:

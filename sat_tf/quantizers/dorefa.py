@@ -128,7 +128,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         return clamped * self.factor(clamped, latent)
 
     def keep_function(self, kernel: Any, variables: Variables) -> None:
-        """Latent weights of a float kernel, and as the gain the size that the clamp takes."""
+        """Makes latent weights of a float kernel; the gain gets the size that the clamp takes."""
         latent, maximum = latent_kernel(kernel.numpy(), self.range_axes)
         kernel.assign(latent)
         factor = self.factor(self.clamp(kernel), kernel).numpy()
@@ -136,7 +136,7 @@ class DorefaQuantizer(WithSurrogate, WeightsOnGrid):
         gain.assign(np.broadcast_to(maximum / factor, gain.shape))
 
     def describe_start(self, kernel: np.ndarray) -> str:
-        """In words, how the latent weights of `latent_kernel` start, and why."""
+        """How the latent weights of `latent_kernel` start, and why, in words."""
         if np.max(_maximum(np.asarray(kernel), self.range_axes)) <= _LARGEST_TANH:
             return super().describe_start(kernel)
         return (

@@ -24,9 +24,9 @@ from sat_tf.quantizers.values import COUNT, Variables
 
 _MOMENTUM = 0.99
 _CHECKED_BY = "checked_by"
-# Whether values are pixels is told from so many images of a batch.
+# The images of a batch that tell whether values are pixels.
 _FEW_IMAGES = 4
-# When values of another range are warned of: a first batch may be all black.
+# The batches that are warned of if their range is another one: a first batch may be all black.
 _WARNING_BATCHES = (0.0, 15.0)
 
 
@@ -51,10 +51,10 @@ class ImageQuantizer(PixelQuantizer):
     _told = 0  # a doubt 1, a problem 2
 
     low: Any = 0.0  # Real value of a pixel of 0; a number, or one for each channel.
-    high: Any = 255.0  # Of a pixel of 255, likewise.
+    high: Any = 255.0  # Real value of a pixel of 255, likewise.
     reversed_channels: bool = False  # The model is fed the channels in reverse.
     observes: bool = True  # Remember what it is fed.
-    compares: bool = False  # And `off_usual`; False in saved models of before there was one.
+    compares: bool = False  # Remember `off_usual`, too; False in models saved before it existed.
     is_checked: bool = False  # Remember what has checked the range; False likewise.
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class ImageQuantizer(PixelQuantizer):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Makes one of what `get_config` gave, in earlier versions the highest value alone."""
+        """Makes a quantizer of a config, which in earlier versions was the highest value alone."""
         if "image_max" in config:
             return cls(high=config["image_max"], observes=False)
         return cls(**config)
@@ -104,7 +104,7 @@ class ImageQuantizer(PixelQuantizer):
         return {name: VariableSpec(shape=of, follows_data=True) for name, of in shapes.items()}
 
     def _observe(self, inputs: Tensor, variables: Variables) -> Tensor:
-        """Takes one batch into what is remembered; returns how many there were before."""
+        """Takes one batch into what is remembered; returns the number of batches before it."""
         n = namespace(inputs)
         values = in_float32(n, n.stop_gradient(inputs))
         axes = tuple(range(len(values.shape) - 1)) if self.range.channels else None

@@ -33,8 +33,8 @@ from sat_tf.quantizers.values import (
     usual_deviation,
 )
 
-# The variable of weights, s · sqrt(highest code), and that of LSQ+, by how much the lower end has
-# moved.
+# The variable of weights, s · sqrt(highest code), and that of LSQ+, the distance that the lower end
+# has moved.
 MAGNITUDE, OFFSET = "magnitude", "offset"
 # No magnitude is lower: scales stay positive. Weights are dead long before.
 SMALLEST_MAGNITUDE = 1e-8
@@ -79,7 +79,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         return {**specs, MAGNITUDE: self.learnt(shape, start=usual, lowest=SMALLEST_MAGNITUDE)}
 
     def begin(self, kernel: Any, variables: Variables) -> None:
-        """Gives magnitudes what the latent weights tell; a channel of zeros that of its layer."""
+        """Sets magnitudes by the latent weights; a channel of zeros gets that of its layer."""
         if MAGNITUDE in variables:
             magnitude = variables[MAGNITUDE]
             magnitude.assign(self._first_magnitude(kernel, magnitude))
@@ -94,7 +94,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         return self.of_range_or_layer(of_range, of_layer, otherwise, SMALLEST_MAGNITUDE)
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
-        """Takes over the gain, and what magnitudes have become of their start."""
+        """Takes over the gain, and the ratio of magnitudes to their start."""
         super().carry(latent, variables, before)
         if not isinstance(before.quantizer, LsqQuantizer) or MAGNITUDE not in variables:
             return
@@ -137,7 +137,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         return namespace(latent).ones_like(latent, dtype="bool")
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
-        """Latent weights of which those that are held are their code times the scale of now."""
+        """Latent weights, of which the held ones are their code times the current scale."""
         scale = lsq.weight_scale(variables[MAGNITUDE], self.bits)
         values = (units + float(self.code_ends[0])) * scale
         return namespace(latent).where(held, values, latent)
@@ -148,7 +148,7 @@ class LsqActivationQuantizer(UpToItsLevel):
     """Clips and quantizes with a scale that is learnt (Esser et al. 2020).
 
     Values are those of `pact.quantize_activation`, in the place of a rectifier, or else of
-    `quantize_stream`, and so is the gradient, Eq. 3 of the paper, but for the factor g of the
+    `quantize_stream`, and so is the gradient, Eq. 3 of the paper, except for the factor g of the
     scale: see `lsq.level_factor`.
     """
 
@@ -156,8 +156,8 @@ class LsqActivationQuantizer(UpToItsLevel):
     has_own_gradient: ClassVar[bool] = True
 
     signed: bool = False
-    # Where the model's statistics and `calibrate` set the level: "mean" at the paper's scale
-    # 2 mean|x| / sqrt(highest code), "error" at the smallest quantization error.
+    # The level that the model's statistics and `calibrate` set: "mean" for the paper's scale
+    # 2 mean|x| / sqrt(highest code), "error" for the smallest quantization error.
     start: str = "mean"
     counts_batch: bool = False  # See `lsq.level_factor`.
 
@@ -168,7 +168,7 @@ class LsqActivationQuantizer(UpToItsLevel):
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
-        """Streams of 8 bits, which the papers do not know, have the default quantizer."""
+        """Whether it quantizes the tensor; 8-bit streams, which no paper has, get the default."""
         reach, has_two_ends = request.reach, request.skews and request.num_bits == 8
         is_stream = has_two_ends and request.signed and (reach is None or reach.lowest is None)
         has_range = reach is not None and reach.highest is not None
@@ -207,7 +207,7 @@ def mean_level(values: np.ndarray, highest: float, counts: np.ndarray | None = N
 class LsqPlusQuantizer(BelowZero):
     """Clips and quantizes with a scale and an offset that are learnt (Bhalgat et al. 2020).
 
-    For what swish and its kin make, whose negative part is small; all other tensors have LSQ.
+    It serves the outputs of swish and its kin, whose negative part is small; others get LSQ.
     The range is that of `OffsetQuantizer`, from -(ℓ + ρ α) up to α, until it learns: its width is
     the trainable `clipping_level`, and its lower end moves by the trainable `offset`, which starts
     at 0. Forward and backward as in `lsq.quantize_with_offset`, gradients times g.
@@ -224,7 +224,7 @@ class LsqPlusQuantizer(BelowZero):
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
-        """What LSQ serves, and what has a small negative part."""
+        """Whether LSQ serves the tensor, or its negative part is small and known."""
         return _is_asymmetric(request) or LsqActivationQuantizer.serves(request)
 
     @classmethod
@@ -252,7 +252,7 @@ class LsqPlusQuantizer(BelowZero):
     def _scale_and_offset(
         self, level: Tensor, moved: Tensor, levels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Scale and β; the lower end that the level tells has no gradient."""
+        """The scale and β; the lower end that the level gives has no gradient."""
         n = namespace(level)
         divisor = n.exact_divisor(levels, n.stop_gradient(level))
         scale, _ = scale_and_zero(level, divisor, self.lowest, self.share, n.floor)

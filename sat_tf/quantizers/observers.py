@@ -1,4 +1,4 @@
-"""Ranges that are observed: of outputs, of what float layers read, and of inputs but images."""
+"""Observed ranges: of outputs, of what float layers read, and of inputs other than images."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ class RangeObserver(Quantizer):
 
     `sat_tf.calibrate` sets the range, `lowest` and `highest`, to what its images let expect. In
     training it takes in the extremes of every batch, and never shrinks: a mean over batches would
-    be the range of none. `observations` counts the batches; 0 means never observed. The range
+    not be the range of any. `observations` counts the batches; 0 means never observed. The range
     always holds zero. Batches with infinite or NaN values leave it as it is.
 
     Forward and backward: the tensor itself; or with `rounds`, `asymmetric.quantize_observed`, once
@@ -36,18 +36,18 @@ class RangeObserver(Quantizer):
 
     observes_range: ClassVar[bool] = True
 
-    rounds: bool = False  # The tensor is rounded, because other layers read what the file rounds.
-    # But not in training: a stream that the policy leaves float is rounded by the file alone, and
-    # by Keras where it is to tell the same.
+    rounds: bool = False  # Whether it rounds the tensor, as other layers read what the file rounds.
+    # Whether training leaves the tensor float: a stream that the policy leaves float is rounded by
+    # the file alone, and by Keras in inference, which has to agree with the file.
     trains_float: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Makes one of what `get_config` gave, in earlier versions with a momentum of no use."""
+        """Makes an observer of a config, which in earlier versions has an unused momentum."""
         return cls(**{name: value for name, value in config.items() if name != "momentum"})
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor; older releases read those of before `trains_float`."""
+        """The arguments of the constructor, `trains_float` only if True: older releases lack it."""
         config = super().get_config()
         if not self.trains_float:
             config.pop("trains_float", None)
@@ -84,7 +84,7 @@ class RangeObserver(Quantizer):
         return rounded
 
     def _observe(self, inputs: Tensor, variables: Variables) -> Tensor:
-        """Takes one batch into the range; returns how many there are."""
+        """Takes one batch into the range; returns the number of batches so far."""
         n = namespace(inputs)
         values = in_float32(n, n.stop_gradient(inputs))
         ends = {"lowest": n.min(values), "highest": n.max(values)}
@@ -124,10 +124,10 @@ def tensorflow_of(variables: Variables) -> ModuleType | None:
 
 
 def over_replicas(batch: Mapping[str, Tensor], variables: Variables) -> dict[str, Tensor]:
-    """The values of the whole batch, of those of each replica's share, on all devices and workers.
+    """The values of a whole batch, from those of each replica's share on all devices and workers.
 
     Every replica assigns its own variables, which are equal then, so that any one is saved bit for
-    bit. Of each value the largest is taken, but of "lowest" the smallest.
+    bit. The largest of each value is taken, and the smallest of "lowest".
     """
     tf = tensorflow_of(variables)
     context = None if tf is None else tf.distribute.get_replica_context()

@@ -1,4 +1,4 @@
-"""Activations with a clipping level: PACT, CG-PACT, and their forms for what can be negative."""
+"""Activations with a clipping level: PACT, CG-PACT, and forms for tensors that can be negative."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -41,9 +41,9 @@ class ClippingQuantizer(ActivationQuantizer):
     asks: ClassVar[tuple[str, ...]] = ("num_bits", "gradient", "rate", "ceiling")
 
     num_bits: int
-    initial_clipping_level: float = 8.0  # Where the trainable `clipping_level` starts.
+    initial_clipping_level: float = 8.0  # The start of the trainable `clipping_level`.
     gradient: str = "calibrated"  # A row of `gradients.CLIPPING_GRADIENTS`.
-    # Of the rectifier it replaces; no clipping level of data or of a policy starts above it.
+    # The ceiling of the replaced rectifier; no clipping level of data or a policy starts above it.
     ceiling: float | None = None
     rate: float = 1.0  # Factor on the gradient of the clipping level, above 0.
 
@@ -110,7 +110,7 @@ class PactQuantizer(UpToItsLevel):
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
-        """All tensors, with the quantizers of this file for those that are not rectified."""
+        """Always True: the quantizers of this file serve the tensors that are not rectified."""
         return True
 
     @classmethod
@@ -138,8 +138,8 @@ class StreamQuantizer(UpToItsLevel):
     signed = True
     asks: ClassVar[tuple[str, ...]] = (*ClippingQuantizer.asks, "skews")
 
-    # Whether there is such a variable; False in saved models of before there was one, and where
-    # only a symmetric range can be stored.
+    # Whether it has the variable `skew`; False in models saved before it existed, and where only a
+    # symmetric range can be stored.
     skews: bool = False
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
@@ -151,8 +151,8 @@ class StreamQuantizer(UpToItsLevel):
             return super().__call__(inputs, training, variables)
         n = namespace(inputs)
         level, skew = self.level(variables), n.tensor(variables[SKEW])
-        # As far as a step moves the larger end, it moves the smaller one, which is κ times α: its
-        # gradient is α times smaller than that of κ, and so is what κ has to move by.
+        # A step shall move the smaller end, κ times α, as far as the larger one: the end's gradient
+        # is α times smaller than that of κ, and so is the step of κ.
         factor = self.rate / n.square(n.stop_gradient(level))
         skew = scaled_gradient(skew, factor)
         bits = bits_of(self.num_bits, variables)
@@ -231,7 +231,7 @@ class _FixedQuantizer(WithSurrogate, ActivationQuantizer):
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class UnitQuantizer(_FixedQuantizer):
-    """Quantizes what is between 0 and 1, or -1 and 1, by its own definition: at a level of 1."""
+    """Quantizes values that by definition are between 0, or -1, and 1: at a level of 1."""
 
     num_bits: int
     signed: bool = False  # Whether the range is [-1, 1].
@@ -254,7 +254,7 @@ class UnitQuantizer(_FixedQuantizer):
 class FixedGridQuantizer(_FixedQuantizer):
     """Quantizes the result of a function to the codes that its operator in a file has.
 
-    `asymmetric.quantize_offset` with ends that are no variables: TFLite gives a sigmoid the scale
+    It is `asymmetric.quantize_offset` with constant ends: TFLite gives a sigmoid the scale
     1/256 from 0 to 255/256, and a tanh 1/128 from -1 to 127/128.
     """
 
@@ -262,7 +262,7 @@ class FixedGridQuantizer(_FixedQuantizer):
 
     num_bits: int = 8
     lowest: float = 0.0  # The real value of the lowest code.
-    highest: float = 1.0  # Of the highest one.
+    highest: float = 1.0  # The real value of the highest code.
 
     def __post_init__(self) -> None:
         super().__post_init__()

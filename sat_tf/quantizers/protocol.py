@@ -24,7 +24,7 @@ from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.seen_values import SeenValues
 from sat_tf.quantizers.values import CodeRange, IntegerWeights, SampledValues, Variables
 
-# Among the variables a quantizer is called with, where its layer has a floor under its bits.
+# The name, among the variables of a call, of the floor that a layer has under the bits.
 BIT_FLOOR = "bit_floor"
 # The variable that a quantizer with a clipping level has.
 CLIPPING_LEVEL = "clipping_level"
@@ -40,11 +40,11 @@ _SET_LATER = ("initial_gain", "initial_clipping_level")
 class VariableSpec:
     """A variable that a layer makes for its quantizer. None has weight decay."""
 
-    shape: Sequence[int] = ()  # Of the variable.
+    shape: Sequence[int] = ()  # The shape of the variable.
     start: float = 0  # Its first value, everywhere.
     dtype: str = "float32"  # Its type.
     trainable: bool = False  # Whether the optimizer changes it.
-    lowest: float | None = None  # What no value of it is below after a step; None for any.
+    lowest: float | None = None  # The lower bound of its values after a step; None without one.
     # Whether it is assigned in training, as the statistics of BatchNormalization.
     follows_data: bool = False
 
@@ -64,20 +64,20 @@ class Quantizer(abc.ABC):
     Each argument of a constructor is kept in an attribute of its name.
     """
 
-    # What the file takes for the input that it quantizes; None for a quantizer of any other tensor.
+    # The type in which files take the input that it quantizes; None for any other tensor.
     input_type: str | None = None
-    policy_name: ClassVar[str] = ""  # What policies call its class; "" for one that none names.
-    # What of a request its constructor takes.
+    policy_name: ClassVar[str] = ""  # The name of its class in policies; "" where none names it.
+    # The fields of a request that its constructor takes.
     asks: ClassVar[tuple[str, ...]] = ("num_bits",)
     # Whether it remembers the range of its tensor in its variables `lowest`, `highest` and
     # `observations`.
     observes_range: ClassVar[bool] = False
-    rounds: bool = False  # Whether what it makes is on a grid, of which `code_range` tells.
-    # Whether that is so in inference alone, as for streams that training keeps float.
+    rounds: bool = False  # Whether its results are on a grid, which `code_range` describes.
+    # Whether it rounds in inference alone, as for streams that training keeps float.
     trains_float: bool = False
 
     def __post_init__(self) -> None:
-        """Takes the axes that JSON has as lists, in those that are dataclasses."""
+        """Makes tuples of axes, which JSON has as lists, in quantizers that are dataclasses."""
         for name, value in vars(self).items():
             if name.endswith("_axes") and value is not None:
                 setattr(self, name, tuple(value))
@@ -98,8 +98,8 @@ class Quantizer(abc.ABC):
     def assume_fed(self, variables: Variables, scale: float) -> None:
         """Gives variables that calibration would set plausible values; most have none.
 
-        Plans are made of models that have seen nothing, and of what their files would be later. The
-        scale is that of the range, where it is not known beforehand.
+        Plans are made of models that have seen no data, for the files that they would have later.
+        The scale is that of the range, where it is not known beforehand.
         """
         del variables, scale
 
@@ -110,7 +110,7 @@ class Quantizer(abc.ABC):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Makes one of what `get_config` gave."""
+        """Makes a quantizer of the arguments that `get_config` gave."""
         return cls(**config)
 
     def with_settings(self, **settings: Any) -> Self:
@@ -139,7 +139,7 @@ class Quantizer(abc.ABC):
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
-        """The options of a policy: what its constructor takes beside what is asked."""
+        """The options of a policy: the arguments of its constructor that no request has."""
         request = cls.usual_request({})
         excluded = (*(cls.asked(request) if request else ()), *_SET_LATER)
         return tuple(name for name in cls._argument_names() if name not in excluded)
@@ -184,7 +184,7 @@ class Quantizer(abc.ABC):
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WithSurrogate(Quantizer):
-    """A quantizer with a choice of what rounding passes back."""
+    """A quantizer with a choice of the gradient that rounding passes back."""
 
     surrogate: str = STRAIGHT_THROUGH.name  # A row of `gradients.SURROGATES`.
     surrogate_strength: float | None = None  # See there; None is the usual one.
@@ -199,7 +199,7 @@ class WithSurrogate(Quantizer):
         return Surrogate(self.surrogate, self.surrogate_strength)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor, without the usual choice: older versions know none."""
+        """The arguments of the constructor, without the usual surrogate: older versions lack it."""
         config = super().get_config()
         usual = self.estimator == STRAIGHT_THROUGH
         left_out = ("surrogate", "surrogate_strength") if usual else ()
@@ -216,10 +216,10 @@ class WeightRequest:
     fan_out: int = 1  # The layer's n̂.
     grid: str = "auto"  # `weight_grid` of the policy.
     range: str = "channel"  # "channel" or "layer": `weight_range` of the policy.
-    detach_max: bool = False  # Of the policy.
-    # Of the policy; None for a layer with BatchNormalization right behind it.
+    detach_max: bool = False  # `detach_max` of the policy.
+    # `rescale` of the policy; None for a layer with BatchNormalization right behind it.
     rescale: str | None = None
-    # The latent weights will start where they keep the float layer's function.
+    # Whether the latent weights will start where they keep the float layer's function.
     keeps_function: bool = False
     # `weight_options` of the policy.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -239,10 +239,10 @@ class WeightRequest:
 class Predecessor:
     """The weight quantizer that a layer had under another policy."""
 
-    quantizer: "WeightQuantizer"  # Itself.
-    variables: Variables  # Its own, by name.
-    # Whether the function has to stay, also where the two make other effective weights of the same
-    # latent ones.
+    quantizer: "WeightQuantizer"  # The quantizer itself.
+    variables: Variables  # Its variables, by name.
+    # Whether the function has to stay, also where the two quantizers make different effective
+    # weights of the same latent ones.
     keep_function: bool
 
 
@@ -257,12 +257,12 @@ class WeightQuantizer(Quantizer):
     asks: ClassVar[tuple[str, ...]] = ("num_bits", "channel_axes")
     num_bits: int | None  # 1 to 8; None makes the effective weights without rounding them.
     rescale: str | None = None  # Name of SAT's rescaling, where it has one.
-    # What a policy sets so that weights of 0 stay 0, where it has no 0.
+    # The setting of a policy by which weights of 0 stay 0, for a quantizer without a 0.
     zeros_stay_with: ClassVar[str] = "weight_quantizer='lsq'"
     # Whether it takes `weight_grid` from the policy; one that does not has codes of its own, and a
     # policy that names a grid for it is refused.
     follows_grid: ClassVar[bool] = False
-    # With fewer it does not exist, and a policy that asks for them is refused.
+    # The fewest bits at which it exists; a policy that asks for fewer is refused.
     fewest_bits: ClassVar[int] = 1
 
     @classmethod
@@ -299,7 +299,7 @@ class WeightQuantizer(Quantizer):
             ]
         return problems
 
-    # What has codes that fit int8, where those of the quantizer do not.
+    # The settings whose codes fit int8, where those of the quantizer do not.
     int8_remedy: ClassVar[str] = "fewer bits"
     NOT_QUANTIZED: ClassVar[str] = (
         "received a layer whose weights are not quantized, expected 1 to 8 weight bits; call "
@@ -312,7 +312,7 @@ class WeightQuantizer(Quantizer):
         """The codes and scales of the effective weights; the quantizer rounds.
 
         The product is what the quantizer computes with, up to a few roundings of float32: the
-        export refuses a layer of which that does not hold.
+        export refuses a layer for which that does not hold.
         """
 
     @property
@@ -350,7 +350,7 @@ class WeightQuantizer(Quantizer):
         return 2 * self.largest_code
 
     def code_count(self, variables: Variables) -> int:
-        """How many different codes its weights can have; `top_unit` + 1, but for special ones."""
+        """How many different codes its weights can have; `top_unit` + 1 for most quantizers."""
         return self.top_unit + 1
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
@@ -363,7 +363,7 @@ class WeightQuantizer(Quantizer):
         return ~namespace(latent).ones_like(latent, dtype="bool")
 
     def hold(self, latent: Tensor, variables: Variables, units: Tensor, held: Tensor) -> Tensor:
-        """Latent weights of which those that are held have the given integers."""
+        """Latent weights, of which the held ones have the given integers."""
         return latent
 
     def stages(self, latent: Tensor) -> dict[str, Tensor]:
@@ -407,7 +407,7 @@ class WeightQuantizer(Quantizer):
         self.begin(kernel, variables)
 
     def describe_start(self, kernel: Any) -> str:
-        """In words, how the latent weights of a float kernel start, and why."""
+        """How the latent weights of a float kernel start, and why, in words."""
         return "keeps function and gradients: latent weights of the kernel's own size"
 
     def carries(self, before: Predecessor) -> bool:
@@ -435,12 +435,12 @@ class ActivationRequest:
 
     num_bits: int  # 1 to 8.
     signed: bool = False  # Whether values can be negative.
-    # Which values a function gives, where one tells the range of the tensor.
+    # The values that a function can give, where one tells the range of the tensor.
     reach: Reach | None = None
     # Whether a tensor that can be negative may get a range that is not symmetric, which `calibrate`
     # finds.
     skews: bool = False
-    ceiling: float | None = None  # What no value exceeds, where a rectifier or the pixels say so.
+    ceiling: float | None = None  # The upper bound of values, where a rectifier or pixels have one.
     gradient: str = "calibrated"  # `clipping_gradient` of the policy.
     rate: float = 1.0  # `clipping_level_rate` of the policy.
     # `activation_options` of the policy.
@@ -451,7 +451,7 @@ class ActivationQuantizer(Quantizer):
     """Quantizes the tensor that a layer makes, to codes of 1 to 8 bits.
 
     Required: the constructor, `__call__` and `code_range`; with a clipping level,
-    `ClippingQuantizer` has the rest of what that takes.
+    `ClippingQuantizer` has the rest of what is required.
     """
 
     num_bits: int  # Bits of the codes.
@@ -460,8 +460,8 @@ class ActivationQuantizer(Quantizer):
     signed: bool = False
     # Whether its range is a variable, `clipping_level`, that is trained and calibrated.
     has_clipping_level: ClassVar[bool] = False
-    # Whether it defines the gradient of its level, so that `clipping_gradient` of a policy has no
-    # say.
+    # Whether it defines the gradient of its level, so that `clipping_gradient` of a policy does not
+    # apply.
     has_own_gradient: ClassVar[bool] = False
     rounds: bool = True
     # These are set by fields of the policy.
@@ -537,7 +537,7 @@ class ActivationQuantizer(Quantizer):
 class PixelQuantizer(Quantizer):
     """Marks an input that is an image, whose pixels are codes already."""
 
-    range: InputRange  # What the model is fed for the pixels.
+    range: InputRange  # The range of the values that the model is fed for the pixels.
     observes: bool  # Whether it remembers what it is fed.
 
     @abc.abstractmethod

@@ -25,7 +25,7 @@ class QuantizingLayer(_Wrapper):
     effective weights replace the kernel, and a quantizer the rectifier; a lock keeps threads from
     seeing each other's. Quantizers compute in float32 in every precision.
 
-    A class has, beside `layer`: `weight_quantizer` and `output_quantizer`, or None, with the
+    A class has, besides `layer`: `weight_quantizer` and `output_quantizer`, or None, with the
     `place` of the second; their `kernel_variables` and `output_variables` by name; `_kernel_name`
     and `_int8_weights`, the attributes of the layer with its kernel and with other int8 weights, or
     ""; `_one_call_at_a_time`, the lock; and methods that make variables and tell shapes.
@@ -35,7 +35,7 @@ class QuantizingLayer(_Wrapper):
 
     def _quantized_call(self, inputs: Any, training: Any) -> Any:
         """The output of the layer inside, computed with effective weights, and quantized."""
-        # As BatchNormalization does.
+        # A frozen layer is not in training, as in BatchNormalization.
         observes = training if self.trainable and training is not None else False
 
         def quantize(tensor: Any) -> Any:
@@ -58,7 +58,7 @@ class QuantizingLayer(_Wrapper):
         if place == ACTIVATION:
             return self._run(inputs, training, quantize)
         if place == BEFORE_ACTIVATION:
-            with self._one_call_at_a_time:  # else it might be its stand-in in another thread
+            with self._one_call_at_a_time:  # otherwise another thread's stand-in might be there
                 function = self.layer.activation
             return function(quantize(self._run(inputs, training, lambda logits: logits)))
         if place == AROUND and self.output_quantizer is not None:

@@ -1,6 +1,6 @@
 """Bases of weight quantizers: with bits and ranges, on a grid, with weights of the latent size.
 
-The last one has values that no grid tells, but a variable that follows the weights.
+The last one has values from a variable that follows the weights, not from a grid.
 """
 
 import abc
@@ -44,7 +44,7 @@ class RoundedWeights(WeightQuantizer):
         return bool(self.range_axes)
 
     def _described(self, method: str, unit: str) -> str:
-        """The words that all of them have for `describe`."""
+        """The words that all of these quantizers have for `describe`."""
         rounded = "not rounded" if self.num_bits is None else f"of {self.num_bits} bits"
         whose = "channel" if self.channels_differ else "layer"
         rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
@@ -53,12 +53,12 @@ class RoundedWeights(WeightQuantizer):
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class WeightsOnGrid(RoundedWeights):
-    """One whose codes are those of a row of `grid.GRIDS`."""
+    """A quantizer whose codes are those of a row of `grid.GRIDS`."""
 
     follows_grid: ClassVar[bool] = True
     zeros_stay_with: ClassVar[str] = "weight_grid='narrow'"
 
-    grid: str = "auto"  # The name of one, or of `grid.AUTOMATIC`.
+    grid: str = "auto"  # The name of a grid, or one of `grid.AUTOMATIC`.
 
     @property
     def row(self) -> Grid:
@@ -75,7 +75,7 @@ class WeightsOnGrid(RoundedWeights):
 
     @property
     def grid_name(self) -> str:
-        """The name of the grid; of an automatic one what that is at its bits."""
+        """The name of the grid; for an automatic one, that of the grid at its bits."""
         return self.grid if self.num_bits is None else self.row.name
 
     @property
@@ -103,11 +103,11 @@ class ScaledQuantizer(RoundedWeights):
 
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
-        # Of weights that have the size of the latent ones, "stddev" has nothing to give back.
+        # These weights have the size of the latent ones: "stddev" has nothing to give back.
         rescale = "constant" if request.rescale == "constant" else None
         return {**super().asked(request), "rescale": rescale}
 
-    # In words, for `describe`.
+    # The name of the method, for `describe`.
     method: ClassVar[str]
 
     @abc.abstractmethod
@@ -168,7 +168,7 @@ class ScaledQuantizer(RoundedWeights):
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
-    """One that rounds to a grid, whose rounding may pass back something else."""
+    """A scaled quantizer that rounds to a grid, with a choice of surrogate gradient."""
 
     def learnt(
         self, kernel_shape: Sequence[int | None], *, start: float, lowest: float
@@ -179,13 +179,13 @@ class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
         return VariableSpec(shape=shape, start=start, trainable=True, lowest=lowest)
 
     def of_range_or_layer(self, own: Tensor, of_layer: Tensor, usual: Any, lowest: float) -> Tensor:
-        """A size for each range: of one of zeros that of its layer, or else the usual one."""
+        """A size for each range; for a range of zeros, that of its layer or the usual one."""
         n = namespace(own)
         of_layer = n.where(of_layer >= lowest, of_layer, n.tensor(usual))
         return n.where(own >= lowest, own, of_layer)
 
     def per_range(self, scales: Tensor, codes: Tensor) -> Tensor:
-        """Scales that were learnt as `codes_and_scales` has them."""
+        """Learnt scales in the form of `codes_and_scales`."""
         n = namespace(scales)
         scales = n.cast(scales, "float64")
         return scales if self.range_axes else n.reshape(scales, [1] * len(codes.shape))
@@ -195,14 +195,14 @@ class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
 
 
 class LevelsOfWeights(ScaledQuantizer):
-    """One whose values no grid tells, but a variable that follows the weights and is not trained.
+    """A quantizer whose values are in a variable that follows the weights and is not trained.
 
     It is assigned in training steps, by every replica for itself: as all of them have the same
     latent weights, it stays the same on all. Codes are whatever int8 holds. While a floor keeps the
-    bits above its own, weights are rounded to the narrow grid of as many bits.
+    bits above its own, weights are rounded to the narrow grid of the floor's bits.
     """
 
-    levels_name: ClassVar[str]  # Of the variable.
+    levels_name: ClassVar[str]  # The name of the variable.
     levels_type: ClassVar[str] = "float32"  # Its type.
     # The settings on which its start depends.
     levels_settings: ClassVar[tuple[str, ...]] = ("num_bits",)
@@ -247,7 +247,7 @@ class LevelsOfWeights(ScaledQuantizer):
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         if self.num_bits is None:
             return super().__call__(inputs, training, variables)
-        # Read once, so that graphs compute but once what both of the following need.
+        # The variable is read once, so that graphs compute only once what both uses need.
         n = namespace(inputs)
         levels = n.tensor(variables[self.levels_name])
         quantized = super().__call__(inputs, training, {**variables, self.levels_name: levels})

@@ -1,4 +1,4 @@
-"""Values that an input of a model has seen, and whether its file will get such ones.
+"""The values that an input of a model has seen, and checks of the range that its file expects.
 
 Only what is certain is a misfit: values far outside of the range, all of them within a few pixels
 of it, or those of another usual range and none of this one, which end where that one does or are
@@ -18,14 +18,14 @@ from sat_tf.exact.tflite.input_range import NAMED, PIXELS, InputRange
 _FAR_OUTSIDE = 0.3
 # Values that all lie within so few pixels, and not on pixels, do not come from a picture.
 _FEW_PIXELS = 8.0
-# Others are not dark, and nobody resizes them.
+# This many pixels are few for other inputs, which are not dark, and which nobody resizes.
 _FEW_FOR_OTHERS = 64.0
 # Ends this near, as a share of the range, are the same.
 _SAME_END = 0.02
 # Rounding in float16 moves pixels by less than this, in pixels.
 _OFF_GRID = 0.2
-# Values are on the pixels of a range that are no farther from them, in pixels: float16 is not, and
-# nobody else's are by chance.
+# Values that are no farther from the pixels of a range, in pixels, are on them: float16 moves none
+# farther, and other values are not so near by chance.
 _ON_GRID = 0.05
 # A range fits if its values take this share of it.
 _FILLED = 0.4
@@ -34,11 +34,11 @@ _FEW_IMAGES = 64
 # This many are converted to float64 at once.
 _AT_ONCE = 8
 
-# What can have told that a range is the one that a model was trained with; at first, nothing.
+# The sources that can tell that a model was trained with a range; "" before any of them has.
 STATISTICS, TRAINING = "the statistics of BatchNormalization", "training in it"
 CHECKED_BY = ("", STATISTICS, TRAINING)
 
-# What training has shown is remembered as moving averages: no batch may have had these ends.
+# The ends seen in training are moving averages: perhaps no batch had these very ends.
 ON_AVERAGE = "on average over its latest batches"
 RANGE_FIX = (
     "for that, give sat_tf.requantize, or sat_tf.quantize_model, a BitPolicy with these settings"
@@ -88,7 +88,7 @@ class SeenValues:
 
     @property
     def says_nothing(self) -> bool:
-        """Whether no range can be told from it: all values are one, or not finite."""
+        """Whether no range can be told from the values: all are one, or not finite."""
         ends = np.concatenate([np.atleast_1d(self.lowest), np.atleast_1d(self.highest)])
         return not np.all(np.isfinite(ends)) or bool(np.all(ends == ends[0]))
 
@@ -97,7 +97,7 @@ class SeenValues:
 
 
 def has_channels(found: InputRange, channels: int | None) -> bool:
-    """Whether a range can be that of so many channels."""
+    """Whether a range can be that of a number of channels."""
     return found.channels in (None, channels)
 
 
@@ -186,9 +186,14 @@ def unseen(expected: InputRange) -> str:
     )
 
 
+def fitting_range(seen: SeenValues) -> InputRange | None:
+    """The usual range that fits what was seen; None where none does."""
+    return _recognized(seen) or _of_pixels(seen) or _filled(seen)
+
+
 def fitting(seen: SeenValues) -> str:
     """The settings of a policy that fit what was seen."""
-    input_range = _recognized(seen) or _of_pixels(seen) or _filled(seen)
+    input_range = fitting_range(seen)
     if input_range is not None:
         alternative = "" if seen.are_pictures else ", or input_type='int8' for what is no pixel"
         return f"input_range={input_range}{alternative}"

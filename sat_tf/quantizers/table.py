@@ -1,7 +1,7 @@
 """The tables of quantizers: those a policy can name, and all of them as plain values in files.
 
-The only module that knows their classes; those that a policy has to name are loaded when one does.
-A quantizer of the user's own joins by a decorator:
+Only this module knows their classes; those that a policy has to name are loaded when one does.
+A user's own quantizer joins by a decorator:
 
     @sat_tf.configs.weight_quantizer("power_of_two")
     class PowerOfTwo(sat_tf.configs.WeightQuantizer): ...
@@ -148,9 +148,9 @@ def make_weight_quantizer(name: str, request: WeightRequest) -> WeightQuantizer:
 
 
 def make_activation_quantizer(name: str, request: ActivationRequest) -> ActivationQuantizer:
-    """The quantizer of one tensor, by its name in a policy, or the default where that serves none.
+    """The quantizer of one tensor, by its name in a policy, or the default where it serves none.
 
-    The default has those of the options that it knows.
+    The default gets those of the options that it knows.
     """
     cls = ACTIVATION_QUANTIZERS[name]
     if cls.serves(request):
@@ -160,8 +160,8 @@ def make_activation_quantizer(name: str, request: ActivationRequest) -> Activati
     return PactQuantizer.create(dataclasses.replace(request, options=options))
 
 
-# What the scheme places itself: the mark of an input that is images, the quantizer of another
-# input, that of a tensor on the grid of pixels, and the observer of one that files alone round.
+# The quantizers that the scheme places itself: the mark of an image input, the quantizer of another
+# input, that of a tensor on the grid of pixels, and the observer of one that only files round.
 make_image_quantizer = ImageQuantizer.of_range
 make_input_quantizer = InputQuantizer
 make_pixel_quantizer = FixedGridQuantizer

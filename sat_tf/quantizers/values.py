@@ -1,4 +1,4 @@
-"""What quantizers are given and answer with, and the places in which they quantize outputs."""
+"""The arguments and the results of quantizers, and the places in which they quantize outputs."""
 
 import dataclasses
 import math
@@ -14,8 +14,8 @@ from sat_tf.core.tensors import Tensor
 Variables = Mapping[str, Any]
 # A function of many values at once, float32, each for itself.
 Function = Callable[[np.ndarray], np.ndarray]
-# Names of variables. A skew says how much less far than its clipping level a range reaches on the
-# other side of 0, as a share of it.
+# Names of variables. A skew is the share of the clipping level by which a range reaches less far on
+# the other side of 0.
 SKEW = "skew"
 # The gain of a rescaling gives a pretrained layer its size back.
 GAIN = "rescale_gain"
@@ -39,7 +39,7 @@ class SampledValues:
     values: np.ndarray  # A sample of the tensor, any shape.
     largest: float  # The largest magnitude in the whole tensor, and the highest level; above 0.
     counts: np.ndarray | None = None  # How many values each stands for; None is 1 for all.
-    function: Function = itself  # The only one that reads the tensor; the error counts behind it.
+    function: Function = itself  # The only reader of the tensor; the error is that of its values.
     # The smallest and the largest value in the whole tensor; None where only the sample tells.
     ends: tuple[float, float] | None = None
 
@@ -72,16 +72,16 @@ class CodeRange:
 
     @property
     def zero_point(self) -> int:
-        """The int8 number of real 0: 0 if symmetric, else that by which the highest code is 127."""
+        """The int8 code of real 0: 0 if symmetric, else the one that makes the highest code 127."""
         lowest, highest = self.ends
         return 0 if lowest == -highest else LARGEST_INT8 - highest
 
 
 # The places of the quantizer of a layer's output.
-BEHIND = "behind"  # of the whole layer
+BEHIND = "behind"  # behind the whole layer
 ACTIVATION = "activation"  # instead of the layer's activation function, which rectifies
-BEFORE_ACTIVATION = "before activation"  # a softmax
-INSTEAD = "instead"  # of the whole layer, which rectifies
+BEFORE_ACTIVATION = "before activation"  # in front of a softmax
+INSTEAD = "instead"  # instead of the whole layer, which rectifies
 AROUND = "around"  # in front of the whole layer and behind: what it reads is on the same grid
 PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD, AROUND)
 

@@ -13,19 +13,19 @@ from sat_tf.presentation.charts import BLUE, GREY, ORANGE, PURPLE, figure
 from sat_tf.presentation.tables import Cell, Column, Table, plain
 
 LOSS, ACCURACY, RATE, LEVEL = "Loss", "Accuracy (%)", "Learning rate", "Clipping level"
-# The charts of metrics, by their titles: what values are multiplied by, and settings of the axes.
+# The charts of metrics, by their titles: the factor on values, and the settings of the axes.
 CHARTS: dict[str, tuple[float, dict[str, Any]]] = {
     LOSS: (1.0, {"yscale": "log"}),
     ACCURACY: (100.0, {}),
     RATE: (1.0, {"ylim": (0.0, None)}),
     LEVEL: (1.0, {"ylim": (0.0, None)}),
 }
-# How metrics are drawn: of the training images, of the held-out ones, and beside them.
+# The styles of lines: for training images and held-out ones, with weight decay, and of top-5.
 TRAINING: dict[str, Any] = {"color": BLUE}
 HELD_OUT: dict[str, Any] = {"color": ORANGE, "marker": "o"}
 DECAYED: dict[str, Any] = {"color": GREY, "linestyle": "--"}
 TOP5: dict[str, Any] = {"color": PURPLE, "linestyle": "--"}
-# This stands below the curves where training asks for more than the labels, or for less.
+# This note stands below the curves where training asks for more than the labels, or for less.
 _OTHER_LOSS = (
     "<p>The two losses are not to be compared: the held-out one is of the classes alone, that of "
     "training has {}.</p>"
@@ -35,12 +35,12 @@ _OTHER_LOSS = (
 class Metric(NamedTuple):
     """A value of an epoch: its names where it is listed, logged and drawn."""
 
-    title: str  # Of its column in the report.
-    show: Callable[[Any], Cell] = plain  # Formats it there.
+    title: str  # The title of its column in the report.
+    show: Callable[[Any], Cell] = plain  # Formats it in that column.
     log: str = ""  # Its name in Keras' logs.
     chart: str = ""  # Title of the report's chart that draws it; "" for none.
-    label: str = ""  # What its line there shows.
-    line: Mapping[str, Any] = TRAINING  # How it is drawn there.
+    label: str = ""  # The label of its line in that chart.
+    line: Mapping[str, Any] = TRAINING  # The style of that line.
 
 
 def _value(name: str, row: Any) -> Any:
@@ -68,9 +68,9 @@ def learning_curves(
 ) -> list[Markup]:
     """The charts of metrics that have values, over all stages, with a gap between stages.
 
-    Metrics are attributes of the rows, `across` is the one that is the place in a stage, and rows
-    without the attribute `stage` are one stage. `targets` says what is asked of the model in
-    training besides the labels.
+    Metrics are attributes of the rows, `across` is the attribute with the place in a stage, and
+    rows without the attribute `stage` are one stage. `targets` names the targets of training
+    besides the labels.
     """
     groups = itertools.groupby(rows, lambda row: getattr(row, "stage", ""))
     stages = {stage: list(group) for stage, group in groups}
@@ -100,7 +100,7 @@ def _draw(
     axes: Any,
 ) -> None:
     for xs, ys, metric in lines:
-        # A point alone between two gaps is seen by its mark.
+        # The marker shows a single point between two gaps.
         axes.plot(xs, ys, label=metric.label, **{"marker": ".", **metric.line})
     for row, (stage, start) in enumerate(starts.items()):
         if stage:

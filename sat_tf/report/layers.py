@@ -15,9 +15,9 @@ from sat_tf.qat.walk import as_graph
 from sat_tf.qat.wrapper import QuantizedLayer, clipping_quantizer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL
 
-# How many images activations are measured on.
+# The number of images that activations are measured on.
 SAMPLE = 32
-# Images are looked at in parts whose largest tensor has so many values, or one by one.
+# Images are measured in parts whose largest tensor has so many values, or one by one.
 _VALUES_AT_ONCE = 2**21
 
 
@@ -44,7 +44,7 @@ def clipping_levels(model: keras.Model) -> dict[str, tf.Variable]:
 
 
 def clipping_layers(model: keras.Model) -> dict[str, QuantizedLayer]:
-    """The layers with clipping levels, likewise; none of a model that is not quantized."""
+    """The layers with clipping levels, by the same names; none in an unquantized model."""
     return {
         call_name(node): node.layer
         for node in Network(model)
@@ -86,7 +86,7 @@ class ActivationProbe:
         counts = {}
         for node in self._clipping:
             inputs = [tensors[name] for name in node.inputs]
-            # Not computed twice: TensorFlow merges equal operations.
+            # This is not computed twice: TensorFlow merges equal operations.
             before = node.layer.before_quantization(inputs if node.takes_list else inputs[0])
             counts[call_name(node)] = _measured_activation(node.layer, before, tensors[node.name])
         return counts
@@ -110,23 +110,23 @@ def _measured_activation(layer: QuantizedLayer, before: tf.Tensor, after: tf.Ten
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerRow:
-    """One layer; what it does not have is None."""
+    """The facts of one layer; None stands for those that it does not have."""
 
-    name: str  # Of the user's layer, or of an inserted quantizer.
+    name: str  # The user's layer, or an inserted quantizer.
     kind: str  # Class of the layer; "quantizer" for an inserted one.
     parameters: int  # How many the layer has, without those of quantizers.
     weight_bits: int | None = None
-    weight_grid: str | None = None  # By name.
+    weight_grid: str | None = None  # The name of the grid.
     weight_codes: int | None = None  # How many codes that grid has.
     weight_codes_used: int | None = None  # How many of them occur in the kernel.
     rescale: str | None = None  # SAT's rescaling of the kernel, by name.
     # The factor on the kernel, gain included; the mean over channels if these have their own gains.
     rescale_constant: float | None = None
-    activation_bits: int | None = None  # Of the tensor the layer makes, like what follows.
-    clipping_level: float | None = None  # On both sides if it can be negative.
+    activation_bits: int | None = None  # The output's bits; the next fields are about it too.
+    clipping_level: float | None = None  # The level, on both sides if the output can be negative.
     activation_codes: int | None = None  # How many codes its grid has.
     activation_codes_used: int | None = None  # How many of them occurred on the images.
-    clipped: float | None = None  # Share of its values at or beyond the clipping level.
+    clipped: float | None = None  # Share of the values at or beyond the clipping level.
 
 
 def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:

@@ -39,7 +39,7 @@ def write_file(
     progress: bool = False,
     **options: Any,
 ) -> tuple[ExportReport, Certificate]:
-    """Exports a model into a folder and verifies the file, whose certificate is beside it."""
+    """Exports a model into a folder, verifies the file, and writes its certificate next to it."""
     path = folder.file(output_folder.TFLITE_MODEL)
     images, labels = sample
     report = export_tflite(model, path, **options)
@@ -65,7 +65,7 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
     differing = certificate.differing if certificate else results.differing if results else None
     nothing = ("name", "is_run", "curves", "training", "epochs", "num_epochs")
     values: dict[str, Any] = {
-        # A folder of no run has none of these to show.
+        # A folder without a run has none of these to show.
         **dict.fromkeys((*nothing, "environment", "config")),
         "verb": "Reconstructed" if fitted and fitted.kept else "Calibrated",
         "results": results,
@@ -84,7 +84,7 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
         "saved_processor": saved_processor,
     }
     page = render("report/report.html", **(values | of_run))
-    # The page comes last: a folder with it is one whose run is finished.
+    # The page comes last: it marks the run of the folder as finished.
     folder.write_text(output_folder.REPORT, page)
 
 
@@ -148,10 +148,10 @@ def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
 
 
 def headline_of(folder: OutputFolder) -> Marked | None:
-    """The verdict on the file in a folder, whose kind is that of the worst headline in it.
+    """The verdict on the file in a folder: the worst of the headlines about it.
 
-    The certificate's is about the images that it was verified on, the report's about all held-out
-    ones. None without a file.
+    The certificate's headline is about the images of its verification, the report's about all
+    held-out ones. None without a file.
     """
     certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
     results = _of_file(folder, output_folder.RESULTS, Results, "results")

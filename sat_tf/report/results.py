@@ -8,8 +8,7 @@ from pydantic import ConfigDict
 
 from sat_tf import output_folder
 from sat_tf.exact.certificate.certificate import Certificate
-from sat_tf.exact.certificate.record import FEWEST_IMAGES
-from sat_tf.exact.certificate.rules import kind_of_loss, sentence
+from sat_tf.exact.certificate.rules import CODES, kind_of_loss, sentence
 from sat_tf.exact.top_k import AGREEMENT, TOP1, Score
 from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import (
@@ -33,20 +32,20 @@ _MODELS = {
     "tflite": "TFLite in LiteRT",
 }
 
-# Entries that earlier versions wrote, of a stage that no run has any more.
+# Entries that earlier versions wrote, about a stage that runs no longer have.
 _OF_EARLIER_VERSIONS = ("deployed_top1", "deployed_top5", "deployed_agreement")
 
 
 class ModelAccuracy(NamedTuple):
-    """How good one model of a run is on so many held-out images."""
+    """The accuracy of one model of a run on held-out images."""
 
-    title: str  # Of the model.
+    title: str  # The model's title.
     share: float  # Top-1, or without labels the agreement with the float model.
-    top5: float | None  # Where it is known.
-    images: int | None  # How many.
+    top5: float | None  # Top-5; None where it is unknown.
+    images: int | None  # How many images.
 
     def in_words(self) -> str:
-        """Says the share, and top-5 where it is known."""
+        """Returns the share in words, and top-5 where it is known."""
         suffix = "" if self.top5 is None else f" (top-5 {100 * self.top5:.2f} %)"
         return f"{100 * self.share:.2f} %{suffix}"
 
@@ -58,20 +57,20 @@ class Results(Displayed):
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     held_out_images: int  # How many images the Keras models were measured on.
-    parameters: int  # Of the float model.
-    seconds: float  # Of the whole run.
-    # Held-out top-1 and top-5, in [0, 1]: None without labels, and top-5 of few classes. What is
-    # about the quantized model and the TFLite file is None if the run ends with the float model.
+    parameters: int  # The number of parameters of the float model.
+    seconds: float  # The duration of the whole run.
+    # Held-out top-1 and top-5, in [0, 1]: None without labels, top-5 also with few classes. Those
+    # of the quantized model and the TFLite file are None if the run ends with the float model.
     float_top1: float | None = None
     quantized_top1: float | None = None
     float_top5: float | None = None
     quantized_top5: float | None = None
-    tflite_top5: float | None = None  # Of the file in LiteRT, on `tflite_images`.
-    tflite_top1: float | None = None
-    # How many of them the TFLite file was measured on: all, where that takes little, else those
-    # that it was verified with.
+    tflite_top5: float | None = None  # Top-5 of the file in LiteRT, on `tflite_images` images.
+    tflite_top1: float | None = None  # Top-1 of the file, likewise.
+    # How many held-out images the TFLite file was measured on: all, where that takes little time,
+    # otherwise those that it was verified with.
     tflite_images: int | None = None
-    verified_images: int | None = None  # How many its codes were compared on.
+    verified_images: int | None = None  # How many images the file's codes were compared on.
     file_bytes: int | None = None  # Size of the TFLite file.
     gzip_bytes: int | None = None  # Its size after gzip.
     # Integers compared between LiteRT and the integer simulation of the model.
@@ -79,27 +78,27 @@ class Results(Displayed):
     codes_differing: int | None = None  # How many of them differ.
     # Share of the Keras model's own codes that differ from the simulation, in [0, 1].
     trained_differing: float | None = None
-    # Of the quantized model before training, calibrated if it is; None if it is not trained.
+    # Shares of the quantized model before training, after any calibration; None without training.
     start_top1: float | None = None
     start_top5: float | None = None
-    # In place of top-1 where there are no labels: the share of held-out images with the class of
-    # the float model.
+    # Agreement takes the place of top-1 where there are no labels: the share of held-out images
+    # that get the class of the float model.
     start_agreement: float | None = None
     quantized_agreement: float | None = None
     tflite_agreement: float | None = None
     # Whether the float model comes from a file; it may have been trained on the held-out images.
     given_float_model: bool = False
     learning_rate: float | None = None  # The peak of the quantized stage; None without training.
-    # Of each peak that was tried, how far the model was from the float one after a few steps, or
-    # None where it diverged; None where the rate was given.
+    # The peaks that were tried, each with the distance from the float model after a few steps, or
+    # None where the model diverged; None where the rate was given.
     tried_learning_rates: dict[float, float | None] | None = None
-    # Whose weights the quantized model has, where the best was kept; 0 are those before training.
+    # The epoch of the quantized model's weights, where the best was kept; 0 is before training.
     kept_epoch: int | None = None
-    # What fitting the calibrated model has gained; None where it was not fitted.
+    # The outcome of fitting the calibrated model; None where it was not fitted.
     reconstruction: Fitted | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; with labels none of agreement, and without none of top-1."""
+        """Plain values for JSON: without agreement if there are labels, otherwise without top-1."""
         left_out = ("_top1", "_top5") if self.float_top1 is None else ("_agreement",)
         values = dataclasses.asdict(self)
         if self.reconstruction is not None:
@@ -117,7 +116,7 @@ class Results(Displayed):
     @property
     def images_of_file(self) -> int | None:
         """How many held-out images the TFLite file was measured on."""
-        # Results of earlier versions do not name it.
+        # Results of earlier versions lack this number.
         return self.verified_images if self.tflite_images is None else self.tflite_images
 
     def accuracies(self) -> list[ModelAccuracy]:
@@ -149,14 +148,15 @@ class Results(Displayed):
         if self.codes_differing is None:
             return None
         words = f"{sentence('counted', self.codes_differing, self.codes_compared)} codes differ"
-        return Marked(words, "bad" if self.codes_differing else "good")
+        unequal, equal = (rule.headline for rule in CODES.rules)
+        return Marked(words, unequal if self.codes_differing else equal)
 
     @property
     def shipped(self) -> ModelAccuracy | None:
         """The share that the file is judged by; None without a file.
 
-        That of the file itself, where it was measured on as many images as the float model, else of
-        the quantized model: shares of different images cannot be compared.
+        It is the file's own where that was measured on as many images as the float model, otherwise
+        the quantized model's: shares of different images cannot be compared.
         """
         accuracies = {accuracy.title: accuracy for accuracy in self.accuracies()}
         of_file = accuracies.get(_MODELS["tflite"])
@@ -173,13 +173,11 @@ class Results(Displayed):
 
     @property
     def loss(self) -> Marked | None:
-        """What the file loses of the float model's share, by `LOSS_RULE`; None without a file."""
+        """The loss of the file against the float model, by `LOSS_RULE`; None without a file."""
         if self.shipped is None:
             return None
         float_share = 1.0 if self.float_top1 is None else self.float_top1
-        style = kind_of_loss(float_share - self.shipped.share)
-        if style == "bad" and self.held_out_images < FEWEST_IMAGES:
-            style = "watch"
+        style = kind_of_loss(float_share - self.shipped.share, self.held_out_images)
         return Marked(f"{points(self.shipped.share - float_share)} points", style)
 
     def caveat(self) -> str:

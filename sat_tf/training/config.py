@@ -111,7 +111,7 @@ class Config(Section):
     @field_validator("training")
     @classmethod
     def _has_a_model(cls, training: TrainingConfig, info: ValidationInfo) -> TrainingConfig:
-        # A model that is wrong is not there, and reported already.
+        # A wrong model is missing here, and is already reported.
         if training.float_model is None and info.data.get("model", training) is None:
             refuse(
                 "float_model=None without `model`: expected one of them; add model, or name "
@@ -129,7 +129,7 @@ class Config(Section):
 
     @property
     def packing(self) -> str:
-        """How the file stores kernels: `export.pack`, of which auto is what the target takes."""
+        """How the file stores kernels: `export.pack`, where "auto" follows the target."""
         return self.policy.processor.packing(self.export.pack)
 
     @model_validator(mode="after")
@@ -153,9 +153,9 @@ class Config(Section):
 
 # A link to the folder `configs` of the repository; a copy of it in an installed package.
 SHIPPED = pathlib.Path(__file__).parent / "configs"
-# This one runs where none is named: it takes minutes, and no download.
+# This configuration runs where none is named: it takes minutes, and no download.
 DEMO = SHIPPED / "digits" / "mobilenet_v2_w4a4.yaml"
-# This one is changed by how many pictures a folder has.
+# This configuration is changed by the number of pictures in a folder.
 FOLDER = SHIPPED / "folder.yaml"
 
 
@@ -167,7 +167,7 @@ def read_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     """
     path = pathlib.Path(path)
     try:
-        # One that comes with the package has such a name wherever the package is.
+        # A configuration of the package has such a name wherever the package is.
         is_shipped = not path.exists() and path.as_posix() in _shipped_names()
         text = read_text(SHIPPED.joinpath(*path.parts[1:]) if is_shipped else path)
     except (OSError, UnicodeDecodeError) as error:
@@ -181,7 +181,7 @@ def read_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 
 def _shipped_names() -> list[str]:
     """Names such as configs/digits/mobilenet_v2_w4a4.yaml, wherever the package is."""
-    # Files of the paper are no configurations but rows made of them.
+    # Files of the paper are not configurations, but rows made of them.
     paths = (path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml"))
     return [f"configs/{path.as_posix()}" for path in paths if path.parts[0] != "paper"]
 
@@ -236,18 +236,18 @@ def _apply(values: dict[str, Any], override: str) -> list[str]:
     return []
 
 
-# -- a folder of pictures: everything is chosen by how many there are --------------------------
+# -- a folder of pictures: everything is chosen by their number --------------------------------
 
 
 class Size(NamedTuple):
     """The settings of sets below a size."""
 
-    below: float  # Pictures to train on.
-    image_size: int  # In pixels; smaller where the pictures are.
-    width_multiplier: float  # Of MobileNet-V2.
-    batch_size: int  # Less where that were more than a quarter of the pictures.
-    epochs: int  # Of the float stage; the quantized one has half as many.
-    base_learning_rate: float  # Of the float stage; the quantized one has a quarter of it.
+    below: float  # The sets have fewer pictures to train on.
+    image_size: int  # Height and width in pixels; smaller where the pictures are.
+    width_multiplier: float  # The width of MobileNet-V2.
+    batch_size: int  # Images per batch; fewer where that is more than a quarter of the pictures.
+    epochs: int  # Epochs of the float stage; the quantized one has half as many.
+    base_learning_rate: float  # Rate of the float stage; the quantized one has a quarter of it.
 
 
 SIZES = (
@@ -264,9 +264,9 @@ _FEW_EPOCHS = 10
 
 
 class FolderChoice(NamedTuple):
-    """How a folder is trained on."""
+    """The settings for training on a folder."""
 
-    name: str  # Of the run, after the folder.
+    name: str  # The name of the run, after the folder.
     data_dir: str  # The folder, absolute, so that the run is not tied to where it was started.
     num_train: int  # Pictures to train on.
     size: Size  # The row of `SIZES`, made smaller where the pictures are smaller, or few.
@@ -309,7 +309,7 @@ class FolderChoice(NamedTuple):
 
 
 def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
-    """How to train on a folder of pictures."""
+    """Chooses how to train on a folder of pictures."""
     # Path.resolve raises where links lead to each other.
     path = pathlib.Path(os.path.realpath(os.path.expanduser(data_dir)))
     try:
@@ -322,10 +322,10 @@ def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
 
 
 def size_of(num_train: int, side: int | None) -> Size:
-    """The row of `SIZES` for so many pictures, whose shorter sides have a median, if known.
+    """The row of `SIZES` for `num_train` pictures whose shorter sides have a median `side`.
 
-    Images are at most the largest multiple of 32 that the pictures have, batches the largest power
-    of two that makes four of them, and at least 2.
+    Images are at most the largest multiple of 32 in that median, if it is known; batches are at
+    most the largest power of two that makes four batches, and at least 2.
     """
     size = next(size for size in SIZES if num_train < size.below)
     batch_size = 2 ** int(math.log2(max(num_train // _FEWEST_STEPS, 2)))

@@ -23,7 +23,7 @@ from sat_tf.validation import (
     refuse,
 )
 
-# No setting needs a larger number, and larger ones overflow somewhere far behind its key.
+# No setting needs a larger number, and larger numbers overflow somewhere far from their key.
 _LARGEST = 2**32
 
 Mapped = Field(description="a mapping")
@@ -34,7 +34,7 @@ NotNegative = Annotated[float, Field(ge=0, description="a number of 0 or more")]
 
 
 def _without_former(section: Any, former: Mapping[str, Any]) -> Any:
-    """Leaves out what is no setting any more, where a folder of an earlier run has its default."""
+    """Leaves out former settings, where the folder of an earlier run has their defaults."""
     if not isinstance(section, Mapping):
         return section
     return {
@@ -68,7 +68,7 @@ class DataConfig(Section):
     @classmethod
     def _are_known(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         name = info.data.get("name")
-        if name is not None:  # else it is reported already
+        if name is not None:  # otherwise it is already reported
             refuse(*argument_problems(DATA_SETS[name], options))
         return options
 
@@ -102,7 +102,7 @@ class ModelConfig(Section):
     @classmethod
     def _are_known(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         name = info.data.get("name")
-        if name is not None:  # else it is reported already
+        if name is not None:  # otherwise it is already reported
             refuse(*argument_problems(MODELS[name], options, _KNOWN_TO_THE_RUN))
         return options
 
@@ -173,7 +173,7 @@ class StageConfig(Section):
         return problems
 
 
-# The batch of which base_learning_rate is the peak.
+# The batch size for which base_learning_rate is the peak.
 _BASE_BATCH_SIZE = 256
 
 
@@ -191,17 +191,17 @@ class StagesConfig(Section):
         return _without_former(stages, {"deploy_tail": None})
 
     def by_name(self) -> dict[str, StageConfig]:
-        """The stages there are, in order."""
+        """The stages of the run, in order."""
         return {
             "float": self.float,
             **({} if self.quantized is None else {"quantized": self.quantized}),
         }
 
     def inherited(self, *, from_file: bool = False) -> "StagesConfig":
-        """The same, with every setting that a stage leaves out taken from the stage before.
+        """The stages, with every setting that one leaves out taken from the stage before.
 
-        Behind a float model `from_file`, which is not trained, a stage has to state a rate, because
-        that of a fresh model destroys it.
+        After a float model `from_file`, which is not trained, a stage has to state a rate, because
+        the rate of a fresh model destroys it.
         """
         resolved: dict[str, StageConfig] = {}
         problems: list[str] = []
@@ -219,7 +219,7 @@ class StagesConfig(Section):
                 )
             resolved[name] = before[-1].model_copy(update=settings) if before else stage
             conflicts = resolved[name].problems()
-            # Inherited ones are reported once.
+            # Inherited problems are reported once.
             problems += [f"{name}.{problem}" for problem in conflicts if problem not in inherited]
             inherited = conflicts
         if not self.float.trains:

@@ -1,4 +1,4 @@
-"""What `fit` sees: a model that trains another by the rules of a run, and its optimizer."""
+"""The model for `fit`, which trains another one by the rules of a run, and its optimizer."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ from sat_tf.training.data.source import NO_LABEL
 class TopK(keras.metrics.Mean):
     """Share of images whose label has one of the k largest logits; NaN once a logit is non-finite.
 
-    Of equal logits, the one of the lower class counts as the larger, so that an image has exactly k
-    such classes, however coarse logits are. NaN is reported because no logit is larger than NaN: a
-    count of larger logits would give 100 %. Images whose label is `NO_LABEL` do not count.
+    Among equal logits, that of the lower class counts as the larger, so that exactly k classes of
+    an image count, however coarse logits are. NaN is reported because no logit is larger than NaN:
+    a count of larger logits would give 100 %. Images whose label is `NO_LABEL` do not count.
     """
 
     def __init__(self, k: int, name: str | None = None, **options: Any) -> None:
@@ -41,7 +41,7 @@ class TopK(keras.metrics.Mean):
         zeros = tf.zeros_like(logits)
         of_label = tf.reduce_sum(tf.where(is_label, logits, zeros), axis=-1, keepdims=True)
         before = comes_before(logits, of_label, classes, labels[:, None])
-        # How many logits are larger than the label's, which may be that of no class.
+        # The number of logits above that of the label, which may be of no class.
         rank = tf.reduce_sum(tf.cast(before, tf.int32), axis=-1)
         hits = counted & tf.reduce_any(is_label, axis=-1) & (rank < self.k)
         is_sound = ~counted | tf.reduce_all(tf.math.is_finite(logits), axis=-1)
@@ -53,7 +53,7 @@ class TopK(keras.metrics.Mean):
 
 
 def accuracy_metrics(model: keras.Model) -> list[TopK]:
-    """The metrics of every stage beside its loss, newly created: top1, and top5 of many classes."""
+    """Creates the metrics of a stage besides its loss: top1, and top5 of more than 5 classes."""
     num_classes = model.output_shape[-1]
     return [TopK(1)] if num_classes is not None and num_classes <= 5 else [TopK(1), TopK(5)]
 
@@ -212,7 +212,7 @@ class Learner(keras.Model):
 
     @property
     def measured_images(self) -> int:
-        """How many images the metrics are of."""
+        """The number of images in the metrics."""
         return int(self._accuracy[0].count)
 
     @property

@@ -39,7 +39,7 @@ class Row(Section):
     method: str  # in a few words
     measures: Literal["quantized", "float"] = "quantized"  # the model that the run ends with
     set: dict[str, Any] = Field(default={})  # dotted keys and their values
-    # Further ones for the run of the float model, if it is not that of the row's own method.
+    # Further changes for the run of the float model, if it is not that of the row's own method.
     start: dict[str, Any] = Field(default={})
     printed: Printed = Printed()
 
@@ -48,8 +48,8 @@ class Row(Section):
 class Experiment(Section):
     """One file of configs/paper."""
 
-    source: str  # where the paper prints it, such as Table 1
-    caption: str  # what it shows
+    source: str  # the place in the paper, such as Table 1
+    caption: str  # the contents of the table or figure
     data: str = "imagenet2012"  # the name of a file in configs/paper/data: the default of its rows
     rows: dict[str, Row]
 
@@ -60,14 +60,14 @@ class Data(Section):
     Its changes to a recipe come before those of a row.
     """
 
-    about: str  # what it is
+    about: str  # the images, in words
     data: dict[str, Any]  # the section data of a configuration
     data_dir: Literal["none", "optional", "required"] = "none"  # whether a folder has to be named
     set: dict[str, Any] = Field(default={})  # changes of every recipe, by dotted key
-    models: dict[str, dict[str, Any]] = Field(default={})  # further ones by the name of the base
+    models: dict[str, dict[str, Any]] = Field(default={})  # further changes by the name of the base
     activation_bits: dict[int, dict[str, Any]] = Field(
         default={}
-    )  # and by the activation bits of the row
+    )  # and those by the activation bits of the row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,9 +75,9 @@ class Entry:
     """A row with the facts that its file states for all rows."""
 
     id: str  # Its name, which starts with the name of its file, such as table1/mobilenet_v2/4bits.
-    row: Row  # What to train.
-    source: str  # Where the paper prints it.
-    caption: str  # What the table or figure shows.
+    row: Row  # The training, as the row's file states it.
+    source: str  # The place in the paper.
+    caption: str  # The contents of the table or figure.
     data: str  # Name of its default data set.
 
 
@@ -122,9 +122,9 @@ def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
         matching = [name for name in by_name if fnmatch.fnmatchcase(name, pattern)]
         selected.update((name, by_name[name]) for name in matching)
         if not matching:
-            hint = did_you_mean(pattern, by_name)
-            guess = hint if hint.startswith("Did") else "`sat-tf paper list` shows all rows."
-            problems.append(f"{pattern!r}: no such row. {guess}")
+            hint = did_you_mean(pattern, by_name, is_listed=True)
+            hint = hint or "`sat-tf paper list` shows all rows."
+            problems.append(f"{pattern!r}: no such row. {hint}")
     return list(selected.values()), problems
 
 
@@ -132,7 +132,7 @@ def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
 
 # The fields of a policy that matter if nothing is rounded or clipped.
 _FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_range", "unsupported")
-# Rows that name no weights have the paper's, whatever is the best known since, and end with their
+# Rows that name no weight quantizer have the paper's, not the best known since, and end with their
 # last epoch.
 _OF_PAPER = {"policy.weight_quantizer": DEFAULT_QUANTIZERS["weight"], "training.keep": "last"}
 

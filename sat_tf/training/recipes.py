@@ -1,6 +1,6 @@
 """Recipes beyond the paper, which a stage takes as one value, `StageRecipes`.
 
-What acts on weights is a module that is created in the strategy's scope, and called after every
+Recipes for weights are modules that are created in the strategy's scope, and called after every
 step of the optimizer in every replica.
 """
 
@@ -113,7 +113,7 @@ class WeightAverage(tf.Module):
         super().__init__(name="weight_average")
         self._decay = decay
         weights = [weight for weight in model.weights if weight.dtype.is_floating]
-        # A function hides them from tf.Module, so that they are not saved twice.
+        # A function hides the weights from tf.Module, so that they are not saved twice.
         self._weights = lambda: weights
         self.steps = replica_variable(0, "steps", dtype=tf.int64)
         self.averages = [
@@ -152,13 +152,13 @@ class WeightAverage(tf.Module):
             weight.assign(average.numpy())
 
     def measured(self) -> keras.callbacks.Callback:
-        """A callback that has held-out images measured with the average in place of the weights."""
+        """A callback that measures held-out images with the average in place of the weights."""
         return keras.callbacks.LambdaCallback(
             on_test_begin=lambda logs: self.swap(), on_test_end=lambda logs: self.swap()
         )
 
 
-# The paper calls a weight with more oscillations a step than this an oscillating one.
+# The paper calls a weight oscillating if it has more oscillations a step than this.
 OSCILLATING = 0.005
 
 
@@ -168,10 +168,10 @@ class OscillationCount(Row):
 
     file: ClassVar[str] = OSCILLATIONS
 
-    epoch: int  # After which; 0 is the start.
+    epoch: int  # The epoch after which they are counted; 0 is the start.
     layer: str  # The name of the layer in the float model.
-    bits: int  # Of its weights.
-    weights: int  # How many it has.
+    bits: int  # Bits of its weights.
+    weights: int  # The number of its weights.
     oscillating: int  # How many of them oscillate in more than 1 of 200 steps, and are not frozen.
     frozen: int  # How many of them are frozen.
 
@@ -180,7 +180,7 @@ class OscillationCount(Row):
 class Motion:
     """How the integers n of one kernel have moved; every field is shaped like the kernel."""
 
-    units: tf.Tensor  # N after the last step.
+    units: tf.Tensor  # The integers n after the last step.
     direction: tf.Tensor  # Sign of the last change of n; 0 if it has never changed.
     frequency: tf.Tensor  # Moving average of the oscillations a step, f.
     average: tf.Tensor  # Moving average of n.
@@ -256,7 +256,7 @@ class _Kernel(tf.Module):
         super().__init__(name="kernel")
         layer, variables = wrapper.layer, wrapper.kernel_variables
         variable = layer_kinds.kernel_of(layer)
-        # Functions hide them from tf.Module, so that they are not saved twice.
+        # Functions hide the variables from tf.Module, so that they are not saved twice.
         self._variable = lambda: variable
         self._variables = lambda: variables
         self._quantizer = quantizer
@@ -342,9 +342,9 @@ class StageRecipes:
     """The recipes of a configuration as one stage takes them."""
 
     image_loss: ImageLoss = cross_entropy
-    # What happens after every step of the optimizer.
+    # The functions to call after every step of the optimizer.
     after_step: list[Callable[[], None]] = dataclasses.field(default_factory=list)
-    # What happens around epochs and measuring; they come before all others.
+    # The callbacks around epochs and measuring; they come before all others.
     callbacks: list[keras.callbacks.Callback] = dataclasses.field(default_factory=list)
     # Gives the trained model the weights that the stage ends with; None for those of the last step.
     finish: Callable[[], None] | None = None
@@ -382,7 +382,7 @@ def stage_recipes(
         active_recipes.after_step.append(oscillation)
         active_recipes.callbacks.append(OscillationLog(oscillation, folder if writes else None))
     if recipes.weight_average is not None and stage in recipes.weight_average.stages:
-        # It comes after the others, so that it averages the weights as they have changed them.
+        # The average comes after the others, so that it includes their changes of the weights.
         average = WeightAverage(model, decay=recipes.weight_average.decay)
         active_recipes.after_step.append(average)
         active_recipes.callbacks.append(average.measured())

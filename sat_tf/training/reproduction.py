@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sat_tf import output_folder
-from sat_tf.files import written_whole
+from sat_tf.files import read_text, written_whole
 from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
 from sat_tf.presentation.tables import Column, Marked, Table
 from sat_tf.report.results import Results
@@ -32,9 +32,9 @@ class Job:
     row: str  # Name of the row.
     data: str  # Name of the data set, with that of its folder for the user's own images.
     changes: tuple[str, ...]  # Settings besides the row.
-    config: Config  # Of its run.
-    # Of the run whose float model it starts from; None if it ends with the float model itself, or
-    # is given one.
+    config: Config  # The configuration of its run.
+    # The configuration of the run whose float model it starts from; None if it ends with the float
+    # model itself, or is given one.
     float_config: Config | None
 
 
@@ -124,7 +124,7 @@ def run(
 
 
 def _finish(config: Config, folder: pathlib.Path, console: Console, done: set[str]) -> RunFolder:
-    """The folder of a run, which is trained unless it is finished.
+    """Trains a run unless it is finished, and returns its folder.
 
     `done` are the runs of this process: workers have to agree on what is left to do, and may not
     all see the files of a run that has just ended.
@@ -153,7 +153,7 @@ class Outcome(Row):
 
     row: str  # Name of the row.
     data: str  # Name of the data set it was trained on.
-    seed: int  # Of the run.
+    seed: int  # The seed of the run.
     changes: str = ""  # Settings besides the row, as key=value, separated by "; ".
     # Held-out top-1 in percent: of the quantized model, or of the float model if the row measures
     # that.
@@ -161,20 +161,20 @@ class Outcome(Row):
     top5: float | None = None  # The same for top-5; None if it was not measured.
     # Top-1 of the TFLite file in LiteRT in percent; None without a file.
     tflite_top1: float | None = None
-    # How many of the held-out images it was measured on; None without a file, and in lines of
+    # How many held-out images the file was measured on; None without a file, and in lines of
     # earlier versions, which do not say.
     tflite_images: int | None = None
     # Codes of the file that LiteRT computes differently; None without a file.
     codes_differing: int | None = None
     images: int  # How many held-out images top-1 was measured on.
-    seconds: float  # Of the run, without the run of a float model that it started from.
+    seconds: float  # Duration of the run, without that of a float model that it started from.
     run: str  # Name of the run, which ends in a hash of its configuration.
-    commit: str | None = None  # Of the code, if known.
+    commit: str | None = None  # The commit of the code, if known.
     date: str  # When the run was started, in UTC.
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """A later outcome with the same key replaces this one."""
+        """The key of the outcome; a later one with the same key replaces it."""
         return self.row, self.data, self.seed, self.changes
 
 
@@ -217,12 +217,12 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
     if not path.exists():
         return []
     try:
-        text = path.read_text(encoding="utf-8").rstrip("\n")
+        text = read_text(path).rstrip("\n")
         received = text.partition("\n")[0].split(",")
-        # Files of earlier versions have no column of the images.
+        # Files of earlier versions have no column `tflite_images`.
         if {*received} ^ {*Outcome.columns()} not in (set(), {"tflite_images"}):
             raise ValueError(f"received the columns {', '.join(received)}")
-        return Outcome.parse(f"{text}\n")  # its last line is one, though an editor left no end
+        return Outcome.parse(f"{text}\n")  # the last line counts even without a line end
     except (OSError, ValueError) as error:
         raise RunError(
             f"{path}: {error}; expected a file with the columns {', '.join(Outcome.columns())}; "
@@ -267,8 +267,8 @@ def show(rows: Iterable[Entry], outcomes: Sequence[Outcome]) -> Iterator[rich.ta
 def markdown(rows: Sequence[Entry], outcomes: Sequence[Outcome]) -> str:
     """The rows as a Markdown table, with a column for each data set that any row was run on.
 
-    A cell is blank where that row was not run. A mean over several seeds has their standard
-    deviation and number behind it.
+    A cell is blank where that row was not run. A mean over several seeds is followed by their
+    standard deviation and number.
     """
     row_ids = {entry.id for entry in rows}
     data = _data_of([outcome for outcome in outcomes if outcome.row in row_ids])

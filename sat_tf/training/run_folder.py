@@ -86,9 +86,9 @@ class _Metrics(BaseModel, extra="forbid"):
 
     loss: float
     top1: float | None = None
-    top5: float | None = None  # of more than five classes
+    top5: float | None = None  # only with more than five classes
     images: int | None = None
-    kept_epoch: int | None = None  # the stage ended with its weights; 0 is its start
+    kept_epoch: int | None = None  # the epoch whose weights the stage ended with; 0 is its start
 
 
 class _Values(BaseModel, extra="forbid"):
@@ -102,7 +102,7 @@ class _Values(BaseModel, extra="forbid"):
 class RunState:
     """The results of the stages that are done, by their names, in order."""
 
-    folder: RunFolder  # Of the run.
+    folder: RunFolder  # The folder of the run.
     # Held-out metrics of the model that each stage has saved.
     stages: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0  # How long the processes before this one have taken.

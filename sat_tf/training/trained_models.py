@@ -96,7 +96,7 @@ def read_classifier(
                 ".h5, with no layers of its own; save it with model.save(...)."
             )
         raise RunError(f"{key}={str(path)!r}: {problem}") from error
-    with contextlib.suppress(ValueError):  # which the check below tells
+    with contextlib.suppress(ValueError):  # the check below reports it
         if Network(model).problems:
             model = network_of_layers(model).model
     problems = data_problems(model, source.image_size, source.num_classes)

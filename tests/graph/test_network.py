@@ -1,11 +1,17 @@
+import functools
 import weakref
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
-from sat_tf.graph.network import Network
+import sat_tf
+from sat_tf.graph import network as network_module
+from sat_tf.graph import rewrite
+from sat_tf.graph.network import Network, check_model
+from sat_tf.qat import layout, scheme
 from tests.qat import float_models
 
 L = keras.layers
@@ -143,3 +149,46 @@ def test_models_inside_are_read_through(image):
     assert [node.name for node in network] == ["image", "inner/relu", "inner@2/relu"]
     assert network["inner@2/relu"].inputs == ("inner/relu",)
     assert network.outputs == ("inner@2/relu",)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Calls a function, and says how many networks it has made and models it has checked."""
+    calls, begin = [], Network.__init__
+
+    def made(self, *args, **options):
+        calls.append("made")
+        begin(self, *args, **options)
+
+    def checked(model):
+        calls.append("checked")
+        check_model(model)
+
+    monkeypatch.setattr(Network, "__init__", made)
+    for module in (network_module, rewrite, scheme, layout):
+        monkeypatch.setattr(module, "check_model", checked)
+
+    def count(function, *args, **options):
+        calls.clear()
+        result = function(*args, **options)
+        return result, (calls.count("made"), calls.count("checked"))
+
+    return count
+
+
+def test_a_model_is_read_once(counted, tmp_path):
+    # A network is made of the user's model, and of each model that is built from it; so are checks.
+    model, path = float_models.build("mobile_block"), tmp_path / "model.tflite"
+    images = (8 * np.arange(2 * 8 * 8 * 3).reshape(2, 8, 8, 3) % 256).astype(np.uint8)
+    assert counted(sat_tf.explain, model)[1] == (1, 2)
+    quantized, counts = counted(sat_tf.quantize_model, model)
+    assert counts == (1, 2)
+    assert counted(sat_tf.calibrate, quantized, images)[1] == (1, 1)
+    assert counted(sat_tf.explain, quantized)[1] == (2, 2)
+    assert counted(sat_tf.export_tflite, quantized, path)[1] == (1, 1)
+    verify = functools.partial(sat_tf.verify_tflite, quantized, path, images, progress=False)
+    assert counted(verify)[1] == (1, 1)
+    assert counted(verify, float_model=model)[1] == (2, 3)
+    annotated = tfmot.quantization.keras.quantize_annotate_model(model)
+    assert counted(sat_tf.explain, annotated)[1] == (1, 1)
+    assert counted(sat_tf.quantize_model, annotated)[1] == (2, 4)  # TFMOT builds another one

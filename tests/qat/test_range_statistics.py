@@ -14,6 +14,7 @@ from sat_tf.exact.tflite.input_range import InputRange, range_of
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.qat.calibrate import StaleStatisticsWarning, estimate_statistics
 from sat_tf.qat.input_range_checks import _off, float_statistics
 from sat_tf.qat.inputs import input_nodes
@@ -76,7 +77,7 @@ def _checked_by(quantized):
 
 def _statistics(model, value, pictures=PICTURES):
     given = range_of(value)
-    return float_statistics(model, [given.fed(pictures)], 0, given)
+    return float_statistics(network_of_layers(model), [given.fed(pictures)], 0, given)
 
 
 ORDERS = [

@@ -30,10 +30,10 @@ from sat_tf.qat.policy import BitPolicy, expect_policy
 
 ALL_BITS = tuple(range(2, 9))
 # A file may be shorter than the sum over its layers by some tens of bytes: the limit on the sum is
-# raised by so many, so that nothing that fits is left out.
+# raised by this, so that no choice that fits is left out.
 _BYTES_ASIDE = 64
 _CLIPPING_BYTES = 4  # A tensor of fewer bits than 8 is clipped, by one option more in the file.
-_LARGEST_COST = 1e300  # so that sums of many are finite
+_LARGEST_COST = 1e300  # it keeps sums of many costs finite
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,17 +41,17 @@ class BitProblem:
     """The knapsack of a model: an item for each layer, an option for each pair of its bits."""
 
     choices: ModelChoices
-    options: Sequence[tuple[LayerChoices, Choice]]  # Those of the knapsack.
-    knapsack: Knapsack  # What is used whatever is chosen counts with the first item.
-    units: Mapping[str, float]  # What each quantity is counted in.
-    kernel_bytes: np.ndarray  # In the file but for its alignment; of each option.
+    options: Sequence[tuple[LayerChoices, Choice]]  # The options of the knapsack.
+    knapsack: Knapsack  # Usage that no choice changes counts with the first item.
+    units: Mapping[str, float]  # The divisor from each usage to its value in a budget.
+    kernel_bytes: np.ndarray  # The bytes of each option in the file, alignment aside.
 
     def chosen(self, options: np.ndarray) -> dict[str, Choice]:
         """Returns the bits of each layer."""
         return {layer.name: bits for layer, bits in (self.options[option] for option in options)}
 
     def cheapest(self, most_bytes: float) -> Solution | None:
-        """Returns the cheapest choice, whose sum of bytes is so large where they are limited."""
+        """Returns the cheapest choice, with at most `most_bytes` in sum if bytes are limited."""
         limits = {**self.knapsack.limits}
         if "bytes" in limits:
             limits["bytes"] = most_bytes
@@ -60,7 +60,7 @@ class BitProblem:
     def smallest(self) -> Solution | None:
         """Returns the cheapest of the choices with the fewest bytes of kernels.
 
-        By the sum of what each kernel adds, a small one may be lost in the file's alignment.
+        In the sum of the bytes that kernels add, a small one may be lost in the file's alignment.
         """
         limits = {name: limit for name, limit in self.knapsack.limits.items() if name != "bytes"}
         knapsack = dataclasses.replace(
@@ -72,7 +72,7 @@ class BitProblem:
         )
 
     def refusal(self, fewest_bytes: float = 0.0) -> ProblemsError:
-        """Returns the error that no choice keeps the limits; no file is shorter than the bytes."""
+        """Returns the error that no choice keeps the limits; files have `fewest_bytes` or more."""
         limits = self.knapsack.limits
         least = {name: self.knapsack.ends(name)[0] for name in limits}
         if "bytes" in limits:
@@ -163,10 +163,10 @@ def make_problem(
 def costs_of_sensitivity(measured: Sensitivity, layers: Sequence[LayerChoices]) -> list[float]:
     """Returns the estimated losses of all choices from a measured model, in units that add up.
 
-    What a tensor loses is taken to fall with the power of its rounding error: of a classifier the
-    divergence of the classes, else the squared distance of the outputs.
+    The loss from a tensor is assumed to fall with the power of its rounding error. It is the
+    divergence of the classes for a classifier, else the squared distance of the outputs.
     """
-    # By layer, field of the policy, and bits.
+    # The loss by layer, field of the policy, and bits.
     of_bits: dict[tuple[str, str, int | None], float] = collections.defaultdict(float)
     for width in measured.widths():
         metric = "distance" if width.damage.divergence is None else "divergence"
@@ -195,7 +195,7 @@ def costs_of_sensitivity(measured: Sensitivity, layers: Sequence[LayerChoices]) 
 def costs_of_table(table: Mapping[Any, Any], layers: Sequence[LayerChoices]) -> list[float]:
     """Returns the costs of all choices in a table {layer: {(weight bits, activation bits): cost}}.
 
-    Keys may be weight bits alone, or None for every choice, as a number in place of a mapping is.
+    Keys may be weight bits alone, or None for every choice; a number is the cost of every choice.
     """
     names = [layer.name for layer in layers]
     problems = [
@@ -257,28 +257,28 @@ def allocate(
     with one grid have one number of bits. This multiple-choice knapsack is solved exactly, by
     branch and bound; the result says how it is proven.
 
-    What follows the policy's weight_bits and activation_bits is chosen. What the policy settles
-    otherwise stays: first and last layers unless first_last_weight_bits=None, streams, images, and
+    Bits that follow the policy's weight_bits and activation_bits are chosen. Bits that it settles
+    otherwise stay: first and last layers unless first_last_weight_bits=None, streams, images, and
     bits given by overrides. Nothing is trained, and the model is not changed.
 
     Args:
         model: a Functional or Sequential float model with one input and one output.
         dataset: images, with labels or without, as for `sat_tf.sensitivity`; None with a table of
             costs.
-        policy: everything beside the bits that are chosen; see `BitPolicy`. Where it names no
-            weights, they are DoReFa's at all bits, in what is proposed too.
+        policy: everything except the bits that are chosen; see `BitPolicy`. Where it names no
+            weights, they are DoReFa's at all bits, in the proposal too.
         budget: limits, at least one, each a number or a share such as "60%" of what the most bits
             need: "bytes" of the file; "milliseconds" of one image on the `npu`;
             "average_weight_bits", "average_activation_bits", or "average_bits" for both.
-        cost: "sensitivity", the measured loss with one layer quantized; what `sat_tf.sensitivity`
-            has returned; or a table {layer: {(weight bits, activation bits): cost}}, whose keys may
-            be weight bits alone.
+        cost: "sensitivity", the measured loss with one layer quantized; a result of
+            `sat_tf.sensitivity`; or a table {layer: {(weight bits, activation bits): cost}},
+            whose keys may be weight bits alone.
         npu: an Ethos-U, such as "ethos-u55-128", or a mapping with the arguments of
             `sat_tf.exact.targets.ethos_u.compile_file` that name it and its memories. Arm's
             compiler, of the extra `[ethos]`, then estimates the milliseconds of layers: a file is
             compiled for each of `weight_bits`. The policy gets its target.
-        weight_bits: to choose from, 1 to 8.
-        activation_bits: to choose from, 1 to 8.
+        weight_bits: the weight bits to choose from, 1 to 8.
+        activation_bits: the activation bits to choose from, 1 to 8.
         pack: how the file stores kernels, as for `export_tflite`: with "auto", those of dense
             layers and 1x1 convolutions have 4 bits where their codes fit, all others 8.
         num_images: how many images to take at most.
@@ -310,18 +310,7 @@ def allocate(
         npu, policy = read_npu(npu, policy)
     weight_bits = _bits("weight_bits", weight_bits)
     activation_bits = _bits("activation_bits", activation_bits)
-    is_measured = isinstance(cost, str) and cost == "sensitivity"
-    is_table = isinstance(cost, Mapping)
-    if is_measured and dataset is None:
-        raise ValueError(
-            f"cost={cost!r}: received no dataset, expected images, on which it is measured; give "
-            "some, or a table of costs."
-        )
-    if not (is_measured or is_table or isinstance(cost, Sensitivity)):
-        raise ValueError(
-            f"cost={shortened(repr(cost))}: expected 'sensitivity', what sat_tf.sensitivity has "
-            "returned, or a table {layer: {(weight bits, activation bits): cost}}."
-        )
+    is_measured, is_table = _is_measured(cost, dataset), isinstance(cost, Mapping)
     if problem_of_pack := packing_problem(pack):
         raise ValueError(f"pack: {problem_of_pack}")
     refuse_all_but_float(model)
@@ -330,7 +319,7 @@ def allocate(
     problem = make_problem(choices, limits, milliseconds)
     knapsack = problem.knapsack
     if is_measured:
-        # Whether any choice keeps the limits is known before it is measured, which takes long.
+        # Measuring takes long: whether any choice keeps the limits is found out first.
         if problem.cheapest(knapsack.limits.get("bytes", math.inf) + _BYTES_ASIDE) is None:
             raise problem.refusal()
         fewest = choices.policy_at(min(weight_bits), min(activation_bits))
@@ -364,6 +353,22 @@ def allocate(
     )
 
 
+def _is_measured(cost: Any, dataset: Any) -> bool:
+    """Returns whether costs are measured; raises ValueError where they are of no known form."""
+    is_measured = isinstance(cost, str) and cost == "sensitivity"
+    if is_measured and dataset is None:
+        raise ValueError(
+            f"cost={cost!r}: received no dataset, expected images, on which it is measured; give "
+            "some, or a table of costs."
+        )
+    if not (is_measured or isinstance(cost, Mapping | Sensitivity)):
+        raise ValueError(
+            f"cost={shortened(repr(cost))}: expected 'sensitivity', what sat_tf.sensitivity has "
+            "returned, or a table {layer: {(weight bits, activation bits): cost}}."
+        )
+    return is_measured
+
+
 def _allocated_layer(problem: BitProblem, option: int) -> AllocatedLayer:
     layer, (weight_bits, activation_bits) = problem.options[option]
     sizes, milliseconds = problem.choices.sizes, problem.knapsack.usage.get("milliseconds")
@@ -385,7 +390,7 @@ def _allocated_layer(problem: BitProblem, option: int) -> AllocatedLayer:
 def _fitting(
     model: keras.Model, problem: BitProblem, pack: str
 ) -> tuple[Solution, BitPolicy, int | None]:
-    """Returns the cheapest solution whose file keeps its limit, its policy, and those bytes."""
+    """Returns the cheapest solution whose file keeps its limit, its policy, and its length."""
     limit = problem.knapsack.limits.get("bytes", math.inf)
     lengths: dict[bytes, int] = {}
     solution = bounding = problem.cheapest(limit + _BYTES_ASIDE)
@@ -409,7 +414,7 @@ def _fitting(
             ) from error
         if length <= limit:
             return dataclasses.replace(solution, bound=bound), policy, length
-        # The limit on the sum is lowered by what the file is too long.
+        # The limit on the sum is lowered by the bytes that the file is too long.
         lowered = problem.knapsack.used(solution.chosen)["bytes"] - (length - limit)
         solution = problem.cheapest(lowered) or problem.smallest()
     raise problem.refusal(min(lengths.values(), default=0.0))

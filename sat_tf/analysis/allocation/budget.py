@@ -17,10 +17,10 @@ import numpy as np
 from sat_tf.arguments import is_number
 from sat_tf.messages import ProblemsError, instead_of
 
-# HiGHS keeps limits to a part in a million. It stops within such a distance of the optimum, which
-# is nothing beside costs up to this; with larger ones it has to repair what it finds.
+# HiGHS keeps limits to a part in a million. It stops within that distance of the optimum, which is
+# negligible for costs up to this; with larger ones it has to repair its solutions.
 _TOLERANCE, _LARGEST_COST = 1e-6, 1e3
-# Sums are rounded by less, relative to themselves.
+# The relative rounding errors of sums are below this.
 _ROUNDING = 1e-14
 
 
@@ -28,9 +28,9 @@ _ROUNDING = 1e-14
 class Limit:
     """A quantity that can be limited."""
 
-    title: str  # For readers.
-    meaning: str  # For errors and help.
-    form: str = ",.0f"  # How values are shown.
+    title: str  # The name for readers.
+    meaning: str  # The explanation for errors and help.
+    form: str = ",.0f"  # The format of values.
 
     def show(self, value: float | None) -> str:
         """Returns a value as readers see it."""
@@ -47,7 +47,7 @@ LIMITS: dict[str, Limit] = {
         ".3f",
     ),
 }
-# Short for several limits of the same value.
+# Short names for several limits of the same value.
 SHORT = {"average_bits": ("average_weight_bits", "average_activation_bits")}
 NAMES = (*LIMITS, *SHORT)
 
@@ -96,8 +96,8 @@ class Knapsack:
 
     item: np.ndarray  # (n,) from 0, ascending: the item of each option.
     cost: np.ndarray  # (n,) float64, finite.
-    usage: Mapping[str, np.ndarray]  # (n,) float64 each: what options use of each quantity.
-    limits: Mapping[str, float]  # On some of these.
+    usage: Mapping[str, np.ndarray]  # (n,) float64 each: how much of a quantity the options use.
+    limits: Mapping[str, float]  # The limits on some quantities.
     level: np.ndarray  # (n,) the level of each option, for ties.
     # (items,) items with the same number of 0 or more choose the same level; -1 are free.
     tie: np.ndarray
@@ -107,7 +107,7 @@ class Knapsack:
         return np.flatnonzero(self.item == item)
 
     def used(self, chosen: np.ndarray) -> dict[str, float]:
-        """Returns what a choice, an option of each item, uses of each quantity."""
+        """Returns how much of each quantity a choice, an option of each item, uses."""
         return {name: math.fsum(usage[chosen]) for name, usage in self.usage.items()}
 
     def within(self, chosen: np.ndarray) -> bool:
@@ -126,7 +126,7 @@ class Solution:
     """A choice within all limits, and the proof that no other is cheaper."""
 
     chosen: np.ndarray = dataclasses.field(compare=False)  # (items,) the option of each item.
-    cost: float  # Of the choice.
+    cost: float  # The choice's cost.
     bound: float  # No choice within the limits costs less.
 
     @property
@@ -136,15 +136,15 @@ class Solution:
 
     @property
     def status(self) -> str:
-        """Returns "optimal", or "within the gap" where a file is too long for what costs less."""
+        """Returns "optimal", or "within the gap" where files of cheaper choices are too long."""
         return "within the gap" if self.gap else "optimal"
 
 
 def solve(problem: Knapsack, *, lowered: float = 0.0) -> Solution | None:
     """Returns the cheapest choice within the limits; None where no choice is within them.
 
-    Limits on integers are kept exactly. Where the choice oversteps another one by less than HiGHS
-    sees, it is solved once more with limits that are lowered by that.
+    Limits on integers are kept exactly. Where the choice oversteps another limit by less than HiGHS
+    sees, the problem is solved once more with limits that are lowered by that.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
 
@@ -161,11 +161,11 @@ def solve(problem: Knapsack, *, lowered: float = 0.0) -> Solution | None:
             differences = np.diff(of_tie * (problem.level == level), axis=0)
             if np.any(differences):
                 constraints.append(LinearConstraint(differences, 0.0, 0.0))
-    for name, limit in problem.limits.items():  # in units in which HiGHS keeps them
+    for name, limit in problem.limits.items():  # scaled so that HiGHS keeps them
         usage = problem.usage[name]
         largest = float(np.abs(usage).max())
         scale, margin = largest or 1.0, 0.0
-        if np.all(usage == np.rint(usage)):  # as far from the next integer as from this one
+        if np.all(usage == np.rint(usage)):  # halfway to the next integer
             scale, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
             limit = scale * math.floor(limit / scale * (1.0 + _ROUNDING))
         top = limit / scale + margin - lowered * largest / scale

@@ -1,4 +1,4 @@
-"""The bits that each layer of a model can have; those that read one tensor share its grid."""
+"""The bits that each layer of a model can have; layers that read one tensor share its grid."""
 
 import dataclasses
 import glob
@@ -28,7 +28,7 @@ from sat_tf.qat.wrapper import QuantizedLayer
 
 Choice = tuple[int | None, int | None]  # weight bits and activation bits; None is float
 
-# Two policies that differ in all bits that are left to be chosen.
+# The bits of two policies that differ wherever bits are left to be chosen.
 _PROBES = (2, 3)
 _NPU_ARGUMENTS = ("configuration", "system_config", "memory_mode", "config")
 
@@ -37,18 +37,18 @@ _NPU_ARGUMENTS = ("configuration", "system_config", "memory_mode", "config")
 class LayerChoices:
     """One quantized linear layer, and the bits that it can have."""
 
-    name: str  # Of the layer.
+    name: str  # The layer's name.
     kind: str  # Its class.
-    num_weights: int  # Of its kernel.
+    num_weights: int  # The number of weights in its kernel.
     usual_bits: int | None  # Its weight bits in the policy; None if the kernel is not rounded.
-    # To choose from; the usual ones where the policy settles them.
+    # The weight bits to choose from; the usual ones where the policy settles them.
     weight_bits: tuple[int | None, ...]
-    activation_bits: tuple[int | None, ...]  # To choose from, of what it reads; None is float.
+    activation_bits: tuple[int | None, ...]  # Bits of its input to choose from; None is float.
     chooses_weights: bool  # Whether its weight bits are chosen.
-    chooses_activations: bool  # Whether its activation bits are.
+    chooses_activations: bool  # Whether its activation bits are chosen.
     reads_settled: bool  # Whether some call of it reads bits that the policy settles.
     tie: int  # Number of the grid that it shares with others; -1 if it shares none.
-    # How many values count for the mean of activation bits; None if unknown.
+    # The number of values that count for the mean of activation bits; None if unknown.
     values_read: int | None
 
     @property
@@ -58,7 +58,7 @@ class LayerChoices:
 
     @property
     def chosen(self) -> str:
-        """Which bits are chosen: "both", "weights", "activations" or "neither"."""
+        """The bits that are chosen: "both", "weights", "activations" or "neither"."""
         names = ("neither", "weights", "activations", "both")
         return names[self.chooses_weights + 2 * self.chooses_activations]
 
@@ -98,7 +98,7 @@ class ModelChoices:
         except NothingPackedError:
             raise
         except ValueError as error:
-            if pack not in ("auto", "none"):  # which a model without packed kernels has, too
+            if pack not in ("auto", "none"):  # both fit a model without packed kernels, too
                 raise ValueError(
                     f"pack={pack!r}: received a model without a file, of which nothing can be "
                     f"packed, expected one that can be exported; use pack='auto', or: {error}"
@@ -106,7 +106,7 @@ class ModelChoices:
             self.file_problem = str(error)
 
     def policy_of(self, chosen: Mapping[str, Choice]) -> BitPolicy:
-        """Returns the policy with the bits of some layers; None leaves what the policy has."""
+        """Returns the policy with the bits of some layers; None leaves the policy's bits."""
         overrides: dict[str, Any] = self.policy.to_dict()["overrides"]
         for layer in self.layers:
             weight_bits, activation_bits = chosen.get(layer.name, (None, None))
@@ -121,18 +121,18 @@ class ModelChoices:
                     fields["requantize_streams"] = False
             if fields:
                 pattern = glob.escape(layer.name)
-                # They stand behind the policy's own, because later patterns win.
+                # New overrides come after the policy's own, because later patterns win.
                 overrides[pattern] = {**overrides.pop(pattern, {}), **fields}
         return _changed(self.policy, overrides=overrides)
 
     def policy_at(self, weight_bits: int | None, activation_bits: int | None) -> BitPolicy:
-        """Returns the policy with the same bits in all layers that are chosen for."""
+        """Returns the policy with the same bits in all layers whose bits are chosen."""
         return self.policy_of({layer.name: (weight_bits, activation_bits) for layer in self.layers})
 
 
 def _changed(policy: BitPolicy, **fields: Any) -> BitPolicy:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its grids, which the policy has warned of
+        warnings.simplefilter("ignore")  # the policy has warned of its grids already
         return dataclasses.replace(policy, **fields)
 
 
@@ -142,7 +142,7 @@ def _layers(
     weight_bits: tuple[int, ...],
     activation_bits: tuple[int, ...],
 ) -> tuple[LayerChoices, ...]:
-    """Returns the choices of each layer, by three plans: what follows the policy's bits differs."""
+    """Returns the choices of each layer, by three plans: bits that follow the policy's differ."""
     rounded = [
         name for name in ("weight_bits", "activation_bits") if getattr(policy, name) is not None
     ]
@@ -201,7 +201,7 @@ def _quantized_source(plan: Plan, row: LayerPlan) -> LayerPlan:
 
 
 def _values_read(source: Source, plan: Plan, rows: Sequence[LayerPlan]) -> int | None:
-    """Returns how many values the rows read that are activations, neither images nor streams."""
+    """Returns the number of activations that the rows read, without images and streams."""
     shapes = []
     for row in rows:
         quantized = _quantized_source(plan, row)
@@ -237,7 +237,7 @@ def read_npu(npu: Any, policy: BitPolicy) -> tuple[dict[str, Any], BitPolicy]:
 def milliseconds_of(
     model: keras.Model, choices: ModelChoices, weight_bits: Sequence[int], npu: Mapping[str, Any]
 ) -> list[float]:
-    """Returns the milliseconds of each choice, layer by layer; the rest counts with the first one.
+    """Returns the milliseconds of each choice, by layer; the rest counts with the first layer.
 
     A file is compiled for each number of weight bits; all activations are int8 there.
     """
@@ -248,7 +248,7 @@ def milliseconds_of(
     overhead = 0.0
     for bits in weight_bits:
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of made-up ranges
+            warnings.simplefilter("ignore")  # the export warns of made-up ranges
             quantized = quantize_model(model, choices.policy_at(bits, None))
             for index, layer in enumerate(quantized.layers):
                 if isinstance(layer, QuantizedLayer):

@@ -20,17 +20,17 @@ _WIDE = 100
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AllocatedLayer:
-    """The bits of one linear layer, and what they use."""
+    """The bits of one linear layer, and their bytes, time and cost."""
 
-    name: str  # Of the layer.
+    name: str  # The layer's name.
     kind: str  # Its class.
-    weight_bits: int | None  # Of its kernel; None if that is not rounded.
-    activation_bits: int | None  # Of what it reads; None if that is float.
-    chosen: str  # Which of them were chosen: "both", "weights", "activations" or "neither".
+    weight_bits: int | None  # Bits of its kernel; None if that is not rounded.
+    activation_bits: int | None  # Bits of its input; None if that is float.
+    chosen: str  # The chosen bits: "both", "weights", "activations" or "neither".
     tied: str  # The other layers that read the same grid, with commas between them.
-    num_weights: int  # Of its kernel.
-    bytes: int | None  # Of its codes in the file; None without a file.
-    milliseconds: float | None  # On the NPU; None without one.
+    num_weights: int  # The number of weights in its kernel.
+    bytes: int | None  # Bytes of its codes in the file; None without a file.
+    milliseconds: float | None  # Its time on the NPU; None without one.
     cost: float  # Estimated loss of this choice.
 
 
@@ -38,11 +38,11 @@ class AllocatedLayer:
 class Total:
     """The sum of one quantity over the whole model."""
 
-    name: str  # As in a budget.
-    value: float  # Of the chosen policy; file bytes are those of the real file.
-    limit: float | None  # What was allowed; None without a limit.
-    fewest: float  # With the fewest bits everywhere.
-    most: float  # With the most bits everywhere.
+    name: str  # The quantity's name in a budget.
+    value: float  # The value of the chosen policy; file bytes are those of the real file.
+    limit: float | None  # The most that was allowed; None without a limit.
+    fewest: float  # The value with the fewest bits everywhere.
+    most: float  # The value with the most bits everywhere.
 
     def show(self, field: str) -> str:
         """Returns one of the values as readers see it."""
@@ -75,11 +75,11 @@ class Allocation(RowTable):
 
     Attributes:
         model: its name.
-        policy: to quantize the model by; its overrides are the choice.
+        policy: the policy to quantize the model by; its overrides are the choice.
         layers: the quantized linear layers, in graph order.
-        totals: what the model uses, by the names of limits.
-        proof: why no other choice is better.
-        cost_kind: what was minimized: "sensitivity" or "table".
+        totals: how much of each quantity the model uses, by the names of limits.
+        proof: the proof that no other choice is better.
+        cost_kind: the cost that was minimized: "sensitivity" or "table".
         pack: how the file stores kernels.
     """
 

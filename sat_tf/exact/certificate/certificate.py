@@ -34,12 +34,12 @@ class Certificate(Displayed, CertificateRecord):
 
     @property
     def verdict(self) -> Marked:
-        """The headline: what is lost of the float model, and how many codes differ."""
+        """The headline: the loss against the float model, and the number of codes that differ."""
         return rules.verdict(self)
 
     @property
     def differing(self) -> Marked:
-        """How many codes differ, and all that keeps that from being green."""
+        """The headline on codes: how many differ, and what keeps it from being green."""
         return rules.codes_headline(self)
 
     @property
@@ -49,21 +49,21 @@ class Certificate(Displayed, CertificateRecord):
 
     @property
     def statements(self) -> list[Marked]:
-        """All that is to be known beside the verdict, in the order in which it is shown."""
+        """All sentences other than the verdict, in the order in which they are shown."""
         return rules.notes_on(self)
 
     @property
     def trained_notes(self) -> list[Marked]:
-        """Sentences on where the file computes something else than the quantized Keras model."""
+        """Sentences on the differences between the file and the quantized Keras model."""
         return rules.notes_on(self, rules.BESIDE_KERAS)
 
     @property
     def float_notes(self) -> list[Marked]:
-        """The comparison of the file with the float model, one line an output."""
+        """The comparison of the file with the float model, one line for each output."""
         return rules.FLOAT.notes(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Returns plain values, for JSON."""
         values = dataclasses.asdict(self)
         totals = ("codes_compared", "codes_differing", "first_differing")
         for name, count in self.runtimes.items():
@@ -94,13 +94,13 @@ class Certificate(Displayed, CertificateRecord):
         write_text(path, text + "\n")
 
     def write_overlay(self, path: str | os.PathLike[str]) -> None:
-        """Writes what was measured of each tensor, for Model Explorer to show on the file.
+        """Writes the measurements of each tensor, for Model Explorer to show on the file.
 
-        Nodes have the codes that differ with XNNPACK, the bits of their codes, how many occur and
-        their range; red ones differ.
+        Nodes show how many codes differ with XNNPACK, the bits of the codes, how many occur and
+        their range; nodes whose codes differ are red.
 
         Args:
-            path: of a .json file.
+            path: the path of a .json file.
 
         Raises:
             ValueError: the path cannot be written.

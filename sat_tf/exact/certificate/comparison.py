@@ -38,17 +38,17 @@ from sat_tf.exact.tflite.tensors import Pixels, number_of, some_of
 class Reference:
     """The reference that outputs are compared with."""
 
-    values: np.ndarray  # All outputs as one array, one row an image.
-    outputs: list[Output]  # Their descriptions.
-    labels: list[np.ndarray | None]  # Class numbers of each of them; None where there are none.
+    values: np.ndarray  # All outputs as one array, with a row for each image.
+    outputs: list[Output]  # The descriptions of the outputs.
+    labels: list[np.ndarray | None]  # The class numbers of each output; None without labels.
 
     def compared(self, values: np.ndarray) -> list[OutputCount]:
-        """Each output of a model against this one's."""
+        """Compares each output of a model with the reference's."""
         pieces = separated(values, self.outputs), separated(self.values, self.outputs)
         return [compared(*arguments) for arguments in zip(self.outputs, *pieces, strict=True)]
 
     def accuracy(self, values: np.ndarray) -> dict[str, float]:
-        """Share of places that a model classifies right, by the outputs that have labels."""
+        """Returns the share of places that are classified right, by output that has labels."""
         pieces = zip(self.outputs, separated(values, self.outputs), self.labels, strict=True)
         return {
             output.name: output.accuracy(piece, labels)
@@ -57,7 +57,7 @@ class Reference:
         }
 
     def counted(self, outputs: np.ndarray, kernels: KernelSet, **counts: Any) -> RuntimeCount:
-        """All that is counted of a runtime."""
+        """Returns the counts of a runtime."""
         compared = self.compared(outputs)
         return RuntimeCount(
             agreement=smallest_agreement(compared),
@@ -100,9 +100,9 @@ class RuntimeCounter:
         return np.concatenate(self._outputs)
 
     def run(self, images: Pixels) -> dict[str, np.ndarray]:
-        """Runs a batch; returns what it makes of the layers that are left float."""
-        # Compares the first images with its own kernels: one by one, as they see all of a batch.
-        # Blocks of values that kernels take together would reach from one image into the next.
+        """Runs a batch; returns the outputs of the layers that are left float."""
+        # The first images are compared with a simulation of the runtime's own kernels, one by one:
+        # blocks of values that kernels take together would reach from one image into the next.
         count = min(MOST_OWN_IMAGES - self._own_images, number_of(images))
         for index in range(count):
             image = some_of(images, index, index + 1)
@@ -129,7 +129,7 @@ class RuntimeCounter:
                 self._largest_difference = max(self._largest_difference, difference)
 
     def result(self, reference: Reference) -> RuntimeCount:
-        """All counts."""
+        """Returns all counts."""
         return reference.counted(
             self.outputs,
             self._kernels,
@@ -143,12 +143,12 @@ class RuntimeCounter:
 
 
 class SimulatedCounter:
-    """Compares a runtime of other machines, which is simulated, with the simulation of this one."""
+    """Compares a simulated runtime of other machines with the simulation of this machine."""
 
     def __init__(self, graph: Graph, runtime: str) -> None:
         self._kernels = RUNTIMES[runtime].kernels
         self._graph = graph.on(self._kernels)
-        # What the file computes alike there is not simulated again.
+        # Operations that both kernel sets compute alike are not simulated again.
         both = {graph.kernels, self._kernels}
         self._changing = {
             operation.output
@@ -160,14 +160,14 @@ class SimulatedCounter:
         self._outputs: list[np.ndarray] = []
 
     def add(self, images: Pixels, simulated: dict[str, np.ndarray]) -> None:
-        """Simulates a batch, of which the simulation of this machine is known, and counts it."""
+        """Simulates and counts a batch, given its simulation for this machine."""
         computed = simulate_on(self._graph, images, simulated, self._changing)
         self._outputs.append(outputs_of(computed, self._graph))
         for name, counted in self._tensors.items():
             counted.add(simulated[name], computed[name])
 
     def result(self, reference: Reference) -> RuntimeCount:
-        """All counts."""
+        """Returns all counts."""
         return reference.counted(
             np.concatenate(self._outputs),
             self._kernels,
@@ -179,12 +179,12 @@ class SimulatedCounter:
 class Trained(Protocol):
     """A Keras model that shows the codes of its tensors."""
 
-    names: list[str]  # The tensors it shows.
-    # The names of inputs among them, shown before Keras clips them as the file does.
+    names: list[str]  # The names of the tensors that it shows.
+    # The names of the inputs among these, shown before Keras clips them like the file.
     raw_inputs: frozenset[str]
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The integers by tensor, also those that no file stores, and the model's output."""
+        """Returns the unclipped integers by tensor, and the model's output."""
 
 
 class FloatModel(Protocol):
@@ -194,20 +194,20 @@ class FloatModel(Protocol):
 
     @property
     def loss(self) -> str:
-        """The meaning of one output by the loss it was compiled with: "loss" of classes, or ""."""
+        """The evidence for classes in the model's only output: "loss" of a classifier, or ""."""
 
     @property
     def softmaxes(self) -> list[str]:
         """The function that makes each output: "softmax", or "" for anything else."""
 
     def run(self, images: Pixels) -> np.ndarray:
-        """The model's outputs for a batch of the file's images, as one array."""
+        """Returns the model's outputs for a batch of the file's images, as one array."""
 
     def as_given(self, values: np.ndarray, outputs: Sequence[Output]) -> np.ndarray:
-        """The file's outputs as this model gives them: probabilities where it has a softmax."""
+        """Returns the file's outputs in this model's form: probabilities where it has a softmax."""
 
 
-# How many images are simulated once more, from what Keras itself makes of each tensor.
+# The number of images that are simulated once more, from Keras' own codes of each tensor.
 _MOST_ALONE = 16
 
 
@@ -228,14 +228,14 @@ class TrainedCounter:
             )
             for name in trained.names
         }
-        # The grid of these is TFLite's, not observed: only their last code is for all above it.
+        # TFLite fixes the grids of these tensors: values above the last code are meant to get it.
         self._fixed = set[str]()
         for op in graph.operations:
             moves_fixed = op.keeps_grid and not self._fixed.isdisjoint(op.inputs)
             if moves_fixed or not FIXED_GRIDS.keys().isdisjoint(op.operators):
                 self._fixed.add(op.output)
-        # The integers that what reads a tensor tells apart; it clips the others itself, or in a
-        # softmax, which is compared behind it.
+        # The range of integers that the readers of a tensor tell apart: they clip others
+        # themselves, or are a softmax, whose output is compared.
         self._told_apart = dict[str, tuple[int, int]]()
         readers = collections.defaultdict[str, list[Operation]](list)
         for op in reversed(graph.operations):
@@ -245,7 +245,7 @@ class TrainedCounter:
                 self._told_apart[op.output] = min(lowest), max(highest)
             for name in op.inputs:
                 readers[name].append(op)
-        # How many values of each channel are beyond all codes.
+        # The number of values of each channel that are beyond all codes, by tensor.
         self._saturated: dict[str, np.ndarray] = {}
         self._outputs: list[np.ndarray] = []
         self._alone_images = 0
@@ -256,11 +256,11 @@ class TrainedCounter:
         return np.concatenate(self._outputs)
 
     def _told_apart_by(self, reader: Operation, name: str) -> tuple[int, int] | None:
-        """The integers of a tensor beyond which an operation makes the same of all, or None."""
+        """Returns the range of a tensor's integers that an operation tells apart, or None."""
         dequantizes = "DEQUANTIZE" in reader.operators and reader.output in self._told_apart
         if dequantizes or "SOFTMAX" in reader.operators:
             codes = self._graph.tensors[name].codes
-            return (codes.lowest, codes.highest) if codes else (0, 0)  # no integers are float
+            return (codes.lowest, codes.highest) if codes else (0, 0)  # float without codes
         if not (reader.selects or "CONCATENATION" in reader.operators):
             return None
         if reader.output in self._tensors:
@@ -276,7 +276,7 @@ class TrainedCounter:
         self._outputs.append(as_in_file(output, self._graph))
         stored: dict[str, np.ndarray] = {}
         for name, counted in self._tensors.items():
-            computed = codes.pop(name)  # which is large, and not looked at again
+            computed = codes.pop(name)  # popped, as it is large and not read again
             if name in self._told_apart:
                 computed = np.clip(computed, *self._told_apart[name])
             grid = self._graph.codes(name)
@@ -290,9 +290,9 @@ class TrainedCounter:
         if count <= 0:
             return
         self._alone_images += count
-        # Each tensor of Keras is made by its operations in the file of Keras' own codes, too. A
-        # layer left float is computed by Keras, and by the runtime for images of which both have
-        # read the same codes: what a runtime makes of others says nothing of the layer.
+        # The file's operations also compute each tensor of Keras from Keras' own codes. Keras
+        # computes a layer left float, and the runtime does for images on which both read the same
+        # codes: its output for others says nothing about the layer.
         tensors = dict(by_name(some_of(images, 0, count), self._graph))
         alike = {name: np.ones(count, bool) for name in tensors}
         for operation in self._graph.operations:
@@ -312,7 +312,7 @@ class TrainedCounter:
                 alike[name] = ~np.any(differs.reshape(count, -1), axis=1)
 
     def result(self) -> list[TrainedCount]:
-        """All counts."""
+        """Returns all counts."""
         for name, counted in self._tensors.items():
             saturated = self._saturated[name] * (name not in self._fixed)
             counted.saturated = int(np.sum(saturated))
@@ -340,7 +340,7 @@ class CodesRecorder:
             self._hashes[name].update(stored.astype(dtype).tobytes())
 
     def result(self) -> list[TensorCodes]:
-        """All tensors, producers first."""
+        """Returns the codes of all tensors, producers first."""
         weights = {
             operation.output: weight_counts(operation)
             for operation in linear_operations(self._graph.operations)
@@ -369,12 +369,12 @@ class CodesRecorder:
 
 @dataclasses.dataclass
 class Comparison:
-    """All that is run on the images of a proof, batch by batch."""
+    """The models and runtimes of a proof, run on its images batch by batch."""
 
-    graph: Graph  # Of the file.
+    graph: Graph  # The file's graph.
     recorder: CodesRecorder
-    counters: Mapping[str, RuntimeCounter]  # Of the runtimes that are here.
-    simulated: Mapping[str, SimulatedCounter]  # Of those that are not.
+    counters: Mapping[str, RuntimeCounter]  # The runtimes on this machine.
+    simulated: Mapping[str, SimulatedCounter]  # The runtimes of other machines.
     keras: TrainedCounter | None
     float_model: FloatModel | None
     _of_simulation: list[np.ndarray] = dataclasses.field(default_factory=list)
@@ -382,7 +382,7 @@ class Comparison:
 
     def add(self, images: Pixels) -> None:
         """Runs and counts a batch."""
-        # Tensors behind a float layer are simulated from XNNPACK's output of it.
+        # Tensors after a float layer are simulated from XNNPACK's output of that layer.
         left_float = self.counters["xnnpack"].run(images)
         simulated = simulate(self.graph, images, left_float)
         self._of_simulation.append(outputs_of(simulated, self.graph))
@@ -408,6 +408,6 @@ class Comparison:
         }
 
     def counts(self, reference: Reference) -> dict[str, RuntimeCount]:
-        """Returns all that is counted of the runtimes."""
+        """Returns the counts of every runtime."""
         local = {name: counter.result(reference) for name, counter in self.counters.items()}
         return local | {name: counter.result(reference) for name, counter in self.simulated.items()}

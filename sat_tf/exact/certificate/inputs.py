@@ -1,4 +1,4 @@
-"""The images that a file is run on: their origin, checks, random ones; and the ranges of inputs."""
+"""The images of a verification: their origin, checks, random ones; and the ranges of inputs."""
 
 import dataclasses
 import hashlib
@@ -17,18 +17,18 @@ from sat_tf.exact.tflite.tensors import Image, Pixels, arrays_of
 class ImagesFrom:
     """The origin of the images of a verification."""
 
-    description: str  # In words.
-    # With which `random_images` draws them; None where they are not random.
+    description: str  # The origin in words.
+    # The seed with which `random_images` draws them; None where they are not random.
     seed: int | None = None
-    # Of a folder of pictures, the paths of those that were taken, in order, with their SHA-256.
+    # The paths of the pictures that were taken from a folder, in order, with their SHA-256.
     files: dict[str, str] = dataclasses.field(default_factory=dict)
-    # How many were asked for; None where it does not decide which are taken, or is not known.
+    # The number asked for; None where it does not decide which are taken, or is not known.
     asked: int | None = None
-    decoder: str = ""  # What made pixels of pictures, in words; "" of other images.
+    decoder: str = ""  # The decoder of the pictures, in words; "" for other images.
 
     @classmethod
     def held_out(cls, data: str, asked: int, decoder: str = "") -> "ImagesFrom":
-        """The held-out images of a data set, spread evenly over it."""
+        """Returns the origin of held-out images that are spread evenly over a data set."""
         return cls(f"held-out images of {data}", asked=asked, decoder=decoder)
 
 
@@ -37,8 +37,8 @@ _MOST_RANDOM_BYTES = 2**32
 
 
 def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
-    """Pixels that are drawn independently: noise reaches more codes than pictures do."""
-    # RandomState, because its streams are the ones NumPy promises never to change.
+    """Returns independently drawn pixels: noise reaches more codes than pictures do."""
+    # NumPy promises never to change the streams of RandomState.
     random = np.random.RandomState(seed)
     if count * math.prod(shape) > _MOST_RANDOM_BYTES:
         raise ValueError(
@@ -61,7 +61,7 @@ def image_problems(
     kept: bool = False,
     name: str = "images",
 ) -> list[str]:
-    """Why these do not fit an input: one that is `kept` as it is, for layers left float, or not."""
+    """Returns why images do not fit an input; `kept` inputs go to layers left float as they are."""
     problems, is_real = [], images.dtype.kind == "f"
     is_finite = not is_real or bool(np.all(np.isfinite(images)))
     if kept and (images.dtype.kind not in "biuf" or not is_finite):
@@ -94,7 +94,7 @@ def image_problems(
 
 
 def images_hash(images: Pixels) -> str:
-    """SHA-256 of all pixels; of several inputs, one after the other."""
+    """Returns the SHA-256 of all pixels, with several inputs one after the other."""
     digest = hashlib.sha256()
     for array in arrays_of(images):
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -102,7 +102,7 @@ def images_hash(images: Pixels) -> str:
 
 
 def checked_images(images: Any, inputs: Sequence[Image]) -> tuple[Pixels, list[str]]:
-    """Images as an array, of several inputs one for each, and what is wrong with them."""
+    """Returns images as an array, or one for each of several inputs, and their problems."""
     if len(inputs) == 1:
         array, problems = as_array(images, "images")
         (only,) = inputs
@@ -128,7 +128,7 @@ def checked_images(images: Any, inputs: Sequence[Image]) -> tuple[Pixels, list[s
 
 
 def taken_by(graph: Graph, images: Pixels) -> Pixels:
-    """Values of the inputs as the file of a graph takes them."""
+    """Returns the values of the inputs as the file of a graph takes them."""
     arrays = [
         image.taken(array) for image, array in zip(graph.images, arrays_of(images), strict=True)
     ]
@@ -137,7 +137,7 @@ def taken_by(graph: Graph, images: Pixels) -> Pixels:
 
 # -- the ranges of image inputs --------------------------------------------------------------------
 
-# Accuracy is clearly above that of one class for all, by so many standard errors and images.
+# The standard errors, and images, by which accuracy is clearly above that of one class for all.
 _CLEAR_ERRORS, _FEWEST_IMAGES = 3.0, 8
 
 
@@ -145,17 +145,17 @@ _CLEAR_ERRORS, _FEWEST_IMAGES = 3.0, 8
 class CheckedRange:
     """The range of an image input."""
 
-    input: str  # Its name.
+    input: str  # The input's name.
     range: str  # The real values of the pixels 0 and 255.
-    # What tells that the model was trained with it, in words; "" where nothing does.
+    # The evidence that the model was trained with this range, in words; "" without any.
     checked_by: str = ""
-    problem: str = ""  # Why it is certainly another one; "" where it may be right.
+    problem: str = ""  # Why the range is certainly wrong; "" where it may be right.
 
 
 def checked_by_accuracy(
     ranges: Sequence[CheckedRange], labels: Sequence[np.ndarray | None], top1: Sequence[float]
 ) -> list[CheckedRange]:
-    """The ranges, of which an only one is checked by accuracy clearly above that of guessing."""
+    """Returns the ranges; a single one is checked by accuracy clearly above that of guessing."""
     labelled = [classes[classes >= 0] for classes in labels if classes is not None]
     if len(ranges) != 1 or ranges[0].checked_by or ranges[0].problem:
         return list(ranges)

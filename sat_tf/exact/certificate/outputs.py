@@ -1,12 +1,12 @@
 """The outputs of a model, each by itself: their meaning, and how those of two models compare.
 
-What an output means is decided here alone. Its numbers are classes where something says so: a
+The meaning of an output is decided here alone. Its numbers are classes where something says so: a
 softmax or a sigmoid makes them, there are labels, or the loss of a classifier. Otherwise they are
-values, of which the largest says nothing: boxes, landmarks, pixels, or logits that nobody has
+values, and the largest one says nothing: boxes, landmarks, pixels, or logits that nobody has
 called classes.
 
 A class is right or wrong; a value is more or less off. Each channel of the last axis has a unit of
-its own: one scale for all may leave no values to a channel that is small beside the others.
+its own: one scale for all may leave no values to a channel that is small compared with the others.
 """
 
 import dataclasses
@@ -20,12 +20,12 @@ from sat_tf.exact.operations.native import softmax
 from sat_tf.exact.tflite.contents import Contents
 from sat_tf.exact.top_k import NO_CLASS, classes_of
 
-# Softmax makes the sum of the probabilities of one image 1 up to its last bits.
+# The probabilities of a softmax add up to 1, except for the last bits.
 _OFF_ONE = 1e-3
 
 
 def as_in_file(values: np.ndarray, graph: Graph) -> np.ndarray:
-    """The output of a model as its file gives it: probabilities where the file adds a softmax."""
+    """Returns a model's output in its file's form: probabilities where the file adds a softmax."""
     makers = {operation.output: operation for operation in graph.operations}
     last = makers[graph.output]
     last = makers.get(last.represented, last)
@@ -37,72 +37,72 @@ def as_in_file(values: np.ndarray, graph: Graph) -> np.ndarray:
 
 
 def _differences(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
-    """The absolute differences; infinite where one is NaN."""
+    """Returns the absolute differences; infinite where a value is NaN."""
     with np.errstate(invalid="ignore"):
         differences = np.abs(expected.astype(np.float64) - computed)
     return np.where(np.isnan(differences), np.inf, differences)
 
 
 def largest_difference(expected: np.ndarray, computed: np.ndarray) -> float:
-    """The largest absolute difference; infinite where one is NaN, 0 where there are no values."""
+    """Returns the largest absolute difference; infinite where a value is NaN, 0 without values."""
     return float(np.max(_differences(expected, computed), initial=0.0))
 
 
-# The output of a single sigmoid is class 1 above this, else 0.
+# The output of a single sigmoid is class 1 above this, and class 0 otherwise.
 _HALF = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """One output.
+    """One output of a model.
 
-    Where its last axis holds a number for each class, every place of the others is classified by
-    itself: the image, or each pixel, row or box of it. One number alone is a class only behind a
-    sigmoid. Several sigmoids are as many answers, yes or no: places agree where all of them do.
+    Where the last axis holds a number for each class, every place of the other axes is classified
+    by itself: the image, or each pixel, row or box of it. A single number is a class only after a
+    sigmoid. Several sigmoids are as many answers, yes or no: places agree where all answers do.
     """
 
-    name: str  # Of the tensor.
-    shape: tuple[int, ...]  # Without the batch dimension.
-    # What says that it holds classes: "softmax", "sigmoid", "labels", "loss", or "" for nothing.
+    name: str  # The output's name.
+    shape: tuple[int, ...]  # The shape without the batch dimension.
+    # The evidence that it holds classes: "softmax", "sigmoid", "labels", "loss", or "" for none.
     classes_by: str = ""
 
     @property
     def is_sigmoid(self) -> bool:
-        """Whether it is what a sigmoid makes."""
+        """Whether a sigmoid makes it."""
         return self.classes_by == "sigmoid"
 
     @property
     def num_classes(self) -> int:
-        """How many classes it has, or would have; 0 where it cannot classify."""
+        """The number of classes it has, or would have; 0 where it cannot classify."""
         channels = self.shape[-1] if self.shape else 1
         if channels > 1:
             return int(channels)
         return 2 if self.is_sigmoid else 0
 
     def said_by(self, *others: str) -> "Output":
-        """The same, where others say that it holds classes, too: the first that says so counts."""
+        """Returns the output with more evidence that it holds classes: the first one counts."""
         source = next((source for source in (self.classes_by, *others) if source), "")
         return dataclasses.replace(self, classes_by=source)
 
     @property
     def answers(self) -> int:
-        """How many numbers of each place are answers of their own, yes or no."""
+        """The number of separate answers, yes or no, at each place; 0 without sigmoids."""
         return self.shape[-1] if self.is_sigmoid and self.shape else 0
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The axes of what is classified, beside the image; () where it is the image itself."""
+        """The axes of the places that are classified in an image; () for the image itself."""
         return self.shape[:-1]
 
     def classes(self, values: np.ndarray) -> np.ndarray:
-        """The class of every place, (n, *places); `NO_CLASS` where a number is not finite."""
+        """Returns the class of every place, (n, *places); `NO_CLASS` for a non-finite number."""
         classes = classes_of(values)
         if values.shape[-1] > 1:
             return classes
         return np.where(classes == NO_CLASS, NO_CLASS, values[..., 0] > _HALF).astype(int)
 
     def agreement(self, values: np.ndarray, reference: np.ndarray) -> float | None:
-        """Share of places with the same class, or largest channel; None for a single value."""
+        """Returns the share of places with the same class or largest channel; None for a number."""
         if not self.num_classes:
             return None
         classes = self.classes(values)
@@ -112,9 +112,9 @@ class Output:
         return float(np.mean((classes == self.classes(reference)) & (classes >= 0)))
 
     def ties(self, values: np.ndarray, reference: np.ndarray) -> int:
-        """How many places have the largest value twice or more, and the reference has it once.
+        """Returns how many places have several largest values where the reference has one.
 
-        The class is the first of them then, whatever is behind it. Sigmoids have no largest value.
+        The first of them is then the class, by its place alone. Sigmoids have no largest value.
         """
         if self.is_sigmoid or self.num_classes < 2:
             return 0
@@ -125,31 +125,31 @@ class Output:
         return int(np.sum(is_tied(values) & ~is_tied(reference)))
 
     def accuracy(self, values: np.ndarray, labels: np.ndarray) -> float:
-        """Share of places classified right, or of sigmoids' answers; one with a NaN is wrong."""
+        """Returns the share of places, or of sigmoids' answers, that are right; a NaN is wrong."""
         if labels.shape == values.shape and self.answers > 1:
             return float(np.mean(np.isfinite(values) & ((values > _HALF) == labels)))
         return float(np.mean(self.classes(values) == labels))
 
 
-# A channel is off where its error is larger, in standard deviations of the reference: less than
-# 94 % of its variance is then explained.
+# A channel is off where its error is larger than this, in standard deviations of the reference:
+# less than 94 % of its variance is then explained.
 MOST_ERROR = 0.25
-# It is off, too, where fewer different values are left, of twice as many or more.
+# A channel is also off where fewer different values are left of twice as many or more.
 FEWEST_VALUES = 8
 # Channels that vary by less than this share of the usual, such as pixels at a border, are off by an
-# error that is no larger than that of others: that is no fault where they are the end of a row of
-# ever quieter channels. Behind a gap of this factor they are values of another unit, and lost.
+# error that is no larger than others'. This is no fault where they are the end of a row of ever
+# quieter channels. After a gap of this factor, they are values of another unit, and lost.
 _QUIET = 0.2
 _GAP = 10.0
-# Errors are estimated from a sample: one that is larger by this factor is no larger.
+# Errors are estimates from a sample: one that is larger by up to this factor counts as equal.
 _ROOM = 1.25
-# Fewer channels than these are each a value of its own, and none of them is excused.
+# Each of fewer channels than these is a value of its own, and none of them is excused.
 _FEWEST_ALIKE = 16
-# Beyond this, a standard deviation is what float32 rounds.
+# Up to this share of the largest value, a standard deviation is float32's rounding.
 _CONSTANT = 1e-6
-# Different values are counted in as many places at most: counting sorts them.
+# The most places in which different values are counted, as counting sorts them.
 _MOST_COUNTED = 2**16
-# The worst channels are kept.
+# At most so many channels are kept, the worst ones.
 _MOST_KEPT = 16
 
 
@@ -159,11 +159,11 @@ class ChannelCount:
 
     channel: int  # Its place in the last axis, from 0.
     # Root mean square of the differences, in standard deviations of the reference's channel, or of
-    # the whole output where that is constant. Infinite where one is NaN.
+    # the whole output where that channel is constant. Infinite where a value is NaN.
     error: float
     spread: float  # The standard deviation of the reference's channel.
-    values: int  # How many different values it has.
-    reference_values: int  # How many the reference has.
+    values: int  # The number of different values that it has.
+    reference_values: int  # The number of different values in the reference.
 
     @property
     def is_off(self) -> bool:
@@ -176,20 +176,20 @@ class ChannelCount:
 class ValueCount:
     """How the channels of an output compare with the reference's."""
 
-    channels: list[ChannelCount]  # Those that differ most: at most 16, the worst first.
-    num_channels: int  # How many there are.
-    off: int  # How many are off, quiet ones left out.
-    quiet: int  # How many are off, but vary so little beside others that it is no fault.
-    fewest_values: ChannelCount  # The one with the fewest different values.
+    channels: list[ChannelCount]  # The channels that differ most: at most 16, the worst first.
+    num_channels: int  # The number of all channels.
+    off: int  # The number of channels that are off, without quiet ones.
+    quiet: int  # The number of channels off without fault, as they vary little compared to others.
+    fewest_values: ChannelCount  # The channel with the smallest share of values left.
 
     @property
     def is_bad(self) -> bool:
-        """Whether a channel is off that is not merely quiet."""
+        """Whether a channel is off and not merely quiet."""
         return self.off > 0
 
 
 def compared_channels(values: np.ndarray, reference: np.ndarray) -> ValueCount:
-    """The channels of an output against those of the reference."""
+    """Compares the channels of an output with those of the reference."""
     channels = reference.shape[-1] if reference.ndim > 1 else 1
     computed, expected = values.reshape(-1, channels), reference.reshape(-1, channels)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -239,18 +239,18 @@ def compared_channels(values: np.ndarray, reference: np.ndarray) -> ValueCount:
 class OutputCount:
     """How one output compares with that of the reference."""
 
-    name: str  # Of the tensor.
-    shape: tuple[int, ...]  # Without the batch dimension.
-    # How many images, pixels, rows or boxes have a class, or a largest channel; 0 of single values.
+    name: str  # The output's name.
+    shape: tuple[int, ...]  # The shape without the batch dimension.
+    # How many images, pixels, rows or boxes have a class or a largest channel; 0 for single values.
     places: int
-    agreement: float | None  # Share of them with that of the reference; None where there are none.
-    largest_difference: float  # Of its values; infinite where one is NaN.
-    mean_difference: float  # Mean absolute difference; infinite where one is NaN.
-    spread: float  # Standard deviation of the reference's values.
+    agreement: float | None  # The share of places that agree with the reference; None without any.
+    largest_difference: float  # The largest difference of values; infinite where a value is NaN.
+    mean_difference: float  # The mean absolute difference; infinite where a value is NaN.
+    spread: float  # The standard deviation of the reference's values.
     classes_by: str = ""  # See `Output`.
-    # The channels, unless a softmax, labels or a loss say that they are classes.
+    # The comparison of channels, unless a softmax, labels or a loss say that they are classes.
     values: ValueCount | None = None
-    ties: int = 0  # How many places have several largest values where the reference has one.
+    ties: int = 0  # The number of places with several largest values where the reference has one.
 
     @property
     def is_values(self) -> bool:
@@ -264,12 +264,12 @@ class OutputCount:
 
     @property
     def places_differing(self) -> int:
-        """How many places have another class than in the reference."""
+        """The number of places with another class than in the reference."""
         return round((1.0 - (self.agreement or 0.0)) * self.places)
 
 
 def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> OutputCount:
-    """One output against the reference's."""
+    """Compares one output with the reference's."""
     differences = _differences(reference, values)
     may_be_values = output.classes_by in ("", "sigmoid")
     with np.errstate(invalid="ignore"):
@@ -289,12 +289,12 @@ def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> Outpu
 
 
 def smallest_agreement(counts: Sequence[OutputCount]) -> float | None:
-    """The agreement of the output that agrees least, of those with classes where any has some."""
+    """Returns the smallest agreement of the outputs, of those with classes where there are any."""
     classes = [count for count in counts if not count.is_values] or counts
     return min((count.agreement for count in classes if count.agreement is not None), default=None)
 
 
-# Operators behind which probabilities are still some: they move numbers, or average them.
+# Operators that make probabilities of probabilities: they move numbers, or average them.
 _KEEPING = (
     *("RESHAPE", "SQUEEZE", "EXPAND_DIMS", "CONCATENATION", "DEQUANTIZE", "QUANTIZE"),
     *("MEAN", "AVERAGE_POOL_2D"),
@@ -303,7 +303,7 @@ _CLASSES = {"SOFTMAX": "softmax", "LOGISTIC": "sigmoid"}
 
 
 def outputs_in(graph: Graph, contents: Contents, labels: Sequence[str] | None) -> list[Output]:
-    """The outputs of a graph, named by their keys where it has a dictionary of them."""
+    """Returns the outputs of a graph, named by their keys where it has a dictionary of them."""
     makers = {tensor.name: maker for maker in contents.operators for tensor in maker.outputs}
 
     def classes_by(name: str) -> str:
@@ -325,7 +325,7 @@ def outputs_in(graph: Graph, contents: Contents, labels: Sequence[str] | None) -
 
 
 def separated(joined: np.ndarray, outputs: Sequence[Output]) -> list[np.ndarray]:
-    """The outputs that `tensors.joined` has joined."""
+    """Separates the outputs that `tensors.joined` has joined."""
     if len(outputs) == 1:
         return [joined.reshape(len(joined), *outputs[0].shape)]
     sizes = [int(np.prod(output.shape)) for output in outputs]
@@ -339,7 +339,7 @@ def separated(joined: np.ndarray, outputs: Sequence[Output]) -> list[np.ndarray]
 def labels_of(
     labels: Any, outputs: Sequence[Output], count: int, names: Sequence[Iterable[str]] = ()
 ) -> tuple[list[np.ndarray | None], list[str]]:
-    """Labels of each output as arrays (count, *places), and what is wrong with them."""
+    """Returns the labels of each output as arrays (count, *places), and their problems."""
     if labels is None:
         return [None] * len(outputs), []
     listed = ", ".join(str(output.name) for output in outputs)
@@ -374,7 +374,7 @@ def labels_of(
 
 
 def as_array(values: Any, name: str) -> tuple[np.ndarray, list[str]]:
-    """Images or labels as an array, and what is wrong with them."""
+    """Returns images or labels as an array, and their problems."""
     try:
         return np.asarray(values), []
     except ValueError:
@@ -414,7 +414,7 @@ def label_problems(
     name: str = "labels",
     what: str = "an image",
 ) -> list[str]:
-    """Why these are not labels."""
+    """Returns why an array holds no labels."""
     problem = ""
     if labels.shape != shape:
         problem = f"shape {labels.shape}, expected {shape}, one class number {what}."
@@ -427,5 +427,5 @@ def label_problems(
 
 
 def only(shares: Mapping[str, float]) -> float | None:
-    """The share of the only output that has one; None where there are none, or several."""
+    """Returns the share of the only output that has one; None without one, or with several."""
     return next(iter(shares.values())) if len(shares) == 1 else None

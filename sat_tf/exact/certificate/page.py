@@ -1,4 +1,4 @@
-"""The tables of a certificate, and its page: one file, without scripts and anything to load."""
+"""The tables of a certificate, and its page: one file that has no scripts and loads nothing."""
 
 import math
 from typing import Any
@@ -8,7 +8,6 @@ from markupsafe import Markup
 from sat_tf.exact.certificate import rules
 from sat_tf.exact.certificate.outputs import OutputCount
 from sat_tf.exact.certificate.record import CertificateRecord, RuntimeCount
-from sat_tf.exact.certificate.rules import MODEL_TITLES, sentence
 from sat_tf.exact.certificate.runtimes import PortabilityClaim, runtime_title
 from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.exact.operations.operation import Basis
@@ -19,7 +18,7 @@ from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, perc
 # The model that outputs are compared with, by its name in a certificate.
 _REFERENCE_TITLES = {"keras": "Keras", "simulation": "the simulation"}
 _FOUR = digits(".4g")
-# Missing where an output is a number, not a class.
+# A share is missing where an output is a number, not a class.
 _SHARE = percent(missing="–")
 _Runtime = tuple[str, RuntimeCount]
 
@@ -34,7 +33,7 @@ def certificate_page(certificate: CertificateRecord) -> str:
         outputs=_outputs(certificate),
         models={
             name: title
-            for name, title in MODEL_TITLES.items()
+            for name, title in rules.MODEL_TITLES.items()
             if any(name in shares for shares in certificate.accuracy.values())
         },
         sides=[_REFERENCE_TITLES[certificate.reference]]
@@ -51,21 +50,21 @@ def certificate_page(certificate: CertificateRecord) -> str:
 
 
 def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Table[Any]:
-    """Returns the runtimes by their names, or by their titles and with what XNNPACK has taken."""
+    """Returns the table of runtimes by name, or by title with the operators that XNNPACK takes."""
 
     def differing(row: _Runtime) -> Cell:
         name, count = row
-        # Only that of XNNPACK must be 0.
-        colour = "bad" if name == "xnnpack" else "watch"
-        words = sentence("counted", count.codes_differing, count.codes_compared)
-        return Marked(words, colour if count.codes_differing else "good")
+        # Only XNNPACK's count must be 0.
+        colour = rules.CODES.rules[0].headline if name == "xnnpack" else rules.AMBER
+        words = rules.sentence("counted", count.codes_differing, count.codes_compared)
+        return Marked(words, colour if count.codes_differing else rules.CODES.rules[1].headline)
 
     def not_as_simulated(row: _Runtime) -> Cell:
         _, count = row
         if not count.own:
             return "simulated" if count.is_simulated else ""
-        words = sentence("counted", count.own_differing, count.own_compared)
-        return Marked(words, "watch" if count.own_differing else "good")
+        words = rules.sentence("counted", count.own_differing, count.own_compared)
+        return Marked(words, rules.AMBER if count.own_differing else rules.GREEN)
 
     def largest_error(row: _Runtime) -> float:
         values = [output.values for output in row[1].outputs if output.values is not None]
@@ -105,7 +104,7 @@ def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Ta
 
 
 def _outputs(certificate: CertificateRecord) -> list[tuple[OutputCount, ...]]:
-    """Each output beside every model, where there is more to say than of runtimes; else none."""
+    """Returns the counts of each output by model; empty where the runtimes' counts say it all."""
     counts, beside_float = certificate.xnnpack.outputs, certificate.float_outputs
     plain = all(len(count.shape) == 1 and not count.is_values for count in counts)
     if not beside_float and len(counts) < 2 and plain:
@@ -114,15 +113,16 @@ def _outputs(certificate: CertificateRecord) -> list[tuple[OutputCount, ...]]:
 
 
 def _codes_on(claim: PortabilityClaim, kernels: KernelSet) -> Marked:
-    """How many codes of operators differ on other processors, as far as that is known."""
+    """Returns how many codes of operators differ with other kernels, as far as that is known."""
     if claim.is_float:
         return Marked("not compared", "plain")
+    colour = rules.PORTABILITY.rules[0].headline
     if claim.is_behind_float:
-        return Marked("not known", "watch")
+        return Marked("not known", colour)
     if claim.basis == Basis.IMAGES.value and kernels is not XNNPACK_SETS[0]:
-        return Marked("may differ", "watch")
+        return Marked("may differ", colour)
     count = claim.differing.get(kernels.name, 0)
-    return Marked(f"{count:,} differ", "bad") if count else Marked("the same", "plain")
+    return Marked(f"{count:,} differ", colour) if count else Marked("the same", "plain")
 
 
 def _weights(counts: dict[int, int]) -> Markup | str:

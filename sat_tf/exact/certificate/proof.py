@@ -57,16 +57,16 @@ from sat_tf.version import COMPUTING, __version__, installed_versions
 class Subject:
     """The subject of a proof: a file, and the graph that it should compute."""
 
-    path: pathlib.Path  # Of the file.
-    content: bytes  # The file.
-    parsed: Contents  # What is in the file.
-    graph: Graph  # What it should compute.
+    path: pathlib.Path  # The file's path.
+    content: bytes  # The file's bytes.
+    parsed: Contents  # The file's contents.
+    graph: Graph  # The graph that the file should compute.
     # Whether sat-tf wrote these very bytes, so that they cannot crash LiteRT.
     is_trusted: bool = False
 
     @property
     def outputs(self) -> list[Output]:
-        """The outputs, in the order of the model's."""
+        """The outputs, in the order of the model."""
         labels = read_metadata(self.content, str(self.path)).labels
         return outputs_in(self.graph, self.parsed, labels)
 
@@ -77,20 +77,19 @@ class Subject:
 
     @property
     def sha256(self) -> str:
-        """Hash of the file."""
+        """The hash of the file."""
         return hashlib.sha256(self.content).hexdigest()
 
 
 def read_subject(path: pathlib.Path) -> Subject:
-    """A file and the graph that is read from it."""
+    """Reads a file and its graph."""
     content = read_tflite(path)
-    graph = read_graph(content, str(path))
-    parsed = read_contents(content, str(path))
-    return Subject(path, content, parsed, dataclasses.replace(graph, name=path.stem))
+    graph = dataclasses.replace(read_graph(content, str(path)), name=path.stem)
+    return Subject(path, content, read_contents(content, str(path)), graph)
 
 
 def read_tflite(path: str | os.PathLike[str]) -> bytes:
-    """What is in a TFLite file."""
+    """Reads a TFLite file; returns its bytes."""
     path = expect_path(path)
     try:
         return read_bytes(path)
@@ -104,7 +103,7 @@ def read_tflite(path: str | os.PathLike[str]) -> bytes:
 def checked_inputs(
     caller: str, subject: Subject, images: Any, labels: Any
 ) -> tuple[np.ndarray, list[np.ndarray | None]]:
-    """Images as an array, and labels as one for each output."""
+    """Returns images as an array, and labels as an array for each output."""
     subject.graph.expect_one_of_each(f"{caller}: {subject.path}")
     image = subject.graph.images[0]
     images, problems = checked_images(images, [image])
@@ -117,7 +116,7 @@ def checked_inputs(
 def mismatches_with_record(
     subject: Subject, images: Pixels | None, recorded: Any, what: str, advice: str
 ) -> list[str]:
-    """Why a file or images are not those of a `Certificate`, or of the `KitRecord` of a kit."""
+    """Returns how a file or images differ from those of a `Certificate`, or of a `KitRecord`."""
     problems = []
     if subject.sha256 != recorded.sha256:
         problems.append(
@@ -151,8 +150,8 @@ def prove(
     """Runs a file on images and counts every difference; writes the certificate, and its page.
 
     Labels are those of each of `subject.outputs`. With `trained`, the Keras model gives the outputs
-    to compare with; where codes differ, it is asked whether it has taken the biases of the file.
-    The outputs are compared with those of a float model too, where there is one.
+    to compare with; where codes differ, `has_biases_of_file` says if it took the file's biases.
+    The outputs are also compared with those of a float model, where there is one.
     """
     if certificate_path is not None:
         check_certificate_path(certificate_path)
@@ -242,7 +241,7 @@ def prove(
 def _counters(
     subject: Subject, specs: list[RuntimeKind]
 ) -> tuple[dict[str, RuntimeCounter], dict[str, str]]:
-    """A counter for each runtime that runs the file, and why the others do not."""
+    """Returns a counter for each runtime that runs the file, and why the others do not."""
     # TFLite Micro may end its process for any file.
     doubtful = [spec.name for spec in specs if spec.name == MICRO or not subject.is_trusted]
     reasons = refusals(subject.content, doubtful)
@@ -280,8 +279,8 @@ def verify_file(
     """Proves that LiteRT computes the integers that a file stands for, tensor by tensor.
 
     The file is read back into its graph, which an integer simulation in NumPy runs; every stored
-    integer of every activation that LiteRT computes is compared with it. Nothing is said of the
-    Keras model that the file was exported from: `sat_tf.verify_tflite` does that.
+    integer of every activation that LiteRT computes is compared with the simulation's. The Keras
+    model that the file was exported from is not compared: `sat_tf.verify_tflite` does that.
 
     Args:
         path: a TFLite file that sat-tf wrote; or one that `read_subject` has read.
@@ -323,8 +322,8 @@ def verify_file(
 class Recheck:
     """The result of checking a file against its certificate."""
 
-    certificate: Certificate  # Of the file as it is now.
-    differences: list[str]  # From its certificate; empty where that holds.
+    certificate: Certificate  # The certificate of the file as it is now.
+    differences: list[str]  # The differences from the recorded certificate; empty where it holds.
 
 
 def recheck(

@@ -1,4 +1,4 @@
-"""The numbers of a certificate: what was counted of tensors and of runtimes."""
+"""The numbers of a certificate: the counts of tensors and of runtimes."""
 
 import dataclasses
 import math
@@ -14,32 +14,32 @@ from sat_tf.exact.litert.processes import Machine
 from sat_tf.exact.litert.runtime import Delegation
 from sat_tf.exact.targets.processors import DEFAULT_TARGET
 
-# How far the file and a Keras model, float or quantized, may differ in accuracy, or in classes,
-# before it is shown in amber and in red. What values may differ by stands in `outputs`.
+# The share by which the file and a Keras model, float or quantized, may differ in accuracy, or in
+# classes, before it is shown in amber and in red. The limits of values are in `outputs`.
 ONE_POINT, FEW_POINTS = 0.01, 0.03
-# The class of so many images may differ from the quantized model's, however few there are: they
-# may be ties.
+# The number of images whose class may differ from the quantized model's, however few images there
+# are, as they may be ties.
 FEW_PLACES = 5
-# So many images tell whether answers are kept: the share that may differ is one of them. Fewer
-# with many answers each, such as pixels, tell only that answers differ.
+# The fewest images that tell whether answers are kept: the share that may differ is one of them.
+# Fewer images with many answers each, such as pixels, tell only that answers differ.
 FEWEST_IMAGES = 30
-# Once biases are those of the file, fewer codes of a convolution differ by themselves.
+# Once biases are those of the file, a smaller share of a convolution's codes differs by itself.
 _SNAPPED = 0.005
 # The headline is green where no larger share of a tensor saturates in the file and not in Keras.
 MOST_SATURATED = 0.01
-# A tensor is named where more of its codes than this share, and more than so many, are others than
-# Keras makes of the same inputs, beside those that rounding of biases explains.
+# A tensor is named where more of its codes than this share, and more than so many, differ from
+# Keras' codes for the same inputs, beyond those that rounding of biases explains.
 MOST_UNEXPLAINED, FEW_CODES = 0.02, 10
 
 
 @dataclasses.dataclass
 class TensorCount:
-    """How one tensor compares with that of the simulation."""
+    """How one tensor compares with the simulation's."""
 
-    name: str  # Of the tensor.
-    shape: tuple[int, ...]  # Without the batch dimension.
-    codes_compared: int = 0  # How many stored integers, over all images.
-    codes_differing: int = 0  # How many of them differ.
+    name: str  # The tensor's name.
+    shape: tuple[int, ...]  # The shape without the batch dimension.
+    codes_compared: int = 0  # The number of stored integers, over all images.
+    codes_differing: int = 0  # The number of stored integers that differ.
 
     def add(self, expected: np.ndarray, computed: np.ndarray) -> None:
         """Counts one batch."""
@@ -49,21 +49,21 @@ class TensorCount:
 
 @dataclasses.dataclass
 class TrainedCount(TensorCount):
-    """How one tensor of the Keras model compares with that of the simulation.
+    """How one tensor of the Keras model compares with the simulation's.
 
-    Both compute from the image on, so that a code that differs can change others behind it. To tell
+    Both compute from the image on, so that a code that differs can change others after it. To tell
     where differences begin, the operations that make the tensor are also given Keras' own codes.
     """
 
-    # How many values of Keras lie beyond all codes of the file, by more than half a code. They
-    # differ, except in an input, which Keras clips alike.
+    # The number of Keras' values that lie beyond all codes of the file, by more than half a code.
+    # They differ, except in an input, which Keras clips alike.
     saturated: int = 0
-    worst_channel: int | None = None  # The channel with most of them; None where there are none.
-    worst_share: float = 0.0  # Of its values, in [0, 1].
-    alone_compared: int = 0  # How many codes were computed from Keras' own, of the first images.
-    alone_differing: int = 0  # How many of them differ, beside those saturated.
-    # The share that differs at most because biases are integers: of each channel, half of what a
-    # unit of its sum is worth in codes.
+    worst_channel: int | None = None  # The channel with most of these values; None without any.
+    worst_share: float = 0.0  # The share of that channel's values, in [0, 1].
+    alone_compared: int = 0  # The number of codes computed from Keras' own, on the first images.
+    alone_differing: int = 0  # The number that differ, without saturated ones.
+    # The largest share that differs because biases are integers: in each channel, half of the
+    # codes that a unit of its sum is worth.
     explained_share: float = 0.0
 
     @property
@@ -87,22 +87,22 @@ class TrainedCount(TensorCount):
 class TensorCodes:
     """The codes that a tensor uses, counted in the simulation over all images."""
 
-    name: str  # Of the tensor.
-    operator: str  # That makes it.
-    shape: tuple[int, ...]  # Without the batch dimension.
-    bits: int  # That its codes need.
-    step: float  # Real value of one code in the units of the file.
+    name: str  # The tensor's name.
+    operator: str  # The operator that makes it.
+    shape: tuple[int, ...]  # The shape without the batch dimension.
+    bits: int  # The bits that its codes need.
+    step: float  # The real value of one code in the units of the file.
     zero_point: int  # The stored integer of real 0.
-    lowest: int  # Smallest stored integer.
+    lowest: int  # The smallest stored integer.
     counts: list[int]  # How often each stored integer from `lowest` on occurs.
-    sha256: str  # Hash of all of them, as int8, image by image.
+    sha256: str  # The hash of all stored integers, as int8, image by image.
     # How often each weight code of the operator occurs, without the factor that codes are
     # multiplied by; empty where it has no weights.
     weights: dict[int, int]
 
     @property
     def codes_used(self) -> int:
-        """How many different codes occur."""
+        """The number of different codes that occur."""
         return sum(count > 0 for count in self.counts)
 
     @property
@@ -116,51 +116,51 @@ class RuntimeCount:
     """How one runtime compares with the simulation, and its outputs with the reference."""
 
     tensors: list[TensorCount]  # Every integer tensor, producers first.
-    float_values_compared: int = 0  # Values of float tensors.
-    # The largest difference among them; infinite where one is NaN.
+    float_values_compared: int = 0  # The number of values of float tensors.
+    # The largest difference of float values; infinite where a value is NaN.
     largest_float_difference: float = 0.0
-    # Outputs that differ where no tensors are kept, as a phone runs it.
+    # The number of outputs that differ where no tensors are kept, as a phone runs the file.
     outputs_differing: int = 0
-    # What XNNPACK has taken over in the latter; None where that is not LiteRT's.
+    # The part that XNNPACK takes over where no tensors are kept; None where LiteRT does not run it.
     delegation: Delegation | None = None
-    # As that of `CertificateRecord`.
+    # The agreement of the outputs with the reference; see `CertificateRecord`.
     agreement: float | None
-    # From the outputs of the reference; infinite where one is NaN.
+    # The largest difference from the reference's outputs; infinite where a value is NaN.
     largest_output_difference: float
-    # Share of these classified right; None without labels, or with those of several outputs.
+    # The share that is classified right; None without labels, or with those of several outputs.
     top1: float | None
-    outputs: list[OutputCount] = dataclasses.field(default_factory=list)  # Each by itself.
-    kernels: str = ""  # Name of the kernel set with its rounding.
-    # Whether another machine runs it, so that it is only simulated, with these kernels; float
-    # layers are then those of LiteRT here.
+    outputs: list[OutputCount] = dataclasses.field(default_factory=list)  # Each output's counts.
+    kernels: str = ""  # The name of the kernel set with its rounding.
+    # Whether the runtime is one of other machines, and simulated with these kernels; float layers
+    # are then those of LiteRT on this machine.
     is_simulated: bool = False
-    # The same tensors against a simulation with its own kernels, on the first images: what differs
-    # there, no rule explains. Empty for XNNPACK, of which `tensors` says it, and where simulated.
+    # The same tensors against a simulation with its own kernels, on the first images: no rule
+    # explains a difference there. Empty for XNNPACK, whose `tensors` say it, and where simulated.
     own: list[TensorCount] = dataclasses.field(default_factory=list)
 
     @property
     def own_compared(self) -> int:
-        """How many stored integers are compared with the simulation of its own kernels."""
+        """The number of stored integers compared with the simulation of its own kernels."""
         return sum(tensor.codes_compared for tensor in self.own)
 
     @property
     def own_differing(self) -> int:
-        """How many of them differ."""
+        """The number of stored integers that differ from it."""
         return sum(tensor.codes_differing for tensor in self.own)
 
     @property
     def first_differing(self) -> str | None:
-        """Name of the first tensor with another code, in order; None where all agree."""
+        """The name of the first tensor with another code, in order; None where all agree."""
         return next((tensor.name for tensor in self.tensors if tensor.codes_differing), None)
 
     @property
     def codes_compared(self) -> int:
-        """How many stored integers."""
+        """The number of stored integers that are compared."""
         return sum(tensor.codes_compared for tensor in self.tensors)
 
     @property
     def codes_differing(self) -> int:
-        """How many of them differ."""
+        """The number of stored integers that differ."""
         return sum(tensor.codes_differing for tensor in self.tensors)
 
 
@@ -173,53 +173,53 @@ def _formerly(name: str, former: str) -> Any:
 class CertificateRecord:
     """The numbers of a certificate."""
 
-    model: str  # Name of the Keras model.
-    file: str  # Name of the TFLite file.
-    bytes: int  # Its size.
-    gzip_bytes: int  # Its size after gzip.
-    sha256: str  # Its hash.
-    operators: dict[str, int]  # How many operators of each kind.
+    model: str  # The name of the Keras model.
+    file: str  # The name of the TFLite file.
+    bytes: int  # The file's size.
+    gzip_bytes: int  # The file's size after gzip.
+    sha256: str  # The file's hash.
+    operators: dict[str, int]  # The number of operators of each kind.
     # The operators that read or make float tensors, with the tensor they make.
     float_operators: list[str]
-    # The layers that are left float; tensors behind them are compared given the runtime's outputs
+    # The layers that are left float; tensors after them are compared given the runtime's outputs
     # of these layers.
     float_layers: Annotated[list[str], _formerly("float_layers", "islands")]
-    versions: dict[str, str]  # Of the packages and the platform.
-    num_images: Annotated[int, pydantic.Field(ge=1)]  # How many images were run.
-    images_sha256: str  # Hash of their bytes.
-    images_from: ImagesFrom  # Where they come from.
-    # "keras" where outputs are compared with those of the Keras model, else "simulation".
+    versions: dict[str, str]  # The versions of the packages and the platform.
+    num_images: Annotated[int, pydantic.Field(ge=1)]  # The number of images that were run.
+    images_sha256: str  # The hash of the images' bytes.
+    images_from: ImagesFrom  # The origin of the images.
+    # "keras" where outputs are compared with those of the Keras model, otherwise "simulation".
     reference: str
-    # Share of images, or of the pixels, rows or boxes of them, with the same class in the reference
+    # The share of images, or of their pixels, rows or boxes, with the same class in the reference
     # and in LiteRT; the smallest of several outputs; None where no output has classes.
     agreement: float | None
-    # Share of these classified right, by "quantized" (Keras), "simulation", "tflite" (LiteRT with
+    # The share classified right, by "quantized" (Keras), "simulation", "tflite" (LiteRT with
     # XNNPACK) and "float"; empty without labels, and with those of several outputs.
     top1: dict[str, float]
-    # The comparison with the simulation. Only "xnnpack" must be exact.
+    # The comparison of each runtime with the simulation. Only "xnnpack" must be exact.
     runtimes: dict[str, RuntimeCount]
     refused: dict[str, str]  # Why other runtimes do not run the file.
-    codes: list[TensorCodes]  # Which codes every integer tensor uses, producers first.
-    # The Keras model beside the simulation, by the integer tensors of its layers; empty without it.
+    codes: list[TensorCodes]  # The codes that every integer tensor uses, producers first.
+    # The Keras model's integer tensors against the simulation's; empty without a Keras model.
     trained: list[TrainedCount]
-    warnings: list[str]  # What to know about the file.
-    # Those below have defaults, as a new field needs one, so that older certificates can be read.
-    # `top1` of every output that has labels, by its name.
+    warnings: list[str]  # Warnings about the file.
+    # The fields below have defaults, as new fields need, so that older certificates can be read.
+    # The `top1` of every output that has labels, by the output's name.
     accuracy: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
-    float_model: str | None = None  # Name of the float model that the file is compared with.
+    float_model: str | None = None  # The name of the float model that the file is compared with.
     # Each output of the file, as LiteRT with XNNPACK computes it, against the float model's.
     float_outputs: list[OutputCount] = dataclasses.field(default_factory=list)
-    machine: Machine | None = None  # Where LiteRT ran.
-    # On which processors each operator has these codes, and why.
+    machine: Machine | None = None  # The machine that LiteRT ran on.
+    # The processors on which each operator has these codes, and the reasons.
     portability: Annotated[list[PortabilityClaim], _formerly("portability", "holds")] = (
         dataclasses.field(default_factory=list)
     )
     target: str = DEFAULT_TARGET  # The processor that the file is for.
-    # The operators that targets leave to the CPU, with why and what to change, by target.
+    # The operators that targets leave to the CPU, with the reason and what to change, by target.
     cpu_fallback: Annotated[dict[str, list[str]], _formerly("cpu_fallback", "elsewhere")] = (
         dataclasses.field(default_factory=dict)
     )
-    # The range of each image input, and what tells that the float model was trained with it.
+    # The range of each image input, and the evidence that the float model was trained with it.
     input_ranges: list[CheckedRange] = dataclasses.field(default_factory=list)
     # Whether the Keras model has taken the biases of the file; False where nothing differs.
     has_biases_of_file: bool = False
@@ -231,12 +231,12 @@ class CertificateRecord:
 
     @property
     def codes_compared(self) -> int:
-        """Stored integers compared between LiteRT with XNNPACK and the simulation."""
+        """The number of stored integers compared between LiteRT with XNNPACK and the simulation."""
         return self.xnnpack.codes_compared
 
     @property
     def codes_differing(self) -> int:
-        """How many of them differ."""
+        """The number of stored integers that differ between them."""
         return self.xnnpack.codes_differing
 
     @property
@@ -246,7 +246,7 @@ class CertificateRecord:
 
     @property
     def saturated(self) -> int:
-        """Values of the Keras model that the file saturates, and Keras does not."""
+        """The number of values that the file saturates, and the Keras model does not."""
         return sum(tensor.saturated for tensor in self.trained)
 
     @property
@@ -260,12 +260,12 @@ class CertificateRecord:
 
     @property
     def is_portable(self) -> bool:
-        """Whether XNNPACK computes these codes on all processors: all operators are said to."""
+        """Whether XNNPACK computes these codes on all processors, as claimed of all operators."""
         return are_portable(self.portability)
 
     @property
     def is_random(self) -> bool:
-        """Whether the images are random, which may be near to many ties."""
+        """Whether the images are random: such images may be near to many ties."""
         return self.images_from.seed is not None
 
     @property
@@ -279,14 +279,14 @@ class CertificateRecord:
         return max(count.places, self.num_images) < FEWEST_IMAGES
 
     def operator_of(self, tensor: str) -> str:
-        """The operator that makes a tensor."""
+        """Returns the operator that makes a tensor."""
         return next((codes.operator for codes in self.codes if codes.name == tensor), "")
 
-    # Beside the quantized Keras model.
+    # The comparison with the quantized Keras model.
 
     @property
     def outputs_beside_keras(self) -> list[OutputCount]:
-        """The outputs, as they compare with the quantized Keras model's; none without it."""
+        """The outputs against the quantized Keras model's; empty without it."""
         return self.xnnpack.outputs if self.reference == "keras" else []
 
     @property
@@ -295,14 +295,14 @@ class CertificateRecord:
         return [count for count in self.outputs_beside_keras if self.is_mismatch(count)]
 
     def is_mismatch(self, count: OutputCount) -> bool:
-        """Whether the answers of an output are those of another function."""
+        """Whether an output's answers are those of another function."""
         limit = max(FEW_POINTS * count.places, FEW_PLACES)
         classes_differ = count.places_differing > limit
         if self.has_few_answers(count):
             return False
         if count.values is None:
             return classes_differ
-        # Numbers of sigmoids that are close may be on both sides of a half.
+        # Close numbers of sigmoids may be on both sides of a half.
         return count.values.is_bad and (count.is_values or classes_differ)
 
     @property
@@ -333,18 +333,18 @@ class CertificateRecord:
 
     @property
     def first_by_itself(self) -> list[TrainedCount]:
-        """The first tensor whose codes differ by themselves, where many do and none unexplained."""
+        """The first tensor whose codes differ by themselves, where many do, all explained."""
         if self.unexplained or self.trained_differing <= MOST_UNEXPLAINED:
             return []
         return [tensor for tensor in self.trained if tensor.alone_differing][:1]
 
-    # Beside the float model.
+    # The comparison with the float model.
 
     def lost(self, count: OutputCount) -> float:
-        """The share that an output loses of the float model; values that are off are lost whole."""
+        """Returns an output's loss of the float model, a share; infinite where values are off."""
         right = self.accuracy.get(count.name, {})
         if "float" in right:
-            # Where labels tell which of two classes is right, accuracy says what another one costs.
+            # Labels tell which of two classes is right, and accuracy what the wrong one costs.
             return right["float"] - right["tflite"]
         values_are_off = count.values is not None and count.values.is_bad
         if not count.has_classes:

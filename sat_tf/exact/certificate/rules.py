@@ -59,7 +59,7 @@ NOT_SAID = (
 @functools.cache
 def _sentences() -> Any:
     source = pathlib.Path(__file__).with_name("sentences.jinja").read_text("utf-8")
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)  # of plain text
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)  # for plain text
     environment.filters |= {"form": format, "points": points, "runtime_title": runtime_title}
     environment.globals |= {"fewest_images": FEWEST_IMAGES, "model_titles": MODEL_TITLES}
     return environment.from_string(re.sub(r"\s*\n\s*", " ", source)).module
@@ -75,35 +75,36 @@ def sentence(name: str, *numbers: Any) -> str:
 
 
 def severest(headlines: Iterable[Marked]) -> Marked | None:
-    """Returns the first of the headlines with the worst kind; None of none."""
+    """Returns the first of the headlines with the worst kind; None without any."""
     return max(headlines, key=lambda headline: _KINDS.index(headline.kind), default=None)
 
 
-def kind_of_loss(lost: float) -> str:
-    """Returns the kind of a `Marked` loss of accuracy, as a share; see `LOSS_RULE`.
+def kind_of_loss(lost: float, images: int = FEWEST_IMAGES) -> str:
+    """Returns the kind of a `Marked` loss of accuracy, as a share of images; see `LOSS_RULE`.
 
     >>> [kind_of_loss(lost) for lost in (-0.05, 0.01, 0.02, 0.3, float("nan"))]
     ['good', 'good', 'watch', 'bad', 'bad']
     """
-    return GREEN if lost <= ONE_POINT else AMBER if lost <= FEW_POINTS else RED
+    worst = RED if images >= FEWEST_IMAGES else AMBER
+    return GREEN if lost <= ONE_POINT else AMBER if lost <= FEW_POINTS else worst
 
 
 class Rule(NamedTuple):
     """A row of the table: a condition, and the colours that it gives, as kinds of `Marked`."""
 
-    condition: str  # In words.
-    headline: str  # The colour of the headline; "" where it has no say there.
-    note: str  # The colour of the sentence; "" where there is none.
+    condition: str  # The condition in words.
+    headline: str  # The colour of the headline; "" where the headline leaves it out.
+    note: str  # The colour of the sentence; "" without a sentence.
     is_met: Callable[[CertificateRecord, Any], bool] = lambda certificate, item: True
 
 
 class Topic(NamedTuple):
-    """Items of a certificate, and the rules on them, of which the first that is met counts."""
+    """Items of a certificate, and the rules on them; the first rule that an item meets counts."""
 
-    name: str  # Of the sentence; that in the headline has the end "_headline".
+    name: str  # The sentence's name; the headline's ends with "_headline".
     items: Callable[[CertificateRecord], Iterable[Any]]
     rules: Sequence[Rule]
-    otherwise: str = NONE  # The kind of the sentence on an item that meets none; "" for none.
+    otherwise: str = NONE  # The kind of an item that meets no rule; "" for no sentence.
 
     def met(self, certificate: CertificateRecord) -> list[tuple[Any, Rule]]:
         """Returns each item, and the rule that it meets."""
@@ -120,7 +121,7 @@ class Topic(NamedTuple):
         return [note for note in notes if note.words]
 
     def headline(self, certificate: CertificateRecord) -> Marked | None:
-        """Returns what the headline says of the worst item; None where it has no say there."""
+        """Returns the headline on the worst item; None where the headline leaves it out."""
 
         def severity(pair: tuple[Any, Rule]) -> tuple[int, int]:
             return _KINDS.index(pair[1].headline), _KINDS.index(pair[1].note)
@@ -223,7 +224,7 @@ UNEXPLAINED = Topic(
 
 
 def _lost(limit: float, *, by_few: bool) -> Callable[[CertificateRecord, OutputCount], bool]:
-    """Whether more than a share is lost of the float model; below 0, whether as much is gained."""
+    """Returns the condition that more than a share is lost of the float model; below 0, gained."""
 
     def is_met(certificate: CertificateRecord, count: OutputCount) -> bool:
         lost = certificate.lost(count)
@@ -317,7 +318,7 @@ NPU = Topic(
 
 
 def _left_to_the_cpu(certificate: CertificateRecord) -> Iterable[str]:
-    """How many operators each target leaves to the CPU, and a line for each operator."""
+    """Yields how many operators each target leaves to the CPU, and a line for each operator."""
     for target, lines in certificate.cpu_fallback.items():
         if lines:
             yield saved_processor(target).shortfall(len(lines), sum(certificate.operators.values()))
@@ -333,9 +334,9 @@ WARNINGS = Topic(
 
 BESIDE_KERAS = (ANSWERS, TIES, SATURATION, CODES_OF_KERAS, UNEXPLAINED)
 _ON_RUNTIMES = (INPUT_RANGES, REFUSED, PORTABILITY, MACHINE, NPU, CPU_FALLBACK, WARNINGS)
-# All of them: sentences come in this order.
+# All topics, in the order of their sentences.
 TOPICS = (CODES, IMAGES, *BESIDE_KERAS, FLOAT, *_ON_RUNTIMES)
-# Those that the headline on codes speaks of, in its order.
+# The topics of the headline on codes, in its order.
 _IN_HEADLINE = (CODES, PORTABILITY, ANSWERS, SATURATION, IMAGES, INPUT_RANGES)
 
 
@@ -345,14 +346,14 @@ def notes_on(certificate: CertificateRecord, topics: Iterable[Topic] = TOPICS) -
 
 
 def codes_headline(certificate: CertificateRecord) -> Marked:
-    """Returns how many codes differ, and all that keeps that from being green."""
+    """Returns the headline on codes: how many differ, and what keeps it from being green."""
     headlines = filter(None, [topic.headline(certificate) for topic in _IN_HEADLINE])
     words, kinds = zip(*headlines, strict=True)
     return Marked("".join(words), max(kinds, key=_KINDS.index))
 
 
 def verdict(certificate: CertificateRecord) -> Marked:
-    """Returns what is lost of the float model, where it is more than a point, and the codes."""
+    """Returns the loss against the float model, where it is more than a point, and the codes."""
     lost, codes = FLOAT.headline(certificate), codes_headline(certificate)
     if lost is None or lost.kind == GREEN:
         return codes
@@ -360,19 +361,19 @@ def verdict(certificate: CertificateRecord) -> Marked:
 
 
 def float_values(certificate: CertificateRecord) -> str:
-    """Returns the comparison of float values beside the outputs; empty without any."""
+    """Returns the sentence on float values other than the outputs; empty without any."""
     has_some = len(certificate.float_operators) > 1
     return sentence("float_values", certificate) if has_some else ""
 
 
 def few_images(certificate: CertificateRecord) -> str:
-    """Returns that there are too few images to judge answers; empty where there are enough."""
+    """Returns the sentence on too few images to judge answers; empty where there are enough."""
     is_few = certificate.has_few_images
     return sentence("few_images", certificate.num_images) if is_few else ""
 
 
 def portability_in_words(claims: list[PortabilityClaim]) -> Marked:
-    """Returns on which processors the codes of a file are the same."""
+    """Returns the sentence on the processors that compute the same codes of a file."""
     colour = GREEN if are_portable(claims) else AMBER
     return Marked(sentence("portability", None, claims), colour)
 

@@ -1,4 +1,4 @@
-"""What a verification compares: runtimes, releases of LiteRT, and processors with equal codes."""
+"""Runtimes that a verification compares, releases of LiteRT, and processors with equal codes."""
 
 import collections
 import dataclasses
@@ -23,10 +23,10 @@ from sat_tf.messages import did_you_mean, first_ones
 class RuntimeKind:
     """A runtime."""
 
-    name: str  # For users.
-    title: str  # In tables.
-    kernels: KernelSet  # The kernels that round as it does.
-    is_simulated: bool = False  # Whether it is only simulated, as what runs it is another machine.
+    name: str  # The name for users.
+    title: str  # The title in tables.
+    kernels: KernelSet  # The kernels that round like it.
+    is_simulated: bool = False  # Whether it runs on other machines, and is simulated.
 
 
 _KINDS = (
@@ -48,16 +48,16 @@ RUNTIMES: dict[str, RuntimeKind] = {spec.name: spec for spec in _KINDS}
 
 
 def runtime_title(name: str) -> str:
-    """Returns a runtime as tables call it; its name where another version knows it."""
+    """Returns a runtime's title in tables; its name where only another version knows it."""
     return RUNTIMES[name].title if name in RUNTIMES else name
 
 
-# These cost little: nothing of a file that is the same on all processors is simulated again.
+# These cost little: operations that are the same on all processors are not simulated again.
 USUAL_RUNTIMES = ("xnnpack", "builtin", "arm_xnnpack", "arm_xnnpack_unfused")
 
 
 def chosen(names: Iterable[str], target: str = DEFAULT_TARGET) -> list[RuntimeKind]:
-    """The runtimes of these names, "xnnpack", and the one that confirms files for a target."""
+    """Returns the named runtimes, "xnnpack", and the one that confirms files for a target."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(
             f"runtimes: received {names!r}, expected a list of names; pass one such as ['builtin']."
@@ -78,7 +78,7 @@ def chosen(names: Iterable[str], target: str = DEFAULT_TARGET) -> list[RuntimeKi
 
 
 def is_installed(name: str) -> bool:
-    """Whether a runtime can be compared here."""
+    """Returns whether a runtime can be compared on this machine."""
     if name == TOSA:
         return all(map(tosa_tool, TOSA_TOOLS))
     return name != MICRO or importlib.util.find_spec("tflite_micro") is not None
@@ -98,15 +98,15 @@ _TO_INSTALL = {
 # The first release that computes the codes of a file whose matrices are stored like this, found by
 # running a file of each kind in every release of `ai-edge-litert`; the guide to the export says
 # how. Older releases refuse files with packed matrices, or leave them to their builtin kernels,
-# which round otherwise. INT4 convolutions have run since the first release.
+# which round differently. INT4 convolutions have run since the first release.
 FIRST_RELEASES = {Storage.INT8: "1.0.0", Storage.INT4: "1.3.0", Storage.INT2: "2.1.2"}
-# The first release whose XNNPACK pads by nothing where windows of SAME end early.
+# The first release whose XNNPACK pads nothing where windows of SAME end early.
 FIRST_WITH_EARLY_ENDS = "2.2.0"
 _CONVOLUTIONS = ("CONV_2D", "DEPTHWISE_CONV_2D")
 
 
 def first_release(matrices: Iterable[Storage], contents: Contents | None = None) -> str:
-    """The first release of the Python package `ai-edge-litert` that computes a file's codes.
+    """Returns the first release of the package `ai-edge-litert` that computes a file's codes.
 
     >>> first_release([Storage.INT8, Storage.INT4])
     '1.3.0'
@@ -118,7 +118,7 @@ def first_release(matrices: Iterable[Storage], contents: Contents | None = None)
 
 
 def wrong_before(contents: Contents) -> Iterator[str]:
-    """The warning for convolutions that earlier releases of XNNPACK compute wrongly, in words."""
+    """Yields the warning for convolutions that earlier releases of XNNPACK compute wrongly."""
     tensors = [operator.outputs[0].name for operator in contents.operators if _ends_early(operator)]
     if tensors:
         yield (
@@ -130,7 +130,7 @@ def wrong_before(contents: Contents) -> Iterator[str]:
 
 
 def _ends_early(operator: StoredOperator) -> bool:
-    """See `windows.ends_early`, for an operator of any tool's file."""
+    """Returns `windows.ends_early` for an operator of any tool's file."""
     options = operator.options
     if operator.name not in _CONVOLUTIONS or options is None or len(operator.reads) < 2:
         return False
@@ -146,36 +146,36 @@ def _ends_early(operator: StoredOperator) -> bool:
 
 # -- the processors on which XNNPACK computes the codes of a file, operator by operator ----------
 
-# What tells of an operator that it has its codes on all processors, or that it makes none. What
-# later versions name proves nothing to this one.
+# The bases that prove that an operator has its codes on all processors, or makes none. A basis of
+# later versions proves nothing to this one.
 _PROVEN = {basis.value for basis in (Basis.RULE, Basis.ENUMERATED, Basis.FLOAT)}
 
 
 @dataclasses.dataclass(frozen=True)
 class PortabilityClaim:
-    """The claim on operators of which the same is known."""
+    """A claim that operators with the same grounds share."""
 
-    operators: str  # Their names.
-    tensors: list[str]  # What they make.
-    basis: str  # What the claim rests on, a value of `Basis`.
-    why: str  # In words.
-    inputs: int = 0  # How many different inputs of their rounding were tried with every rule.
-    # How many of these get another code than on x86, by the kernels.
+    operators: str  # The operators' names.
+    tensors: list[str]  # The tensors that they make.
+    basis: str  # The ground of the claim, a value of `Basis`.
+    why: str  # The reason in words.
+    inputs: int = 0  # The number of different inputs of the rounding tried with every rule.
+    # The number of these inputs that get another code than on x86, by kernel set.
     differing: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def is_portable(self) -> bool:
-        """Whether XNNPACK has the same codes on all processors, or they make none."""
+        """Whether XNNPACK has the same codes on all processors, or the operators make none."""
         return self.basis in _PROVEN and not any(self.differing.values())
 
     @property
     def is_float(self) -> bool:
-        """Whether they make float values, of which no codes are compared."""
+        """Whether the operators make float values, which have no codes to compare."""
         return self.basis == Basis.FLOAT.value
 
     @property
     def is_behind_float(self) -> bool:
-        """Whether their codes depend on float values in which processors differ."""
+        """Whether the operators' codes depend on float values in which processors differ."""
         return self.basis == Basis.BEHIND_FLOAT.value
 
 
@@ -185,7 +185,7 @@ _BEHIND_FLOAT = Portability(
 
 
 def portability_of(graph: Graph) -> list[PortabilityClaim]:
-    """Returns a claim on each operation of a graph; those of which the same is known share one."""
+    """Returns the claims on a graph's operations; operations with the same grounds share one."""
     groups = collections.defaultdict[tuple[str, Basis, str, bool], list[tuple[str, Portability]]](
         list
     )

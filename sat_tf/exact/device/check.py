@@ -38,7 +38,7 @@ else:
     MISSING = ""
 
 HERE = pathlib.Path(__file__).resolve().parent  # a folder, or the zip itself
-# XNNPACK chooses its kernels for codes by these.
+# XNNPACK chooses its kernels for codes by these features.
 FEATURES = "neon asimd asimddp i8mm sve sve2 sme sme2 ssse3 avx avx2 avx512bw avx_vnni avx512_vnni"
 TIMED_RUNS, TIMED_SECONDS, MOST_LISTED = 30, 5.0, 10
 
@@ -48,18 +48,18 @@ class UnusableError(Exception):
 
 
 def sha256(content: bytes) -> str:
-    """The hash of some bytes."""
+    """Returns the hash of some bytes."""
     return hashlib.sha256(content).hexdigest()
 
 
 def seal(values: dict[str, Any]) -> str:
-    """The hash of all of a dictionary but its seal."""
+    """Returns the hash of a dictionary without its seal."""
     unsealed = {name: value for name, value in values.items() if name != "seal"}
     return sha256(json.dumps(unsealed, sort_keys=True).encode())
 
 
 def read(name: str) -> bytes:
-    """A file of the kit."""
+    """Reads a file of the kit."""
     try:
         if HERE.is_dir():
             return (HERE / name).read_bytes()
@@ -70,7 +70,7 @@ def read(name: str) -> bytes:
 
 
 def open_kit() -> dict[str, Any]:
-    """The content of kit.json, once every file has the hash that stands there."""
+    """Returns the content of kit.json, once every file has the hash that it says."""
     try:
         kit: dict[str, Any] = json.loads(read("kit.json"))
         changed = [] if kit["seal"] == seal(kit) else ["kit.json"]
@@ -86,7 +86,7 @@ def open_kit() -> dict[str, Any]:
 
 
 def load(content: bytes, wanted: str, *, keep_tensors: bool) -> tuple[Any, str]:
-    """The file in LiteRT with one thread, and what LiteRT said meanwhile."""
+    """Loads the file in LiteRT with one thread; returns it, and LiteRT's messages."""
     with tempfile.TemporaryFile() as log:
         screen = os.dup(2)
         os.dup2(log.fileno(), 2)  # LiteRT itself writes there which delegate it has made
@@ -108,7 +108,7 @@ def load(content: bytes, wanted: str, *, keep_tensors: bool) -> tuple[Any, str]:
 
 
 def run(interpreter: Any, image: Any) -> tuple[Any, float]:
-    """The output for one image, and the milliseconds that it took."""
+    """Returns the output for one image, and the milliseconds that it took."""
     interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image[np.newaxis])
     start = time.perf_counter()
     interpreter.invoke()
@@ -117,7 +117,7 @@ def run(interpreter: Any, image: Any) -> tuple[Any, float]:
 
 
 def compare(kit: dict[str, Any], keeping: Any, plain: Any, images: Any) -> tuple[list[Any], int]:
-    """A row for each tensor, and how many outputs differ where no tensors are kept."""
+    """Returns a row for each tensor, and how many outputs differ where no tensors are kept."""
     places = {detail["name"]: detail["index"] for detail in keeping.get_tensor_details()}
     rows: list[Any] = [
         {"name": tensor["name"], "codes_compared": 0, "codes_differing": 0, "images": []}
@@ -126,7 +126,7 @@ def compare(kit: dict[str, Any], keeping: Any, plain: Any, images: Any) -> tuple
     hashes, outputs_differing = [hashlib.sha256() for _ in rows], 0
     for number, image in enumerate(images):
         output, keeping_output = run(plain, image)[0], run(keeping, image)[0]
-        if not kit["not_compared"]:  # float layers may run in other pieces where none are kept
+        if not kit["not_compared"]:  # without kept tensors, float layers may run in other pieces
             outputs_differing += int(np.count_nonzero(output != keeping_output))
         codes = np.frombuffer(read(f"codes/{number}") if kit["has_codes"] else b"", np.int8)
         for row, tensor, over_all in zip(rows, kit["tensors"], hashes):
@@ -141,12 +141,12 @@ def compare(kit: dict[str, Any], keeping: Any, plain: Any, images: Any) -> tuple
     for row, over_all in zip(rows, hashes):
         row["sha256"] = over_all.hexdigest()
         if row["images"] and not kit["has_codes"]:
-            row["codes_differing"] = None  # some; how many, only a kit with codes tells
+            row["codes_differing"] = None  # some do: only a kit with codes tells how many
     return rows, outputs_differing
 
 
 def milliseconds(plain: Any, images: Any) -> float:
-    """The median time of an image."""
+    """Returns the median time of an image."""
     times: list[float] = []
     end = time.perf_counter() + TIMED_SECONDS
     while len(times) < TIMED_RUNS and (not times or time.perf_counter() < end):
@@ -163,7 +163,7 @@ def system_file(path: str) -> str:
 
 
 def machine(plain: Any, log: str) -> dict[str, Any]:
-    """The processor, what it has of `FEATURES`, the versions, and the delegate."""
+    """Returns the processor, its `FEATURES`, the versions, and the delegate."""
     fields = dict(re.findall(r"^([^:\n]*?)\s*:[ \t]*(.*)$", system_file("/proc/cpuinfo"), re.M))
     has = (fields.get("Features") or fields.get("flags") or "").split()
     cpu_part = " ".join(fields[name] for name in ("CPU implementer", "CPU part") if name in fields)
@@ -257,8 +257,8 @@ def start() -> None:
 
     This function alone is the kit's __main__.py, which `python kit.zip` runs. An emptied script
     would say nothing, and end as if nothing differed. The bytes that are run are those that were
-    hashed: another reader of the zip, as an import of check is, may find other ones in a damaged
-    one.
+    hashed: another reader of the zip, such as an import of check, may find other bytes in a damaged
+    zip.
     """
     import hashlib
     import json
@@ -284,7 +284,7 @@ def start() -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.enable()  # where LiteRT crashes, it is said so
+    faulthandler.enable()  # says where LiteRT crashes
     try:
         sys.exit(main())
     except UnusableError as problem:

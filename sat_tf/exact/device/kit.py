@@ -1,4 +1,4 @@
-"""The proof kit: a zip of a file, images, what tensors must be, and a script that checks it."""
+"""The proof kit: a zip of a file, images, hashes of tensors, and a script that checks the file."""
 
 import dataclasses
 import hashlib
@@ -34,10 +34,10 @@ FORMAT = 1
 class ExpectedTensor:
     """A tensor as a kit expects it."""
 
-    name: str  # Of the tensor.
-    shape: tuple[int, ...]  # Without the batch dimension.
-    sha256: str  # Hash of its codes over all images.
-    images: list[str]  # Hash of them for each image.
+    name: str  # The tensor's name.
+    shape: tuple[int, ...]  # The shape without the batch dimension.
+    sha256: str  # The hash of its codes over all images.
+    images: list[str]  # The hash of its codes for each image.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,17 +64,17 @@ class KitRecord:
 class Kit:
     """A proof kit that has been written."""
 
-    path: pathlib.Path  # Of the zip.
-    bytes: int  # Its size.
-    num_images: int  # In it.
+    path: pathlib.Path  # The zip's path.
+    bytes: int  # The zip's size.
+    num_images: int  # The number of images in it.
     compared: tuple[str, ...]  # The tensors that a device compares, producers first.
-    # Those behind a layer that is left float, which no two machines need agree on.
+    # The tensors after a layer that is left float, on which no two machines need agree.
     not_compared: tuple[str, ...]
-    seal: str  # The hash of all of it.
+    seal: str  # The hash of kit.json without its seal.
 
 
 def check_kit_path(path: str | os.PathLike[str], name: str = "kit") -> pathlib.Path:
-    """The path of a kit; raises ValueError where it is not that of a zip, or not writable."""
+    """Returns the path of a kit; raises ValueError where it is no zip's, or not writable."""
     if pathlib.Path(path).suffix != ".zip":
         raise ValueError(
             f"{name}: received {str(path)!r}, expected the name of a zip; end it with .zip."
@@ -107,10 +107,10 @@ def write_kit(
         progress: show a bar.
 
     Returns:
-        What the kit holds.
+        The kit that was written.
 
     Raises:
-        ValueError: bad images, a file that sat-tf did not write, one whose integers all come behind
+        ValueError: bad images, a file that sat-tf did not write, one whose integers all come after
             layers left float, or a path that is not that of a zip, or cannot be written.
     """
     kit_path = check_kit_path(kit_path)
@@ -164,7 +164,7 @@ def write_kit(
             tensors=expected.result(),
             not_compared=list(skipped),
             files=hashes.copy(),
-            seal="",  # of all the rest
+            seal="",  # set below
         )
         manifest = dataclasses.asdict(record)
         manifest["seal"] = check.seal(manifest)
@@ -173,7 +173,7 @@ def write_kit(
 
 
 def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The integer tensors that every machine must agree on, and those behind float arithmetic."""
+    """Returns the integer tensors that machines must agree on, and those after float arithmetic."""
     behind_float = {
         operation.output
         for operation in graph.operations
@@ -190,12 +190,12 @@ def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def simulated(subject: Subject, images: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
-    """The codes of all tensors that every machine must agree on, int8 (1, ...), by image."""
+    """Yields the codes of all tensors that machines must agree on, int8 (1, ...), by image."""
     graph, names = subject.graph, tensors_of(subject.graph)[0]
     left_float = graph.layers_left_float
     runtime = Runtime(subject.content, keep_tensors=True) if left_float else None
     for batch in batches(images, graph):
-        # Layers left float are not simulated: of most, nothing behind them is asked for, and
+        # Layers left float are not simulated: no tensor after most of them is asked for, and
         # others copy values.
         of_runtime = {}
         if runtime is not None:
@@ -226,7 +226,7 @@ class Expected:
         return b"".join(contents)
 
     def result(self) -> list[ExpectedTensor]:
-        """A row for each tensor."""
+        """Returns a row for each tensor."""
         return [
             ExpectedTensor(name, self._shapes[name], self._over_all[name].hexdigest(), digests)
             for name, digests in self._images.items()

@@ -1,4 +1,4 @@
-"""Reads the certificate of a device that a proof kit has written; holds it against the file."""
+"""The certificate that a proof kit writes on a device, read and compared with the file."""
 
 import dataclasses
 import json
@@ -21,28 +21,28 @@ from sat_tf.messages import ProblemsError, first_ones
 class MachineRecord:
     """A machine, as the script of a proof kit reports it."""
 
-    machine: str  # Its architecture, such as "aarch64".
-    processor: str  # Its name, as far as the system tells.
-    features: list[str]  # Of the processor, those that kernels are chosen by, the fastest last.
-    versions: dict[str, str]  # Of the system, Python and the packages.
-    delegate: str  # What ran the file: "XNNPACK", or "none" where LiteRT's own kernels did.
-    # Outputs that differ between a run that keeps every tensor and one that does not; not counted
-    # where layers are left float.
+    machine: str  # The machine's architecture, such as "aarch64".
+    processor: str  # The processor's name, as far as the system tells.
+    features: list[str]  # The processor's features that kernels are chosen by, the fastest last.
+    versions: dict[str, str]  # The versions of the system, Python and the packages.
+    delegate: str  # The delegate: "XNNPACK", or "none" where LiteRT's own kernels ran the file.
+    # The number of outputs that differ between a run that keeps every tensor and one that does not;
+    # not counted where layers are left float.
     outputs_differing: int
-    milliseconds: float  # An image with one thread, in the median.
+    milliseconds: float  # The median time of an image with one thread.
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceCheck(MachineRecord):
-    """The result of one machine."""
+    """The result of a check on one machine."""
 
-    num_images: int  # How many images were run.
-    codes_compared: int  # Stored integers, over all images.
-    # How many of them differ; None where some do, and the kit had no codes to count them.
+    num_images: int  # The number of images that were run.
+    codes_compared: int  # The number of stored integers, over all images.
+    # The number that differ; None where some do, and the kit had no codes to count them.
     codes_differing: int | None
-    tensors_compared: int  # Integer tensors.
-    tensors_differing: int  # How many of them differ anywhere.
-    first_differing: str | None  # The first of them, in order; None where all agree.
+    tensors_compared: int  # The number of integer tensors.
+    tensors_differing: int  # The number of tensors that differ anywhere.
+    first_differing: str | None  # The first tensor that differs, in order; None where all agree.
 
     @property
     def is_exact(self) -> bool:
@@ -56,7 +56,7 @@ class DeviceCheck(MachineRecord):
 
     @property
     def kernels(self) -> str:
-        """The feature that its fastest kernels need, of which none need SVE."""
+        """The feature that its fastest kernels need; no kernels need SVE."""
         features = [name for name in self.features if not name.startswith("sve")]
         return features[-1] if features else "unknown"
 
@@ -71,22 +71,22 @@ class DeviceCheck(MachineRecord):
 class ComputedTensor:
     """A tensor as the device computed it."""
 
-    name: str  # Of the tensor.
-    codes_compared: int  # Over all images.
-    codes_differing: int | None  # From the kit; None where some do and it had no codes.
-    images: list[int]  # The numbers of those with other codes.
-    sha256: str  # Hash of the codes that the device computed.
+    name: str  # The tensor's name.
+    codes_compared: int  # The number of stored integers, over all images.
+    codes_differing: int | None  # How many differ; None where some do and the kit had no codes.
+    images: list[int]  # The numbers of the images with other codes.
+    sha256: str  # The hash of the codes that the device computed.
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceCertificate:
     """The certificate that check.py wrote on a device."""
 
-    format: int  # Of the file.
-    kit: KitRecord  # That it was checked with.
+    format: int  # The format of the file.
+    kit: KitRecord  # The kit that the file was checked with.
     device: MachineRecord  # The machine.
-    tensors: list[ComputedTensor]  # What it computed, producers first.
-    seal: str  # Hash of all of this.
+    tensors: list[ComputedTensor]  # The tensors that it computed, producers first.
+    seal: str  # The hash of all fields above.
 
     @property
     def check(self) -> DeviceCheck:
@@ -106,7 +106,7 @@ class DeviceCertificate:
 
 
 def is_device_certificate(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is, or once was, what check.py writes, and not what `sat-tf verify` does."""
+    """Returns whether check.py wrote a file, changed since or not, and not `sat-tf verify`."""
     try:
         values = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
@@ -115,7 +115,7 @@ def is_device_certificate(path: str | os.PathLike[str]) -> bool:
 
 
 def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
-    """The certificate of a device in a JSON file."""
+    """Reads the certificate of a device in a JSON file."""
     path, problems = pathlib.Path(path), []
     again = "run check.py on the device again, and bring the file that it writes as it is"
     values = read_json(path, "check.py", f"; {again}")
@@ -158,16 +158,16 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
 def read_device_check(
     path: str | os.PathLike[str], certificate_path: str | os.PathLike[str], images: Any = None
 ) -> tuple[DeviceCheck, bool]:
-    """Reads the certificate that a proof kit has written, and holds it against the file.
+    """Reads the certificate that a proof kit has written, and compares it with the file.
 
-    With the images of the kit, the file is simulated here, and what the kit expected is compared
-    with that. Without them only the file's hash is, and that the certificate is as it was written:
+    With the images of the kit, the file is simulated here, and the kit's hashes are compared with
+    the simulation's. Without them, only the file's hash and the certificate's seal are checked:
     whoever changes a kit can change all of it.
 
     Args:
         path: the TFLite file.
-        certificate_path: what check.py has written.
-        images: those of the kit; None draws them again where they were random.
+        certificate_path: the path of the certificate that check.py has written.
+        images: the images of the kit; None draws them again where they were random.
 
     Returns:
         The outcome, and whether it was compared with a simulation here.

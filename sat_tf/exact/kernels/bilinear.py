@@ -1,7 +1,7 @@
 """Bilinear resizing, on int8 with its rounding: integer weights of neighbours, and one division.
 
 A pixel of the result lies between two rows and two columns. Its value is the sum of four products
-of stored integers and weights, of which all that belong to one pixel add up to 2^(2 · bits).
+of stored integers and weights; the weights of a pixel add up to 2^(2 · bits).
 """
 
 import functools
@@ -17,33 +17,33 @@ from sat_tf.exact.kernels.xnnpack import fused_multiply_add, multiply_add
 class Places(NamedTuple):
     """The places of a resized axis on the axis that is read."""
 
-    low: np.ndarray  # Of each, the place before it.
-    high: np.ndarray  # The place behind it.
-    # Of the place behind it, in units of 2^-bits, int64; that before it has the rest.
+    low: np.ndarray  # The place read before each one.
+    high: np.ndarray  # The place read after each one.
+    # The weights of the places after, in units of 2^-bits, int64; those before have the rest.
     weights: np.ndarray
 
     def positions(self, bits: int) -> np.ndarray:
-        """The places as numbers in units of 2^-bits, one for a pixel whichever neighbour it is."""
+        """Returns the places in units of 2^-bits: one number a pixel, whichever neighbour it is."""
         return (self.low << bits) + self.weights
 
 
 class Grid(NamedTuple):
-    """How the places of an axis are laid over those of another one."""
+    """The layout of the places of an axis over those of another axis."""
 
-    before: int  # How many are read.
-    after: int  # How many are made.
+    before: int  # The number of places that are read.
+    after: int  # The number of places that are made.
     half_pixel_centers: bool = True  # Pixels are placed by their centers.
-    align_corners: bool = False  # The first and the last ones lie on each other.
+    align_corners: bool = False  # The first and the last pixels lie on each other.
 
     @property
     def intervals(self) -> tuple[int, int]:
-        """How many places are read, and made; between corners that lie on each other, one less."""
+        """The numbers of places read and made; one less each between corners that are aligned."""
         less = int(self.align_corners and self.after > 1)
         return self.before - less, self.after - less
 
     @property
     def scale(self) -> np.float32:
-        """The places read for one that is made."""
+        """The number of places read for each one that is made."""
         before, after = self.intervals
         return np.float32(before) / np.float32(after)
 
@@ -51,15 +51,15 @@ class Grid(NamedTuple):
 class Interpolation(NamedTuple):
     """A rule of bilinear resizing."""
 
-    bits: int  # Of the weights along one axis.
-    places: Callable[[Grid], Places]  # Gives those of an axis.
+    bits: int  # The bits of the weights along one axis.
+    places: Callable[[Grid], Places]  # Gives the places of an axis.
     rounded: Callable[[np.ndarray, int], np.ndarray]  # Divides sums by 2^(2 · bits).
 
 
 def _in_float32(
     grid: Grid, *, move: Callable[[np.ndarray, np.float32, np.float32], np.ndarray], bits: int = 11
 ) -> Places:
-    """XNNPACK's places: float32 positions, weights rounded half to even to 11 bits."""
+    """Returns XNNPACK's places: float32 positions, weights rounded half to even to 11 bits."""
     indices = np.arange(grid.after, dtype=np.float32)
     if grid.half_pixel_centers:
         half = np.float32(0.5)
@@ -75,10 +75,10 @@ def _in_float32(
 
 
 def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
-    """The builtin kernels' places: positions in units of 2^-10, a rounded step apart.
+    """Returns the builtin kernels' places: positions in units of 2^-10, a rounded step apart.
 
     A weight is negative in front of the first place, where both neighbours are the first one. Steps
-    that are rounded up may lead behind the last place: the kernels read there, beyond the image.
+    that are rounded up may lead past the last place: the kernels read there, beyond the image.
     """
     (before, after), unit = grid.intervals, 1 << bits
     scale = (unit * before + after // 2) // after
@@ -90,7 +90,7 @@ def _in_integers(grid: Grid, *, bits: int = 10) -> Places:
     return Places(low, high, positions - unit * low)
 
 
-# Its source adds a product to a float32 number, which compilers fuse where processors can.
+# XNNPACK's source adds a product to a float32 number, which compilers fuse where processors can.
 OF_XNNPACK = Interpolation(11, functools.partial(_in_float32, move=multiply_add), shifted_up)
 OF_XNNPACK_FUSED = Interpolation(
     11, functools.partial(_in_float32, move=fused_multiply_add), shifted_up
@@ -101,7 +101,7 @@ OF_BUILTIN = Interpolation(10, _in_integers, shifted_away)
 def resized(
     stored: np.ndarray, rows: Places, columns: Places, interpolation: Interpolation
 ) -> np.ndarray:
-    """The stored integers of resized images; a place beyond the image counts as the last."""
+    """Returns stored integers of resized images; a place beyond the image counts as the last."""
     unit = 1 << interpolation.bits
     rows, columns = (
         axis._replace(low=np.minimum(axis.low, length - 1))
@@ -116,7 +116,7 @@ def resized(
 
 
 def interpolated(values: np.ndarray, rows: Grid, columns: Grid) -> np.ndarray:
-    """The float32 values of resized images, with the batch first: columns, then rows."""
+    """Returns the float32 values of resized images, with the batch first: columns, then rows."""
     left_columns, right_columns, fractions = _neighbours(columns)
     across = values[:, :, left_columns]
     across = across + (values[:, :, right_columns] - across) * fractions[:, np.newaxis]
@@ -126,7 +126,7 @@ def interpolated(values: np.ndarray, rows: Grid, columns: Grid) -> np.ndarray:
 
 
 def _neighbours(grid: Grid) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The places before and behind each pixel that is made, and how far it lies between them."""
+    """Returns the places before and after each pixel made, and how far it lies between them."""
     half = np.float32(0.5 if grid.half_pixel_centers else 0.0)
     places = (np.arange(grid.after, dtype=np.float32) + half) * grid.scale - half
     low = np.floor(places)

@@ -2,7 +2,7 @@
 
 A multiplier is m · 2^e with m an integer of 31 bits, read as a fraction of 2^31. A product with it
 is a product with m, whose upper 32 bits are kept, and a shift by e. Kernels differ in where they
-round, and how ties are broken: a function `rounded_...` each.
+round, and in how they break ties: each way is a function `rounded_...`.
 
 All functions take and give exact integers, channels on the last axis; shifted to the left, they fit
 int32.
@@ -24,8 +24,8 @@ SUM_BITS = 20
 class Multipliers(NamedTuple):
     """Multipliers of 31 bits: m / 2^31 · 2^e."""
 
-    mantissas: np.ndarray  # M, in [2^30, 2^31); 0 for a multiplier below 2^-32.
-    exponents: np.ndarray  # E.
+    mantissas: np.ndarray  # The m of each, in [2^30, 2^31); 0 for a multiplier below 2^-32.
+    exponents: np.ndarray  # The e of each.
 
     @property
     def left(self) -> np.ndarray:
@@ -34,7 +34,7 @@ class Multipliers(NamedTuple):
 
     @property
     def right(self) -> np.ndarray:
-        """The bits by which they are shifted to the right, behind it."""
+        """The bits by which sums are shifted to the right, after the product."""
         return np.maximum(-self.exponents, 0)
 
 
@@ -42,7 +42,7 @@ Rule = Callable[[np.ndarray, Multipliers], np.ndarray]
 
 
 def fixed_point(multipliers: np.ndarray | np.float32 | float) -> Multipliers:
-    """Positive float64 multipliers in fixed point: m rounded half up."""
+    """Returns positive float64 multipliers in fixed point: m rounded half up."""
     fractions, exponents = np.frexp(np.asarray(multipliers, np.float64))
     mantissas = np.floor(np.ldexp(fractions, _MANTISSA_BITS) + 0.5).astype(np.int64)
     carried = mantissas == 1 << _MANTISSA_BITS
@@ -55,35 +55,35 @@ def fixed_point(multipliers: np.ndarray | np.float32 | float) -> Multipliers:
 
 
 def high_product(values: np.ndarray, mantissas: np.ndarray) -> np.ndarray:
-    """The upper 32 bits of the doubled product, rounded half up (SQRDMULH)."""
+    """Returns the upper 32 bits of the doubled product, rounded half up (SQRDMULH)."""
     half = 1 << (_MANTISSA_BITS - 1)
     return np.asarray((values.astype(np.int64) * mantissas + half) >> _MANTISSA_BITS)
 
 
 def shifted_up(values: np.ndarray, bits: np.ndarray | int) -> np.ndarray:
-    """Shifted to the right, rounded half up (SRSHL)."""
+    """Shifts values to the right, rounding half up (SRSHL)."""
     return np.asarray((values + ((np.int64(1) << bits) >> 1)) >> bits)
 
 
 def shifted_away(values: np.ndarray, bits: np.ndarray | int) -> np.ndarray:
-    """Shifted to the right, rounded half away from zero (gemmlowp's RoundingDivideByPOT)."""
+    """Shifts values to the right, rounding half away from zero (gemmlowp's RoundingDivideByPOT)."""
     return np.asarray(np.sign(values) * shifted_up(np.abs(values), bits))
 
 
 def rounded_twice_up(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
-    """Products rounded half up, then shifts half up."""
+    """Rounds products half up, then shifts half up."""
     high = high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
     return shifted_up(high, multipliers.right)
 
 
 def rounded_twice_away(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
-    """Products rounded half up, then shifts half away from zero."""
+    """Rounds products half up, then shifts half away from zero."""
     high = high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
     return shifted_away(high, multipliers.right)
 
 
 def rounded_once(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
-    """Products rounded down, then shifts half up: with p = max(-e, 1), one rounding in all.
+    """Rounds products down, then shifts half up: with p = max(-e, 1), one rounding in all.
 
     (((value << (e + p)) · m) >> 31 + 2^(p-1)) >> p
     """
@@ -94,20 +94,20 @@ def rounded_once(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
 
 
 def rounded_before_shifts(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
-    """Products rounded half up, then shifts: to the left by e above 0, else right, half up."""
+    """Rounds products half up, then shifts: left by e above 0, otherwise right, half up."""
     high = high_product(values.astype(np.int64), multipliers.mantissas)
     return shifted_up(high << multipliers.left, multipliers.right)
 
 
 def rounded_in_int64(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
-    """Products of large values with multipliers of 15 bits, shifted half up."""
+    """Multiplies large values by multipliers of 15 bits, and shifts half up."""
     narrow = np.minimum((multipliers.mantissas + (1 << 15)) >> 16, (1 << 15) - 1)
     shifted = shifted_up(values.astype(np.int64) * narrow, 15 - multipliers.exponents)
     return np.asarray(shifted.astype(np.int32), np.int64)
 
 
 def shifted_in_int32(values: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """`shifted_away` as processors compute it, which take bits below 0 or above 31 modulo 32."""
+    """Computes `shifted_away` like processors, which take bits below 0 or above 31 modulo 32."""
     short = bits & 31
     mask = np.where(bits == short, (np.int64(1) << short) - 1, -1)
     return np.asarray((values >> short) + ((values & mask) > (mask >> 1) + (values < 0)))
@@ -120,10 +120,10 @@ def summed(
     *,
     difference: bool = False,
 ) -> np.ndarray:
-    """Codes of a sum, or a difference, of two tensors.
+    """Returns the codes of a sum, or a difference, of two tensors.
 
-    Each is brought to a scale of twice the larger one with 20 more bits, rounded twice; so is their
-    sum, to the scale of the output.
+    Each tensor is brought to twice the larger scale with 20 more bits, rounded twice; their sum is
+    brought to the scale of the output in the same way.
     """
     augend, addend = (
         rounded_twice_away(codes.astype(np.int64) << SUM_BITS, multiplier)
@@ -133,7 +133,7 @@ def summed(
 
 
 def summand_multipliers(scales: list[np.float32]) -> list[Multipliers]:
-    """The multipliers that bring two summands to twice the larger scale."""
+    """Returns the multipliers that bring two summands to twice the larger scale."""
     widest = 2.0 * float(max(scales))
     return [fixed_point(float(scale) / widest) for scale in scales]
 
@@ -141,36 +141,36 @@ def summand_multipliers(scales: list[np.float32]) -> list[Multipliers]:
 def sum_as_codes(
     total: np.ndarray, scales: list[np.float32], output_scale: np.float32
 ) -> np.ndarray:
-    """Sums with 20 more bits as codes."""
+    """Returns sums with 20 more bits as codes."""
     widest, bits = 2.0 * float(max(scales)), np.float32(1 << SUM_BITS)
     return rounded_twice_away(total, fixed_point(widest / float(bits * output_scale)))
 
 
 def rounded_away(values: np.ndarray) -> np.ndarray:
-    """Integers, halves away from zero."""
+    """Rounds values to integers, halves away from zero."""
     whole = np.trunc(values)
-    # The rest is exact, where a sum with a half might not be.
+    # The remainder is exact, whereas a sum with a half might not be.
     return np.asarray(whole + np.where(np.abs(values - whole) >= 0.5, np.sign(values), 0.0))
 
 
 def mean(
     sums: np.ndarray, count: int, scales: tuple[np.float32, np.float32], zeros: tuple[int, int]
 ) -> np.ndarray:
-    """Stored integers of a mean: the multiplier is divided by the count in integers."""
+    """Returns the stored integers of a mean: the multiplier is divided by the count in integers."""
     mantissa, exponent = fixed_point(float(scales[0]) / float(scales[1]))
     shift = min(count.bit_length() - 1, 32, _MANTISSA_BITS + int(exponent))
     divided = Multipliers((mantissa << shift) // count, exponent - shift)
     return rounded_twice_away(sums - zeros[0] * count, divided) + zeros[1]
 
 
-# The first two have 3 bits in front of the point.
+# The first two constants have 3 bits in front of the point.
 _ONE, _THREE_HALVES, _HALF_ROOT_OF_TWO = map(np.asarray, (1 << 28, 3 << 27, 1518500250))
 _STEPS = 5
 _LARGEST = np.asarray((1 << 31) - 1)
 
 
 def inverse_roots(numbers: np.ndarray) -> Multipliers:
-    """1 / √n of integers from 1 on, by Newton's method in 32 bits: x += x/2 · (1 - n · x²)."""
+    """Returns 1 / √n of integers from 1 on, in 32 bits by Newton's x += x/2 · (1 - n · x²)."""
     narrow, fours = numbers.astype(np.int64), np.zeros_like(numbers, np.int64)
     while np.any(is_wide := narrow >= 1 << 29):
         narrow, fours = np.where(is_wide, narrow // 4, narrow), fours + is_wide
@@ -187,15 +187,15 @@ def inverse_roots(numbers: np.ndarray) -> Multipliers:
 
 
 def scaled(values: np.ndarray, by: Multipliers, bits: int) -> np.ndarray:
-    """Products with multipliers that are 2^bits times as large, rounded twice."""
+    """Multiplies values by multipliers that are 2^bits times as large, rounding twice."""
     return rounded_twice_away(values, by._replace(exponents=by.exponents + bits))
 
 
 # -- with vectors ----------------------------------------------------------------------------------
 
 # LiteRT's optimized kernels are written for Arm's vectors, and x86 has the same ones, translated.
-# They take values in blocks, and those that do not fill one as the reference kernels do. A block
-# has other ties than these, and sums in it other last bits.
+# They take values in blocks, and values that do not fill a block as the reference kernels do. A
+# block has other ties than these kernels, and its sums have other last bits.
 _CHANNELS, _MEANS, _REALS = 8, 16, 8  # in a block
 _SUMS, _SUMS_WITH_ONE_VALUE = 16, 8
 
@@ -208,7 +208,7 @@ def in_blocks(length: int, size: int) -> np.ndarray:
 def requantized_in_blocks(
     values: np.ndarray, multipliers: Multipliers, size: int = _CHANNELS
 ) -> np.ndarray:
-    """Rounded twice: channels in blocks up, the others away from zero."""
+    """Rounds twice: channels in blocks up, the others away from zero."""
     up, away = rounded_twice_up(values, multipliers), rounded_twice_away(values, multipliers)
     return np.where(in_blocks(values.shape[-1], size), up, away)
 
@@ -216,7 +216,7 @@ def requantized_in_blocks(
 def mean_in_blocks(
     sums: np.ndarray, count: int, scales: tuple[np.float32, np.float32], zeros: tuple[int, int]
 ) -> np.ndarray:
-    """Stored integers of a mean that keeps its dimensions: one multiplier, in float32."""
+    """Returns stored integers of a mean that keeps its dimensions: one multiplier, in float32."""
     scale, output_scale = scales
     moved = np.float32(np.float32(zeros[0]) * scale) / output_scale
     moved = np.float32(moved + (np.float32(0.5) if moved > 0 else np.float32(-0.5)))
@@ -225,7 +225,7 @@ def mean_in_blocks(
 
 
 def quantized_in_blocks(real: np.ndarray, scale: np.float32) -> np.ndarray:
-    """Codes of float32 values of images: blocks as XNNPACK rounds, the others by division."""
+    """Returns codes of images' float32 values: blocks as XNNPACK rounds, the others by division."""
     flat = real.reshape(len(real), -1)
     product = np.rint(flat * (np.float32(1.0) / scale))
     divided = rounded_away(flat.astype(np.float64) / np.float64(scale))
@@ -236,10 +236,10 @@ def quantized_in_blocks(real: np.ndarray, scale: np.float32) -> np.ndarray:
 def summed_in_blocks(
     summands: list[np.ndarray], scales: list[np.float32], output_scale: np.float32
 ) -> np.ndarray:
-    """Codes of a sum of two tensors, images on the first axis.
+    """Returns the codes of a sum of two tensors, images on the first axis.
 
-    In a block, a summand is shifted before its product, which is then rounded once; where all of
-    it is one value, the shift is behind the product, and rounds down.
+    In a block, a summand is shifted before its product, which is then rounded once; where a summand
+    is one value throughout, the shift comes after the product, and rounds down.
     """
     plain = summed(summands, scales, output_scale)
     length, is_one_value = stretch(*(codes.shape[1:] for codes in summands))
@@ -261,7 +261,7 @@ def summed_in_blocks(
 
 
 def stretch(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, bool]:
-    """How many values a sum's kernel takes in one call, and whether one summand has but one there.
+    """Returns how many values a sum's kernel takes at once, and if a summand has only one there.
 
     Shapes are without the batch dimension; 0 values where the kernel without vectors computes it.
     """
@@ -272,7 +272,7 @@ def stretch(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, bool]
     length = math.prod(a for a, _ in pairs[:alike])
     if alike == axes:
         return length, False
-    # The summand that has 1 on the first axis that differs, and the five stretches from there on.
+    # The summand with 1 on the first axis that differs comes first; five stretches follow.
     if pairs[alike][1] == 1:
         pairs = [(b, a) for a, b in pairs]
     remaining = pairs[alike:]

@@ -24,41 +24,41 @@ from sat_tf.exact.kernels.fixed_point import (
 class Grids(NamedTuple):
     """The grids of an operator that computes a function, and its options."""
 
-    scale: np.float32  # Of the input.
+    scale: np.float32  # The scale of the input.
     output: np.float32  # The scale of the output.
-    zero_point: int = 0  # Of the output.
+    zero_point: int = 0  # The zero point of the output.
     settings: Mapping[str, Any] = types.MappingProxyType({})
 
 
 FunctionRule = Callable[[np.ndarray, Grids], np.ndarray]
-# float32 values of a function of float32 values.
+# A function of float32 values, which gives float32 values.
 Curve = Callable[..., np.ndarray]
 
-# How float32 values become codes of a scale; kernels that add the zero point before they round are
-# given it.
+# The rounding of float32 values to codes of a scale; kernels that add the zero point before they
+# round are given it.
 Rounding = Callable[[np.ndarray, np.float32, int], np.ndarray]
 
 
 def rounded_half_away(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
-    """One float32 product with the inverse scale, halves away from zero: the builtin kernels."""
+    """Rounds a float32 product with the inverse scale, halves away from zero: builtin kernels."""
     return rounded_away(values * (np.float32(1.0) / scale))
 
 
 def rounded_moved(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
-    """The product and the zero point are added in float32, and rounded half to even: XNNPACK."""
+    """Adds the product and the zero point in float32, and rounds half to even: XNNPACK."""
     product = np.asarray(values * (np.float32(1.0) / scale), np.float32)
     return np.asarray(np.rint(product + np.float32(zero_point)) - zero_point)
 
 
 def rounded_moved_fused(values: np.ndarray, scale: np.float32, zero_point: int) -> np.ndarray:
-    """The same where a compiler fuses product and sum: the product is not rounded by itself."""
+    """Does `rounded_moved` with product and sum fused: the product is not rounded by itself."""
     # float64 holds the product of two float32 numbers.
     product = values.astype(np.float64) * float(np.float32(1.0) / scale)
     return np.asarray(np.rint((product + zero_point).astype(np.float32)) - zero_point)
 
 
 def by_table(curve: Curve, rounding: Rounding) -> FunctionRule:
-    """The rule of a kernel that computes each code's result in float32."""
+    """Returns the rule of a kernel that computes each code's result in float32."""
 
     def rule(codes: np.ndarray, grids: Grids) -> np.ndarray:
         real = np.asarray(codes.astype(np.float32) * np.float32(grids.scale), np.float32)
@@ -71,22 +71,22 @@ def by_table(curve: Curve, rounding: Rounding) -> FunctionRule:
 
 
 def logistic_in_float64(x: np.ndarray) -> np.ndarray:
-    """A sigmoid of float32 numbers, rounded once: XNNPACK."""
+    """Computes a sigmoid of float32 numbers, rounded once: XNNPACK."""
     with np.errstate(over="ignore"):
         return np.asarray(1.0 / (1.0 + np.exp(-x.astype(np.float64))), np.float32)
 
 
 def tanh(x: np.ndarray) -> np.ndarray:
-    """A tanh of float32 numbers, which C's libraries round to a last bit of their own.
+    """Computes a tanh of float32 numbers, which C's libraries round to a last bit of their own.
 
     On 250 grids with a code that is next to a half, by 3e-5 of a code or less, 10 codes of 64,000
-    are others in XNNPACK, and 6 in the builtin kernels.
+    differ from XNNPACK's, and 6 from the builtin kernels'.
     """
     return np.asarray(np.tanh(x.astype(np.float64)), np.float32)
 
 
 def logistic(x: np.ndarray) -> np.ndarray:
-    """A sigmoid of float32 numbers, with the exponential of C's library: the other kernels."""
+    """Computes a sigmoid of float32 numbers with the C library's exponential: other kernels."""
     with np.errstate(over="ignore"):  # 1 / (1 + inf) is 0
         power = np.exp(-x.astype(np.float64)).astype(np.float32)
     return np.asarray(np.float32(1.0) / (np.float32(1.0) + power))
@@ -106,7 +106,7 @@ _FIRST, _SLOPE = 1515870810, np.array(-1010580540)
 
 
 def exponentials(values: np.ndarray, integer_bits: int) -> np.ndarray:
-    """E to the power of numbers from -2^bits to 0, which are fractions of 2^(31 - bits)."""
+    """Returns e to the power of numbers from -2^bits to 0, given as fractions of 2^(31 - bits)."""
     quarter = 1 << (31 - integer_bits - 2)
     remainder = (values & (quarter - 1)) - quarter
     x = (remainder << integer_bits) + _EIGHTH
@@ -122,17 +122,17 @@ def exponentials(values: np.ndarray, integer_bits: int) -> np.ndarray:
 
 
 def inverses_of_one_plus(values: np.ndarray) -> np.ndarray:
-    """1 / (1 + x) of numbers from 0 to 1."""
+    """Returns 1 / (1 + x) of numbers from 0 to 1."""
     return np.minimum(_inverses_of_half(values) << 1, ONE)
 
 
 def one_minus_over_one_plus(values: np.ndarray) -> np.ndarray:
-    """(1 - x) / (1 + x) of numbers from 0 to 1."""
+    """Returns (1 - x) / (1 + x) of numbers from 0 to 1."""
     return np.minimum((_inverses_of_half(values) - (1 << 29)) << 2, ONE)
 
 
 def _inverses_of_half(values: np.ndarray) -> np.ndarray:
-    """2 / (1 + x) of numbers from 0 to 1, as fractions of 2^29."""
+    """Returns 2 / (1 + x) of numbers from 0 to 1, as fractions of 2^29."""
     half = (values + ONE + 1) // 2
     x = _FIRST + high_product(half, _SLOPE)
     for _ in range(3):
@@ -140,11 +140,11 @@ def _inverses_of_half(values: np.ndarray) -> np.ndarray:
     return np.asarray(x)
 
 
-_CURVE_BITS = 4  # of the integer part of what a sigmoid or a tanh is taken of
+_CURVE_BITS = 4  # in the integer part of the number that a sigmoid or a tanh takes
 
 
 def logistic_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
-    """A sigmoid as 1 / (1 + e^-|x|), or 1 less that, by gemmlowp's functions: TFLite Micro.
+    """Computes a sigmoid as 1 / (1 + e^-|x|), or 1 minus that, by gemmlowp: TFLite Micro.
 
     >>> half = np.float32(0.5)
     >>> logistic_in_fixed_point(np.array([-40, -1, 0, 40]), Grids(half, half, -128)).tolist()
@@ -157,7 +157,7 @@ def logistic_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
 
 
 def tanh_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
-    """A tanh as (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x: TFLite Micro.
+    """Computes a tanh as (1 - e^-2|x|) / (1 + e^-2|x|) with the sign of x: TFLite Micro.
 
     >>> half = np.float32(0.5)
     >>> tanh_in_fixed_point(np.array([-40, -1, 0, 1, 40]), Grids(half, half)).tolist()
@@ -171,7 +171,7 @@ def tanh_in_fixed_point(codes: np.ndarray, grids: Grids) -> np.ndarray:
 
 
 def _fixed_point_input(codes: np.ndarray, scale: np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers with 4 bits in front of their point, and which of them these bits hold."""
+    """Returns numbers with 4 bits in front of their point, and which of them these bits hold."""
     multiplier = fixed_point(float(scale) * 2.0 ** (31 - _CURVE_BITS))
     widest = ((2**_CURVE_BITS - 1) << (31 - _CURVE_BITS)) >> int(multiplier.left)
     is_near = np.abs(codes) < widest
@@ -182,12 +182,12 @@ def _fixed_point_input(codes: np.ndarray, scale: np.float32) -> tuple[np.ndarray
 _SMALLEST_FACTOR, _LARGEST_FACTOR = 2.0**-8, 2.0**7
 
 _BITS_16 = 15
-_MORE_BITS = 7  # of a code in hard-swish
+_MORE_BITS = 7  # added to a code in hard-swish
 _REACH = 3.0  # hard-swish is 0 below -3, and x above 3
 
 
 def _narrow(multiplier: float) -> tuple[int, int]:
-    """A multiplier of 15 bits and its exponent, of one of 31."""
+    """Returns a multiplier of 15 bits, rounded from 31, and its exponent."""
     wide = fixed_point(multiplier)
     return min((int(wide.mantissas) + (1 << 15)) >> 16, (1 << 15) - 1), int(wide.exponents)
 
@@ -197,14 +197,14 @@ def _in_int16(values: np.ndarray) -> np.ndarray:
 
 
 def _half_up(values: np.ndarray, mantissa: int) -> np.ndarray:
-    """The upper 16 bits of the doubled product, rounded half up."""
+    """Returns the upper 16 bits of the doubled product, rounded half up."""
     return _in_int16((values * mantissa + (1 << (_BITS_16 - 1))) >> _BITS_16)
 
 
 def hard_swish(codes: np.ndarray, grids: Grids) -> np.ndarray:
-    """Hard-swish, x · relu6(x + 3) / 6, in 16 bits: all kernels but those with Arm's vectors.
+    """Computes hard-swish, x · relu6(x + 3) / 6, in 16 bits: all kernels without Arm's vectors.
 
-    x is multiplied once to the scale of the output, as far as 16 bits hold it, and once to where
+    x is multiplied once to the scale of the output, as far as 16 bits hold it, and once so that
     3 is 2^15, which saturates; the second is moved from [-1, 1] to [0, 1]. The product of both is
     rounded towards zero. All shifts round half away from zero.
     """
@@ -214,7 +214,7 @@ def hard_swish(codes: np.ndarray, grids: Grids) -> np.ndarray:
 
 
 def hard_swish_of_arm(codes: np.ndarray, grids: Grids) -> np.ndarray:
-    """The same with Arm's vectors: the product is rounded down, and all shifts half up."""
+    """Computes hard-swish with Arm's vectors: the product is rounded down, all shifts half up."""
     x, gate, shift = _hard_swish_factors(codes, grids, shifted_up)
     return shifted_up((gate * x) >> _BITS_16, shift)
 
@@ -222,7 +222,7 @@ def hard_swish_of_arm(codes: np.ndarray, grids: Grids) -> np.ndarray:
 def _hard_swish_factors(
     codes: np.ndarray, grids: Grids, shifted: Callable[[np.ndarray, int], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """x, relu6(x + 3) / 6 of 15 bits, and by how many bits their product is shifted."""
+    """Returns x, relu6(x + 3) / 6 of 15 bits, and the bits that their product is shifted by."""
     wide = codes.astype(np.int64) << _MORE_BITS
     fine = np.float32(np.float32(1.0 / (1 << _MORE_BITS)) * np.float32(grids.scale))
     to_output, shift = _narrow(float(fine / np.float32(grids.output)))
@@ -240,7 +240,7 @@ def _hard_swish_factors(
 
 
 def hard_swish_problem(scale: np.float32, output: np.float32) -> str | None:
-    """Why the kernel does not take these scales, with the fix; None where it does."""
+    """Returns why the kernel does not take these scales, with the fix; None where it does."""
     ratio = float(scale) / float(output)
     if ratio < 1 << _MORE_BITS:
         return None
@@ -251,24 +251,24 @@ def hard_swish_problem(scale: np.float32, output: np.float32) -> str | None:
     )
 
 
-# The multipliers of codes from 0 on and below, from the scales of the input, of what is multiplied
-# below 0 as a factor of it, and of the output.
+# The multipliers of codes from 0 on and of codes below, from the scale of the input, the factor by
+# which codes below 0 are multiplied, and the scale of the output.
 Slopes = Callable[[np.float32, np.float32, np.float32], tuple[float, float]]
 
 
 def narrow_slopes(scale: np.float32, factor: np.float32, output: np.float32) -> tuple[float, float]:
-    """Multipliers that LiteRT's kernels compute in float32."""
+    """Returns the multipliers that LiteRT's kernels compute in float32."""
     below = np.float32(scale * factor)
     return float(np.float32(scale / output)), float(np.float32(below / output))
 
 
 def wide_slopes(scale: np.float32, factor: np.float32, output: np.float32) -> tuple[float, float]:
-    """The same as TFLite Micro computes them in float64."""
+    """Returns the multipliers that TFLite Micro computes in float64."""
     return float(scale) / float(output), float(scale) * float(factor) / float(output)
 
 
 def sloped(codes: np.ndarray, products: np.ndarray, slopes: tuple[float, float]) -> np.ndarray:
-    """Codes from 0 on by one multiplier; below, products of them by another, rounded twice."""
+    """Multiplies codes from 0 on, and products of those below, by their slopes, rounding twice."""
     positive, negative = (
         rounded_twice_away(values.astype(np.int64), fixed_point(slope))
         for values, slope in zip((codes, products), slopes, strict=True)
@@ -277,19 +277,19 @@ def sloped(codes: np.ndarray, products: np.ndarray, slopes: tuple[float, float])
 
 
 def leaky(codes: np.ndarray, grids: Grids, slopes: Slopes = narrow_slopes) -> np.ndarray:
-    """A leaky rectifier with two multipliers of 31 bits: all kernels but XNNPACK's."""
+    """Computes a leaky rectifier with two multipliers of 31 bits: all kernels except XNNPACK's."""
     factors = slopes(grids.scale, np.float32(grids.settings["alpha"]), grids.output)
     return sloped(codes, codes, factors)
 
 
 def magnitude(codes: np.ndarray, grids: Grids, slopes: Slopes = narrow_slopes) -> np.ndarray:
-    """A magnitude, with a multiplier of 31 bits."""
+    """Computes a magnitude, with a multiplier of 31 bits."""
     factor, _ = slopes(grids.scale, np.float32(1.0), grids.output)
     return rounded_twice_away(np.abs(codes).astype(np.int64), fixed_point(factor))
 
 
 def leaky_of_xnnpack(codes: np.ndarray, grids: Grids) -> np.ndarray:
-    """A leaky rectifier with two multipliers of 8 bits behind the point, rounded half up.
+    """Computes a leaky rectifier with two multipliers of 8 bits after the point, rounded half up.
 
     XNNPACK takes multipliers from 1/256 to 128, and leaves others to the builtin kernels.
     """
@@ -304,7 +304,7 @@ def leaky_of_xnnpack(codes: np.ndarray, grids: Grids) -> np.ndarray:
 
 
 # Every set of kernels subtracts the largest integer of a row, so that zero points do not count, and
-# makes 256 p - 128, clipped to int8. They differ in how they take e to a power, and divide by the
+# makes 256 p - 128, clipped to int8. Sets differ in how they take e to a power, and divide by the
 # sum of these powers: in float32, with tables of 16 bits, or in fixed point throughout.
 
 SOFTMAX_SCALE, SOFTMAX_ZERO_POINT = np.float32(1.0 / 256.0), -128
@@ -312,10 +312,10 @@ _LEVELS = 256
 _HIGHEST = 127
 
 
-def powers(scale: np.float32) -> np.ndarray:
-    """E to the power of the differences 0, -1, ... -255 times a scale, float32.
+def powers(scale: np.floating[Any]) -> np.ndarray:
+    """Returns e to the power of the differences 0, -1, ... -255 times a scale, float32.
 
-    float64 is rounded once to float32, as `expf` of the C library has it but for ties that no
+    float64 is rounded once to float32, like `expf` of the C library except for ties, which no
     scale has been found to meet.
     """
     exponents = np.float32(-scale) * np.arange(_LEVELS, dtype=np.float32)
@@ -323,7 +323,7 @@ def powers(scale: np.float32) -> np.ndarray:
 
 
 def _differences(stored: np.ndarray) -> np.ndarray:
-    """How far integers are below the largest one of their row."""
+    """Returns how far integers are below the largest one of their row."""
     return np.asarray(np.max(stored, axis=-1, keepdims=True) - stored)
 
 
@@ -331,17 +331,17 @@ def _stored(rounded: np.ndarray) -> np.ndarray:
     return np.clip(rounded + SOFTMAX_ZERO_POINT, SOFTMAX_ZERO_POINT, _HIGHEST).astype(np.int32)
 
 
-def softmax_in_float32(stored: np.ndarray, scale: np.float32) -> np.ndarray:
-    """A float32 sum from the first class to the last, its inverse, and halves away from zero."""
+def softmax_in_float32(stored: np.ndarray, scale: np.floating[Any]) -> np.ndarray:
+    """Multiplies by the inverse of a float32 sum in class order, rounding halves away from zero."""
     terms = powers(scale)[_differences(stored)]
-    # One after another, as the order of additions counts in the last bit.
+    # Terms are added one after another, as the order of additions counts in the last bit.
     sums = np.add.accumulate(terms, axis=-1, dtype=np.float32)[..., -1:]
     inverse = np.float32(1.0) / (sums * SOFTMAX_SCALE)
     return _stored(rounded_away(terms * inverse))
 
 
-def softmax_with_tables(stored: np.ndarray, scale: np.float32) -> np.ndarray:
-    """Powers of 16 bits, whose sum is exact, and a multiplier of 31 bits: Arm with 64 bits."""
+def softmax_with_tables(stored: np.ndarray, scale: np.floating[Any]) -> np.ndarray:
+    """Multiplies powers of 16 bits by the inverse of their exact sum, in 31 bits: 64-bit Arm."""
     wide = (powers(scale) * np.float32(2**16 - 1)).astype(np.float64) + 0.5
     terms = np.minimum(wide.astype(np.int64), 2**16 - 1)[_differences(stored)]
     sums = np.sum(terms, axis=-1, keepdims=True)
@@ -349,7 +349,7 @@ def softmax_with_tables(stored: np.ndarray, scale: np.float32) -> np.ndarray:
     return _stored(rounded_twice_away(terms, fixed_point(inverse)))
 
 
-_INTEGER_BITS = 5  # of a difference, behind its scale
+_INTEGER_BITS = 5  # of a difference times its scale
 _SUM_BITS = 12  # of the integer part of a sum
 # Fewer powers of at most 1 never add up to 512, which kernels in fixed point refuse.
 MOST_CLASSES = 511
@@ -358,14 +358,14 @@ MOST_CLASSES = 511
 class _Scaled(NamedTuple):
     """The differences of integers from the largest one of their row, in fixed point."""
 
-    differences: np.ndarray  # As they are.
-    real: np.ndarray  # Times the scale, with 5 bits in front of the point; 0 of far ones.
-    powers: np.ndarray  # E to the power of that, as fractions of 2^31; 0 of far ones.
-    multiplier: Multipliers  # That of the scale.
+    differences: np.ndarray  # The differences in integers.
+    real: np.ndarray  # The scaled differences, with 5 bits in front of the point; 0 of far ones.
+    powers: np.ndarray  # E to the power of `real`, as fractions of 2^31; 0 of far ones.
+    multiplier: Multipliers  # The multiplier of the scale.
     widest: int  # The largest difference that is not far.
 
 
-def _scaled_differences(stored: np.ndarray, scale: np.float32) -> _Scaled:
+def _scaled_differences(stored: np.ndarray, scale: np.floating[Any]) -> _Scaled:
     fraction = 31 - _INTEGER_BITS
     multiplier = fixed_point(min(float(scale) * 2.0**fraction, 2.0**31 - 1.0))
     left_bits = int(multiplier.left)
@@ -377,8 +377,8 @@ def _scaled_differences(stored: np.ndarray, scale: np.float32) -> _Scaled:
     return _Scaled(differences, real, terms, multiplier, widest)
 
 
-def softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
-    """Gemmlowp's exponentials and Newton's division, of the plain C++ sources.
+def softmax_in_fixed_point(stored: np.ndarray, scale: np.floating[Any]) -> np.ndarray:
+    """Computes a softmax with gemmlowp's exponentials and Newton's division: plain C++ sources.
 
     A sum has 12 bits in front of its point. Where the powers of a row add up to 512 or more, as
     those of a thousand equal logits do, the kernels need a shift that they refuse, and end the
@@ -403,7 +403,7 @@ def log_softmax_in_float32(
     scale: np.float32,
     add: Callable[[np.ndarray, np.float32, np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    """A float32 sum from the first class to the last, and one product and sum for each class."""
+    """Takes a float32 sum from the first class to the last, a product and sum for each class."""
     terms, largest = powers(scale)[_differences(stored)], np.max(stored, axis=-1, keepdims=True)
     sums = np.add.accumulate(terms, axis=-1, dtype=np.float32)[..., -1:]
     logarithms = np.log(sums.astype(np.float64)).astype(np.float32)
@@ -413,7 +413,7 @@ def log_softmax_in_float32(
 
 
 def log_softmax_in_fixed_point(stored: np.ndarray, scale: np.float32) -> np.ndarray:
-    """Gemmlowp's exponentials, and a logarithm by rational functions, of the plain C++ sources."""
+    """Takes gemmlowp's exponentials, and a logarithm by rational functions: plain C++ sources."""
     row = _scaled_differences(stored, scale)
     sums = np.sum(shifted_away(row.powers, _SUM_BITS), axis=-1, keepdims=True)
     logarithms = _logarithms(sums)
@@ -435,7 +435,7 @@ _QUARTER = 1 << 23  # with 6 bits in front of the point
 
 
 def _logarithms(sums: np.ndarray) -> np.ndarray:
-    """Logarithms, with 5 bits in front of the point, of numbers from 1 on that have 12."""
+    """Returns logarithms, with 5 bits in front of the point, of numbers from 1 on, with 12 bits."""
     zeros = 32 - np.frexp(sums.astype(np.float64))[1].astype(np.int64)
     reduced = np.minimum(high_product(sums << (zeros - 1), _ROOT_OF_HALF) << 1, ONE)
     reduced_power = ((_SUM_BITS - zeros) << 25) + _QUARTER

@@ -1,7 +1,7 @@
 """The table of kernel sets: kernels that round alike, by runtime and processor.
 
-A new runtime or processor is a row. What a row does not say, an operation computes alike
-everywhere: it selects codes, or looks them up.
+A new runtime or processor is a row. Operations that have no field in a row compute alike
+everywhere: they select codes, or look them up.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from sat_tf.exact.kernels import bilinear, fixed_point, functions, xnnpack
 from sat_tf.exact.kernels.bilinear import Interpolation
 from sat_tf.exact.kernels.functions import FunctionRule, Rounding, Slopes
 
-# Matrices that have a kernel of their own for products with a vector: these sizes at least.
+# Matrices of at least these sizes have a kernel of their own for products with a vector.
 _FEWEST_ROWS, _FEWEST_COLUMNS = 4, 8
 
 # The scales of the input, of each channel's weights, and of the output.
@@ -25,12 +25,12 @@ LinearScales = tuple[np.float32, np.ndarray, np.float32]
 
 @dataclasses.dataclass(frozen=True)
 class LinearWork:
-    """A linear operation, as far as kernels choose their rounding by it."""
+    """The properties of a linear operation that kernels choose their rounding by."""
 
-    operator: str  # Its name in the file.
+    operator: str  # The operator's name in the file.
     is_builtin: bool = False  # Whether XNNPACK leaves it to the builtin kernels.
-    depth: int = 1  # How many products are in a sum.
-    is_grouped: bool = False  # Whether channels read only a part of the input's.
+    depth: int = 1  # The number of products in a sum.
+    is_grouped: bool = False  # Whether channels read only a part of the input's channels.
     one_scale: bool = False  # Whether the file holds one scale for the weights of all channels.
     # Whether Arm has a kernel of its own for it: depthwise convolutions of 3x3 with strides of 1 or
     # 2, a multiple of 8 channels and the usual padding.
@@ -44,12 +44,12 @@ LinearRule = Callable[[LinearWork, np.ndarray, LinearScales], np.ndarray]
 class KernelSet:
     """Kernels that round alike.
 
-    All functions take exact integers and give integers that are neither clipped nor, but for means
-    and softmax, moved by the zero point.
+    All functions take exact integers and give integers that are neither clipped nor, except for
+    means and softmax, moved by the zero point.
     """
 
-    name: str  # For users.
-    title: str  # In a table.
+    name: str  # The name for users.
+    title: str  # The title in a table.
     # Sums of a linear operation as codes, from the operation, Σ weight · code + bias with images on
     # the first axis and channels on the last, and `LinearScales`.
     linear: LinearRule
@@ -75,15 +75,15 @@ class KernelSet:
     quantized: Callable[[np.ndarray, np.float32], np.ndarray]
     # Stored probabilities, clipped, from stored integers with classes on the last axis, and their
     # scale.
-    softmax: Callable[[np.ndarray, np.float32], np.ndarray]
-    log_softmax: Callable[[np.ndarray, np.float32], np.ndarray]  # Its logarithms, in the same way.
+    softmax: Callable[[np.ndarray, np.float64], np.ndarray]
+    log_softmax: Callable[[np.ndarray, np.float32], np.ndarray]  # The same in logarithms.
     interpolation: Interpolation  # The rule of bilinear resizing.
     # Codes of a function's float32 values in a table of 256, from these, the scale and the zero
     # point of the output; see `functions.Rounding`.
     tabulated: Rounding
     logistic: FunctionRule  # Codes of a sigmoid.
     tanh: FunctionRule  # Codes of a tanh.
-    slopes: Slopes  # The multipliers of values whose slope below 0 is another one.
+    slopes: Slopes  # The multipliers of functions with another slope below 0.
     leaky: FunctionRule  # Codes of a leaky rectifier.
     hard_swish: FunctionRule  # Codes of a hard-swish.
     # Codes on another scale, from these, their scale and that of the output.
@@ -91,17 +91,17 @@ class KernelSet:
 
 
 def narrow_multipliers(source: np.float32, weights: np.ndarray, output: np.float32) -> np.ndarray:
-    """Output codes of one unit of the sum, a channel, as XNNPACK computes them in float32."""
+    """Returns output codes of a unit of the sum, by channel, as XNNPACK does in float32."""
     return np.asarray(source * weights.astype(np.float32) / output, np.float32)
 
 
 def wide_multipliers(source: np.float32, weights: np.ndarray, output: np.float32) -> np.ndarray:
-    """The same as the builtin kernels compute them in float64."""
+    """Returns output codes of a unit of the sum, by channel, as builtin kernels do in float64."""
     return np.asarray(float(source) * weights.astype(np.float32).astype(np.float64) / float(output))
 
 
 def _multipliers(work: LinearWork, scales: LinearScales) -> np.ndarray:
-    """The same, but that a matrix with one scale has the product of two in float32."""
+    """Returns `wide_multipliers`; a matrix with one scale has the product of two in float32."""
     if not (work.operator == "FULLY_CONNECTED" and work.one_scale):
         return wide_multipliers(*scales)
     source, weights, output = scales
@@ -113,9 +113,9 @@ def _products(sums: np.ndarray, multipliers: np.ndarray, rule: fixed_point.Rule)
     return rule(sums.astype(np.int64), fixed_point.fixed_point(multipliers))
 
 
-# The plain C++ sources, without vectors: gemmlowp's rounding throughout. All processors have it.
-# Vectors hold a product of two tensors in 16 bits behind its rounding. What does not fit them,
-# 128 times the range of int8 and more, is not simulated: calibrated scales are far from it.
+# The plain C++ sources, without vectors: gemmlowp's rounding throughout. All processors have them.
+# Vectors hold a product of two tensors in 16 bits after its rounding. Products that do not fit,
+# 128 times the range of int8 and more, are not simulated: calibrated scales are far from them.
 REFERENCE = KernelSet(
     "reference",
     "LiteRT, reference kernels",
@@ -153,7 +153,7 @@ REFERENCE = KernelSet(
         codes, fixed_point.fixed_point(float(source) / float(output))
     ),
 )
-# This is all processors with its reference kernels; not CMSIS-NN's or a vendor's.
+# This is all processors with TFLite Micro's reference kernels; not CMSIS-NN's or a vendor's.
 MICRO = dataclasses.replace(
     REFERENCE,
     name="micro",
@@ -161,7 +161,7 @@ MICRO = dataclasses.replace(
     linear=lambda work, sums, scales: _products(
         sums, _multipliers(work, scales), fixed_point.rounded_twice_away
     ),
-    # It alone computes the multiplier of a product in float64.
+    # TFLite Micro alone computes the multiplier of a product in float64.
     product=lambda products, scales, output: fixed_point.rounded_twice_away(
         products, fixed_point.fixed_point(float(scales[0]) * float(scales[1]) / float(output))
     ),
@@ -170,8 +170,8 @@ MICRO = dataclasses.replace(
     slopes=functions.wide_slopes,
     leaky=functools.partial(functions.leaky, slopes=functions.wide_slopes),
 )
-# This is Arm's reference model of what NPUs compute, of the program that its converter makes of a
-# file. It rounds twice in all linear operations, too, and interpolates exactly, with halves up.
+# This is Arm's reference model of NPUs, on the program that its converter makes of a file. It also
+# rounds twice in all linear operations, and interpolates exactly, with halves up.
 TOSA = dataclasses.replace(
     REFERENCE,
     name="tosa",
@@ -187,7 +187,7 @@ TOSA = dataclasses.replace(
 
 
 def _in_vectors(matrix: fixed_point.Rule, small_depthwise: fixed_point.Rule) -> LinearRule:
-    """The rule of linear operations that take vectors where they can."""
+    """Returns the rule of linear operations that take vectors where they can."""
 
     def linear(work: LinearWork, sums: np.ndarray, scales: LinearScales) -> np.ndarray:
         # A product with a vector, of an image by itself, has a kernel of its own.
@@ -214,14 +214,14 @@ def _total_in_float32(
     zeros: tuple[int, int],
     add: Callable[[np.ndarray, np.float32, np.float32], np.ndarray],
 ) -> np.ndarray:
-    """Stored integers of sums: a product and a sum in float32, halves away from zero."""
+    """Returns stored integers of sums: a product and a sum in float32, halves away from zero."""
     ratio = np.float32(scales[0] / scales[1])
     offset = np.float32(np.float32(-zeros[0]) * ratio) * np.float32(count)
     return fixed_point.rounded_away(add(sums, ratio, np.float32(offset))) + zeros[1]
 
 
-# The builtin kernels take vectors where they can, and else do as the plain sources. This is x86
-# with AVX, as the wheels have it.
+# The builtin kernels take vectors where they can, and otherwise round like the plain sources. This
+# is x86 with AVX, as the wheels have it.
 BUILTIN_X86 = dataclasses.replace(
     REFERENCE,
     name="builtin_x86",
@@ -258,7 +258,7 @@ BUILTIN_ARM = dataclasses.replace(
 
 
 def _delegated(builtin_kernels: KernelSet) -> LinearRule:
-    """XNNPACK's rule of linear operations, some of which it leaves to other kernels."""
+    """Returns XNNPACK's rule of linear operations, some of which it leaves to other kernels."""
     return lambda work, sums, scales: (
         builtin_kernels.linear(work, sums, scales)
         if work.is_builtin
@@ -335,12 +335,12 @@ _ARM_MACHINES = ("aarch64", "arm64")
 
 
 def builtin_of_this_machine() -> KernelSet:
-    """LiteRT's builtin kernels here."""
+    """Returns LiteRT's builtin kernels on this machine."""
     return BUILTIN_X86 if of_this_machine() is X86 else BUILTIN_ARM
 
 
 def of_this_machine() -> KernelSet:
-    """The kernels that LiteRT's wheel runs here with XNNPACK."""
+    """Returns the kernels that LiteRT's wheel runs on this machine with XNNPACK."""
     machine = platform.machine().lower()
     if machine in _ARM_MACHINES:
         return ARM

@@ -8,12 +8,12 @@ from sat_tf.exact.kernels.fixed_point import fixed_point, rounded_once
 
 _MULTIPLIER_BITS = 20
 _RATIO_BITS = 8
-_ROUNDING = 2.0**-24  # of float32, relative
+_ROUNDING = 2.0**-24  # the relative rounding of float32
 _LOWEST, _HIGHEST = -128, 127  # int8
 
 
 def requantized(sums: np.ndarray, multipliers: np.ndarray | np.float32) -> np.ndarray:
-    """Sums, or products of two codes, as codes: one float32 product, round half to even."""
+    """Returns sums, or products of two codes, as codes: one float32 product, round half to even."""
     product = sums.astype(np.float32) * multipliers.astype(np.float32)
     return np.asarray(np.rint(product))
 
@@ -25,7 +25,7 @@ def summed(
     *,
     difference: bool = False,
 ) -> np.ndarray:
-    """Codes of a sum, or a difference, of two tensors: multipliers of 20 bits, round half up.
+    """Returns codes of a sum, or a difference, of two tensors: 20-bit multipliers, round half up.
 
     On x86 the bias of the sum has half of the last bit, and the shift rounds down; on Arm the shift
     itself rounds half up: the same integer, and int32 holds all of them.
@@ -41,7 +41,7 @@ def summed(
 
 
 def rescaled(codes: np.ndarray, source: np.float32, output: np.float32) -> np.ndarray:
-    """Codes on another scale: the ratio of the scales in units of 1/256, round half up."""
+    """Returns codes on another scale: the ratio of the scales in units of 1/256, round half up."""
     ratio = np.rint(np.float32(1 << _RATIO_BITS) * np.float32(source / output)).astype(np.int64)
     return np.asarray((codes.astype(np.int64) * ratio + (1 << (_RATIO_BITS - 1))) >> _RATIO_BITS)
 
@@ -49,26 +49,26 @@ def rescaled(codes: np.ndarray, source: np.float32, output: np.float32) -> np.nd
 def product_multiplier(
     first_scale: np.float32, second_scale: np.float32, output_scale: np.float32
 ) -> np.float32:
-    """Output codes of a product of two codes of 1."""
+    """Returns the output codes of a product of two codes of 1."""
     return np.float32(np.float32(first_scale * second_scale) / output_scale)
 
 
 def product_in_fixed_point(products: np.ndarray, multiplier: np.float32) -> np.ndarray:
-    """Products of two codes as codes on Arm, XNNPACK's "rndnu", from 2^-16 to below 2^8."""
+    """Returns products of two codes as codes on Arm: XNNPACK's "rndnu", from 2^-16 to below 2^8."""
     return rounded_once(products, fixed_point(float(multiplier)))
 
 
 def multiply_add(
     factor: np.ndarray, other: np.float32, summand: np.ndarray | np.float32
 ) -> np.ndarray:
-    """Factor · other + summand, with the product rounded to float32, and then the sum."""
+    """Returns factor · other + summand, with the product rounded to float32, and then the sum."""
     return np.asarray(factor.astype(np.float32) * np.float32(other) + np.float32(summand))
 
 
 def fused_multiply_add(
     factor: np.ndarray, other: np.float32, summand: np.ndarray | np.float32
 ) -> np.ndarray:
-    """The same rounded once, as one instruction of processors that have it (FMLA, VFMADD).
+    """Returns factor · other + summand rounded once, like one instruction (FMLA, VFMADD).
 
     The product of two float32 is exact in float64. Its sum with the third is rounded to odd there:
     an inexact result gets an odd last bit, so that rounding it to float32 is the only rounding that
@@ -87,7 +87,7 @@ def fused_multiply_add(
 
 
 def mean_multiplier(scale: np.float32, output_scale: np.float32, count: int) -> np.float32:
-    """Output codes of one unit of the sum of `count` stored integers."""
+    """Returns the output codes of one unit of the sum of `count` stored integers."""
     return np.float32(np.float32(scale / output_scale) * (np.float32(1.0) / np.float32(count)))
 
 
@@ -98,9 +98,9 @@ def mean(
     zero_points: tuple[int, int],
     add: Callable[[np.ndarray, np.float32, np.float32], np.ndarray],
 ) -> np.ndarray:
-    """Stored integers of a mean: a product and a sum, of the zero points before, rounded by `add`.
+    """Returns stored integers of a mean: product and sum, first for the zero points, by `add`.
 
-    Its source code has the two of `multiply_add`; compilers that fuse them make
+    XNNPACK's source has product and sum apart, as in `multiply_add`; compilers that fuse them make
     `fused_multiply_add` of both.
     """
     zero, output_zero = zero_points
@@ -111,7 +111,7 @@ def mean(
 def sums_near_halves(
     multiplier: np.float32, count: int, zero_points: tuple[int, int], ends: tuple[int, int]
 ) -> np.ndarray:
-    """The sums on whose mean the rules can disagree: all that are nearly half way between codes.
+    """Returns the sums on whose mean rules can disagree: those nearly half way between codes.
 
     A rule rounds six float32 values, none of which is larger than 256 · count · multiplier + 128,
     so that none is farther from the exact mean than `error` below. For any other sum, the exact
@@ -125,7 +125,7 @@ def sums_near_halves(
         return np.arange(smallest, largest + 1)
     halves = np.arange(*ends) + 0.5
     exact = (halves - output_zero) / unit + count * zero
-    # A sum more on both sides, for the float64 of these lines.
+    # One more sum on each side allows for the float64 of these lines.
     lower = np.maximum(np.floor(exact - error / unit) - 1, smallest)
     upper = np.minimum(np.ceil(exact + error / unit) + 1, largest)
     nonempty = lower <= upper

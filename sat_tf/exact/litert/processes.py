@@ -1,4 +1,4 @@
-"""Processes that try files, so that one that crashes its own crashes no other; the machine."""
+"""Processes that try files, so that a file that crashes one crashes no other; and the machine."""
 
 import contextlib
 import dataclasses
@@ -16,13 +16,13 @@ from sat_tf.exact.litert.runtime import loaded
 
 
 def child_command(runtimes: Iterable[str]) -> list[str]:
-    """The command of a process that tries a file in runtimes."""
+    """Returns the command of a process that tries a file in runtimes."""
     # -P: modules come from where this process has them, not from the working directory.
     return [sys.executable, "-P", "-m", "sat_tf.exact.litert.processes", *runtimes]
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of such a process: one thread, and the package where it is here."""
+    """Returns the environment of that process: one thread, and the package from its folder here."""
     package = str(pathlib.Path(__file__).parents[3])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -30,7 +30,7 @@ def child_environment() -> dict[str, str]:
 
 
 def describe_ending(status: int, errors: bytes) -> str:
-    """Why such a process ended, in words."""
+    """Returns why a process that tries a file ended, in words."""
     if status >= 0:
         lines = errors.decode(errors="replace").strip().splitlines()
         return f"its process ended with status {status}: {lines[-1] if lines else 'no message'}"
@@ -46,7 +46,7 @@ _LARGEST_MEMORY_BYTES = 8 * 2**30
 
 
 def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
-    """Why each runtime does not run a file on zeros; None where it does."""
+    """Returns why each runtime does not run a file on zeros; None where it does."""
     waiting = list(runtimes)
     answers: dict[str, str | None] = {}
     while waiting:
@@ -70,7 +70,7 @@ def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
 def trial(
     content: bytes, runtimes: list[str], seconds: float
 ) -> subprocess.CompletedProcess[bytes]:
-    """A process that tries a file in runtimes, once it has ended; see `refusals`."""
+    """Runs a process that tries a file in runtimes until it ends; see `refusals`."""
     return subprocess.run(
         child_command(runtimes),
         input=content,
@@ -99,12 +99,12 @@ _found: list[str] = []
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A machine."""
+    """A machine that LiteRT runs on."""
 
-    architecture: str  # As Python names it, such as x86_64 or aarch64.
-    # Those for int8 kernels that its processor says it has; empty where the system does not tell.
+    architecture: str  # Python's name of the architecture, such as x86_64 or aarch64.
+    # The processor's instruction sets for int8 kernels; empty where the system does not tell.
     instruction_sets: list[str]
-    delegate: str  # What LiteRT says it has created by itself, or "none".
+    delegate: str  # The delegate that LiteRT says it has created by itself, or "none".
 
     @property
     def doubt(self) -> str | None:
@@ -121,13 +121,13 @@ class Machine:
 
 
 def usable_cores() -> int:
-    """The number of cores that this process may use; of all where the system does not tell."""
+    """Returns the number of cores that this process may use; all where the system does not tell."""
     has_affinity = hasattr(os, "sched_getaffinity")
     return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def this_machine(content: bytes) -> Machine:
-    """This machine, and the delegate that LiteRT names on the standard error of a process."""
+    """Returns this machine, with the delegate that LiteRT names on a process' standard error."""
     if not _found:
         delegate = NO_DELEGATE
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -146,8 +146,8 @@ def this_machine(content: bytes) -> Machine:
 
 
 def _try_file(runtimes: list[str]) -> None:
-    """Tries the file that comes in; prints an answer for each runtime."""
-    # Sizes that a damaged file asks for are refused, and not taken from other processes. Not every
+    """Tries the file on standard input; prints an answer for each runtime."""
+    # Memory that a damaged file asks for is refused, and not taken from other processes. Not every
     # system has limits.
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource

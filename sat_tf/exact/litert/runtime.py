@@ -1,4 +1,4 @@
-"""LiteRT, TFLite Micro and TOSA's reference model: run a file and hand out every tensor."""
+"""LiteRT, TFLite Micro and TOSA's reference model, which run a file and give out every tensor."""
 
 import abc
 import contextlib
@@ -24,8 +24,8 @@ from sat_tf.exact.tflite.tensors import Pixels, arrays_of, joined, number_of, re
 from sat_tf.exact.tflite.writer import file_of
 from sat_tf.messages import is_standard_error
 
-# XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once. The
-# reference kernels define, without optimizations, what the builtin ones must give.
+# LiteRT uses XNNPACK by itself, which rounds once where the builtin kernels round twice. The
+# reference kernels define, without optimizations, the results of the builtin ones.
 RUNTIMES = {
     "xnnpack": OpResolverType.AUTO,
     "builtin": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
@@ -35,20 +35,20 @@ RUNTIMES = {
 
 @dataclasses.dataclass(frozen=True)
 class Delegation:
-    """How much of a file XNNPACK takes over."""
+    """The part of a file that XNNPACK takes over."""
 
-    partitions: int  # Pieces it is cut into; 1 is best.
-    delegated: int  # Operators inside them.
-    operators: int  # Operators in all.
+    partitions: int  # The number of pieces that it is cut into; 1 is best.
+    delegated: int  # The number of operators in these pieces.
+    operators: int  # The number of all operators.
 
 
 @dataclasses.dataclass(frozen=True)
 class Interface:
     """The input and the output of a file, or of a simulated graph."""
 
-    input_shape: tuple[int, ...]  # Of an image.
-    input_type: np.dtype  # Of its values.
-    num_outputs: int  # Values it gives for an image.
+    input_shape: tuple[int, ...]  # The shape of an image.
+    input_type: np.dtype  # The type of an image's values.
+    num_outputs: int  # The number of values that it gives for an image.
 
 
 class Runtime:
@@ -56,7 +56,7 @@ class Runtime:
 
     def __init__(self, content: bytes, runtime: str = "xnnpack", *, keep_tensors: bool) -> None:
         with contextlib.ExitStack() as stack:
-            if keep_tensors:  # Threads, which keep none, share the filters of warnings.
+            if keep_tensors:  # Threads, which keep no tensors, share the filters of warnings.
                 # LiteRT warns that keeping tensors takes memory, which is the purpose here.
                 stack.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
@@ -79,7 +79,7 @@ class Runtime:
         """Whether a shape in the file has a batch of 1 in it, so that no batch is larger."""
         # LiteRT has no public view of its execution plan.
         nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
-        # It has the shape of its output in the file, which LiteRT notices when it runs.
+        # TRANSPOSE_CONV has its output's shape in the file, which LiteRT notices when it runs.
         if any(node["op_name"] == "TRANSPOSE_CONV" for node in nodes):
             return True
         try:
@@ -91,7 +91,7 @@ class Runtime:
 
     @property
     def input_shapes(self) -> list[tuple[int, ...]]:
-        """Shapes of the images of all inputs."""
+        """The shapes of the images of all inputs."""
         return [tuple(int(size) for size in entry["shape"][1:]) for entry in self._inputs]
 
     @property
@@ -107,7 +107,7 @@ class Runtime:
         return Interface(self.input_shapes[0], np.dtype(self._inputs[0]["dtype"]), num_outputs)
 
     def run(self, images: Pixels) -> np.ndarray:
-        """The file's outputs for a batch of images, as `tensors.joined` real values."""
+        """Returns the file's outputs for a batch of images, as `tensors.joined` real values."""
         if number_of(images) > 1 and self.takes_one_image:
             starts = range(number_of(images))
             return np.concatenate([self.run(some_of(images, i, i + 1)) for i in starts])
@@ -125,22 +125,22 @@ class Runtime:
             return joined(outputs)
 
     def zeros(self) -> tuple[np.ndarray, ...]:
-        """One image of zeros for each input."""
+        """Returns one image of zeros for each input."""
         pairs = zip(self.input_shapes, self._inputs, strict=True)
         return tuple(np.zeros((1, *shape), details["dtype"]) for shape, details in pairs)
 
     def rehearse(self) -> np.ndarray:
-        """The output for one image of zeros; makes room for two where the file can take them."""
+        """Runs one image of zeros; makes room for two where the file can take them."""
         output = self.run(self.zeros())
         self.takes_one_image  # noqa: B018 - asking makes room
         return output
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Tensors of the last run, by name; only where they are kept."""
+        """Returns tensors of the last run, by name; only where they are kept."""
         return {name: self._interpreter.get_tensor(self._indices[name]) for name in names}
 
     def kept(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
-        """Tensors of the last run by their places in the file, where they have values."""
+        """Returns the tensors of the last run that have values, by their places in the file."""
         arrays = {}
         for index in indices:
             with contextlib.suppress(ValueError):
@@ -148,7 +148,7 @@ class Runtime:
         return arrays
 
     def delegation(self) -> Delegation:
-        """The part that XNNPACK has taken over; of the other kernels, nothing."""
+        """Returns the part that XNNPACK has taken over; nothing with the other kernels."""
         delegates, operators, delegated = self._plan()
         return Delegation(delegates, len(delegated), operators)
 
@@ -158,7 +158,7 @@ class Runtime:
         return self._plan()[-1]
 
     def _plan(self) -> tuple[int, int, set[int]]:
-        """How many delegates and operators there are, and which operators the former run."""
+        """Returns the numbers of delegates and operators, and the operators that delegates run."""
         # LiteRT has no public view of its execution plan.
         nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
         delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
@@ -186,7 +186,7 @@ class Runtime:
 
 @contextlib.contextmanager
 def explained(action: str, runtime: str = "LiteRT") -> Iterator[None]:
-    """Errors of a runtime as errors of this package."""
+    """Raises errors of a runtime as errors of this package."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError, IndexError, OverflowError) as error:
@@ -198,7 +198,7 @@ def explained(action: str, runtime: str = "LiteRT") -> Iterator[None]:
 
 
 class _Lent:
-    """A stream that writes where another does, which can change: handlers of logging keep it."""
+    """A stream that writes to another, which can be replaced: handlers of logging keep it."""
 
     def __init__(self, lender: Any) -> None:
         self.lender = lender
@@ -211,11 +211,11 @@ class _Lent:
 def native_output_in(file: Any) -> Iterator[None]:
     """Sends what C++ code prints to the process' standard error into a file.
 
-    What Python writes to sys.stderr goes where it went: warnings, progress, other threads.
+    Python's output to sys.stderr goes where it went: warnings, progress, other threads.
     """
     try:
         descriptor = os.dup(2)
-    except OSError:  # The process has none.
+    except OSError:  # The process has no standard error.
         yield
         return
     try:
@@ -236,7 +236,7 @@ def native_output_in(file: Any) -> Iterator[None]:
                 yield
             finally:
                 if is_standard_error(stream):
-                    stream.flush()  # of handlers that hold it, before it is connected again
+                    stream.flush()  # flushed for handlers that hold it, before it is reconnected
                 os.dup2(descriptor, 2)
     finally:
         os.close(descriptor)
@@ -264,14 +264,14 @@ def check_loading(content: bytes) -> None:
 # -- runtimes of one image -------------------------------------------------------------------------
 
 
-# The tensors of an image that are kept, by their places in the file, and the outputs.
+# The kept tensors of an image, by their places in the file, and the outputs.
 _Computed = tuple[dict[int, np.ndarray], list[np.ndarray]]
 
 
 class OneImageRuntime(abc.ABC):
     """A file in a runtime that takes one image at a time."""
 
-    title: str  # Of the runtime, for users.
+    title: str  # The runtime's title, for users.
 
     def __init__(self, contents: Contents, *, keep_tensors: bool) -> None:
         self._inputs, self._outputs = contents.inputs, contents.outputs
@@ -299,7 +299,7 @@ class OneImageRuntime(abc.ABC):
         return np.concatenate(outputs)
 
     def rehearse(self) -> np.ndarray:
-        """The output for one image of zeros."""
+        """Returns the output for one image of zeros."""
         arrays = [np.zeros(tensor.shape, tensor.type.lower()) for tensor in self._inputs]
         return self.run(arrays[0] if len(arrays) == 1 else tuple(arrays))
 
@@ -309,11 +309,11 @@ class OneImageRuntime(abc.ABC):
         return {name: np.concatenate([run[places[name]] for run in self._kept]) for name in names}
 
     def kept(self, indices: Iterable[int]) -> dict[int, np.ndarray]:
-        """See `Runtime.kept`: of the last image."""
+        """Returns the kept tensors of the last image; see `Runtime.kept`."""
         return {index: self._kept[-1][index] for index in indices if index in self._made}
 
     def delegation(self) -> None:  # noqa: B027 - it has nothing to say
-        """XNNPACK takes no part."""
+        """Returns None, as XNNPACK takes no part."""
 
 
 # -- TFLite Micro ----------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class OneImageRuntime(abc.ABC):
 MICRO = "micro"
 PACKAGE = "tflite-micro"
 
-# One that is far too small ends the process; one that is somewhat too small is doubled.
+# An arena that is far too small ends the process; one that is somewhat too small is doubled.
 _SMALLEST_ARENA_BYTES, _LARGEST_ARENA_BYTES = 2**22, 2**31
 _BYTES_PER_VALUE = 4
 _ARENA_IS_FULL = "missing:"
@@ -353,8 +353,8 @@ class MicroRuntime(OneImageRuntime):
 
 
 def _interpreter(content: bytes, arena_bytes: int, *, keep_tensors: bool) -> Any:
-    """TFLite Micro with an arena that is large enough."""
-    # An extra: not everyone has it.
+    """Returns TFLite Micro with an arena that is large enough."""
+    # The package is an extra: not everyone has it.
     from tflite_micro.python.tflite_micro import runtime
 
     config = runtime.InterpreterConfig
@@ -371,7 +371,7 @@ def _interpreter(content: bytes, arena_bytes: int, *, keep_tensors: bool) -> Any
 
 
 def _with_reason(action: Callable[[], Any]) -> Any:
-    """Runs an action; a RuntimeError has the reason that TFLite Micro only logs."""
+    """Runs an action; gives a RuntimeError the reason that TFLite Micro only logs."""
     with tempfile.TemporaryFile() as log:
         try:
             with native_output_in(log):
@@ -386,7 +386,7 @@ def _with_reason(action: Callable[[], Any]) -> Any:
 # -- TOSA ------------------------------------------------------------------------------------------
 
 TOSA = "tosa"
-# The folder of the tools, which are looked for on PATH without it.
+# The variable with the folder of the tools; without it, they are looked for on PATH.
 _FOLDER = "SAT_TF_TOSA"
 _CONVERTER, _SERIALIZER, _MODEL = TOSA_TOOLS = (
     "tosa-converter-for-tflite",
@@ -397,22 +397,22 @@ _SECONDS = 300
 
 
 def tosa_tool(name: str) -> str | None:
-    """The path of a tool of TOSA; None where it is not found."""
+    """Returns the path of a tool of TOSA; None where it is not found."""
     return shutil.which(name, path=os.environ.get(_FOLDER))
 
 
-# How tools mark the reason in front of which they write places, and behind which other lines.
+# The tools' marks of a reason: they write places in front of it, and other lines after it.
 _REASON = re.compile(r"(?:[eE]rror: |\(\): )(.+?)(?:\w+::\w+\(\): .*)?$", re.MULTILINE)
 
 
 def reason_in(errors: str) -> str:
-    """The reason in what a tool prints as it fails: its first error, or its last line."""
+    """Returns the reason in the errors of a failing tool: its first error, or its last line."""
     reasons = [*_REASON.findall(errors)[:1], *errors.strip().splitlines()[-1:]]
     return reasons[0] if reasons else "it gives no reason"
 
 
 def results_in(program: str) -> list[int]:
-    """The outputs that are the results of a printed program: equal ones are the same output."""
+    """Returns the output of each result of a printed program: equal results share an output."""
     (line,) = re.findall(r"^ *return (.+) :", program, re.MULTILINE)
     results = line.split(", ")
     outputs = list(dict.fromkeys(results))
@@ -420,7 +420,7 @@ def results_in(program: str) -> list[int]:
 
 
 def _called(tool: str, *words: str) -> str:
-    """What a tool prints, in a process of its own: it needs an older NumPy."""
+    """Runs a tool in a process of its own, as it needs an older NumPy; returns its output."""
     try:
         process = subprocess.run(
             [tosa_tool(tool) or tool, *words],
@@ -441,12 +441,12 @@ def _called(tool: str, *words: str) -> str:
 
 
 def tosa_version() -> str:
-    """The version of TOSA's converter."""
+    """Returns the version of TOSA's converter."""
     return _called(_CONVERTER, "--version").splitlines()[0].rpartition(" ")[2]
 
 
 class TosaRuntime(OneImageRuntime):
-    """A file as a program of TOSA, the operators of NPUs, in Arm's reference model of these."""
+    """A file as a program of TOSA, the operators of NPUs, run by Arm's reference model."""
 
     title = "TOSA's reference model"
 
@@ -458,10 +458,10 @@ class TosaRuntime(OneImageRuntime):
         with unpacked(content, "file") as model:
             graph = model.subgraphs[0]
             self._ends = [int(index) for index in graph.outputs]
-            # A program hands out its outputs alone, each once: what is kept is among them.
+            # A program gives out only its outputs, each once: the kept tensors are among them.
             handed_out = [*dict.fromkeys([*self._ends, *self._made])]
             graph.outputs = np.array(handed_out, np.int32)
-            # These name outputs, and places in the file that was read.
+            # Signatures and metadata name outputs, and places in the file that was read.
             model.signatureDefs, model.metadata = [], []
             for buffer in model.buffers:
                 buffer.offset = buffer.size = 0
@@ -473,7 +473,7 @@ class TosaRuntime(OneImageRuntime):
                 self._file("mlir"),
                 "--tosa-convert-integer-type-to-signless",
                 f"--tosa-serialize=tosa-flatbuffer-filename={self._file('program.tosa')}",
-                # It prints the program too, of which the last line alone is read.
+                # The serializer also prints the program, and only its `return` line is read.
                 *("--mlir-elide-elementsattrs-if-larger=8", "-o", self._file("program.mlir")),
             )
             printed = pathlib.Path(self._file("program.mlir")).read_text(encoding="utf-8")
@@ -510,7 +510,7 @@ _OF_ONE_IMAGE = {MICRO: MicroRuntime, TOSA: TosaRuntime}
 
 
 def loaded(content: bytes, runtime: str, *, keep_tensors: bool) -> Runtime | OneImageRuntime:
-    """A file in a runtime of this name."""
+    """Loads a file in the runtime of this name."""
     if runtime in _OF_ONE_IMAGE:
         return _OF_ONE_IMAGE[runtime](content, keep_tensors=keep_tensors)
     return Runtime(content, runtime, keep_tensors=keep_tensors)

@@ -1,4 +1,4 @@
-"""Operators that compute a code of several values, in one rule each: a row each."""
+"""Rows of the operators that compute one code from several values, one rule for each."""
 
 import math
 
@@ -14,14 +14,14 @@ _IN_INTEGERS = "XNNPACK leaves it to the builtin kernels, which compute in integ
 
 
 def _sloped(call: Call) -> np.ndarray:
-    """A value below 0 is multiplied by a slope of its channel or its place."""
+    """Multiplies values below 0 by the slope of their channel or their place."""
     factors = call.kernels.slopes(call.grid(0).scale, call.grid(1).scale, call.output.scale)
     codes = call.codes(0)
     return stored_codes(functions.sloped(codes, codes * call.codes(1), factors), call.output)
 
 
 def _batch_product(call: Call) -> np.ndarray:
-    """Matrix products of two tensors, or of one and a constant."""
+    """Multiplies matrices of two tensors, or of one and a constant."""
     turned = call.options["adjX"], call.options["adjY"]
     x_codes, y_codes = (
         np.swapaxes(call.codes(index), -1, -2) if turn else call.codes(index)
@@ -42,7 +42,7 @@ _NORMALS, _NORMAL_BITS = Codes(np.float32(1 / 128), 0), 7
 
 
 def _normalization(call: Call) -> np.ndarray:
-    """Values divided by the root of the sum of their squares over the last axis, in integers."""
+    """Divides values by the root of the sum of their squares over the last axis, in integers."""
     codes = call.codes()
     squares = np.maximum(np.sum(codes**2, axis=-1, keepdims=True), 1)
     roots = fixed_point.inverse_roots(squares)
@@ -50,7 +50,7 @@ def _normalization(call: Call) -> np.ndarray:
 
 
 def _quotient(call: Call) -> np.ndarray:
-    """Quotients in integers: products with an inverse, each as large as 32 bits hold it."""
+    """Divides in integers: multiplies by the inverse, both scaled up to fill 32 bits."""
     divisor = call.codes(1)
     if np.any(divisor == 0):
         raise ValueError("it divides by 0")
@@ -58,7 +58,7 @@ def _quotient(call: Call) -> np.ndarray:
     # 1 / (2^bits · (1 + x)).
     bits = np.frexp(divisor.astype(np.float64))[1].astype(np.int64) - 1
     inverses = functions.inverses_of_one_plus((divisor << (31 - bits)) - (np.int64(1) << 31))
-    # What is shifted by these bits has one more in int32: its sign.
+    # The shifted number fills int32, in which one bit is its sign.
     headroom = 31 - np.frexp(np.abs(number + (number < 0)).astype(np.float64))[1].astype(np.int64)
     wide = fixed_point.high_product(number << headroom, inverses)
     ratio = np.float32(call.grid(0).scale / np.float32(call.grid(1).scale * call.output.scale))
@@ -68,11 +68,11 @@ def _quotient(call: Call) -> np.ndarray:
     return stored_codes(quotients, call.output)
 
 
-_SQUARE_BITS = 7  # with which a difference is taken before it is squared
+_SQUARE_BITS = 7  # bits added to a difference before it is squared
 
 
 def _squared_difference(call: Call) -> np.ndarray:
-    """The square of a difference, which is taken as that of a sum, with fewer bits."""
+    """Squares a difference, which is computed as a sum is, with fewer bits."""
     scales, output = [call.grid(index).scale for index in (0, 1)], call.output
     minuends, subtrahends = (
         fixed_point.rounded_twice_away(call.codes(index) << _SQUARE_BITS, multiplier)
@@ -80,20 +80,22 @@ def _squared_difference(call: Call) -> np.ndarray:
     )
     widest = 2.0 * float(max(scales))
     ratio = widest**2 / float(np.float32(1 << 2 * _SQUARE_BITS) * output.scale)
+    if ratio >= 1.0:  # kernels end the process
+        raise ValueError(f"its scale of {output.scale:.4g} is too small for its kernels")
     squares = (minuends - subtrahends) ** 2
     rounded = fixed_point.rounded_twice_away(squares, fixed_point.fixed_point(ratio))
     return stored_codes(rounded, output)
 
 
 def _axes(call: Call) -> tuple[tuple[int, ...], int]:
-    """The axes that an operator takes together, from 0 on, and how many values each result has."""
+    """Returns the axes that an operator reduces, from 0 on, and the number of values a result."""
     shape = call.arrays[0].shape
     axes = tuple(sorted({int(axis) % len(shape) for axis in call.arrays[1].flat}))
     return axes, math.prod(shape[axis] for axis in axes)
 
 
 def _total(call: Call) -> np.ndarray:
-    """The sum over any axes: exact, then rounded as the kernels do it."""
+    """Sums over any axes exactly, then rounds as the kernels do."""
     axes, count = _axes(call)
     source, output = call.grid(), call.output
     sums = np.sum(call.arrays[0], axes, np.int64, keepdims=bool(call.options["keepDims"]))
@@ -103,10 +105,10 @@ def _total(call: Call) -> np.ndarray:
 
 
 def _product(call: Call) -> np.ndarray:
-    """The product over any axes: each is multiplied, and rounded, after another, in integers."""
+    """Multiplies over any axes, value after value, rounding each time, in integers."""
     axes, count = _axes(call)
     keeps, output = bool(call.options["keepDims"]), call.output
-    if count == 1 and call.kernels not in (REFERENCE, MICRO):  # others copy them, on any grid
+    if count == 1 and call.kernels not in (REFERENCE, MICRO):  # others copy codes, on any grid
         return call.arrays[0] if keeps else np.squeeze(call.arrays[0], axes)
     ratio = float(call.grid().scale) / float(output.scale) ** (1.0 / count)
     multiplier, codes = fixed_point.fixed_point(ratio), call.codes()
@@ -119,7 +121,7 @@ def _product(call: Call) -> np.ndarray:
 
 
 _LOGARITHMS = Codes(np.float32(1 / 16), 127)
-# Each with the names of its options that count.
+# A row has the names of the options that its rule reads.
 ROWS = (
     Row(
         "PRELU",
@@ -138,6 +140,6 @@ ROWS = (
         lambda call: call.kernels.log_softmax(call.arrays[0], call.grid().scale),
         grid=_LOGARITHMS,
     ),
-    # Stored integers as they are, whatever their grid.
+    # CAST leaves stored integers as they are, whatever their grid.
     Row("CAST", lambda call: call.arrays[0], same_because="it stores codes as they are"),
 )

@@ -1,4 +1,4 @@
-"""The graph of a deployed model, its listing, and what it computes, in NumPy as kernels do."""
+"""The graph of a deployed model, its listing, and its simulation in NumPy, as kernels do it."""
 
 import dataclasses
 import io
@@ -31,35 +31,35 @@ class Graph:
     """A deployed model."""
 
     name: str  # Name of the Keras model.
-    tensors: dict[str, Tensor]  # By name; the inputs are not among them.
+    tensors: dict[str, Tensor]  # The tensors by name, without the inputs.
     operations: tuple[Operation, ...]  # Producers before consumers.
     images: tuple[Image, ...]  # The inputs, in the order of the model's.
     output: str  # Name of the output tensor.
-    warnings: tuple[str, ...] = ()  # What its user should know.
+    warnings: tuple[str, ...] = ()  # Facts that its user should know.
     # The tensor with the output of each Keras layer that has one, by their names.
     layer_outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     more_outputs: tuple[str, ...] = ()  # Names of the other output tensors.
-    # What the signature calls the inputs, and the outputs: by their keys where the model has a
-    # dictionary of them, else by the names that Keras has for them. Without any, by the names of
-    # their tensors.
+    # The names of the inputs, and of the outputs, in the signature: their keys where the model
+    # has a dictionary of them, otherwise the names that Keras has for them. Where empty, the
+    # names of their tensors.
     keys: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     # Why kernels are not stored in fewer bits, by the tensors of their layers.
     storage_notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # The kernels whose rounding `simulate` has; the portable part of a graph, which is most often
-    # all of it, has the same codes with any of XNNPACK's.
+    # The kernels whose rounding `simulate` follows; the portable part of a graph, most often the
+    # whole graph, has the same codes with any kernels of XNNPACK.
     kernels: KernelSet = X86
-    # By how many units in the last place the scales of tensors were moved so that all kernels of
-    # XNNPACK agree; of a graph that was read from a file, empty.
+    # The units in the last place by which the scales of tensors were moved so that all kernels of
+    # XNNPACK agree, by tensor; empty for a graph that was read from a file.
     moved_scales: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # The names of layers that tensors had before outputs took theirs.
     former_names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def on(self, kernels: KernelSet) -> "Graph":
-        """The same graph, simulated as other kernels compute it."""
+        """Returns the same graph, simulated as other kernels compute it."""
         return dataclasses.replace(self, kernels=kernels)
 
     def ends_process(self, kernels: KernelSet) -> str | None:
-        """Why kernels may end the process that runs the graph; None where they do not."""
+        """Returns why kernels may end the process that runs the graph; None where they do not."""
         reasons = (operation.ends_process(self, kernels) for operation in self.operations)
         return next(filter(None, reasons), None)
 
@@ -84,19 +84,19 @@ class Graph:
         return capture.get()
 
     def codes(self, name: str) -> Codes:
-        """How the kernels store tensor `name`, which is not float."""
+        """Returns how the kernels store tensor `name`; raises TypeError where it is float."""
         codes = self.tensors[name].codes
         if codes is None:
             raise TypeError(f"{name}: received a float tensor, expected codes.")
         return codes.on(self.kernels)
 
     def former_name(self, tensor: str) -> str:
-        """The name that a tensor had before outputs took theirs: most often, that of its layer."""
+        """Returns a tensor's name before outputs took theirs: most often the name of its layer."""
         return self.former_names.get(tensor, tensor)
 
     @property
     def layers_left_float(self) -> dict[str, str]:
-        """The layers left float, by the tensors that they make, or their operators in a file."""
+        """The layers left float, by the tensors that they, or their operators in a file, make."""
         layers = {operation.output: operation.float_layer for operation in self.operations}
         return {tensor: layer for tensor, layer in layers.items() if layer is not None}
 
@@ -113,7 +113,7 @@ class Graph:
 
 
 def graph_table(graph: Graph) -> Group:
-    """Every operation with the tensor it makes; "x8" behind weights: stored multiplied by 8."""
+    """Lists every operation with its output tensor; "x8" after weights: stored multiplied by 8."""
     shapes = " and ".join(" x ".join(map(str, image.shape)) for image in graph.images)
     types = " and ".join(dict.fromkeys(image.type for image in graph.images))
     table = FittingTable(title=f"{graph.name}: {shapes}, {types}")
@@ -156,20 +156,20 @@ def graph_table(graph: Graph) -> Group:
     return Group(table, Text("\n".join(lines)))
 
 
-# All tensors of a batch are in memory, in verification four times: of a large network, a hundred
-# megabytes for each image.
+# All tensors of a batch are in memory, in verification four times: each image of a large network
+# takes a hundred megabytes.
 _VALUES_PER_BATCH = 2**22
 _LARGEST_BATCH = 256
 
 
 def by_name(images: Pixels, graph: Graph) -> dict[str, np.ndarray]:
-    """The images by the names of the inputs of a graph."""
+    """Returns the images by the names of a graph's inputs."""
     arrays = arrays_of(images)
     return {image.name: array for image, array in zip(graph.images, arrays, strict=True)}
 
 
 def outputs_of(tensors: Mapping[str, np.ndarray], graph: Graph) -> np.ndarray:
-    """The outputs of a graph among its tensors, as one array of real values."""
+    """Joins the outputs of a graph, among its tensors, to one array of real values."""
 
     def real(name: str) -> np.ndarray:
         codes = graph.tensors[name].codes
@@ -181,9 +181,9 @@ def outputs_of(tensors: Mapping[str, np.ndarray], graph: Graph) -> np.ndarray:
 def simulate(
     graph: Graph, images: Pixels, given: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """Every tensor of a graph for a batch of images: int32 stored integers, or float32 values.
+    """Computes all tensors of a graph for a batch of images: int32 stored integers, or float32.
 
-    Of tensors that are `given`, such as a runtime's of layers left float, these are read instead.
+    The tensors in `given`, such as a runtime's of layers left float, are read instead.
     """
     feeds = {**by_name(images, graph), **(given or {})}
     tensors: dict[str, np.ndarray] = {}
@@ -200,10 +200,10 @@ def simulate(
 def simulate_on(
     graph: Graph, images: Pixels, known: Mapping[str, np.ndarray], changing: Collection[str]
 ) -> dict[str, np.ndarray]:
-    """`simulate` for the kernels of the graph, where all tensors are `known` for others.
+    """Simulates with the kernels of the graph, where all tensors are `known` for other kernels.
 
-    Operations that make the tensors in `changing` compute other codes of the same inputs, or may.
-    All others are the known ones until an input of theirs differs.
+    Operations that make the tensors in `changing` may compute other codes from the same inputs.
+    All other tensors are the known ones until an input of their operation differs.
     """
     inputs = by_name(images, graph)
     tensors: dict[str, np.ndarray] = {}
@@ -222,10 +222,10 @@ def simulate_on(
 
 
 def batches(images: Pixels, graph: Graph) -> list[Pixels]:
-    """The images in batches, so that the tensors of a graph fit into memory.
+    """Splits the images into batches, so that the tensors of a graph fit into memory.
 
-    One at a time where the file has TRANSPOSE_CONV, which holds the shape of its output, or the
-    operators of a layer left float, which may.
+    A batch is one image where the file has TRANSPOSE_CONV, which holds the shape of its output, or
+    the operators of a layer left float, which may hold it.
     """
     largest = max(int(np.prod(tensor.shape)) for tensor in graph.tensors.values())
     size = int(np.clip(_VALUES_PER_BATCH // (4 * max(largest, 1)), 1, _LARGEST_BATCH))

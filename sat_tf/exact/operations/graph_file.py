@@ -1,4 +1,4 @@
-"""A graph as a TFLite file, and the file as a graph again; those of other tools, too."""
+"""Writing a graph as a TFLite file, and reading graphs from files, also of other tools."""
 
 import contextlib
 import dataclasses
@@ -37,8 +37,8 @@ from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
 from sat_tf.exact.tflite.writer import Writer
 from sat_tf.messages import first_ones, printable, shortened
 
-# An operator is read as the first of these that recognizes it. Those of `Moved` and `Computed` are
-# rows of `tabled.ROWS`; each other operation is a row by itself.
+# An operator is read as the first of these that recognizes it. The operators of `Moved` and
+# `Computed` are rows of `tabled.ROWS`; each other operation is a row by itself.
 OPERATIONS: list[type[Operation]] = [
     Linear,
     Lookup,
@@ -62,7 +62,7 @@ OPERATIONS: list[type[Operation]] = [
 
 
 def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
-    """The file of a deployed graph; `resizable` says that the batch size, 1, is free."""
+    """Writes the file of a deployed graph; `resizable` says that the batch size, 1, is free."""
     writer = Writer(graph, resizable=resizable)
     for operation in graph.operations:
         writer.begin(operation.output)
@@ -71,10 +71,10 @@ def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = 
 
 
 def read_graph(content: bytes, name: str) -> Graph:
-    """The graph of a file that sat-tf has written, without its Keras model.
+    """Reads the graph of a file that sat-tf has written, without its Keras model.
 
-    What a file does not hold is unknown: units of real values (all 1), the usual sums of layers,
-    and warnings. `simulate` gives the same tensors as for the graph that was written.
+    A file does not hold the units of real values (all are 1 here), the usual sums of layers, and
+    warnings. `simulate` gives the same tensors as for the graph that was written.
     """
     try:
         with unpacked(content, name) as model:
@@ -111,7 +111,7 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
     for image in contents.inputs:
         if not image.scales.size and image.type.lower() in KEPT_TYPES:
             continue
-        lowest, highest = _INPUT_TYPES.get(image.type, (0, -1))  # of others, none
+        lowest, highest = _INPUT_TYPES.get(image.type, (0, -1))  # other types have none
         points, scales = image.zero_points, image.scales
         is_grid = points.size == 1 and lowest <= points[0] <= highest
         if not (is_grid and np.isfinite(scales[0]) and scales[0] > 0):
@@ -135,7 +135,7 @@ def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph
     for end in contents.outputs:
         if end.name not in progress.tensors:
             raise NotUnderstoodError(f"nothing makes its output {end.name}")
-    # Runtimes leave out an operator for nothing, so that there are no codes to compare.
+    # Runtimes leave out an operator that nothing reads, so that there are no codes to compare.
     read_names = {tensor.name for operator in contents.operators for tensor in operator.reads}
     read_names |= {end.name for end in contents.outputs}
     for index, operator in enumerate(contents.operators):
@@ -160,7 +160,7 @@ def _assembled(contents: Contents, name: str, progress: Progress) -> Graph:
 
 
 def input_image(found: StoredTensor, progress: Progress) -> Image:
-    """An input of a file as those who give it images see it, once its operators are read."""
+    """Returns an input of a file as callers see it, once the file's operators are read."""
     shape, dtype = found.shape[1:], found.type.lower()
     if found.scales.size:
         return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=dtype)
@@ -176,7 +176,7 @@ def input_image(found: StoredTensor, progress: Progress) -> Image:
 
 
 def read_operation(view: OperatorView, *, is_own: bool) -> Operation | None:
-    """Adds the operation that an operator stands for; None where others of its operators follow."""
+    """Adds and returns the operation of an operator; None where more of its operators follow."""
     operator, progress = view.stored, view.progress
     classes = [cls for cls in OPERATIONS if operator.name in (cls.writes if is_own else cls.reads)]
     if not classes:
@@ -184,7 +184,7 @@ def read_operation(view: OperatorView, *, is_own: bool) -> Operation | None:
     if len(operator.outputs) != 1 or not operator.inputs:
         raise NotUnderstoodError(f"it makes {len(operator.outputs)} tensors")
     (output,) = operator.outputs
-    if not output.name:  # Tensors that runtimes add have none either.
+    if not output.name:  # Tensors that runtimes add have no name either.
         raise NotUnderstoodError("its tensor has no name")
     if output.name in progress.known or output.values is not None:
         raise NotUnderstoodError("something else has made its tensor")
@@ -207,9 +207,9 @@ def _add(reading: tuple[Operation, Codes | None], view: OperatorView) -> None:
 
 
 def _check_shape(operation: Operation, progress: Progress) -> None:
-    """Compares its shape with that of its result for an empty batch, which costs nothing.
+    """Compares its tensor's shape with its result's for an empty batch, which costs nothing.
 
-    What moves values is given two images, of zeros and of ones, and may not move them to another.
+    Operations that move values get two images, of zeros and of ones, and must not mix the images.
     """
     shapes = {image.name: image.shape[1:] for image in progress.images}
     shapes |= {name: tensor.shape for name, tensor in progress.tensors.items()}
@@ -240,8 +240,8 @@ _MOST_OF_A_REASON = 80
 class ForeignFile:
     """A file that any tool may have written, as far as its operators are known."""
 
-    contents: Contents  # What is in it; names of tensors are made distinct.
-    graph: Graph  # Its operations; those that are not simulated are `NotSimulated`.
+    contents: Contents  # The file's contents; names of tensors are made distinct.
+    graph: Graph  # Its operations; the ones that are not simulated are `NotSimulated`.
     reasons: Mapping[str, str]  # Why an operator is not simulated, by the tensors that it makes.
 
 
@@ -270,7 +270,7 @@ def read_foreign(content: bytes, name: str) -> ForeignFile:
 
 
 def _reason_not_to_read(operator: StoredOperator, place: int, progress: Progress) -> str | None:
-    """Reads an operator for one of the tensors that it makes; why it is not simulated, or None."""
+    """Reads an operator for one tensor that it makes; returns why it is not simulated, or None."""
     tensors_before, count = dict(progress.tensors), len(progress.operations)
     output = operator.outputs[place]
     unknown = [

@@ -1,4 +1,4 @@
-"""Linear operations: convolutions of all kinds, and matrix products, with all that is folded in."""
+"""Linear operations: convolutions of all kinds and matrix products, with everything folded in."""
 
 import dataclasses
 import math
@@ -31,13 +31,13 @@ _OPERATORS = {
     LinearKind.DEPTHWISE: Operator("DEPTHWISE_CONV_2D", 3, "DepthwiseConv2DOptions"),
     LinearKind.FULLY_CONNECTED: Operator("FULLY_CONNECTED", 4, "FullyConnectedOptions"),
 }
-# Versions that read more: scales a row, a fused activation, and kernels of fewer bits than 8.
+# Operator versions that read a scale per row, a fused activation, and kernels of below 8 bits.
 _FULLY_CONNECTED_PER_CHANNEL = 12
 _TRANSPOSED_AND_FUSED = 4
 _PACKED = {LinearKind.CONVOLUTION: 7, LinearKind.DEPTHWISE: 7, LinearKind.FULLY_CONNECTED: 10}
 _KERNEL_TYPES = ("INT8", "INT4", "INT2")
-# The relative error up to which the scale of a bias is that of the sum, in files of other tools:
-# 3e-6 was seen of TFMOT.
+# The largest relative error of a bias's scale, from the scale of the sum, in files of other tools:
+# a file of TFMOT had 3e-6.
 _FOREIGN_UNIT = 2.0**-16
 # Bytes of a scale in a file, of the DEQUANTIZE that makes a float kernel, and of a bias.
 _SCALE_BYTES, _DEQUANTIZE_BYTES, _BIAS_BYTES = 4, 71, 4
@@ -50,21 +50,21 @@ class Linear(Operation):
     In the units of the file, y = scales · input scale · (Σ codes · input code) + bias.
     """
 
-    kind: LinearKind  # Which one.
+    kind: LinearKind  # The kind of convolution, or a matrix product.
     kernel: np.ndarray  # Integer codes, laid out as `LinearKind` says.
     scales: np.ndarray  # Scale of each output channel's codes.
-    # One number an output channel: real values until `scales.round_biases`, then integers of scales
-    # · input scale.
+    # One number an output channel: real values until `scales.round_biases`, then integers in units
+    # of scales · input scale.
     bias: np.ndarray
     window: Window = WHOLE  # Strides, padding and dilation.
     real: bool = False  # Computed in float32, on dequantized inputs and kernel: the float head.
     storage: Storage = Storage.INT8  # How the file holds the kernel.
     pixelwise: bool = False  # The file has this 1x1 convolution as a matrix product of each pixel.
-    # A matrix product of another tool's file is one of every row of a tensor of any shape, whose
-    # dimensions it keeps or not; None for any other operation.
+    # Whether a matrix product of another tool's file, which multiplies every row of a tensor of any
+    # shape, keeps the tensor's dimensions; None for any other operation.
     keeps_dimensions: bool | None = None
-    # What training has seen of each channel: the usual value of y - bias, and its standard
-    # deviation; 0 and infinite where nothing is known.
+    # The usual value of y - bias in training, for each channel, and its standard deviation; 0 and
+    # infinite where nothing is known.
     center: np.ndarray | float = 0.0
     spread: np.ndarray | float = np.inf
 
@@ -91,13 +91,13 @@ class Linear(Operation):
 
     @property
     def is_product(self) -> bool:
-        """Whether that is a matrix product."""
+        """Whether its operator in the file is a matrix product."""
         return self.operator_kind is LinearKind.FULLY_CONNECTED
 
     @property
     def largest_sum(self) -> int:
         """The magnitude that sum and bias may reach together before its kernel overflows."""
-        # XNNPACK's kernels for INT4 sum up 16 times the codes, and wrap around without a word.
+        # XNNPACK's kernels for INT4 sum up 16 times the codes, and wrap around silently.
         shifted = self.storage is Storage.INT4 and not self.is_builtin
         return _INT32 >> (4 if shifted else 0)
 
@@ -117,7 +117,7 @@ class Linear(Operation):
         return self.scales.size > 1 and bool(np.all(self.scales == self.scales[0]))
 
     def along_channels(self, values: np.ndarray) -> np.ndarray:
-        """One value a channel, shaped to broadcast with the kernel."""
+        """Shapes one value a channel to broadcast with the kernel."""
         shape = [1] * self.kernel.ndim
         shape[self.channel_axis] = -1
         return np.reshape(values, shape)
@@ -145,7 +145,7 @@ class Linear(Operation):
         return f"{'float ' if self.real else ''}{self.operators[0]}{places}{strides}"
 
     def weights_title(self) -> str:
-        """See `Operation`; "x8" where the codes are stored multiplied by that."""
+        """See `Operation`; "x8" where the codes are stored multiplied by 8."""
         factors = weight_factors(self)
         codes = self.kernel // self.along_channels(factors)
         distinct_factors = sorted({int(factor) for factor in factors if factor > 1})
@@ -159,7 +159,7 @@ class Linear(Operation):
         return int(self.kernel.size)
 
     def multiply_adds(self, graph: Tensors) -> int:
-        """Each pixel made, or read by a transposed convolution, meets the whole kernel."""
+        """See `Operation`: each pixel made, or read where transposed, meets the whole kernel."""
         transposed = self.kind is LinearKind.TRANSPOSED
         shape = graph.tensors[self.inputs[0] if transposed else self.output].shape
         return math.prod(shape[:-1]) * int(self.kernel.size)
@@ -174,10 +174,10 @@ class Linear(Operation):
     # -- in NumPy --------------------------------------------------------------------------------
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """Exact sums, requantized as its kernels do it."""
+        """See `Operation`: exact sums, requantized as its kernels do."""
         (source,) = inputs
         if self.keeps_dimensions is not None:
-            # Kernels take a product of one row otherwise than of several, wherever these come from.
+            # Kernels take a product of one row in another way than of several, from any source.
             rows = source.reshape(1, -1, self.kernel.shape[-1])
             products = dataclasses.replace(self, keeps_dimensions=None).simulate(graph, rows)
             shape = source.shape[:-1] if self.keeps_dimensions else (-1,)
@@ -195,7 +195,7 @@ class Linear(Operation):
         return stored_codes(products, output)
 
     def work(self, graph: Tensors) -> LinearWork:
-        """The facts that kernels choose their rounding by."""
+        """Returns the facts by which kernels choose their rounding."""
         shapes = graph.tensors[self.inputs[0]].shape, graph.tensors[self.output].shape
         depth = math.prod(self.kernel.shape[axis] for axis in self.inner_axes)
         is_convolution = self.kind is LinearKind.CONVOLUTION
@@ -218,7 +218,7 @@ class Linear(Operation):
     # -- in a file -------------------------------------------------------------------------------
 
     def write(self, writer: Writer) -> None:
-        """Kernel and bias, the DEQUANTIZE of a float head's kernel, and the operator."""
+        """Adds kernel and bias, the DEQUANTIZE of a float head's kernel, and the operator."""
         kernel, storage = self.kernel, self.storage
         operator = _OPERATORS[self.operator_kind]
         scales = self.stored_scales()
@@ -262,7 +262,7 @@ class Linear(Operation):
         writer.operator(operator, reads, self.output, **options)
 
     def stored_scales(self) -> np.ndarray:
-        """The scales of the kernel in the file: one of a matrix whose rows share it."""
+        """Returns the scales of the kernel in the file: one for a matrix whose rows share it."""
         scales = self.scales.astype(np.float32)
         # XNNPACK takes matrices of 2 bits only with a scale for each row.
         shared = self.is_product and self.storage is not Storage.INT2
@@ -270,7 +270,7 @@ class Linear(Operation):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """Any linear operator, and the DEQUANTIZE of a constant."""
+        """Accepts any linear operator, and the DEQUANTIZE of a constant."""
         source = operator.stored.inputs[0]
         return operator.name != "DEQUANTIZE" or (source is not None and source.values is not None)
 
@@ -343,7 +343,7 @@ class Linear(Operation):
             operator.expect_units(self.scales)
 
     def constant_bytes(self, *, shares_kernel: bool) -> int:
-        """Codes, a bias, and the scales of both."""
+        """See `Operation`: codes, a bias, and the scales of both."""
         count = self.stored_scales().size
         codes = 0 if shares_kernel else math.ceil(self.kernel.size * self.storage.value / 8)
         num_bytes = codes + _SCALE_BYTES * count + _BIAS_BYTES * self.bias.size
@@ -354,29 +354,29 @@ class Linear(Operation):
 
 
 def linear_operations(operations: Iterable[Operation]) -> list[Linear]:
-    """The linear ones of some operations, in their order."""
+    """Returns the linear ones among operations, in their order."""
     return [operation for operation in operations if isinstance(operation, Linear)]
 
 
 def map_linear(
     operations: Iterable[Operation], change: Callable[[Linear], Operation]
 ) -> tuple[Operation, ...]:
-    """The operations, with every linear one changed."""
+    """Returns the operations, with every linear one changed."""
     return tuple(change(node) if isinstance(node, Linear) else node for node in operations)
 
 
-# -- multipliers, and what is asked of weights --------------------------------------------------
+# -- multipliers, and the codes of weights ------------------------------------------------------
 
 
 def requantization_multipliers(graph: Tensors, linear: Linear) -> np.ndarray:
-    """Output codes of one accumulator unit, a channel: the products that its kernel computes."""
+    """Returns the output codes of one accumulator unit in each channel, as its kernel has them."""
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
     multipliers = wide_multipliers if linear.is_builtin else narrow_multipliers
     return multipliers(source.scale, linear.scales, output.scale)
 
 
 def weight_factors(linear: Linear) -> np.ndarray:
-    """The factor of the codes of each channel: most often the same in all of them."""
+    """Returns the factor of each channel's codes: most often the same in all channels."""
     shared = np.gcd.reduce(np.abs(linear.kernel), axis=linear.inner_axes)
     values, counts = np.unique(shared[shared > 0], return_counts=True)
     usual = int(max(zip(counts, values, strict=True))[1]) if values.size else 1
@@ -384,22 +384,22 @@ def weight_factors(linear: Linear) -> np.ndarray:
 
 
 def weight_counts(linear: Linear) -> dict[int, int]:
-    """How often each code occurs, without the factor that the export multiplies codes by."""
+    """Counts each code, without the factor by which the export multiplies codes."""
     codes = linear.kernel // linear.along_channels(weight_factors(linear))
     values, counts = np.unique(codes, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-# -- what a file holds --------------------------------------------------------------------------
+# -- operators of a file ------------------------------------------------------------------------
 
 
 def _in_usual_order(operator: OperatorView) -> OperatorView:
-    """An operator that reads its input first, then the kernel and the bias: so do all but one."""
+    """Puts an operator's input first, then kernel and bias, as all but TRANSPOSE_CONV have them."""
     if operator.name != LinearKind.TRANSPOSED.value:
         return operator
     if len(operator.stored.inputs) < 3:
         raise NotUnderstoodError("it has no shape")
-    if operator.is_constant(0):  # TensorFlow's converter lets files compute it.
+    if operator.is_constant(0):  # Files of TensorFlow's converter may compute it.
         operator.expect_shape(0)
     _, kernel, source, *biases = operator.stored.inputs
     stored = dataclasses.replace(operator.stored, inputs=(source, kernel, *biases))
@@ -409,7 +409,7 @@ def _in_usual_order(operator: OperatorView) -> OperatorView:
 def _kernel_of(
     operator: OperatorView, linear_kind: LinearKind, *, real: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Integer codes as `LinearKind` lays them out, and the scale of each output channel."""
+    """Returns the codes as `LinearKind` lays them out, and the scale of each output channel."""
     weights = operator.kernel()
     if not real and weights is not operator.tensor(1):
         raise NotUnderstoodError(f"its kernel {operator.tensor(1).name} is float")

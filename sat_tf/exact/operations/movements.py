@@ -1,4 +1,4 @@
-"""Operators that select or move values, reshape them, or put zeros around them: a row each."""
+"""Rows of the operators that select, move or reshape values, or put zeros around them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +19,9 @@ def _move(
     makes_several: bool = False,
     written: Written | None = None,
 ) -> Row:
-    """The row of an operator that is a function of all that it reads, in order, and of options.
+    """Returns the row of an operator that is a function of its operands, in order, and options.
 
-    A function that `pads` is also given `zero`, the stored integer of 0.
+    A function that `pads` also gets `zero`, the stored integer of 0.
     """
 
     def rule(call: Call) -> Any:
@@ -51,18 +51,18 @@ def _strided_slice(
     offset: bool = False,
     **masks: int,
 ) -> np.ndarray:
-    """TensorFlow's slices: masks say where a bound does not count, and which axes come or go."""
+    """Slices as TensorFlow does: masks say which bounds do not count, and which axes come or go."""
     index: list[Any] = []
     for axis, (begin_bound, end_bound, step) in enumerate(zip(begin, end, strides, strict=True)):
         is_set = {name for name, mask in masks.items() if mask >> axis & 1}
-        if offset or {"shrinkAxisMask", "beginMask"} <= is_set:
-            raise ValueError("its masks leave open where it begins or ends")
+        if offset or ("shrinkAxisMask" in is_set and step < 0):
+            raise ValueError("its ends count from its begins, or it takes one place backwards")
         if "ellipsisMask" in is_set:
             index.append(Ellipsis)
         elif "newAxisMask" in is_set:
             index.append(None)
         elif "shrinkAxisMask" in is_set:
-            index.append(begin_bound)
+            index.append(0 if "beginMask" in is_set else begin_bound)
         else:
             start = None if "beginMask" in is_set else begin_bound
             index.append(slice(start, None if "endMask" in is_set else end_bound, step))
@@ -70,7 +70,7 @@ def _strided_slice(
 
 
 def _slice_settings(shape: tuple[int, ...], slices: tuple[tuple[int | None, ...], ...]) -> Settings:
-    """The whole batch, whatever its size, and of each other axis start, stop and step."""
+    """Returns begin, end and strides of all axes, with masks for the whole batch of any size."""
     bounds = [slice(*ends).indices(size) for ends, size in zip(slices, shape, strict=True)]
     return list(zip((0, 0, 1), *bounds, strict=True)), {"beginMask": 1, "endMask": 1}
 
@@ -82,11 +82,12 @@ def _split_in_sizes(values: np.ndarray, sizes: np.ndarray, axis: np.ndarray) -> 
 
 
 def _gather(values: np.ndarray, indices: np.ndarray, axis: int, batchDims: int = 0) -> np.ndarray:
-    if batchDims:
-        raise ValueError("it gathers other places of each image")
     if np.min(indices, initial=0) < 0:
         raise ValueError("it gathers from places below 0")
-    return np.take(values, indices, axis)
+    first, batch = axis % values.ndim, batchDims % (indices.ndim + (batchDims >= 0))
+    gathered = np.moveaxis(values, first, batch)[(*np.indices(indices.shape)[:batch], indices)]
+    places = np.arange(batch, indices.ndim)
+    return np.moveaxis(gathered, places, places + (first - batch))
 
 
 def _padded(values: np.ndarray, margins: np.ndarray, zero: float) -> np.ndarray:
@@ -108,9 +109,9 @@ def _expect_margins(values: np.ndarray, margins: np.ndarray) -> None:
 def _nearest(
     values: np.ndarray, size: np.ndarray, alignCorners: bool, halfPixelCenters: bool
 ) -> np.ndarray:
-    """Resizing to the nearest pixel, in the ways of older TensorFlow too.
+    """Resizes to the nearest pixel, in the ways of older TensorFlow too.
 
-    Pixel i of n lies over that of m at i · m / n, rounded down, in float32; `halfPixelCenters` adds
+    Pixel i of n lies over pixel i · m / n of m, rounded down, in float32; `halfPixelCenters` adds
     half a pixel to i; `alignCorners` divides m - 1 by n - 1, and rounds half away from zero.
     """
     offset = np.float32(0.5 if halfPixelCenters else 0.0)
@@ -126,7 +127,7 @@ def _nearest(
 
 
 def _depth_to_space(values: np.ndarray, blockSize: int) -> np.ndarray:
-    """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c)."""
+    """Moves channels into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c)."""
     images, rows, columns, channels = values.shape
     output_channels = channels // blockSize**2
     blocks = values.reshape(images, rows, columns, blockSize, blockSize, output_channels)
@@ -135,7 +136,7 @@ def _depth_to_space(values: np.ndarray, blockSize: int) -> np.ndarray:
 
 
 def _space_to_depth(values: np.ndarray, blockSize: int) -> np.ndarray:
-    """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c)."""
+    """Moves rows and columns into channels: (b·h, b·w, c) becomes (h, w, b²·c)."""
     images, rows, columns, channels = values.shape
     rows, columns = rows // blockSize, columns // blockSize
     blocks = values.reshape(images, rows, blockSize, columns, blockSize, channels)
@@ -144,7 +145,7 @@ def _space_to_depth(values: np.ndarray, blockSize: int) -> np.ndarray:
 
 
 def _updated(values: np.ndarray, update: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """The values with others in their place from a start on, which is moved so that all fit."""
+    """Replaces values by an update from a start on, which is moved so that the update fits."""
     corner = np.clip(start, 0, np.array(values.shape) - update.shape)
     copy = values.copy()
     copy[tuple(map(slice, corner, corner + update.shape))] = update
@@ -154,7 +155,7 @@ def _updated(values: np.ndarray, update: np.ndarray, start: np.ndarray) -> np.nd
 def _space_to_batch(
     values: np.ndarray, sizes: np.ndarray, margins: np.ndarray, zero: int
 ) -> np.ndarray:
-    """Each pixel of a block of pixels becomes one of an image of its own."""
+    """Moves each pixel of a block of pixels into a separate image."""
     axes = len(sizes)
     all_margins = [(0, 0), *margins, *[(0, 0)] * (values.ndim - 1 - axes)]
     whole = _padded(values, np.array(all_margins), zero)
@@ -166,7 +167,7 @@ def _space_to_batch(
 
 
 def _batch_to_space(values: np.ndarray, sizes: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-    """The reverse of `_space_to_batch`; what was put around is cut."""
+    """Reverses `_space_to_batch`, and cuts the margins off."""
     axes = len(sizes)
     counts, trailing_shape = values.shape[1 : 1 + axes], values.shape[1 + axes :]
     blocks = values.reshape(*sizes, -1, *counts, *trailing_shape)
@@ -188,9 +189,7 @@ ROWS = (
     _move(
         "TRANSPOSE",
         np.transpose,
-        written=Written(
-            2, "TransposeOptions", ("order",), lambda shape, order: ([(0, *order)], {})
-        ),
+        written=Written(2, "TransposeOptions", ("order",), lambda _, order: ([(0, *order)], {})),
     ),
     _move(
         "RESIZE_NEAREST_NEIGHBOR",
@@ -208,17 +207,13 @@ ROWS = (
         "DEPTH_TO_SPACE",
         _depth_to_space,
         "blockSize",
-        written=Written(
-            1, "DepthToSpaceOptions", (), lambda shape, size: ([], {"blockSize": size})
-        ),
+        written=Written(1, "DepthToSpaceOptions", (), lambda _, size: ([], {"blockSize": size})),
     ),
     _move(
         "SPACE_TO_DEPTH",
         _space_to_depth,
         "blockSize",
-        written=Written(
-            2, "SpaceToDepthOptions", (), lambda shape, size: ([], {"blockSize": size})
-        ),
+        written=Written(2, "SpaceToDepthOptions", (), lambda _, size: ([], {"blockSize": size})),
     ),
     _move(
         "GATHER",
@@ -226,10 +221,7 @@ ROWS = (
         "axis",
         "batchDims",
         written=Written(
-            2,
-            "GatherOptions",
-            ("indices",),
-            lambda shape, indices, axis: ([indices], {"axis": axis + 1}),
+            2, "GatherOptions", ("indices",), lambda _, places, axis: ([places], {"axis": axis + 1})
         ),
     ),
     _move(
@@ -244,9 +236,7 @@ ROWS = (
         "PAD",
         _padded,
         pads=True,
-        written=Written(
-            2, "PadOptions", ("margins",), lambda shape, margins: ([[(0, 0), *margins]], {})
-        ),
+        written=Written(2, "PadOptions", ("margins",), lambda _, rest: ([[(0, 0), *rest]], {})),
     ),
     _move("PADV2", lambda values, margins, fill: _padded(values, margins, fill.item())),
     _move("MIRROR_PAD", _mirrored, "mode"),
@@ -271,7 +261,8 @@ ROWS = (
     _move("REVERSE_V2", lambda values, axes: np.flip(values, tuple(axes.flat))),
     _move("GATHER_ND", lambda values, places: values[tuple(np.moveaxis(places, -1, 0))]),
     _move("EMBEDDING_LOOKUP", lambda ids, values: values[ids]),
-    _move("SELECT", np.where),
+    # A condition with one axis is one for each of the first: transposed, that is the last.
+    _move("SELECT", lambda where, *values: np.where(where.T, *(array.T for array in values)).T),
     _move("SELECT_V2", np.where),
     _move("DYNAMIC_UPDATE_SLICE", _updated),
     _move("SPACE_TO_BATCH_ND", _space_to_batch, pads=True),

@@ -1,4 +1,4 @@
-"""Functions of one value: by operators of their own, a row each, or by tables; softmax."""
+"""Functions of one value, as rows of operators or as tables, and softmax."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ def _elu(x: np.ndarray) -> np.ndarray:
 
 def _gelu(x: np.ndarray, *, approximate: bool) -> np.ndarray:
     if approximate:
-        # NumPy's own float32 tanh is less exact than that of C.
+        # NumPy's own float32 tanh is less exact than C's.
         gate = np.tanh((_ROOT * (x + _CUBIC * x * x * x)).astype(np.float64))
         return _HALF * x * (_ONE + gate.astype(np.float32))
     # This is x · Φ(x) without the cancellation in 1 + erf.
@@ -42,7 +42,7 @@ def _gelu(x: np.ndarray, *, approximate: bool) -> np.ndarray:
 
 
 def _by(rule_of: Callable[[KernelSet], FunctionRule]) -> Rule:
-    """The rule of an operator whose kernels have rules on codes."""
+    """Returns the rule of an operator whose kernels have rules on codes."""
 
     def rule(call: Call) -> np.ndarray:
         output = call.output
@@ -57,11 +57,11 @@ def _in_table(curve: functions.Curve) -> Rule:
     return _by(lambda kernels: functions.by_table(curve, functions.rounded_half_away))
 
 
-_FARTHEST = np.float32(2.0**20)  # codes: beyond these a function saturates
+_FARTHEST = np.float32(2.0**20)  # codes, beyond which a function saturates
 
 
 def _saturating(curve: functions.Curve) -> Rule:
-    """The rule of a function whose values may be infinite, or none."""
+    """Returns the rule of a function whose values may be infinite or NaN."""
 
     def rule(call: Call) -> np.ndarray:
         end = _FARTHEST * call.output.scale
@@ -72,12 +72,12 @@ def _saturating(curve: functions.Curve) -> Rule:
 
 
 def _rectifier(activation: Activation) -> Rule:
-    """The rule of a rectifier that is an operator of its own: another grid, whose ends it clips."""
+    """Returns the rule of a rectifier operator: codes on another grid, clipped at its ends."""
 
     def rule(call: Call) -> np.ndarray:
         source, output = call.grid(), call.output
         if call.kernels is MICRO and activation is not Activation.RELU:
-            # It clips the codes of the input, and does not bring them to another grid.
+            # TFLite Micro clips the codes of the input, without bringing them to another grid.
             ends = Codes(source.scale, source.zero_point).clipped(activation).on(call.kernels)
             return np.clip(call.arrays[0], ends.lowest, ends.highest)
         ratio = fixed_point.fixed_point(float(np.float32(source.scale / output.scale)))
@@ -86,11 +86,11 @@ def _rectifier(activation: Activation) -> Rule:
     return rule
 
 
-_ROOT_BITS = 20  # behind the point of an inverse root
+_ROOT_BITS = 20  # after the point of an inverse root
 
 
 def _inverse_root(call: Call) -> np.ndarray:
-    """1 / √x in integers; that of 0 saturates."""
+    """Computes 1 / √x in integers; 1 / √0 saturates."""
     scale = 1.0 / float(np.sqrt(np.float32(call.grid().scale)) * call.output.scale)
     codes, ratio = call.codes(), fixed_point.fixed_point(scale)
     roots = fixed_point.inverse_roots(np.maximum(codes, 1))
@@ -100,18 +100,18 @@ def _inverse_root(call: Call) -> np.ndarray:
 
 
 def _root(call: Call) -> np.ndarray:
-    """√x in float32, rounded towards zero."""
+    """Computes √x in float32, rounded towards zero."""
     real = call.grid().scale * np.maximum(call.codes(), 0).astype(np.float32)
     return stored_codes(np.trunc(np.sqrt(real) / call.output.scale), call.output)
 
 
 def _negated(call: Call) -> np.ndarray:
-    """Stored integers, whatever their grid, with the other sign; int8 has none for -128."""
+    """Negates stored integers, whatever their grid; -128 stays, as int8 does not hold 128."""
     stored = call.arrays[0]
     return np.where(stored == -FIRST, stored, -stored)
 
 
-# A softmax of codes: 0 to 255/256.
+# The grid of a softmax of codes: 0 to 255/256.
 PROBABILITIES = Codes(functions.SOFTMAX_SCALE, functions.SOFTMAX_ZERO_POINT)
 
 
@@ -161,9 +161,9 @@ ROWS = (
     _function("SQRT", _root),
     _function("NEG", _negated),
 )
-# Those that sat-tf writes.
+# The rows of the operators that sat-tf writes.
 NATIVE: Mapping[str, Row] = {row.name: row for row in ROWS if row.written}
-# The grids that kernels give the outputs of these, which TFLite fixes.
+# The grids of outputs that TFLite fixes, by operator.
 FIXED_GRIDS: Mapping[str, Codes] = {
     **{row.name: row.grid for row in ROWS if row.grid},
     "SOFTMAX": PROBABILITIES,
@@ -183,7 +183,7 @@ _GATHER = Operator("GATHER", 2, "GatherOptions")
 
 
 class _Places(NamedTuple):
-    """The codes that an int32 tensor is made of, and what was added to them."""
+    """The tensor of codes that became int32, and the number that was added to them."""
 
     source: str
     added: int
@@ -208,7 +208,7 @@ class Lookup(Operation):
         return np.asarray(self.table.astype(np.int32)[stored + FIRST])
 
     def write(self, writer: Writer) -> None:
-        """Integers can be places in a table once they are int32."""
+        """Adds CAST and ADD, as places in a table are int32, and GATHER."""
         name, shape = self.output, writer.graph.tensors[self.output].shape
         codes = writer.graph.codes(name)
         table = writer.constant(f"{name}/table", self.table, codes.scale, codes.zero_point)
@@ -221,7 +221,7 @@ class Lookup(Operation):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """A CAST to int32, additions to what it makes, and gathering from a table by that."""
+        """Accepts a CAST to int32, additions to its output, and a GATHER from a table by these."""
         if operator.name == "ADD":
             source = operator.stored.inputs[0]
             entry = operator.progress.pending.get(source.name) if source else None
@@ -261,26 +261,28 @@ _OF_CODES = Operator("SOFTMAX", 2, "SoftmaxOptions")
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities over the last axis, float32."""
+    """Returns probabilities over the last axis, float32."""
     powers = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
     return np.asarray(powers / np.sum(powers, axis=-1, keepdims=True), np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class Softmax(Operation):
-    """Softmax over the last axis: of float values in float32, of codes as `PROBABILITIES`.
+    """Softmax over the last axis: float values give float32, and codes give `PROBABILITIES`.
 
-    XNNPACK leaves that of codes to the builtin kernels. On x86 they add powers in float32, on Arm
-    integers of 16 bits, in the reference kernels and in TFLite Micro all is in fixed point: about
-    one code of a thousand differs, by one.
+    XNNPACK leaves the softmax of codes to the builtin kernels. They add powers in float32 on x86,
+    and integers of 16 bits on Arm; the reference kernels and TFLite Micro compute everything in
+    fixed point: about one code in a thousand differs, by one.
     """
+
+    beta: float = 1.0  # By which its inputs are multiplied.
 
     operator = Operator("SOFTMAX", 1, "SoftmaxOptions")
     makes_probabilities = True
     rounds = True
 
     def portability(self, graph: Tensors) -> Portability:
-        """See `Operation`: the codes that it reads hold wherever they do without it."""
+        """See `Operation`: the codes that it reads are as portable as without it."""
         if self.is_float(graph):
             return super().portability(graph)
         return Portability(
@@ -290,7 +292,7 @@ class Softmax(Operation):
         )
 
     def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
-        """See `Operation`: sums in fixed point of many like powers do not fit their kernels."""
+        """See `Operation`: a sum of many similar powers does not fit fixed-point kernels."""
         classes = graph.tensors[self.output].shape[-1]
         is_short = self.is_float(graph) or kernels.softmax is not functions.softmax_in_fixed_point
         if is_short or classes <= functions.MOST_CLASSES:
@@ -301,22 +303,29 @@ class Softmax(Operation):
         )
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `Operation`; of float values kernels differ in the last bits."""
+        """See `Operation`; kernels differ in the last bits of float values."""
         (source,) = inputs
         if self.is_float(graph):
-            return softmax(source)
-        return graph.kernels.softmax(source, graph.codes(self.inputs[0]).scale)
+            return softmax(source * np.float32(self.beta))
+        # In float64, which some kernels round to float32.
+        scale = np.float64(graph.codes(self.inputs[0]).scale) * self.beta
+        return graph.kernels.softmax(source, scale)
 
     def write(self, writer: Writer) -> None:
         operator = self.operator if self.is_float(writer.graph) else _OF_CODES
-        writer.operator(operator, self.inputs, self.output, beta=1.0)
+        writer.operator(operator, self.inputs, self.output, beta=self.beta)
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        operator.expect(beta=1.0, otherwise="it is scaled:")
-        codes = operator.codes()
+        codes, beta = operator.codes(), operator.option("beta")
+        if not 0 < beta < np.inf:
+            raise NotUnderstoodError(f"its beta is {beta}")
         if (operator.source_codes() is None) != (codes is None):
             raise NotUnderstoodError("it reads codes and makes float values, or the reverse")
         if codes is not None:
             expect_grid(PROBABILITIES, codes)
-        return cls((operator.source(),), operator.output.name), codes
+        return cls((operator.source(),), operator.output.name, float(beta)), codes
+
+    def expect_own_form(self, operator: OperatorView) -> None:
+        if self.beta != 1.0:
+            raise NotUnderstoodError(f"its beta is {self.beta}")

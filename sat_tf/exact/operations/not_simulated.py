@@ -1,4 +1,4 @@
-"""Operators of files whose arithmetic is unknown, those of layers left float among them."""
+"""Operators of files whose arithmetic is unknown, including those of layers left float."""
 
 import dataclasses
 from typing import NoReturn
@@ -11,7 +11,7 @@ from sat_tf.exact.tflite.operator_view import OperatorView, Progress
 from sat_tf.exact.tflite.tensors import Tensor, Tensors
 from sat_tf.exact.tflite.writer import Writer
 
-# This stands between the name of a float layer's output and the numbers of its other tensors.
+# The text between the name of a float layer's output and the numbers of its other tensors.
 INNER_NAME = "/island_"
 # Every processor makes the same values with these operators.
 _SELECTING = (
@@ -26,7 +26,7 @@ _SELECTING = (
 class NotSimulated(Operation):
     """An operator of a file whose arithmetic is unknown; only runtimes run it."""
 
-    kind: str  # Its name.
+    kind: str  # The operator's name.
 
     is_simulated = False
 
@@ -66,7 +66,7 @@ class FloatLayerOperator(NotSimulated):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """Any operator without integers."""
+        """Reads any operator without integers."""
         stored, progress = operator.stored, operator.progress
         layer = layer_of(stored, progress)
         if layer is None:
@@ -80,7 +80,7 @@ class FloatLayerOperator(NotSimulated):
         if any(tensor.name not in progress.known for tensor in inputs):
             raise NotUnderstoodError(f"{where}: its tensors are not in order")
         names = tuple(tensor.name for tensor in inputs)
-        # It may make several tensors, each of which is an operation here.
+        # It may make several tensors; each is an operation here.
         *first_outputs, last_output = stored.outputs
         for output in stored.outputs:
             if output.name in progress.known:
@@ -92,7 +92,7 @@ class FloatLayerOperator(NotSimulated):
 
 
 def layer_of(operator: StoredOperator, progress: Progress) -> str | None:
-    """The layer left float that an operator belongs to, if any."""
+    """Returns the layer left float to which an operator belongs, if any."""
     names = {tensor.name.rsplit(INNER_NAME, 1)[0] for tensor in operator.outputs}
     is_float_layer = len(names) == 1 and names <= progress.float_layers.keys()
     return progress.float_layers[next(iter(names))] if is_float_layer else None

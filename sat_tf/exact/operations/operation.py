@@ -1,4 +1,4 @@
-"""The interface of every operation of a deployed graph, and what several of them share."""
+"""The interface of a deployed graph's operations, and functions that several of them share."""
 
 import abc
 import dataclasses
@@ -18,13 +18,13 @@ from sat_tf.exact.tflite.writer import Operator, Writer
 SELECTED = "it moves or selects values, and computes none"
 ROUNDED_ONCE = "one float32 operation a value, which all processors round alike"
 
-# An operator of a file becomes an operation, and codes of its tensor; None stands for one that is
-# only the first of an operation's operators.
+# The operation that an operator of a file becomes, and the codes of its tensor; None where more of
+# the operation's operators follow.
 Made = tuple["Operation", Codes | None] | None
 
 
 class Basis(enum.Enum):
-    """The ground that a statement on an operation rests on."""
+    """How it is known that processors agree on an operation."""
 
     RULE = "by its rule"
     ENUMERATED = "proved for every input"
@@ -35,19 +35,19 @@ class Basis(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Portability:
-    """The processors that give an operation its codes of x86, as far as XNNPACK runs the file."""
+    """The agreement of processors with x86 on an operation's codes, where XNNPACK runs the file."""
 
-    basis: Basis  # What that rests on.
+    basis: Basis  # How the agreement is known.
     why: str  # The reason, in words.
-    # How many different inputs of its rounding there are, all of which were tried; 0 where none
-    # was.
+    # The number of different inputs of its rounding, all of which were tried; 0 where no input was
+    # tried.
     inputs: int = 0
-    # How many of these get another code, by the name of the kernel set.
+    # The number of inputs that get another code, by the name of the kernel set.
     differing: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
-        """Whether it has the same codes with all kernels of XNNPACK, on all processors."""
+        """Whether the codes are the same with all kernels of XNNPACK, on all processors."""
         is_certain = self.basis not in (Basis.IMAGES, Basis.BEHIND_FLOAT)
         return is_certain and not any(self.differing.values())
 
@@ -59,10 +59,10 @@ def enumerated(
     *,
     total: int,
 ) -> Portability:
-    """The portability of an operation whose every input is known, of which `codes` are made.
+    """Returns the portability of an operation that makes `codes` of inputs that are all known.
 
-    `inputs` are those of all `total` that rules may round differently, such as sums near half a
-    code; `what` names them in the plural.
+    `inputs` are the ones among all `total` that rules may round differently, for example sums near
+    half a code; `what` names them in the plural.
     """
     expected, *arrays = (codes(kernels, inputs) for kernels in XNNPACK_SETS)
     differing = {
@@ -80,22 +80,22 @@ class Operation(abc.ABC):
     inputs: tuple[str, ...]  # Names of the tensors that it reads.
     output: str  # Name of the tensor that it makes.
 
-    operator: ClassVar[Operator]  # Its operator in a file, where that is one and always the same.
-    # Names of the operators that it may be read from; that of `operator` unless said.
+    operator: ClassVar[Operator]  # Its operator in a file, where it has a single, fixed one.
+    # Names of the operators from which it may be read; by default the name of `operator`.
     reads: ClassVar[tuple[str, ...]] = ()
-    # Names of those that sat-tf writes, and that may be in its files; `reads` unless said.
+    # Names of the operators that sat-tf writes and its files may have; by default `reads`.
     writes: ClassVar[tuple[str, ...]] = ()
     same_because: ClassVar[str] = SELECTED  # Why all kernels of XNNPACK give it the same codes.
     # Why all processors give it the same float values; "" where they differ in the last bits.
     same_in_float_because: ClassVar[str] = ""
-    rounds: ClassVar[bool] = False  # Whether runtimes have rules of their own for its codes.
-    # Its codes are those of an input of the model, whose grid cannot move.
+    rounds: ClassVar[bool] = False  # Whether runtimes have different rules for its codes.
+    # Whether its codes are those of an input of the model, whose grid cannot move.
     of_input: ClassVar[bool] = False
-    # Its arithmetic is known; else a runtime has to give its values.
+    # Whether its arithmetic is known; otherwise a runtime has to give its values.
     is_simulated: ClassVar[bool] = True
-    makes_probabilities: ClassVar[bool] = False  # It is a softmax.
-    reshapes: ClassVar[bool] = False  # It makes the same values in another shape.
-    moves: ClassVar[bool] = False  # Layers of data movement become it.
+    makes_probabilities: ClassVar[bool] = False  # Whether it is a softmax.
+    reshapes: ClassVar[bool] = False  # Whether it only changes the shape of values.
+    moves: ClassVar[bool] = False  # Whether layers of data movement become it.
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -105,7 +105,7 @@ class Operation(abc.ABC):
             cls.writes = cls.reads
 
     def renamed(self, names: Mapping[str, str]) -> Self:
-        """The same operation where tensors have other names."""
+        """Returns the same operation with other names of tensors."""
         inputs = tuple(names.get(name, name) for name in self.inputs)
         return dataclasses.replace(self, inputs=inputs, output=names.get(self.output, self.output))
 
@@ -117,20 +117,20 @@ class Operation(abc.ABC):
         return (self.operator.name,)
 
     def title(self, graph: Tensors) -> str:
-        """Its name in the listing of a graph."""
+        """Returns its name in the listing of a graph."""
         return ", ".join(self.operators)
 
     def weights_title(self) -> str:
-        """The range of its weights in the listing; empty where it has none."""
+        """Returns the range of its weights in the listing; empty where it has no weights."""
         return ""
 
     @property
     def num_weights(self) -> int:
-        """How many weights it has."""
+        """The number of its weights."""
         return 0
 
     def multiply_adds(self, graph: Tensors) -> int:
-        """How many products of weights and inputs one image takes."""
+        """Returns the number of products of weights and inputs that one image takes."""
         return 0
 
     @property
@@ -139,7 +139,7 @@ class Operation(abc.ABC):
         return None
 
     def is_float(self, graph: Tensors) -> bool:
-        """Whether it makes a float tensor."""
+        """Returns whether it makes a float tensor."""
         return graph.tensors[self.output].codes is None
 
     @property
@@ -158,25 +158,25 @@ class Operation(abc.ABC):
         return False
 
     def scale_problem(self, graph: Tensors) -> str | None:
-        """Why its kernel does not take its scales, with the fix; None where it does."""
+        """Returns why its kernel does not take its scales, with the fix; None where it does."""
         return None
 
     def bounded(self, codes: Codes) -> Codes | None:
-        """Codes of its float tensor without those beyond a bound that it sets; None without one."""
+        """Returns its float tensor's codes within a bound that it sets; None without a bound."""
         return None
 
     @property
     def represented(self) -> str:
-        """The tensor of codes that it only stores otherwise; "" for an operation that computes."""
+        """The tensor whose codes it only stores in another form; "" where it computes."""
         return ""
 
     @property
     def selects(self) -> bool:
-        """Whether its codes are some of those of its inputs, whatever their grid is."""
+        """Whether its codes are selected from those of its inputs, whatever their grid is."""
         return self.moves
 
     def portability(self, graph: Tensors) -> Portability:
-        """The processors that give it its codes of x86, as far as XNNPACK runs the file."""
+        """Returns how far processors agree with x86 on its codes, where XNNPACK runs the file."""
         if not self.is_float(graph):
             return Portability(Basis.RULE, self.same_because)
         if self.same_in_float_because:
@@ -184,11 +184,11 @@ class Operation(abc.ABC):
         return Portability(Basis.FLOAT, "processors differ in the last bits of float32")
 
     def ends_process(self, graph: Tensors, kernels: KernelSet) -> str | None:
-        """Why kernels may end the process that runs them on it; None where they never do."""
+        """Returns why kernels may end the process that runs them; None where they never do."""
         return None
 
     def computes_alike(self, graph: Tensors, kernels: KernelSet) -> bool:
-        """Whether kernels give it, for the same inputs, the codes that XNNPACK does on x86."""
+        """Returns whether kernels compute the codes of XNNPACK on x86 from the same inputs."""
         if self.is_float(graph) or not self.rounds or kernels is X86:
             return True
         if kernels not in XNNPACK_SETS:
@@ -200,7 +200,7 @@ class Operation(abc.ABC):
 
     @abc.abstractmethod
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """The output of the file's kernel for its inputs, bit for bit.
+        """Returns the output of the file's kernel for its inputs, bit for bit.
 
         Stored integers are int32, and values of float tensors float32; the batch dimension is first
         and may be empty.
@@ -214,16 +214,16 @@ class Operation(abc.ABC):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """Whether an operator with one of the names in `reads` is this operation's."""
+        """Returns whether an operator with one of the names in `reads` is this operation's."""
         return True
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """The operation that an operator of any tool stands for, and the codes of its tensor.
+        """Returns the operation of an operator of any tool, and the codes of its tensor.
 
-        None where others of its operators follow; what has been learned is then in
-        `operator.progress.pending`. Raises NotUnderstoodError with the reason why it stands for
-        none.
+        None where more of its operators follow; the facts read so far are then in
+        `operator.progress.pending`. Raises NotUnderstoodError with the reason why there is no
+        operation for it.
         """
         raise NotUnderstoodError("not an operator of sat-tf")
 
@@ -239,15 +239,15 @@ class Operation(abc.ABC):
 
     @property
     def num_constants(self) -> int:
-        """How many tensors it has in a file beside the one that it makes."""
+        """The number of its tensors in a file, apart from its output."""
         return 0
 
     def constant_bytes(self, *, shares_kernel: bool) -> int:
-        """The bytes of their values and scales; another operation may have its kernel there."""
+        """Returns the bytes of these values and scales, without a kernel that others store."""
         return 0
 
 
 def stored_codes(rounded: np.ndarray, codes: Codes) -> np.ndarray:
-    """Rounded codes as stored integers, clipped."""
+    """Returns rounded codes as stored integers, clipped."""
     low, high = codes.lowest - codes.zero_point, codes.highest - codes.zero_point
     return np.clip(rounded, low, high).astype(np.int32) + codes.zero_point

@@ -1,4 +1,4 @@
-"""Operations of two tensors, or of one and a constant; and tensors that are joined."""
+"""Operations on two tensors, or on one and a constant, and concatenations."""
 
 import dataclasses
 import enum
@@ -28,16 +28,16 @@ from sat_tf.exact.tflite.writer import Operator, Writer, fused_activation
 
 _Operand = TypeVar("_Operand")
 SUMS_ALIKE = "integers with multipliers of 20 bits, rounded half up, in all of XNNPACK's kernels"
-# XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
+# XNNPACK leaves a sum to other kernels, with another rounding, where the scale of a summand is
 # this many times its own.
 _LARGEST_SUMMAND = 256.0
-# XNNPACK leaves products to kernels with another rounding where codes are worth less than this, or
-# `_LARGEST_SUMMAND` or more, of an output code.
+# XNNPACK leaves products to kernels with another rounding where the codes of a product are worth
+# less than this many output codes, or `_LARGEST_SUMMAND` or more.
 _SMALLEST_PRODUCT = 2.0**-16
 
 
 class Pointwise(enum.Enum):
-    """An operation of two values, by the name of its operator in a file."""
+    """An operation on two values, by the name of its operator in a file."""
 
     MAXIMUM = "MAXIMUM"
     MINIMUM = "MINIMUM"
@@ -57,7 +57,7 @@ class Pointwise(enum.Enum):
         return Operator(self.value, 2, f"{options}Options")
 
     def on_arrays(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Its result for arrays, whose axes of size 1 are broadcast."""
+        """Computes it on arrays, whose axes of size 1 are broadcast."""
         return np.asarray(_FUNCTIONS[self](first, second))
 
 
@@ -77,7 +77,7 @@ def on_codes(
     output: Codes,
     kernels: KernelSet,
 ) -> np.ndarray:
-    """Stored integers made of those of two tensors; the rounding is that of the kernels."""
+    """Computes stored integers from those of two tensors, rounded as the kernels do."""
     if kind.selects:
         return kind.on_arrays(*stored)
     left_codes, right_codes = (
@@ -96,18 +96,18 @@ def on_codes(
 
 @functools.lru_cache(maxsize=16)
 def _products(left_ends: tuple[int, int], right_ends: tuple[int, int]) -> np.ndarray:
-    """Every different product of two codes, from their ends."""
+    """Returns every distinct product of two codes, given the ends of their ranges."""
     left_codes, right_codes = (np.arange(low, high + 1) for low, high in (left_ends, right_ends))
     return np.unique(np.multiply.outer(left_codes, right_codes))
 
 
 @dataclasses.dataclass(frozen=True)
 class Pair(Operation):
-    """An operation of two values, both codes or both float; axes of size 1 are broadcast."""
+    """An operation on two values, both codes or both float; axes of size 1 are broadcast."""
 
-    kind: Pointwise  # Which one.
-    # One of the two where it is no tensor: float32, one number or one a channel; or int8 codes,
-    # with the batch.
+    kind: Pointwise  # The operation on the two values.
+    # The value that is no tensor, if any: float32, one number or one a channel; or int8 codes,
+    # with the batch dimension.
     constant: Constant | None = None
     constant_is_first: bool = False
 
@@ -127,13 +127,13 @@ class Pair(Operation):
         return self.constant is None and self.kind.selects
 
     def _with(self, tensors: Sequence[_Operand], constant: _Operand | None) -> list[_Operand]:
-        """What belongs to both values, in the order of the operator."""
+        """Puts the constant's item with the tensors' ones, in the order of the operator."""
         if constant is None:
             return [*tensors]
         return [constant, *tensors] if self.constant_is_first else [*tensors, constant]
 
     def _grids(self, graph: Tensors) -> list[Codes]:
-        """The grids of both."""
+        """Returns the grids of both values."""
         grid = None if self.constant is None else self.constant.grid
         return self._with([graph.codes(name) for name in self.inputs], grid)
 
@@ -160,7 +160,7 @@ class Pair(Operation):
         )
 
     def portability(self, graph: Tensors) -> Portability:
-        """Of a product, every product of two codes is known."""
+        """See `Operation`: every product of two codes is known."""
         if self.is_float(graph):
             return super().portability(graph)
         if self.kind is not Pointwise.PRODUCT:
@@ -199,7 +199,7 @@ class Pair(Operation):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """All but places in a table."""
+        """Accepts all operators except additions to places in a table."""
         return operator.tensor(0).name not in operator.progress.pending
 
     @classmethod
@@ -247,7 +247,7 @@ class Pair(Operation):
 class Concatenate(Operation):
     """Tensors on one grid, joined along an axis."""
 
-    axis: int  # Along which, counted without the batch dimension.
+    axis: int  # The axis of the parts, counted without the batch dimension.
 
     operator = Operator("CONCATENATION", 2, "ConcatenationOptions")
     keeps_grid = True
@@ -261,7 +261,7 @@ class Concatenate(Operation):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """Parts of images; other tools also join images, and constants."""
+        """Accepts parts of images; other tools also join images, and constants."""
         constants = [tensor for tensor in operator.stored.reads if tensor.data is not None]
         return not constants and operator.option("axis") % len(operator.output.shape) > 0
 

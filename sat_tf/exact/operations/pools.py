@@ -1,4 +1,4 @@
-"""Means and largest values of windows and of whole images, and values between pixels."""
+"""Means and largest values of windows, means of whole images, and values between pixels."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from sat_tf.exact.tflite.writer import Operator, Writer, placement_options
 class _Pool(Operation):
     """A pooling over windows."""
 
-    size: tuple[int, int]  # Of a window, in rows and columns.
+    size: tuple[int, int]  # The size of a window, in rows and columns.
     window: Window  # Strides and padding.
 
     def write(self, writer: Writer) -> None:
@@ -52,7 +52,7 @@ class _Pool(Operation):
         operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
 
     def _clipped(self, graph: Tensors, values: np.ndarray) -> np.ndarray:
-        """The values, clipped where the operator fuses an activation."""
+        """Clips the values where the operator fuses an activation."""
         if self.is_float(graph):
             return values
         codes = graph.codes(self.output)
@@ -68,7 +68,7 @@ class MaxPool(_Pool):
     moves = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """The largest value; padding is never that."""
+        """See `Operation`: padding is never the largest value."""
         (source,) = inputs
         lowest = np.iinfo(np.int32).min if source.dtype.kind == "i" else -np.inf
         views = taps(source, self.size, self.window, fill=lowest)
@@ -87,7 +87,7 @@ class AveragePool(_Pool):
     same_because = "XNNPACK leaves it to the builtin kernels, which divide integers alike"
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """Sums of the values in each window, by their number, which padding does not count for."""
+        """Divides the sum of the values in each window by their number, which excludes padding."""
         (source,) = inputs
         ones = np.ones((1, *source.shape[1:3], 1), np.int32)
         totals, counts = (
@@ -103,12 +103,12 @@ class AveragePool(_Pool):
 
 @dataclasses.dataclass(frozen=True)
 class ResizeBilinear(Operation):
-    """Codes between those of neighbouring pixels, on the grid of the input, rounded once."""
+    """Codes interpolated between neighbouring pixels, on the grid of the input, rounded once."""
 
     size: tuple[int, int]  # Rows and columns of the result.
-    # Pixels are placed by their centers, as in TensorFlow 2 and Keras.
+    # Whether pixels are placed by their centers, as in TensorFlow 2 and Keras.
     half_pixel_centers: bool = True
-    align_corners: bool = False  # The first and the last pixels lie on each other.
+    align_corners: bool = False  # Whether the first and the last pixels coincide.
 
     operator = Operator("RESIZE_BILINEAR", 3, "ResizeBilinearOptions")
     num_constants = 1  # the size
@@ -116,7 +116,7 @@ class ResizeBilinear(Operation):
     keeps_grid = True
 
     def grids(self, graph: Tensors) -> tuple[Grid, Grid]:
-        """How rows and columns are laid over those that are read."""
+        """Returns how the result's rows and columns lie over the input's."""
         before = graph.tensors[self.inputs[0]].shape[:2]
         rows, columns = (
             Grid(old, new, self.half_pixel_centers, self.align_corners)
@@ -129,7 +129,7 @@ class ResizeBilinear(Operation):
         return rows, columns
 
     def portability(self, graph: Tensors) -> Portability:
-        """Every place is known, and sums of integers are the same everywhere."""
+        """See `Operation`: every place is known, and sums of integers are the same everywhere."""
         if self.is_float(graph):
             return super().portability(graph)
 
@@ -185,22 +185,22 @@ class ResizeBilinear(Operation):
         return operation, operator.moved_codes()
 
     def constant_bytes(self, *, shares_kernel: bool) -> int:
-        return 8  # of the size
+        return 8  # bytes of the size
 
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Operation):
     """The mean over rows and columns; in files of other tools, over any axes."""
 
-    keep_dims: bool = False  # The axes stay, with size 1.
-    axes: tuple[int, ...] = (1, 2)  # Counted with the batch.
+    keep_dims: bool = False  # Whether the axes stay, with size 1.
+    axes: tuple[int, ...] = (1, 2)  # The axes, counted with the batch.
 
     operator = Operator("MEAN", 2, "ReducerOptions")
     num_constants = 1  # the axes
     rounds = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """An exact sum, rounded as the kernels do it."""
+        """See `Operation`: an exact sum, rounded as the kernels do."""
         (source,) = inputs
         if self.is_float(graph):
             real = np.mean(source, axis=self.axes, dtype=np.float32, keepdims=self.keep_dims)
@@ -208,7 +208,7 @@ class Mean(Operation):
         axes = tuple(sorted(axis % source.ndim for axis in self.axes))
         count = math.prod(source.shape[axis] for axis in axes)
         sums = np.sum(source, axis=axes, dtype=np.int64, keepdims=self.keep_dims)
-        # Builtin kernels have one of their own for images alone.
+        # The builtin kernels include one for images alone.
         of_images = self.keep_dims and source.ndim == 4 and axes == (1, 2)
         return self._of_sums(graph, np.asarray(sums), count, graph.kernels, of_images)
 
@@ -220,14 +220,14 @@ class Mean(Operation):
         kernels: KernelSet,
         of_images: bool = False,
     ) -> np.ndarray:
-        """Means of the sums of `count` stored integers."""
+        """Computes means from the sums of `count` stored integers."""
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         scales, zeros = (source.scale, output.scale), (source.zero_point, output.zero_point)
         rounded = kernels.mean(sums, count, scales, zeros, of_images)
         return np.clip(rounded, output.lowest, output.highest).astype(np.int32)
 
     def portability(self, graph: Tensors) -> Portability:
-        """Every sum of its codes is known."""
+        """See `Operation`: every sum of its codes is known."""
         if self.is_float(graph):
             return super().portability(graph)
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
@@ -254,7 +254,7 @@ class Mean(Operation):
         if (codes is None) != (source is None):
             raise NotUnderstoodError("it makes codes of float values, or float values of codes")
         if codes and source and source.lowest >= source.zero_point:
-            # The mean of what is never negative has no code below 0.
+            # The mean of values that are never negative has no code below 0.
             codes = dataclasses.replace(codes, lowest=codes.zero_point)
         keep = bool(operator.option("keepDims"))
         return cls((operator.source(),), operator.output.name, keep, tuple(axes)), codes

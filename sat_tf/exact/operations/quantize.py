@@ -23,7 +23,7 @@ class _Conversion(Operation):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """By what it reads, and whether it makes uint8."""
+        """Decides by the input of the operator, and by whether its output is uint8."""
         source, progress = operator.source(), operator.progress
         tensor, image = progress.tensors.get(source), progress.image(source)
         if tensor is None:
@@ -36,7 +36,7 @@ class _Conversion(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class ShiftImage(_Conversion):
-    """uint8 pixels to int8, stored = pixel - 128; int8 codes of an input as they are."""
+    """uint8 pixels as int8, stored = pixel - 128; int8 codes of an input as they are."""
 
     of_input = True
 
@@ -58,14 +58,14 @@ class ShiftImage(_Conversion):
 
 @dataclasses.dataclass(frozen=True)
 class Quantize(_Conversion):
-    """float32 to codes; values beyond the range saturate."""
+    """float32 values as codes; values beyond the range saturate."""
 
     rounds = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """Rounded as the kernels do it, and saturated."""
+        """See `Operation`: rounded as the kernels do, and saturated."""
         (source,) = inputs
-        if not np.all(np.isfinite(source)):  # of a float layer; integers cannot hold them
+        if not np.all(np.isfinite(source)):  # a float layer's; integers cannot hold them
             raise ValueError(
                 f"{self.inputs[0]}: received NaN or infinite values on these images, expected "
                 "finite ones, as no others have codes; keep the layer from dividing by 0, as with "
@@ -80,7 +80,7 @@ class Quantize(_Conversion):
         source, codes = operator.source(), operator.codes()
         if codes is None:
             raise NotUnderstoodError("its tensor is float")
-        # Without codes beyond the bounds that the float tensor has been given before.
+        # Operations before it may bound the float tensor; codes beyond these bounds are left out.
         by_output = {operation.output: operation for operation in operator.progress.operations}
         maker = by_output.get(source)
         while maker is not None and (bounded := maker.bounded(codes)) is not None:
@@ -90,7 +90,7 @@ class Quantize(_Conversion):
 
 @dataclasses.dataclass(frozen=True)
 class ShiftOutput(_Conversion):
-    """int8 codes to uint8, stored = code + 128: an output on the same grid."""
+    """int8 codes as uint8, stored = code + 128: an output on the same grid."""
 
     same_because = "it adds 128 to each code, in all of its kernels"
 
@@ -125,7 +125,7 @@ class Requantize(_Conversion):
     same_because = "the ratio of the scales in units of 1/256, round half up, in all its kernels"
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """Rounded as the kernels do it."""
+        """See `Operation`: rounded as the kernels do."""
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         codes = inputs[0].astype(np.int64) - source.zero_point
         return stored_codes(graph.kernels.rescaled(codes, source.scale, output.scale), output)
@@ -137,7 +137,7 @@ class Requantize(_Conversion):
 
 @dataclasses.dataclass(frozen=True)
 class Dequantize(_Conversion):
-    """Codes to float32."""
+    """Codes as float32 values."""
 
     operator = Operator("DEQUANTIZE", 2, "DequantizeOptions")
     same_in_float_because = ROUNDED_ONCE
@@ -152,7 +152,7 @@ class Dequantize(_Conversion):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """Operators that read no constant."""
+        """Accepts operators that read no constant."""
         return not operator.is_constant(0)
 
     @classmethod

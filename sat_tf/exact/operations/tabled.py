@@ -1,4 +1,4 @@
-"""The operations that are no more than the row of their operator, and those that change a shape."""
+"""The operations that the row of their operator describes in full, and changes of shape."""
 
 import abc
 import dataclasses
@@ -31,18 +31,18 @@ ROWS: Mapping[str, Row] = {**_MOVES, **_COMPUTED}
 
 
 def _names(rows: Mapping[str, Row]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The operators of rows, and those that sat-tf writes."""
+    """Returns the names of the operators of rows, and of the ones that sat-tf writes."""
     return tuple(rows), tuple(name for name, row in rows.items() if row.written)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tabled(Operation):
-    """What an operator of `ROWS` makes; abstract."""
+    """An output of an operator of `ROWS`; abstract."""
 
-    name: str  # Of the operator.
-    constants: tuple[Constant | None, ...] = (None,)  # In order; None for each input.
+    name: str  # The operator's name.
+    constants: tuple[Constant | None, ...] = (None,)  # Constants in order; None for each input.
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    place: int = 0  # Which of the tensors that the operator makes this is.
+    place: int = 0  # The index of this output among the operator's outputs.
 
     @property
     def row(self) -> Row:
@@ -80,7 +80,7 @@ class Tabled(Operation):
             if constant is None:
                 operands.append(next(sources))
                 continue
-            values, grid = np.ascontiguousarray(constant.values), constant.grid
+            values, grid = np.asarray(constant.values, order="C"), constant.grid
             quantization = (grid.scale, grid.zero_point) if grid else ()
             operands.append(writer.constant(f"{self.output}/{next(names)}", values, *quantization))
         operator = Operator(self.name, written.version, written.schema)
@@ -112,7 +112,7 @@ class Tabled(Operation):
     @classmethod
     @abc.abstractmethod
     def _made(cls, operator: OperatorView) -> Codes | None:
-        """How what it makes is stored."""
+        """Returns the codes of the output; None where it is float."""
 
     def expect_own_form(self, operator: OperatorView) -> None:
         super().expect_own_form(operator)
@@ -134,7 +134,7 @@ class Tabled(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class Moved(Tabled):
-    """The values of tensors, as an operator puts them elsewhere."""
+    """Values of tensors that an operator moves or selects."""
 
     reads, writes = _names(_MOVES)
     same_in_float_because = SELECTED
@@ -149,7 +149,7 @@ class Moved(Tabled):
 
 @dataclasses.dataclass(frozen=True)
 class Computed(Tabled):
-    """Codes that an operator computes of others."""
+    """Codes that an operator computes from others."""
 
     reads, writes = _names(_COMPUTED)
     rounds = True
@@ -189,7 +189,7 @@ class Computed(Tabled):
         return super().simulate(graph, *inputs)
 
     def _table(self, graph: Tensors, kernels: KernelSet) -> np.ndarray:
-        """The stored integers that kernels make of those from -128 on."""
+        """Returns the stored integers that kernels make from -128 to 127."""
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         return table_of(self.name, tuple(self.options.items()), source, output, kernels)
 
@@ -198,14 +198,14 @@ class Computed(Tabled):
 def table_of(
     name: str, options: tuple[Any, ...], source: Codes, output: Codes, kernels: KernelSet
 ) -> np.ndarray:
-    """The stored integers that kernels make, in a function of one value, of those from -128 on."""
+    """Returns the stored integers that kernels of a function of one value make from -128 to 127."""
     return np.asarray(ROWS[name].rule(Call(kernels, [STORED], [source], output, dict(options))))
 
 
 def moved(
     name: str, source: str, output: str, shape: tuple[int, ...], *arguments: Any
 ) -> Operation:
-    """The operation that a layer's move becomes."""
+    """Returns the operation that a layer's move becomes."""
     written = ROWS[name].written if name != _RESHAPE.name else None
     if written is None:
         return Reshape((source,), output)
@@ -215,7 +215,7 @@ def moved(
 
 
 def sloped(source: str, output: str, slopes: np.ndarray, scale: np.float32) -> Operation:
-    """A rectifier whose slopes below 0 are int8 codes, shaped to broadcast with the tensor."""
+    """Returns a rectifier whose slopes below 0 are int8 codes that broadcast with the tensor."""
     constants = None, Constant(slopes, Codes(scale, 0))
     return Computed((source,), output, "PRELU", constants)
 
@@ -253,7 +253,7 @@ class Reshape(Operation):
 
 
 def write_reshape(writer: Writer, source: int | str, output: str) -> None:
-    """Adds the operator that makes `output` of a tensor, by name or by index."""
+    """Adds the operator that reshapes a tensor, given by name or by index, to `output`."""
     shape = np.array([-1, *writer.graph.tensors[output].shape], np.int32)
     constant = writer.constant(f"{output}/shape", shape)
     writer.operator(_RESHAPE, [source, constant], output, newShape=list(shape))

@@ -7,7 +7,7 @@ import numpy as np
 
 from sat_tf.exact.tflite.tensors import Window
 
-# Below this every integer is a float32, and sums of such products are exact in any order.
+# Below this, float32 holds every integer, and sums of integer products are exact in any order.
 EXACT_FLOAT32 = 2**24
 
 
@@ -23,7 +23,7 @@ class LinearKind(enum.Enum):
 def placement(
     length: int, kernel: int, stride: int, dilation: int, padding: str
 ) -> tuple[tuple[int, int], int]:
-    """Margins of one axis, and how many windows fit: TensorFlow's rule."""
+    """Returns the margins of one axis, and how many windows fit, by TensorFlow's rule."""
     extent = (kernel - 1) * dilation + 1
     if padding == "VALID":
         return (0, 0), (length - extent) // stride + 1
@@ -33,11 +33,11 @@ def placement(
 
 
 def ends_early(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> bool:
-    """Whether the windows of SAME end in front of the last row or column of an image.
+    """Returns whether the windows of SAME end before the last row or column of an image.
 
     A stride is then larger than the kernel, and XNNPACK before LiteRT 2.2.0, in TensorFlow 2.21
-    too, takes what is left over for a padding below 0: it computes other values. A kernel of one
-    pixel, and pooling, it computes rightly.
+    too, takes the rest of the image for a padding below 0: it computes other values. It computes
+    kernels of one pixel, and pooling, correctly.
     """
     if window.padding != "SAME" or tuple(kernel) == (1, 1):
         return False
@@ -49,7 +49,7 @@ def ends_early(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> b
 
 
 def transposed_size(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> tuple[int, ...]:
-    """Rows and columns that a transposed convolution makes: Keras's rule plus `window.more`."""
+    """Returns a transposed convolution's rows and columns: Keras's rule plus `window.more`."""
     extra = [max(length - stride, 0) for length, stride in zip(kernel, window.strides, strict=True)]
     return tuple(
         size * stride + (longer if window.padding == "VALID" else 0) + surplus
@@ -62,7 +62,7 @@ def transposed_size(sizes: Sequence[int], kernel: Sequence[int], window: Window)
 def taps(
     values: np.ndarray, size: tuple[int, ...], window: Window, fill: float
 ) -> Iterator[np.ndarray]:
-    """For every position in the kernel, the values that it meets."""
+    """Yields the values that each position in the kernel meets."""
     margins, outputs = zip(
         *(
             placement(length, kernel, stride, dilation, window.padding)
@@ -86,7 +86,7 @@ def taps(
 
 
 def depthwise_products(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
-    """Every channel with its own kernels, (rows, columns, outputs)."""
+    """Multiplies every channel with its own kernels, (rows, columns, outputs)."""
     multiplier = kernel.shape[-1] // values.shape[-1]
     total: np.ndarray | None = None
     weights = kernel.reshape(-1, kernel.shape[-1])
@@ -100,7 +100,7 @@ def depthwise_products(values: np.ndarray, kernel: np.ndarray, window: Window) -
 
 
 def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
-    """Every pixel puts its multiple of the kernel into the output, strides apart."""
+    """Adds every pixel's multiple of the kernel to the output, strides apart."""
     sizes = values.shape[1:3]
     full = [
         (size - 1) * stride + length
@@ -115,7 +115,7 @@ def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) 
                 for start, size, stride in zip((row, column), sizes, window.strides, strict=True)
             )
             total[(slice(None), *places)] += values @ kernel[:, row, column].T
-    # SAME leaves out the ends, as for the convolution that this one is the transpose of.
+    # SAME leaves out the ends, as in the convolution of which this one is the transpose.
     rows, columns = (max(a - b, 0) // 2 for a, b in zip(full, output_sizes, strict=True))
     return total[:, rows : rows + output_sizes[0], columns : columns + output_sizes[1]]
 
@@ -123,7 +123,7 @@ def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) 
 def is_small_depthwise(
     size: tuple[int, ...], read: tuple[int, ...], made: tuple[int, ...], window: Window
 ) -> bool:
-    """The test by which LiteRT chooses its kernel for depthwise convolutions of 3x3."""
+    """Returns whether LiteRT chooses its kernel for depthwise convolutions of 3x3."""
     stride, other_stride = window.strides
     if size != (3, 3) or (stride, window.dilation) not in ((1, (1, 1)), (2, (1, 1))):
         return False
@@ -140,7 +140,7 @@ def is_small_depthwise(
 def sums(
     stored: np.ndarray, zero_point: int, kernel: np.ndarray, kind: LinearKind, window: Window
 ) -> np.ndarray:
-    """Σ code · (stored - zero_point) of a linear layer; exact."""
+    """Computes Σ code · (stored - zero_point) of a linear layer; exact."""
     codes = stored - zero_point
     if kind is LinearKind.DEPTHWISE:
         return products(codes, kernel.astype(np.int32), kind, window)
@@ -154,7 +154,7 @@ def sums(
 def products(
     values: np.ndarray, kernel: np.ndarray, kind: LinearKind, window: Window, exact: bool = False
 ) -> np.ndarray:
-    """Σ kernel · value of a linear layer, in the type that both have; `exact` in any order."""
+    """Computes Σ kernel · value of a linear layer, in their type; `exact`: in any order."""
     if kind is LinearKind.DEPTHWISE:
         return depthwise_products(values, kernel, window)
     if kind is LinearKind.TRANSPOSED:

@@ -1,1 +1,1 @@
-"""The processors that a file is made for, and what each of them takes: `table.TARGETS`."""
+"""The processors that files are made for, and the operators that each takes: `table.TARGETS`."""

@@ -10,31 +10,31 @@ from ai_edge_litert import schema_py_generated as tfl
 from sat_tf.exact.tflite.contents import StoredOperator
 from sat_tf.messages import first_ones
 
-# Why an operator does not meet a condition, "" where it does; and what to change.
+# A function that says why an operator fails a condition, "" where it does not; and what to change.
 Constraint = Callable[[StoredOperator], tuple[str, str]]
 _Settings = ParamSpec("_Settings")
 
 _MET = "", ""
 _IMAGE_AXES = 4
-_INDICES = ("INT32", "INT64")
-# How far the scale of a bias may be from that of the sum: files hold both as float32.
+_NO_CODES = ("INT32", "INT64", "BOOL")
+# The largest relative error of a bias's scale from the sum's: files hold both as float32.
 _ROUNDED = 2.0**-16
 
 
 def with_settings(
     check: Callable[Concatenate[StoredOperator, _Settings], tuple[str, str]],
 ) -> Callable[_Settings, Constraint]:
-    """A function that makes a constraint of its settings: `strides(3)` is one."""
+    """Returns a function that makes a constraint from settings, as `strides(3)` is one."""
     return lambda *settings, **named: lambda operator: check(operator, *settings, **named)
 
 
 @with_settings
 def of_types(
-    operator: StoredOperator, *types: str, fix: str, scaled: bool = False, first: bool = False
+    operator: StoredOperator, *types: str, fix: str, scaled: bool = False, only: slice | None = None
 ) -> tuple[str, str]:
-    """Tensors that are no constants have one of some types, and a scale; or the first alone."""
+    """Non-constant tensors, or only some of the inputs, have one of some types, and a scale."""
     moved = [*(tensor for tensor in operator.reads if tensor.data is None), *operator.outputs]
-    for tensor in operator.reads[:1] if first else moved:
+    for tensor in operator.reads[only] if only else moved:
         if tensor.type not in types:
             return f"its tensor {tensor.name} is {tensor.type}, it takes {', '.join(types)}", fix
         if scaled and not tensor.scales.size:
@@ -44,7 +44,7 @@ def of_types(
 
 @with_settings
 def output_grid(operator: StoredOperator, scale: float, zero_point: int) -> tuple[str, str]:
-    """What it makes has this scale and this zero point."""
+    """The output has this scale and this zero point."""
     output = operator.outputs[0]
     grid = *output.scales.tolist(), *output.zero_points.tolist()
     if grid == (scale, zero_point):
@@ -58,7 +58,7 @@ def output_grid(operator: StoredOperator, scale: float, zero_point: int) -> tupl
 
 @with_settings
 def symmetric_weights(operator: StoredOperator, *, axis: int) -> tuple[str, str]:
-    """The kernel has codes from -127 to 127 around 0, and the bias the scale of the sum."""
+    """The kernel has codes from -127 to 127 around 0, and the bias has the scale of the sum."""
     source, kernel, *biases = operator.reads
     if operator.name == "TRANSPOSE_CONV":
         source, *biases = biases
@@ -100,7 +100,7 @@ def no_packed_products(operator: StoredOperator) -> tuple[str, str]:
 
 @with_settings
 def largest_sum_of_weights(operator: StoredOperator, limit: int) -> tuple[str, str]:
-    """The magnitudes of the weights of one output do not add up to more."""
+    """The magnitudes of the weights of one output add up to at most `limit`."""
     if (codes := operator.reads[1].values) is None:
         return _MET
     axis = codes.ndim - 1 if operator.name == "DEPTHWISE_CONV_2D" else 0
@@ -117,7 +117,7 @@ def _option(operator: StoredOperator, name: str, default: Any = 1) -> Any:
 
 @with_settings
 def strides(operator: StoredOperator, largest: int, *, more_where_valid: bool) -> tuple[str, str]:
-    """The strides are at most `largest`; of windows without padding or dilation they may be any."""
+    """The strides are at most `largest`; windows without padding or dilation may have any."""
     stride = _option(operator, "strideH"), _option(operator, "strideW")
     dilation = _option(operator, "dilationHFactor"), _option(operator, "dilationWFactor")
     valid = _option(operator, "padding") == tfl.Padding.VALID and dilation == (1, 1)
@@ -131,7 +131,7 @@ def strides(operator: StoredOperator, largest: int, *, more_where_valid: bool) -
 
 @with_settings
 def pooled_windows(operator: StoredOperator, *, largest_padded: int | None) -> tuple[str, str]:
-    """A window has at most 256 rows and 256 x 256 values, a padded one a limit of its own."""
+    """A window has at most 256 rows and 256 x 256 values; padded ones may have another limit."""
     size = _option(operator, "filterHeight"), _option(operator, "filterWidth")
     padded = _option(operator, "padding") == tfl.Padding.SAME
     if padded and largest_padded is not None:
@@ -145,7 +145,7 @@ def pooled_windows(operator: StoredOperator, *, largest_padded: int | None) -> t
 
 @with_settings
 def reduced_axes(operator: StoredOperator, *, largest: int) -> tuple[str, str]:
-    """The axes of a mean are no longer than `largest`, and not that of the batch."""
+    """The axes of a mean are shorter than `largest`, and exclude the batch."""
     source, axes = operator.reads[:2]
     if (numbers := axes.values) is None:
         return "its axes are not constant", ""
@@ -161,7 +161,7 @@ def reduced_axes(operator: StoredOperator, *, largest: int) -> tuple[str, str]:
 
 
 def one_of_a_batch(operator: StoredOperator) -> tuple[str, str]:
-    """There is one image."""
+    """The batch has one image."""
     source = operator.reads[0]
     if len(source.shape) != _IMAGE_AXES or source.shape[0] == 1:
         return _MET
@@ -172,9 +172,9 @@ def one_of_a_batch(operator: StoredOperator) -> tuple[str, str]:
 def scales_by(
     operator: StoredOperator, *factors: int, half_pixels: tuple[int, ...] | None = None
 ) -> tuple[str, str]:
-    """Images grow by one of some factors, alike in rows and columns that are more than one.
+    """Images grow by one of some factors, the same for rows and columns that are more than one.
 
-    Those of operators with `halfPixelCenters` are `half_pixels`, where they are others.
+    Operators with `halfPixelCenters` have the factors `half_pixels`, unless these are None.
     """
     before, after = operator.reads[0].shape[1:3], operator.outputs[0].shape[1:3]
     if before in ((1, 1), after):
@@ -196,7 +196,7 @@ def scales_by(
 
 @with_settings
 def scales_to_at_most(operator: StoredOperator, limit: int) -> tuple[str, str]:
-    """Images become at most so many times as large."""
+    """Images become at most `limit` times as large."""
     before, after = operator.reads[0].shape[1:3], operator.outputs[0].shape[1:3]
     if all(new <= limit * old for old, new in zip(before, after, strict=True)):
         return _MET
@@ -219,7 +219,7 @@ def small_strides(operator: StoredOperator) -> tuple[str, str]:
 
 
 def grown_by_strides(operator: StoredOperator) -> tuple[str, str]:
-    """The output of a transposed convolution is as large as padding makes it."""
+    """The output of a transposed convolution has the size that padding gives it."""
     kernel, source = operator.reads[1:3]
     by_axis = _option(operator, "strideH"), _option(operator, "strideW")
     same = _option(operator, "padding") == tfl.Padding.SAME
@@ -243,7 +243,7 @@ def strided_slice(operator: StoredOperator) -> tuple[str, str]:
 def same_grids(operator: StoredOperator) -> tuple[str, str]:
     """All codes that it reads and makes have one scale and one zero point."""
     tensors = [
-        tensor for tensor in (*operator.reads, *operator.outputs) if tensor.type not in _INDICES
+        tensor for tensor in (*operator.reads, *operator.outputs) if tensor.type not in _NO_CODES
     ]
     grids = {(tensor.scales.tobytes(), tensor.zero_points.tobytes()) for tensor in tensors}
     return _MET if len(grids) == 1 else ("its tensors have different scales", "")

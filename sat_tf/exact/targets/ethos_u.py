@@ -1,4 +1,4 @@
-"""Arm's compiler for Ethos-U NPUs: what becomes of a file, and what it is estimated to cost."""
+"""Arm's compiler for Ethos-U NPUs: the compiled file, and its estimated time and memory."""
 
 import collections
 import configparser
@@ -28,37 +28,37 @@ CONFIGURATIONS = {
         "ethos-u85-2048",
     ),
 }
-# The target that each configuration is of.
+# The target of each configuration.
 TARGET_OF = {name: target for target, names in CONFIGURATIONS.items() for name in names}
-# The operator that stands for all that the NPU computes.
+# The operator that stands for everything the NPU computes.
 _NPU_OPERATOR = "CUSTOM"
 _PACKAGE = "ethosu"
 _KIB = 1024
-# An operator may read these longer than it computes; the compiler calls them by the names behind.
+# Data that an operator may read for longer than it computes, with the compiler's names for them.
 _LIMITS = {"weights": "Weights", "scales and biases": "Scales", "activations": "FeatureMap"}
 _ARITHMETIC = "arithmetic"
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledFile:
-    """A file as Arm's compiler has compiled it."""
+    """A file that Arm's compiler has compiled, with its estimates."""
 
-    configuration: str  # Of the NPU.
+    configuration: str  # The configuration of the NPU.
     system_config: str  # The clock and the memories that the compiler assumes, as it names them.
-    memory_mode: str  # What it assumes to be in which of these memories, likewise.
+    memory_mode: str  # The contents of each memory, as the compiler names them.
     on_cpu: tuple[str, ...]  # Names of the operators that are left to the CPU, in order.
     milliseconds: float  # Time of one inference, by the compiler's estimate.
-    # The same of each operator of the file on the NPU, by the tensor it makes.
+    # The time of each operator of the file on the NPU, by the tensor it makes.
     milliseconds_of: Mapping[str, float] = dataclasses.field(repr=False)
-    # The same of the operators that take as long as "arithmetic" does, or as it takes to read
+    # The time of the operators that take as long as "arithmetic" does, or as it takes to read
     # "weights", "scales and biases" or "activations".
     milliseconds_by_limit: Mapping[str, float]
-    # Where the system that it assumes has weights and commands, as it names it.
+    # The memory of weights and commands in the system that the compiler assumes, as it names it.
     weights_memory: str
-    weights_memory_bytes: int  # That they take there; activations too, where that is DRAM.
-    sram_bytes: int  # Of the rest.
-    encoded_weight_bytes: int  # Of the weights alone, compressed, with the scales and biases.
-    # The same of each operator of the file, by the tensor it makes.
+    weights_memory_bytes: int  # Bytes used there; with activations, where that is DRAM.
+    sram_bytes: int  # Bytes of the rest, in SRAM.
+    encoded_weight_bytes: int  # Bytes of compressed weights, scales and biases.
+    # These bytes of each operator of the file, by the tensor it makes.
     encoded_weight_bytes_of: Mapping[str, int] = dataclasses.field(repr=False)
     content: bytes = dataclasses.field(repr=False)  # The compiled file.
 
@@ -73,22 +73,22 @@ def compile_file(
 ) -> CompiledFile:
     """Compiles a TFLite file for an Ethos-U with the compiler of the extra `[ethos]`.
 
-    Estimates hang on where weights are: U65 and U85 have them in DRAM by default, and in flash with
+    Estimates depend on the memory of weights: for U65 and U85, DRAM by default, and flash with
     `system_config="Ethos_U65_Embedded"` or `"Ethos_U85_SYS_Flash_High"` and
     `memory_mode="Shared_Sram"`.
 
     Args:
-        path: of the file, which is not changed.
-        configuration: of the NPU, such as "ethos-u55-128".
+        path: the path of the file, which is not changed.
+        configuration: the configuration of the NPU, for example "ethos-u55-128".
         system_config: the clock and the memories of the system: a section of the compiler's file
-            of configurations; with `memory_mode`, or None for what it takes by default for the NPU.
-        memory_mode: what is in which memory: another section of that file.
-        config: a file of configurations of your own.
+            of configurations; with `memory_mode`, or None for the NPU's default system.
+        memory_mode: the contents of each memory: another section of that file.
+        config: your own file of configurations.
 
     Raises:
         ImportError: the compiler is not installed; says how to install it.
         ValueError: no such configuration, system or file, or the compiler refuses the file or
-            crashes; names the operators that it does not take.
+            crashes; the error names the operators that the compiler does not take.
     """
     options = compiler_options(
         configuration, system_config=system_config, memory_mode=memory_mode, config=config
@@ -112,8 +112,8 @@ def compile_file(
     with tempfile.TemporaryDirectory() as folder:
         source, out = pathlib.Path(folder, "model.tflite"), pathlib.Path(folder, "compiled")
         source.write_bytes(content)
-        # A process of its own: the compiler may end it by a signal. -P: it is not looked for in the
-        # working directory, which may be a stranger's folder.
+        # The compiler has its own process, as a signal may end it. -P: Python does not look for it
+        # in the working directory, which may be a stranger's folder.
         ended = subprocess.run(
             [
                 *(sys.executable, "-P", "-m", "ethosu.vela", *options),
@@ -178,7 +178,7 @@ def compiler_options(
     memory_mode: str | None = None,
     config: str | os.PathLike[str] | None = None,
 ) -> list[str]:
-    """The options by which the compiler is called for an NPU; see `compile_file`."""
+    """Returns the options of the compiler for an NPU; see `compile_file`."""
     if configuration not in TARGET_OF:
         raise ValueError(
             f"configuration: received {configuration!r}, expected one of {', '.join(TARGET_OF)}. "
@@ -192,7 +192,7 @@ def compiler_options(
         )
     options = ["--accelerator-config", configuration]
     if (system_config, memory_mode, config) != (None, None, None):
-        # The compiler's own file of configurations, unless another one is named.
+        # The default is the compiler's own file of configurations.
         folders = package.submodule_search_locations or ()
         default_sections = pathlib.Path(*folders, "config_files", "Arm", "vela.ini")
         sections = default_sections if config is None else expect_path(config).absolute()
@@ -229,17 +229,17 @@ _ARENA = "arena_mem_area"
 _SECTIONS = {"system_config": "System_Config", "memory_mode": "Memory_Mode"}
 
 
-# Names of tensors stand in it as they are, which XML parsers do not take.
+# The file has unescaped names of tensors, which XML parsers do not take.
 _TABLE = re.compile(
     r'<table name="(source|perf|perf_debug)">\s*<!\[CDATA\[\n(.*?)\]\]>\s*</table>', re.DOTALL
 )
 
 
 def _operators(path: pathlib.Path) -> Iterator[tuple[int, int, str, int]]:
-    """The NPU's operators in the compiler's file for debugging, whose tables are CSV in XML.
+    """Yields the NPU's operators in the compiler's file for debugging, whose tables are CSV in XML.
 
-    Of each the place of the file's operator that it is made of, the cycles that it takes, what
-    takes these, arithmetic or one of `_LIMITS`, and the bytes of weights, scales and biases.
+    Each comes with the place of the file's operator that it is made from, its cycles, their cause,
+    arithmetic or one of `_LIMITS`, and the bytes of its weights, scales and biases.
     """
     tables = {
         name: list(csv.DictReader(io.StringIO(table)))

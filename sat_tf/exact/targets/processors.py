@@ -11,23 +11,23 @@ from sat_tf.messages import REMOVED, did_you_mean
 class Processor:
     """One row of the table of targets."""
 
-    name: str  # As options and policies call it.
-    title: str  # As sentences call it.
+    name: str  # The name in options and policies.
+    title: str  # The name in sentences.
     stores: frozenset[int] = frozenset({8})  # The storage of kernels that it takes, by their bits.
     output_type: str = "float32"  # The type of outputs that it makes by itself.
-    # It is an NPU, which computes functions, pools and resizing by integer operators of its own,
-    # and leaves what it does not know to the CPU.
+    # Whether it is an NPU, which computes functions, pools and resizing by integer operators of its
+    # own, and leaves unknown operators to the CPU.
     native: bool = False
-    # It is no processor, but what many keep to; this runtime computes it, and takes part in every
-    # certificate of its files.
+    # The runtime that computes a specification to which many processors keep, and takes part in
+    # every certificate of its files; None for a processor.
     confirmed_by: str | None = None
 
     def packing(self, pack: str) -> str:
-        """How its files store kernels: what is asked for, of which "auto" is what it takes."""
+        """Returns how its files store kernels: as asked for, where "auto" is what it takes."""
         return "none" if pack == "auto" and min(self.stores) == 8 else pack
 
     def shortfall(self, left: int, count: int) -> str:
-        """How many of a file's operators it does not compute, in a sentence."""
+        """Says in a sentence how many of a file's operators it does not compute."""
         share = f"{left} of {count} operators"
         if self.confirmed_by:
             return f"{share} are not those of {self.title}."
@@ -56,17 +56,17 @@ _ROWS = (
 PROCESSORS: Mapping[str, Processor] = {row.name: row for row in _ROWS}
 DEFAULT_TARGET = "litert"
 DEFAULT_PROCESSOR = PROCESSORS[DEFAULT_TARGET]
-# The targets of earlier versions, which files and models name that these have saved.
+# The targets of earlier versions, by the names in files and models that these have saved.
 _FORMER_TARGETS = {"edgetpu": "int8", "android-npu": "int8"}
 
 
 def saved_target(name: Any) -> Any:
-    """The target that stands for the one that a file or a model was saved with."""
+    """Returns the present target for the one with which a file or a model was saved."""
     return _FORMER_TARGETS.get(name, name) if isinstance(name, str) else name
 
 
 def saved_processor(name: str) -> Processor:
-    """The processor that a certificate names, which a later version may know alone."""
+    """Returns the processor that a certificate names, even if only a later version knows it."""
     return PROCESSORS.get(saved_target(name), Processor(name=name, title=name))
 
 
@@ -75,20 +75,19 @@ OUTPUT_TYPES = ("float32", "int8", "uint8")
 
 
 def target_problem(name: object) -> str | None:
-    """Why `name` is not the name of a target, with a suggestion; None where it is."""
+    """Says why `name` is not the name of a target, with a suggestion; None where it is."""
     if isinstance(name, str) and (removed := f"target={name}") in REMOVED:
         return f"{name!r} is gone; {REMOVED[removed]}."
     return _problem(name, PROCESSORS, f"one of {', '.join(map(repr, PROCESSORS))}")
 
 
 def output_type_problem(output_type: object) -> str | None:
-    """Why this is no type of outputs, with the fix; None where it is one."""
+    """Says why this is no type of outputs, with the fix; None where it is one."""
     return _problem(output_type, OUTPUT_TYPES, "'float32', 'int8' or 'uint8'")
 
 
 def _problem(received: object, names: Collection[str], expected: str) -> str | None:
     if isinstance(received, str) and received in names:
         return None
-    hint = did_you_mean(str(received), names)
-    # Where none is near, all of them are listed already.
-    return f"received {received!r}, expected {expected}.{f' {hint}' if hint.endswith('?') else ''}"
+    hint = did_you_mean(str(received), names, is_listed=True)
+    return f"received {received!r}, expected {expected}.{f' {hint}' if hint else ''}"

@@ -16,17 +16,17 @@ from sat_tf.presentation.tables import Marked
 class CpuFallback:
     """An operator of a file that a target's processor leaves to the CPU."""
 
-    operator: str  # Its name.
+    operator: str  # The operator's name.
     tensor: str  # The tensor that it makes.
-    reason: str  # Why, as the processor's compiler sees it.
-    fix: str = ""  # What to change; "" where nothing is known.
+    reason: str  # The reason, as the processor's compiler sees it.
+    fix: str = ""  # The change that avoids it; "" where none is known.
 
     def __str__(self) -> str:
         line = f"{self.operator} {self.tensor}: {self.reason}"
         return f"{line}; {self.fix}." if self.fix else f"{line}."
 
 
-# A line names so many operators.
+# The number of operators that a line names.
 _NAMED = 2
 
 
@@ -37,13 +37,13 @@ class Target(Processor):
     # The operators that its processor computes, each with its own constraints; None where it
     # computes all of TFLite's.
     operators: Mapping[str, Sequence[Constraint]] | None = None
-    constraints: Sequence[Constraint] = ()  # Those of all operators.
+    constraints: Sequence[Constraint] = ()  # The constraints of all operators.
 
     def statements(self, left: Sequence[CpuFallback], count: int) -> list[Marked]:
-        """How many of a file's operators its processor computes, and which it leaves to the CPU.
+        """States how many operators of a file its processor computes, and which the CPU does.
 
-        Those with one reason share a line. Of a CPU only what it refuses, and nothing where that is
-        nothing.
+        Operators with the same reason share a line. The statements on a CPU only list the operators
+        that it refuses.
         """
         if not left:
             run_on = "are those of" if self.confirmed_by else "run on"
@@ -62,11 +62,11 @@ class Target(Processor):
         ]
 
     def cpu_fallback(self, contents: Contents) -> list[CpuFallback]:
-        """The operators of a file that its processor leaves to the CPU, or refuses, in order."""
+        """Returns a file's operators that its processor leaves to the CPU, or refuses, in order."""
         fallbacks: list[CpuFallback] = []
         ends = _float_ends(contents)
         inputs = {tensor.name for tensor in contents.inputs}
-        # A file that quantizes weights alone, or has a float head, has no codes to end in.
+        # A file that quantizes only weights, or has a float head, has no codes to end in.
         otherwise = QUANTIZED
         for operator in contents.operators:
             if operator.name == "DEQUANTIZE" and any(t.data is not None for t in operator.reads):
@@ -89,28 +89,29 @@ class Target(Processor):
             fix = _FIXES.get(operator.name, "")
             if operator.name in (*_LOOKS_UP, *_WORDS):
                 fix = "quantize for this target"
-                if self.native:  # files for others have tables
+                if self.native:  # files for other processors have tables
                     *words, last = (word for name, word in _WORDS.items() if name in operators)
                     fix += f", and use a function that it has: {', '.join(words)} or {last}"
-            return f"{self.title} has no {operator.name}", fix
+            table = "sat-tf's table of " if self.confirmed_by else ""
+            return f"{table}{self.title} has no {operator.name}", fix
         own_constraints = () if operators is None else operators[operator.name]
         for constraint in (*self.constraints, *own_constraints):
             try:
                 reason, fix = constraint(operator)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-                # The file itself lacks them, or has them in another shape.
+                # The file lacks tensors or options, or has them in another shape.
                 return "it has not the tensors or the options of its kind", "convert it again"
             if reason:
                 return reason, fix
         return "", ""
 
 
-# Codes cannot stand for what these make of float values.
+# Codes cannot stand for the results of these operators on float values.
 _PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL")
 
 
 def _float_ends(contents: Contents) -> set[str]:
-    """The float tensors made from codes, behind which nothing computes with codes again."""
+    """Returns the float tensors made from codes after which nothing computes with codes again."""
     makes = collections.defaultdict[str, list[str]](list)
     ends: set[str] = set()
     for operator in reversed(contents.operators):
@@ -129,13 +130,13 @@ def _float_ends(contents: Contents) -> set[str]:
     return stands_for
 
 
-# These make float tensors unnecessary: at the ends of a file, and within.
+# Fixes that make float tensors unnecessary: at the ends of a file, and within.
 INTEGER_INPUTS = "use input_type='int8' in the policy"
 INTEGER_OUTPUTS = "export with output_type='int8'"
 QUANTIZED = "quantize the layer, or replace it"
-# This makes weights that operators dequantize unnecessary.
+# The fix that makes weights that operators dequantize unnecessary.
 ACTIVATIONS = "quantize activations too: give the policy activation_bits, and leave float_head out"
-# Tables of a function are these, and these operators compute functions.
+# The operators of a function's table, and the operators that compute functions.
 _LOOKS_UP = ("CAST", "GATHER")
 _WORDS = {
     "ABS": "abs",
@@ -147,7 +148,7 @@ _WORDS = {
     "PRELU": "PReLU",
     "TANH": "tanh",
 }
-# These make others unnecessary.
+# The fixes that make other operators unnecessary.
 _FIXES = {
     "DEQUANTIZE": INTEGER_OUTPUTS,
     "DEPTH_TO_SPACE": "use a transposed convolution or UpSampling2D",
@@ -156,12 +157,11 @@ _FIXES = {
 
 
 _STORE_BYTES = "export with pack='none'"
-_ETHOS_SUM = 8_323_072
 
 # The list of supported operators that Arm's compiler ethos-u-vela 5.2.0 writes.
 _BYTES = constraints.of_types("INT8", "UINT8", fix=QUANTIZED)
 _BYTE_WEIGHTS = constraints.weights_of("INT8", "UINT8", fix=_STORE_BYTES)
-_ETHOS_WEIGHTS = (_BYTE_WEIGHTS, constraints.largest_sum_of_weights(_ETHOS_SUM))
+_ETHOS_WEIGHTS = (_BYTE_WEIGHTS, constraints.largest_sum_of_weights(8_323_072))
 _SMALL_TYPES = constraints.of_types("INT8", "UINT8", "INT16", fix=QUANTIZED)
 
 # Functions of one value.
@@ -199,55 +199,55 @@ _U55: Mapping[str, tuple[Constraint, ...]] = {
         constraints.scales_by(2, 4, 8),
     ),
     "STRIDED_SLICE": (_SMALL_TYPES, constraints.strided_slice),
-    "MAXIMUM": (_SMALL_TYPES, constraints.same_grids),
-    "MINIMUM": (_SMALL_TYPES, constraints.same_grids),
+    **dict.fromkeys(("MAXIMUM", "MINIMUM"), (_SMALL_TYPES, constraints.same_grids)),
     **dict.fromkeys((*_FUNCTIONS, *_CLIPS, *_MOVES, *_PADS), (_SMALL_TYPES,)),
     **dict.fromkeys(_OF_BYTES, (_BYTES,)),
-    **dict.fromkeys(("ADD", "SUB", "MUL", "TRANSPOSE", *_SHAPES), ()),
+    **dict.fromkeys(("ADD", "ARG_MAX", "BATCH_MATMUL", "MUL", "SUB", "SUM", "TRANSPOSE"), ()),
+    **dict.fromkeys(_SHAPES, ()),
     **dict.fromkeys(("QUANTIZE", "SOFTMAX", "SQUARED_DIFFERENCE"), (_SMALL_TYPES,)),
-    **dict.fromkeys(("ARG_MAX", "BATCH_MATMUL", "SUM"), ()),
     **{
         name: (_SMALL_TYPES, constraints.strides(3, more_where_valid=False))
         for name in ("REDUCE_MAX", "REDUCE_MIN")
     },
 }
-_POWERS_OF_TWO = tuple(2**power for power in range(11))
 _U85: Mapping[str, tuple[Constraint, ...]] = {
     **_U55,
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), _ETHOS_WEIGHTS),
     "TRANSPOSE_CONV": (*_ETHOS_WEIGHTS, constraints.grown_by_strides),
     "AVERAGE_POOL_2D": (constraints.pooled_windows(largest_padded=8),),
     "MAX_POOL_2D": (constraints.pooled_windows(largest_padded=None),),
-    "RESIZE_BILINEAR": (constraints.scales_by(*_POWERS_OF_TWO),),
+    "RESIZE_BILINEAR": (constraints.scales_by(*(2**power for power in range(11))),),
     "RESIZE_NEAREST_NEIGHBOR": (constraints.scales_to_at_most(1024),),
-    "REDUCE_MAX": (),
-    "REDUCE_MIN": (),
-    "CAST": (),
+    **dict.fromkeys(("CAST", "REDUCE_MAX", "REDUCE_MIN"), ()),
     "GATHER": (constraints.gathers_by_batch,),
 }
 _ETHOS_TYPES = constraints.of_types("INT8", "UINT8", "INT16", "INT32", fix=INTEGER_OUTPUTS)
 
 # -- TFLite's int8 specification ------------------------------------------------------------------
 # https://developers.google.com/edge/litert/quantization/quantization_spec lists the operators below
-# with what their tensors are; of those that it does not list, the table of TFLite's quantizer says
-# the same, tensorflow/lite/tools/optimize/operator_property.cc.
+# with their tensors; the table of TFLite's quantizer has the same for operators that are not listed
+# there but LSTM, SVDF, WHERE and variables, tensorflow/lite/tools/optimize/operator_property.cc.
 
 _CODES = (constraints.of_types("INT8", scaled=True, fix=INTEGER_OUTPUTS),)
 _INT8_WEIGHTS = constraints.weights_of("INT8", fix=_STORE_BYTES)
-# What it reads behind them are indices, or what it makes are other numbers.
-_FIRST_CODES = (constraints.of_types("INT8", scaled=True, first=True, fix=QUANTIZED),)
-# What is read and what is made has one scale and one zero point.
+# These inputs have codes; the others are indices or conditions, or the output has other numbers.
+_FIRST_CODES, _SECOND_CODES, _CHOSEN_CODES = (
+    (constraints.of_types("INT8", scaled=True, only=slice(*places), fix=QUANTIZED),)
+    for places in ((0, 1), (1, 2), (1, 3))
+)
+# Operators whose inputs and outputs have one scale and one zero point.
 _OF_ONE_GRID = (
     *("AVERAGE_POOL_2D", "MAX_POOL_2D", "CONCATENATION", "MAXIMUM", "MINIMUM", "RESHAPE"),
     *("SQUEEZE", "TRANSPOSE", "SLICE", "PAD", "PADV2", "RESIZE_BILINEAR"),
     *("SPACE_TO_DEPTH", "SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"),
-    # By the quantizer's table:
-    *("DEPTH_TO_SPACE", "EXPAND_DIMS", "MIRROR_PAD", "PACK", "UNPACK", "REDUCE_MAX", "REDUCE_MIN"),
-    *("RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SPLIT", "SPLIT_V", "STRIDED_SLICE", "TILE"),
+    # The quantizer's table adds these.
+    *("BROADCAST_TO", "DEPTH_TO_SPACE", "EXPAND_DIMS", "MIRROR_PAD", "PACK", "UNPACK"),
+    *("REDUCE_MAX", "REDUCE_MIN", "RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SPLIT", "SPLIT_V"),
+    *("STRIDED_SLICE", "TILE"),
 )
 _OF_ANY_GRIDS = (
     *("ADD", "SUB", "MUL", "MEAN", "SUM"),
-    # By the quantizer's table:
+    # The quantizer's table adds these.
     *("ABS", "BATCH_MATMUL", "GELU", "HARD_SWISH", "LEAKY_RELU", "PRELU", "REDUCE_PROD"),
     *("RELU", "RELU6", "RELU_N1_TO_1", "RSQRT", "SQUARED_DIFFERENCE"),
 )
@@ -259,14 +259,14 @@ _INT8: Mapping[str, tuple[Constraint, ...]] = {
         (*_CODES, _INT8_WEIGHTS, constraints.symmetric_weights(axis=0)),
     ),
     "DEPTHWISE_CONV_2D": (*_CODES, _INT8_WEIGHTS, constraints.symmetric_weights(axis=3)),
-    "LOGISTIC": (*_CODES, constraints.output_grid(1 / 256, -128)),
-    "SOFTMAX": (*_CODES, constraints.output_grid(1 / 256, -128)),
+    **dict.fromkeys(("LOGISTIC", "SOFTMAX"), (*_CODES, constraints.output_grid(1 / 256, -128))),
     "LOG_SOFTMAX": (*_CODES, constraints.output_grid(16 / 256, 127)),
-    "TANH": (*_CODES, constraints.output_grid(1 / 128, 0)),
-    "L2_NORMALIZATION": (*_CODES, constraints.output_grid(1 / 128, 0)),
-    # Files take pixels, and make codes, as uint8 too.
+    **dict.fromkeys(("TANH", "L2_NORMALIZATION"), (*_CODES, constraints.output_grid(1 / 128, 0))),
+    # Files may also take pixels, and make codes, as uint8.
     "QUANTIZE": (constraints.of_types("INT8", "UINT8", scaled=True, fix=QUANTIZED),),
-    "GATHER": (*_FIRST_CODES, constraints.same_grids),
+    **dict.fromkeys(("GATHER", "GATHER_ND"), (*_FIRST_CODES, constraints.same_grids)),
+    **dict.fromkeys(("FILL", "SCATTER_ND"), (*_SECOND_CODES, constraints.same_grids)),
+    "SELECT": (*_CHOSEN_CODES, constraints.same_grids),
     **dict.fromkeys(("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL"), _FIRST_CODES),
     **dict.fromkeys(("GREATER", "GREATER_EQUAL", "ARG_MAX", "SHAPE"), _FIRST_CODES),
 }
@@ -295,8 +295,8 @@ _MICRO: Mapping[str, tuple[Constraint, ...]] = {
     "FULLY_CONNECTED": (constraints.no_packed_products,),
 }
 
-# The operators that a processor computes, each with its own constraints, and those of all. Those
-# with None, and those that are not here, compute all of TFLite's.
+# The operators that a processor computes, each with its own constraints, and the constraints of all
+# operators. Processors with None, and processors not listed, compute all of TFLite's operators.
 _OPERATORS: Mapping[str, tuple[Mapping[str, Sequence[Constraint]] | None, Sequence[Constraint]]] = {
     "micro": (_MICRO, ()),
     "ethos-u55": (_U55, (_ETHOS_TYPES,)),

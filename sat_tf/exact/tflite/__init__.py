@@ -1,1 +1,1 @@
-"""TFLite files: written, read back, compared."""
+"""Writing, reading and comparing TFLite files."""

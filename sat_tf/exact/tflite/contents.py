@@ -1,4 +1,4 @@
-"""The contents of a TFLite file: tensors, constants, operators; two compared; the size of one."""
+"""The contents of a TFLite file: tensors, constants, operators; their differences; its size."""
 
 import collections
 import contextlib
@@ -16,7 +16,7 @@ from ai_edge_litert import schema_py_generated as tfl
 
 
 def names_of(enumeration: type) -> dict[int, str]:
-    """The names of an enumeration of the schema, by value."""
+    """Returns the names of an enumeration of the schema, by value."""
     return {value: name for name, value in vars(enumeration).items() if not name.startswith("_")}
 
 
@@ -25,24 +25,24 @@ TYPES = names_of(tfl.TensorType)
 
 _NUMBERS = ("INT32", "INT64", "BOOL")
 _TYPES_OF_CONSTANTS = ("INT8", "UINT8", "FLOAT32", *_NUMBERS)
-# A valid file holds all that it unpacks to once, but for zero points, which tensors share: eight
-# bytes for each scale of four. What is small anyway may share more.
+# A valid file holds once everything it unpacks to, except zero points, which tensors share: eight
+# bytes for each scale of four. Small files may share more.
 _LARGEST_RATIO = 4
 _ALWAYS_UNPACKED_BYTES = 2**18
-# Ten times those of the largest networks for images.
+# Ten times the number of tables in the largest networks for images.
 _MOST_TABLES = 2**17
 _TABLE_BYTES = 8
 _OFFSET_BYTES = 4
-# The vectors of tables in a model, by their attribute: none of these tables holds a vector of
-# tables itself, so that each takes no longer than its bytes do.
+# The vectors of tables in a model, by their attribute: these tables hold no vectors of tables, so
+# that each unpacks in the time that its bytes take.
 _MODEL_VECTORS = {
     "operatorCodes": tfl.OperatorCodeT,
     "buffers": tfl.BufferT,
     "metadata": tfl.MetadataT,
 }
-# More values than LiteRT itself takes in a tensor of a phone.
+# More values than LiteRT itself takes in a tensor on a phone.
 _MOST_VALUES = 2**28
-# Integers that share a byte, the first one in the lowest bits.
+# Types of integers that share a byte, the first one in the lowest bits.
 _PACKED_BITS = {"INT4": 4, "INT2": 2}
 
 
@@ -51,7 +51,7 @@ _WITH_KERNEL = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECT
 
 
 class NotUnderstoodError(ValueError):
-    """A flatbuffer is intact, but holds what the reader does not know."""
+    """The error of an intact flatbuffer with contents that the reader does not know."""
 
 
 class _TooMuchError(Exception):
@@ -60,10 +60,10 @@ class _TooMuchError(Exception):
 
 @contextlib.contextmanager
 def unpacked(content: bytes, name: str) -> Iterator[Any]:
-    """The flatbuffer as objects; whatever a damaged one raises in the block is one error.
+    """Yields the flatbuffer as objects; any error of a damaged one in the block is one ValueError.
 
-    Its tables are unpacked one by one, and their bytes counted: this stops where a small file
-    unpacks to a huge one, because its tables share others.
+    The tables are unpacked one by one, and their bytes counted: reading stops where a small file
+    unpacks to a huge one because its tables share others.
     """
     problem = ValueError(
         f"{name}: received a file that is not a TFLite flatbuffer ({len(content)} bytes), expected "
@@ -93,7 +93,7 @@ class _Budget:
         self._tables = 0
 
     def spend(self, value: Any) -> Any:
-        """The value, which has been unpacked."""
+        """Counts an unpacked value, and returns it."""
         self._left -= _bytes_of(value)
         self._tables += 1
         if self._left < 0 or self._tables > _MOST_TABLES:
@@ -102,7 +102,7 @@ class _Budget:
 
 
 def _bytes_of(value: Any) -> int:
-    """The bytes of an unpacked table in a file that holds all its parts once."""
+    """Returns the bytes of an unpacked table in a file that holds all its parts once."""
     if isinstance(value, np.ndarray):
         return int(value.nbytes)
     if isinstance(value, str | bytes):
@@ -115,13 +115,13 @@ def _bytes_of(value: Any) -> int:
 
 
 def _unpacked_model(content: bytes) -> Any:
-    """The parts of the schema's `ModelT` that are read here."""
+    """Unpacks the parts of the schema's `ModelT` that are read here."""
     budget, root, model = _Budget(content), tfl.Model.GetRootAs(content, 0), tfl.ModelT()
     model.version = root.Version()
     for attribute, table_type in _MODEL_VECTORS.items():
         setattr(model, attribute, _vector(root, attribute, table_type.InitFromObj, budget))
     for buffer in model.buffers:
-        # Other tools put large ones behind the flatbuffer, and only say where; 0 and 1 say nothing.
+        # Other tools put large buffers after the flatbuffer, at an offset; 0 and 1 are no offsets.
         if buffer.offset > 1:
             whole = np.frombuffer(content, np.uint8)
             _within(buffer.offset + buffer.size - 1, whole.size)
@@ -133,7 +133,7 @@ def _unpacked_model(content: bytes) -> Any:
         signature.signatureKey = packed.SignatureKey()
         signature.subgraphIndex = packed.SubgraphIndex()
         budget.spend(signature)
-        # Its entries are counted one by one: they may all be the same one.
+        # The entries are counted one by one, as all may be the same one.
         signature.inputs = _vector(packed, "inputs", tfl.TensorMapT.InitFromObj, budget)
         signature.outputs = _vector(packed, "outputs", tfl.TensorMapT.InitFromObj, budget)
         model.signatureDefs.append(signature)
@@ -151,14 +151,14 @@ def _unpacked_model(content: bytes) -> Any:
 
 
 def _vector(table: Any, attribute: str, unpack: Callable[[Any], Any], budget: _Budget) -> list[Any]:
-    """A vector of tables, each unpacked and then counted."""
+    """Unpacks a vector of tables, and counts each."""
     name = attribute[0].upper() + attribute[1:]
     count, at = getattr(table, f"{name}Length"), getattr(table, name)
     return [budget.spend(unpack(at(index))) for index in range(count())]
 
 
 def signature_names(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The signature's keys of inputs and outputs, in order; () where they are tensors' names."""
+    """Returns the signature's keys of inputs and outputs, in order; () if tensors have them."""
     (subgraph,), signatures = model.subgraphs, model.signatureDefs
 
     def keys_of(role: str) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ def signature_names(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _tensor_table(packed: Any) -> Any:
-    """The parts of a `TensorT` that are read here, of which none is a vector of tables."""
+    """Unpacks the parts of a `TensorT` that are read here; they hold no vector of tables."""
     tensor = tfl.TensorT()
     tensor.name, tensor.type, tensor.buffer = packed.Name(), packed.Type(), packed.Buffer()
     tensor.shape = None if packed.ShapeIsNone() else packed.ShapeAsNumpy()
@@ -188,20 +188,20 @@ def _tensor_table(packed: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor of a file: all that decides what is computed with it."""
+    """A tensor of a file, with everything that decides computations on it."""
 
-    name: str  # Its name.
-    type: str  # Of its values, as the schema calls it.
-    shape: tuple[int, ...]  # With the batch dimension.
-    # One for all values, or one for each index of `axis`; empty if it is not quantized.
+    name: str  # The tensor's name.
+    type: str  # The schema's name of its values' type.
+    shape: tuple[int, ...]  # Its sizes, with the batch dimension.
+    # One scale for all values, or for each index of `axis`; empty if it is not quantized.
     scales: np.ndarray
-    zero_points: np.ndarray  # As many.
-    axis: int  # See `scales`.
-    data: np.ndarray | None  # The bytes of a constant; None for what operators make.
+    zero_points: np.ndarray  # The zero points, as many as scales.
+    axis: int  # The axis of several `scales`.
+    data: np.ndarray | None  # The bytes of a constant; None for other tensors.
 
     @functools.cached_property
     def values(self) -> np.ndarray | None:
-        """The values of a constant; None for what operators make."""
+        """The values of a constant; None for other tensors."""
         if self.data is None:
             return None
         if self.type in _PACKED_BITS:
@@ -216,7 +216,7 @@ class StoredTensor:
         return self.type in _NUMBERS
 
     def difference(self, other: "StoredTensor") -> str | None:
-        """The name of the first attribute in which another tensor differs; None where none does."""
+        """Returns the name of the first attribute that differs from another tensor's, if any."""
         names = [field.name for field in dataclasses.fields(self)]
         differing = (n for n in names if not np.array_equal(getattr(self, n), getattr(other, n)))
         return next(differing, None)
@@ -226,20 +226,20 @@ class StoredTensor:
 class StoredOperator:
     """An operator of a file."""
 
-    name: str  # As the schema calls it.
-    inputs: tuple[StoredTensor | None, ...]  # The tensors it reads; None for one that is left out.
-    outputs: tuple[StoredTensor, ...]  # Those it makes.
+    name: str  # The operator's name in the schema.
+    inputs: tuple[StoredTensor | None, ...]  # Tensors it reads; None for ones that are left out.
+    outputs: tuple[StoredTensor, ...]  # The tensors it makes.
     options: Any  # Its builtin options, an object of the schema; None where it has none.
-    custom: str = ""  # The name of an operator that is none of the schema's; "" for any other.
+    custom: str = ""  # The name of an operator outside the schema; "" for any other.
 
     @property
     def reads(self) -> tuple[StoredTensor, ...]:
-        """The tensors it reads, without those that are left out."""
+        """The tensors it reads, without the ones that are left out."""
         return tuple(tensor for tensor in self.inputs if tensor is not None)
 
     @property
     def multiply_adds(self) -> int:
-        """How many products of weights and inputs one image takes, as far as shapes tell."""
+        """The number of products of weights and inputs for one image, as far as shapes tell."""
         if self.name not in _WITH_KERNEL or len(self.reads) < 2:
             return 0
         # Each pixel made, or read by a transposed convolution, meets the whole kernel.
@@ -258,7 +258,7 @@ class StoredOperator:
         )
 
     def difference(self, other: "StoredOperator") -> str | None:
-        """The difference of another operator in its place, in words; None where there is none."""
+        """Describes how another operator in its place differs; None where it is the same."""
         where = f"{self.name} {self.outputs[0].name}"
         if (self.name, self.settings) != (other.name, other.settings):
             return f"{where}: {other.name} {other.settings}, expected {self.name} {self.settings}"
@@ -270,7 +270,7 @@ class StoredOperator:
         return f"{where}: reads other tensors" if counts[0] != counts[1] else None
 
 
-# Under this name a file says how it was made.
+# The name of the entry in which a file says how it was made.
 SETTINGS_NAME = "sat_tf"
 
 
@@ -279,13 +279,13 @@ class Contents:
     """The graph of a file, and its interface."""
 
     operators: tuple[StoredOperator, ...]  # In order.
-    tensors: tuple[StoredTensor, ...] = ()  # Of all operators.
+    tensors: tuple[StoredTensor, ...] = ()  # The tensors of all operators.
     inputs: tuple[StoredTensor, ...] = ()  # The tensors that a caller gives.
-    outputs: tuple[StoredTensor, ...] = ()  # Those a caller gets.
+    outputs: tuple[StoredTensor, ...] = ()  # The tensors that a caller gets.
     interface: str = ""  # Its inputs and outputs, as tensors and in its signatures, in words.
-    # How it was made, its entry `SETTINGS_NAME`; None where it has none.
+    # Its entry `SETTINGS_NAME`, which says how it was made; None without one.
     settings: dict[str, Any] | None = None
-    # The graphs behind the first, which all else is about: number, name and size, in words.
+    # The graphs after the first, which the other fields describe: number, name and size, in words.
     more_graphs: tuple[str, ...] = ()
 
     @property
@@ -294,11 +294,11 @@ class Contents:
         return "float_head" in (self.settings or {})
 
     def operator_counts(self) -> dict[str, int]:
-        """How many operators of each kind there are."""
+        """Counts the operators of each kind."""
         return dict(sorted(collections.Counter(stored.name for stored in self.operators).items()))
 
     def float_operators(self) -> list[str]:
-        """The operators that read or make float tensors, each with the tensor it makes."""
+        """Lists the operators that read or make float tensors, each with the tensor it makes."""
         return [
             f"{op.name} {op.outputs[0].name if op.outputs else ''}".strip()
             for op in self.operators
@@ -313,7 +313,7 @@ def read_contents(content: bytes, name: str) -> Contents:
 
 
 def understood(model: Any) -> Contents:
-    """The contents of an unpacked flatbuffer, of a file as sat-tf writes them."""
+    """Returns the contents of the unpacked flatbuffer of a file as sat-tf writes it."""
     if len(model.subgraphs) != 1:
         raise NotUnderstoodError(f"it has {len(model.subgraphs)} graphs, expected one")
     contents, names = _of_usual_sizes(model), set[str]()
@@ -337,7 +337,7 @@ def _of_usual_sizes(model: Any) -> Contents:
 
 
 def of_any_tool(model: Any) -> Contents:
-    """The contents of any tool's flatbuffer, with distinct names of tensors."""
+    """Returns the contents of any tool's flatbuffer, with distinct names of tensors."""
     if not model.subgraphs:
         raise NotUnderstoodError("it has no graph")
     subgraph, names = model.subgraphs[0], set[str]()
@@ -410,12 +410,12 @@ def _contents_of(model: Any) -> Contents:
 
 
 def _text(name: bytes | None) -> str:
-    """A name in a file, which may be missing, or not text."""
+    """Returns a name in a file, which may be missing, or not text."""
     return (name or b"").decode(errors="replace")
 
 
 def _within(index: int, count: int) -> int:
-    """The index; Python itself would count negative ones from the end."""
+    """Returns the index in range; Python itself would count negative ones from the end."""
     if not 0 <= index < count:
         raise IndexError(f"{index}, expected 0 to {count - 1}")
     return int(index)
@@ -442,7 +442,7 @@ def _tensor(model: Any, tensor: Any) -> StoredTensor:
 
 
 def _separated(data: bytes | np.ndarray, bits: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Two's complement integers of a few bits, of which several share a byte."""
+    """Unpacks two's complement integers of a few bits, several of which share a byte."""
     packed = np.frombuffer(data, np.uint8)
     pieces = np.stack([packed >> shift for shift in range(0, 8, bits)], axis=-1)
     lowest_bits = pieces.reshape(-1)[: int(np.prod(shape))] << (8 - bits)
@@ -450,7 +450,7 @@ def _separated(data: bytes | np.ndarray, bits: int, shape: tuple[int, ...]) -> n
 
 
 def differences(expected: Contents, found: Contents) -> list[str]:
-    """The differences of `found` from `expected`, in sentences."""
+    """Lists the differences of `found` from `expected`, in sentences."""
     counts = [
         ", ".join(f"{count} {name}" for name, count in contents.operator_counts().items())
         for contents in (expected, found)
@@ -468,7 +468,7 @@ _PIECE = 2**24
 
 
 def gzip_size(content: bytes) -> int:
-    """Bytes after gzip as it compresses by itself (level 6), with no time stamp.
+    """Returns the bytes after gzip at its default level (6), with no time stamp.
 
     Large files are compressed in pieces, as many at a time as there are processors. The pieces
     together are a gzip file too, larger by some bytes in a million.

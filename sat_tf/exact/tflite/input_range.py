@@ -1,6 +1,6 @@
-"""The input of a model: the real value of every pixel, and the grid that the file has of them.
+"""The input of a model: the real value of every pixel, and the file's grid of pixels.
 
-A pixel n = 0..255 of a channel is fed to the model as
+A pixel n = 0..255 of a channel enters the model as
 
     x = low + (high - low) · n / 255,
 
@@ -10,7 +10,7 @@ by one pair (low, high) for all channels, by a pair for each, or by a preprocess
     p = scale · (n - zero_point),        x = ratio · p + shift,
 
 with one scale and one zero point for all channels. Where a pixel stands for real 0 and channels are
-alike, p = x. Else the first layer takes ratio and shift into its weights and its bias.
+alike, p = x. Otherwise the first layer takes ratio and shift into its weights and its bias.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ import numpy as np
 from sat_tf.messages import did_you_mean
 
 _LARGEST_PIXEL = 255
-# The value of one pixel is a normal number of float32, as kernels have it.
+# The value of one pixel must be a normal float32, as kernels have it.
 _SMALLEST_RANGE = _LARGEST_PIXEL * float(np.finfo(np.float32).tiny)
-# The ends of a range are no larger: float32 still holds the difference of two.
+# The largest end of a range: float32 still holds the difference of two ends.
 _LARGEST = 1e30
-# Closer to a pixel than any sum of float32 numbers says, real 0 is that pixel.
+# Real 0 is taken for a pixel that is closer to it than sums of float32 numbers can tell.
 _SAME_PIXEL = 1e-4
 # Statistics of ImageNet's pixels, red, green and blue, as `keras.applications` has them.
 _TORCH_MEAN, _TORCH_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -45,7 +45,7 @@ class ImageGrid:
 
 
 def can_be_pictures(shape: Sequence[int | None]) -> bool:
-    """Whether an input of a shape, without the batch, can be grey pictures or coloured ones.
+    """Returns whether an input of a shape, without the batch, can be grey or coloured pictures.
 
     >>> can_be_pictures((None, None, 3)), can_be_pictures((96, 64))
     (True, False)
@@ -61,20 +61,20 @@ class InputRange:
     ImageGrid(scale=0.00784313725490196, zero_point=128)
     """
 
-    # Of pixel 0; one number, or one for each channel in the order the model is fed.
+    # The value of pixel 0: one number, or one for each channel in the order of the model's input.
     low: tuple[float, ...]
-    high: tuple[float, ...]  # Of pixel 255, likewise.
-    # The model is fed the channels of a picture in reverse, as BGR.
+    high: tuple[float, ...]  # The value of pixel 255, likewise.
+    # Whether the model takes the channels of a picture in reverse, as BGR.
     reversed_channels: bool = False
 
     @property
     def channels(self) -> int | None:
-        """How many channels it speaks of; None where one pair is for all."""
+        """The number of channels that it names; None where one pair is for all channels."""
         return len(self.low) if len(self.low) > 1 or self.reversed_channels else None
 
     @property
     def scales(self) -> np.ndarray:
-        """The value that one pixel more adds, float64, for each channel as the model is fed."""
+        """The value that one pixel more adds, float64, for each channel of the model's input."""
         return (np.asarray(self.high) - np.asarray(self.low)) / _LARGEST_PIXEL
 
     @functools.cached_property
@@ -86,13 +86,13 @@ class InputRange:
 
     @property
     def change(self) -> "Change":
-        """The change from the grid of the file to what the model is fed."""
+        """The change from the grid of the file to the model's input."""
         shift = np.asarray(self.low) + self.scales * self.grid.zero_point
         shift = np.where(np.abs(shift) < _SAME_PIXEL * self.scales, 0.0, shift)
         return Change(self.scales / self.grid.scale, shift, self.reversed_channels, self.grid.scale)
 
     def fed(self, pixels: np.ndarray) -> np.ndarray:
-        """The values that the model is fed for these pixels, (..., channels), in float32."""
+        """Returns the model's input for pixels, (..., channels), in float32."""
         if self.reversed_channels:
             pixels = pixels[..., ::-1]
         if not any(self.low):
@@ -100,13 +100,13 @@ class InputRange:
         return np.asarray(np.asarray(self.low) + self.scales * pixels, np.float32)
 
     def pixels(self, values: np.ndarray) -> np.ndarray:
-        """The pixels, not rounded, for which the model is fed these values; see `fed`."""
+        """Returns the pixels, not rounded, of values of the model's input; see `fed`."""
         pixels = (values - np.asarray(self.low)) / self.scales
         return pixels[..., ::-1] if self.reversed_channels else pixels
 
     @property
     def scaling(self) -> str:
-        """How pixels are scaled to it, in Python.
+        """The Python code that scales pixels to it.
 
         >>> InputRange((-1.0,), (1.0,)).scaling, InputRange((0.0,), (1.0,)).scaling
         ('images / 127.5 - 1', 'images / 255')
@@ -122,7 +122,7 @@ class InputRange:
 
     @property
     def spelling(self) -> Any:
-        """The `input_range` of a policy that says the same."""
+        """The `input_range` of a policy for the same range."""
         for name, named_range in NAMED.items():
             if self == named_range:
                 return name
@@ -140,12 +140,12 @@ class InputRange:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """x = ratio · p + shift, channel by channel, with p's channels in reverse where it says so."""
+    """x = ratio · p + shift for each channel, with p's channels in reverse if `reverses`."""
 
     ratio: np.ndarray  # Positive, float64, one number or one a channel of x.
     shift: np.ndarray  # Likewise, of any sign.
-    reverses: bool = False  # Channel c of x is channel -1 - c of p.
-    scale: float = 0.0  # What one pixel adds to x.
+    reverses: bool = False  # Whether channel c of x is channel -1 - c of p.
+    scale: float = 0.0  # The value that one pixel adds to x.
 
     @property
     def is_none(self) -> bool:
@@ -154,16 +154,16 @@ class Change:
 
     @property
     def only_shifts(self) -> bool:
-        """Whether all channels are alike but for the shift, and in order."""
+        """Whether all channels are alike except for the shift, and in order."""
         return not self.reverses and bool(np.all(self.ratio == 1.0))
 
     @property
     def is_rounding(self) -> bool:
-        """Whether it is only what rounding real 0 to a pixel costs, half a pixel at most."""
+        """Whether it is only the error of rounding real 0 to a pixel, half a pixel at most."""
         return self.only_shifts and bool(np.all(np.abs(self.shift) <= 0.5001 * self.scale))
 
     def after(self, other: "Change") -> "Change":
-        """The change from the p of this one to that of another, for the same x."""
+        """Returns the change from this one's p to another's, for the same x."""
         ratio, shift = self.ratio / other.ratio, (self.shift - other.shift) / other.ratio
         if other.reverses:
             ratio, shift = ratio[::-1], shift[::-1]
@@ -189,7 +189,7 @@ NAMED: dict[str, InputRange] = {
 
 # The types that a file can take for an input: pixels, codes of a calibrated range, or real values.
 INPUT_TYPES = ("uint8", "int8", "float32")
-# The types that it can take as they are, for layers left float alone.
+# The types that a file can take unchanged, for layers left float only.
 KEPT_TYPES = (
     *("float32", "float64", "bool"),
     *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
@@ -202,7 +202,7 @@ _EXPECTED = (
 
 
 def range_problem(value: Any) -> str | None:
-    """Why a value is no `input_range`, for the message of a policy; None where it is one."""
+    """Says why a value is no `input_range`, for the message of a policy; None where it is one."""
     if isinstance(value, Mapping):
         for name, input_range in value.items():
             if not isinstance(name, str):
@@ -230,7 +230,7 @@ def range_problem(value: Any) -> str | None:
 
 
 def type_problem(value: Any) -> str | None:
-    """Why a value is no `input_type`, for the message of a policy; None where it is one."""
+    """Says why a value is no `input_type`, for the message of a policy; None where it is one."""
     expected = f"expected one of {', '.join(INPUT_TYPES)}, or a mapping of inputs to them"
     if isinstance(value, Mapping):
         wrong = (name for name, input_type in value.items() if input_type not in INPUT_TYPES)
@@ -242,7 +242,7 @@ def type_problem(value: Any) -> str | None:
 
 
 def plain_range(value: Any) -> Any:
-    """A valid `input_range` in its one form: a name, floats, tuples of floats, or a mapping."""
+    """Brings a valid `input_range` to one form: a name, floats, tuples of floats, or a mapping."""
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
@@ -254,7 +254,7 @@ def plain_range(value: Any) -> Any:
 
 
 def range_of(value: Any) -> InputRange:
-    """The range that a valid value, which is no mapping, stands for."""
+    """Returns the range of a valid value that is no mapping."""
     if isinstance(value, str):
         return NAMED[value]
     low, high = (_numbers(end) or () for end in plain_range(value))
@@ -266,7 +266,7 @@ def _numbers(value: Any) -> tuple[float, ...] | None:
     if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
         return None
     plain = all(isinstance(v, numbers.Real) and not isinstance(v, bool) for v in values)
-    if not plain or not all(abs(v) <= _LARGEST for v in values):  # of NaN this is false
+    if not plain or not all(abs(v) <= _LARGEST for v in values):  # false for NaN
         return None
     return tuple(float(v) for v in values)
 
@@ -274,6 +274,6 @@ def _numbers(value: Any) -> tuple[float, ...] | None:
 def _as_long(
     low: tuple[float, ...], high: tuple[float, ...]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Both with as many numbers as the longer one."""
+    """Returns both with as many numbers as the longer one."""
     size = max(len(low), len(high))
     return (low * size if len(low) == 1 else low), (high * size if len(high) == 1 else high)

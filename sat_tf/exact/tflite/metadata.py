@@ -1,9 +1,9 @@
-"""TFLite Metadata: what a file says of itself to Android's libraries and to people.
+"""TFLite Metadata: a file's description for Android's libraries and for people.
 
-Two parts, as TensorFlow Lite Support and MediaPipe read them: a flatbuffer of the public schema
-`metadata_schema.fbs` in an entry of the file, and a zip archive behind the file's own flatbuffer,
-so that `unzip -l model.tflite` lists what is in it. That holds the labels as a text file, and the
-preprocessing, for which the schema has no fields beside those of the pixels' range.
+It has two parts, as TensorFlow Lite Support and MediaPipe read them: a flatbuffer of the public
+schema `metadata_schema.fbs` in an entry of the file, and a zip archive after the file's own
+flatbuffer, so that `unzip -l model.tflite` lists its contents. The archive holds the labels as a
+text file, and the preprocessing, for which the schema only has fields of the pixels' range.
 """
 
 import collections
@@ -28,13 +28,13 @@ LABELS_NAME = "labels.txt"
 PREPROCESSING_NAME = "preprocessing.json"
 
 _FILE_IDENTIFIER = b"M001"
-# Nothing that is written here needs a later version of the schema.
+# No field that is written here needs a later version of the schema.
 _PARSER_VERSION = "1.0.0"
 _TENSOR_AXIS_LABELS = 2
 _COLOR_SPACES = {3: 1, 1: 2}  # channels: RGB, grayscale
-_IMAGE_PROPERTIES = 2  # of the union ContentProperties
-_NORMALIZATION_OPTIONS = 1  # of the union ProcessUnitOptions
-# A million labels of 16 letters.
+_IMAGE_PROPERTIES = 2  # number in the union ContentProperties
+_NORMALIZATION_OPTIONS = 1  # number in the union ProcessUnitOptions
+# Room for a million labels of 16 letters.
 _MOST_TEXT_BYTES = 2**24
 
 
@@ -42,9 +42,9 @@ _MOST_TEXT_BYTES = 2**24
 class Metadata:
     """The user's description of a model."""
 
-    description: str | None = None  # What the model does; None for nothing.
-    labels: tuple[str, ...] | None = None  # The names of the classes, in order; None for none.
-    # How a picture becomes the input; None where nothing is said.
+    description: str | None = None  # The model's purpose; None where not given.
+    labels: tuple[str, ...] | None = None  # Names of classes, in order; None where unknown.
+    # The way from a picture to the input; None where it is unknown.
     preprocessing: Preprocessing | None = None
 
     def __bool__(self) -> bool:
@@ -62,19 +62,19 @@ class Metadata:
 
 
 def label_text(labels: Iterable[str]) -> str:
-    """The text of a file of labels: the name of a class on each line."""
+    """Returns the text of a file of labels: the name of a class on each line."""
     return "".join(f"{label}\n" for label in labels)
 
 
 def lines_of(text: str) -> list[str]:
-    """The names in the text of a file of labels, whatever characters they have."""
+    """Returns the names in the text of a file of labels, whatever characters they have."""
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []
 
 
 def checked_metadata(
     description: Any, labels: Any, preprocessing: Any = None
 ) -> tuple[Metadata, list[str]]:
-    """The user's words as `Metadata`, and what is wrong with them."""
+    """Returns the user's words as `Metadata`, and the problems with them."""
     problems = []
     if preprocessing is not None and not isinstance(preprocessing, Preprocessing):
         problems.append(
@@ -88,7 +88,7 @@ def checked_metadata(
             f"description: received {description!r}, expected a text; leave it out if there is "
             "nothing to say."
         )
-    # A set is in no order, in which names say nothing of the classes.
+    # A set has no order, so its names do not say which class is which.
     is_list = isinstance(labels, Iterable) and not isinstance(labels, str | bytes | Set)
     if labels is not None and not is_list:
         problems.append(
@@ -124,7 +124,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def misfits(metadata: Metadata, image: Image, shape: tuple[int, ...]) -> list[str]:
-    """Why labels and preprocessing are not those of an input, and of an output of this shape."""
+    """Lists why labels and preprocessing do not fit an input, and an output of this shape."""
     problems = []
     labels = metadata.labels
     if labels is not None and (len(labels),) != shape:
@@ -142,7 +142,7 @@ def misfits(metadata: Metadata, image: Image, shape: tuple[int, ...]) -> list[st
 
 
 def encode(metadata: Metadata, name: str, image: Image, output: Tensor) -> bytes:
-    """The flatbuffer of the file's entry `METADATA_NAME`, about a model of that name."""
+    """Returns the flatbuffer of the file's entry `METADATA_NAME`, for a model called `name`."""
     builder = flatbuffers.Builder(1024)
     labels: list[int] = []
     if metadata.labels is not None:
@@ -173,7 +173,7 @@ def encode(metadata: Metadata, name: str, image: Image, output: Tensor) -> bytes
 
 
 def append_archive(content: bytes, files: Mapping[str, str]) -> bytes:
-    """A file with texts behind it, stored as they are: Android maps them into memory."""
+    """Appends texts to a file, stored uncompressed: Android maps them into memory."""
     if not files:
         return content
     stream = io.BytesIO(content)
@@ -184,7 +184,7 @@ def append_archive(content: bytes, files: Mapping[str, str]) -> bytes:
 
 
 def read_metadata(content: bytes, name: str) -> Metadata:
-    """The labels and the preprocessing that a file holds; without its description."""
+    """Reads the labels and the preprocessing of a file, without its description."""
     stream = io.BytesIO(content)
     if not is_archive(stream):
         return Metadata()
@@ -207,7 +207,7 @@ def read_metadata(content: bytes, name: str) -> Metadata:
 
 
 def _image(builder: Any, image: Image, preprocessing: Preprocessing | None) -> int:
-    """The input's TensorMetadata: pixels from 0 to 255, used as they are."""
+    """Adds the input's TensorMetadata: pixels from 0 to 255, used as they are."""
     name = builder.CreateString(image.name)
     if image.type != "uint8" or image.is_kept:
         text = "Values as the model was trained on"
@@ -233,7 +233,7 @@ def _image(builder: Any, image: Image, preprocessing: Preprocessing | None) -> i
 
 
 def _table(builder: Any, offsets: dict[int, int], numbers: dict[int, int] | None = None) -> int:
-    """A table from the offsets and the bytes of its fields, by the fields' places in the schema."""
+    """Adds a table of offsets and bytes of fields, by the fields' places in the schema."""
     numbers = numbers or {}
     builder.StartObject(max([*offsets, *numbers], default=-1) + 1)
     for place, offset in offsets.items():

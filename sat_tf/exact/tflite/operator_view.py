@@ -1,4 +1,4 @@
-"""One operator of a file as an operation reads it, and what has been read before it."""
+"""One operator of a file as an operation reads it, and the operators read before it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ class Progress:
     images: tuple[StoredTensor, ...]  # The inputs of the file.
     # Layers that are left float, by the tensors that they make.
     float_layers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # By name, without the images.
+    # The tensors by name, without the images.
     tensors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
-    operations: list[Any] = dataclasses.field(default_factory=list)  # Those that make them.
-    # By the tensors that they make, what is known of operators that are only the first of an
-    # operation's: what the operation itself has put there.
+    operations: list[Any] = dataclasses.field(default_factory=list)  # The makers of these tensors.
+    # Facts on operators that do not complete an operation yet, as its class has noted them, by the
+    # tensors that these operators make.
     pending: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -35,38 +35,38 @@ class Progress:
         return {*(image.name for image in self.images), *self.tensors}
 
     def image(self, name: str) -> StoredTensor | None:
-        """The input of the file with that name; None without one."""
+        """Returns the input of the file with that name; None without one."""
         return next((image for image in self.images if image.name == name), None)
 
 
 @dataclasses.dataclass(frozen=True)
 class OperatorView:
-    """One operator, and what has been read before it."""
+    """One operator, and the operators read before it."""
 
     stored: StoredOperator  # The operator.
-    progress: Progress  # What has been read before it.
-    place: int = 0  # Which of the tensors that the operator makes is its output here.
+    progress: Progress  # The operators read before it.
+    place: int = 0  # The index of its output here among the operator's outputs.
 
     def source(self, index: int = 0) -> str:
-        """Name of an input that an operator or the caller makes."""
+        """Returns the name of an input that an operator or the caller makes."""
         tensor = self.tensor(index)
         if tensor.name not in self.progress.known:
             raise NotUnderstoodError(f"nothing before it makes its input {tensor.name}")
         return tensor.name
 
     def tensor(self, index: int) -> StoredTensor:
-        """An input, whatever makes it."""
+        """Returns an input, whatever makes it."""
         tensor = self.stored.inputs[index] if self.has(index) else None
         if tensor is None:
             raise NotUnderstoodError(f"it has no input {index}")
         return tensor
 
     def has(self, index: int) -> bool:
-        """Whether there is such an input."""
+        """Returns whether there is an input at this index."""
         return index < len(self.stored.inputs) and self.stored.inputs[index] is not None
 
     def constant(self, index: int, *types: str) -> np.ndarray:
-        """An input that is a constant of one of some types."""
+        """Returns the values of an input that is a constant of one of some types."""
         tensor = self.tensor(index)
         if tensor.values is None or tensor.type not in types:
             listed = " or ".join(types)
@@ -74,7 +74,7 @@ class OperatorView:
         return tensor.values
 
     def expect_shape(self, index: int, option: str = "") -> None:
-        """Raises unless the shape that it is given, which kernels make, is that of its output."""
+        """Raises unless the shape in its operand or option, which kernels make, is its output's."""
         if option and not self.has(index):
             sizes = np.asarray(self.option(option))
         else:
@@ -84,12 +84,12 @@ class OperatorView:
             raise NotUnderstoodError(f"it is given the shape {sizes.tolist()}, and makes {shape}")
 
     def is_constant(self, index: int) -> bool:
-        """Whether an input is a constant."""
+        """Returns whether an input is a constant."""
         return self.tensor(index).values is not None
 
     @property
     def name(self) -> str:
-        """The operator's, as the schema calls it."""
+        """The schema's name of the operator."""
         return self.stored.name
 
     @property
@@ -98,7 +98,7 @@ class OperatorView:
         return self.stored.outputs[0]
 
     def option(self, name: str) -> Any:
-        """One of its builtin options."""
+        """Returns one of its builtin options."""
         return getattr(self.stored.options, name)
 
     def expect(self, *, otherwise: str, **options: Any) -> None:
@@ -108,7 +108,7 @@ class OperatorView:
             raise NotUnderstoodError(f"{otherwise} {values}")
 
     def source_codes(self, index: int = 0) -> Codes | None:
-        """How an input is stored; None where it is float."""
+        """Returns how an input is stored; None where it is float."""
         name = self.source(index)
         if name in self.progress.tensors:
             codes = self.progress.tensors[name].codes
@@ -121,18 +121,18 @@ class OperatorView:
         raise NotUnderstoodError("it reads pixels, which have to become int8 first")
 
     def codes(self, activation: Activation = Activation.NONE) -> Codes | None:
-        """How the output is stored; its kernel clips where the fused activation says."""
+        """Returns how the output is stored; its kernel clips where the fused activation says."""
         return codes_of(self.output, activation)
 
     def moved_codes(self) -> Codes | None:
-        """The codes of the input, which the output shares."""
+        """Returns the codes of the input, which the output shares."""
         codes, source = self.codes(), self.source_codes()
         if grid_of(codes) != grid_of(source):
             raise NotUnderstoodError("it changes the scale or the zero point")
         return source
 
     def selected_codes(self) -> Codes | None:
-        """The codes of the output, which are some of those of all inputs that are values."""
+        """Returns the codes of the output, which are selected from the inputs that are values."""
         codes = self.codes()
         input_codes = [
             self.source_codes(index) if tensor.data is None else codes_of(tensor)
@@ -152,14 +152,14 @@ class OperatorView:
 
     @property
     def activation(self) -> str:
-        """The name of the activation that is fused into it, or that it is itself; "NONE"."""
+        """The name of its fused activation, or of the activation that it is; "NONE" without."""
         if self.name in _KNOWN_ACTIVATIONS:
             return self.name
         number = getattr(self.stored.options, "fusedActivationFunction", 0)
         return _ACTIVATIONS.get(number, str(number))
 
     def fused_codes(self) -> Codes | None:
-        """How the output is stored, clipped by its activation where it has one."""
+        """Returns how the output is stored, clipped by its activation where it has one."""
         activation = self.activation
         if activation not in _KNOWN_ACTIVATIONS:
             raise NotUnderstoodError(f"its fused activation is {activation}")
@@ -169,7 +169,7 @@ class OperatorView:
         return codes
 
     def window(self, *, dilates: bool = False) -> Window:
-        """The places of its kernel."""
+        """Returns the places of its kernel."""
         window = Window(
             (self.option("strideH"), self.option("strideW")), _PADDINGS[self.option("padding")]
         )
@@ -179,16 +179,16 @@ class OperatorView:
         return dataclasses.replace(window, dilation=dilation)
 
     def kernel(self) -> StoredTensor:
-        """The kernel of a linear operator, or the integers that it is made of."""
+        """Returns the kernel of a linear operator, or the integers that it is made from."""
         weights = self.tensor(1)
         pending = self.progress.pending.get(weights.name)
         return pending if isinstance(pending, StoredTensor) else weights
 
     def expect_units(self, scales: np.ndarray, error: float = 0.0) -> None:
-        """Raises unless a bias counts units of the sum; kernels differ in what they make of others.
+        """Raises unless a bias counts units of the sum; kernels differ on biases in other units.
 
-        Other tools have other products, by a relative error; kernels take that of the factors, and
-        the bias as it is.
+        Other tools have other products, within a relative error; kernels take the product of the
+        factors, and the bias as it is.
         """
         bias, source = self.tensor(2), self.source_codes()
         unit = (source.scale * scales).astype(np.float32) if source else scales
@@ -201,7 +201,7 @@ class OperatorView:
 
 
 def grid_of(codes: Codes | None) -> tuple[np.float32, int] | None:
-    """Scale and zero point; None for float values."""
+    """Returns scale and zero point; None for float values."""
     return None if codes is None else (codes.scale, codes.zero_point)
 
 
@@ -215,7 +215,7 @@ def expect_grid(fixed: Codes, codes: Codes) -> None:
 
 
 def codes_of(tensor: StoredTensor, activation: Activation = Activation.NONE) -> Codes | None:
-    """How a tensor is stored, with the ends of a fused activation; None where it is float."""
+    """Returns how a tensor is stored, with a fused activation's ends; None where it is float."""
     if tensor.type == "FLOAT32":
         return None
     scale, point = tensor.scales, tensor.zero_points

@@ -1,4 +1,4 @@
-"""How a picture becomes the input of a model, said once: for training, for files and for apps."""
+"""The preprocessing of pictures for a model, defined once for training, files and apps."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from sat_tf.validation import STRICT, worded
 
-# The preprocessing of every model here has this in common.
+# Settings that the preprocessing of every model here has in common.
 _SHARED: Mapping[str, Any] = types.MappingProxyType(
     {"crop": "centre", "interpolation": "bilinear", "antialias": True, "range": [0, 255]}
 )
@@ -29,7 +29,7 @@ Ratio = Annotated[
 @worded
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Preprocessing:
-    """How a picture becomes the pixels that a model is measured on.
+    """The way from a picture to the pixels on which a model is measured.
 
     The picture is turned by its EXIF orientation, resized bilinearly with antialiasing until it
     just covers `resize_ratio` times the input, and cropped to its centre; transparency is dropped.
@@ -40,27 +40,27 @@ class Preprocessing:
         ((256, 341), (16, 58))
     """
 
-    # Sides of what the resized picture covers, over those of the input; 1 or more.
+    # The sides of the area that the resized picture covers, over the input's; 1 or more.
     resize_ratio: Ratio = 1.0
-    exif_orientation: bool = True  # Whether pictures are turned; otherwise that entry is ignored.
+    exif_orientation: bool = True  # Whether pictures are turned; otherwise EXIF is ignored.
 
     def covered(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Rows and columns that the resized picture covers, for an input of a shape."""
+        """Returns the rows and columns that the resized picture covers, for an input of a shape."""
         rows, columns = (round(side * self.resize_ratio) for side in shape)
         return rows, columns
 
     def geometry(
         self, size: tuple[int, int], shape: tuple[int, int]
     ) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The size to which a turned picture is resized, and the upper left corner of the crop."""
+        """Returns the resized size of a turned picture, and the upper left corner of the crop."""
         covered = self.covered(shape)
         factor = max(extent / side for extent, side in zip(covered, size, strict=True))
-        # The share of a pixel is for rounding errors of a side that is exactly covered.
+        # A share of a pixel absorbs rounding errors of a side that is exactly covered.
         height, width = (int(side * factor + 1e-3) for side in size)
         return (height, width), (round((height - shape[0]) / 2), round((width - shape[1]) / 2))
 
     def describe(self, shape: tuple[int, int] | None = None) -> str:
-        """The whole in words, for an input of rows and columns, or of any."""
+        """Describes it in words, for an input of rows and columns, or of any size."""
         turned = "turned by its EXIF orientation" if self.exif_orientation else "as it is stored"
         if shape is None:
             times = "" if self.resize_ratio == 1 else f"{self.resize_ratio:.4g} times the sides of "
@@ -76,12 +76,12 @@ class Preprocessing:
         )
 
     def to_json(self) -> str:
-        """The text of a file that says it."""
+        """Returns it as JSON, the text of a file."""
         return json.dumps({**dataclasses.asdict(self), **_SHARED}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Preprocessing":
-        """The preprocessing that such a file describes."""
+        """Reads the preprocessing from the text of a file."""
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -100,9 +100,9 @@ _EXPECTED = (
     f"{', '.join(f'{name}={value}' for name, value in _SHARED.items())}"
 )
 
-# Pictures that just cover the input, of which nothing but the longer side is cut off.
+# Pictures just cover the input; only the longer side is cropped.
 COVERING = Preprocessing()
-# Resized to 256 and cropped to 224, or to other sizes in this proportion.
+# Pictures are resized to 256 and cropped to 224, or to other sizes in this proportion.
 RESIZED_AND_CROPPED = Preprocessing(resize_ratio=256 / 224)
-# The same of ImageNet in records, whose protocol ignores EXIF.
+# The same for ImageNet in records, whose protocol ignores EXIF.
 AS_IN_IMAGENET = Preprocessing(resize_ratio=256 / 224, exif_orientation=False)

@@ -1,4 +1,4 @@
-"""How a file stores tensors: codes and their grids, bits, windows, and fused activations."""
+"""The storage of tensors in a file: codes and their grids, bits, windows, fused activations."""
 
 import dataclasses
 import enum
@@ -13,17 +13,17 @@ from sat_tf.messages import name_of
 
 
 class Activation(enum.Enum):
-    """The rectifier, fused or an operator of its own, that clips where the quantizer does."""
+    """A rectifier, fused or a separate operator, that clips where the quantizer does."""
 
     NONE = "NONE"
     RELU = "RELU"
     UNIT = "RELU_N1_TO_1"
-    SIX = "RELU6"  # of other tools' files
-    ZERO_TO_ONE = "RELU_0_TO_1"  # an operator of its own only
+    SIX = "RELU6"  # in other tools' files
+    ZERO_TO_ONE = "RELU_0_TO_1"  # only as a separate operator
 
     @property
     def ends(self) -> tuple[float | None, float | None]:
-        """The smallest and the largest value that it leaves; None where there is none."""
+        """The smallest and the largest value that it leaves; None where it does not clip."""
         return _ENDS[self]
 
 
@@ -36,7 +36,7 @@ _ENDS: Mapping[Activation, tuple[float | None, float | None]] = {
 }
 
 
-# A code is so much more as uint8 than as int8.
+# The difference of a code as uint8 from the code as int8.
 UNSIGNED_SHIFT = 128
 
 
@@ -50,13 +50,13 @@ class Codes:
     highest: int = 127  # Largest stored integer.
     unit: float = 1.0  # Real value of 1 in the units of the file.
     is_unsigned: bool = False  # Whether it is uint8.
-    # The activation that clips it, where kernels round its ends otherwise: lowest..highest are then
-    # the widest.
+    # The activation that clips it, where kernels round its ends differently: lowest..highest are
+    # then the widest ends.
     rounded_ends: Activation = dataclasses.field(default=Activation.NONE, compare=False)
 
     @property
     def activation(self) -> Activation:
-        """The activation to fuse, beside int8 saturation, to clip to lowest..highest."""
+        """The activation to fuse, in addition to int8 saturation, to clip to lowest..highest."""
         if (self.lowest, self.highest) == (-128, 127):
             return Activation.NONE
         if self.lowest != self.zero_point:
@@ -67,7 +67,7 @@ class Codes:
         return Activation.SIX if self.highest == six.highest else Activation.UNIT
 
     def clipped(self, activation: Activation) -> "Codes":
-        """The same grid between the ends of an activation, the widest that kernels give it."""
+        """Returns the grid between the ends of an activation, the widest that kernels give it."""
         several = [self._between(activation, [kernels]) for kernels in KERNEL_SETS.values()]
         if all(codes == several[0] for codes in several):
             return several[0]
@@ -75,16 +75,16 @@ class Codes:
         return dataclasses.replace(widest, rounded_ends=activation)
 
     def on(self, kernels: KernelSet) -> "Codes":
-        """The same codes between the ends that kernels give its activation."""
+        """Returns the same codes between the ends that kernels give its activation."""
         if self.rounded_ends is Activation.NONE:
             return self
         return self._between(self.rounded_ends, [kernels])
 
     def _between(self, activation: Activation, rules: Iterable[KernelSet]) -> "Codes":
-        """The same grid between the widest ends that any of some kernels give an activation."""
+        """Returns the same grid between the widest ends that any of `rules` give an activation."""
 
         def ends(value: float) -> list[int]:
-            with np.errstate(over="ignore"):  # of the smallest scales
+            with np.errstate(over="ignore"):  # with the smallest scales
                 stored = [kernels.end(value, self.scale, self.zero_point) for kernels in rules]
             return np.clip(stored, self.lowest, self.highest).astype(int).tolist()
 
@@ -96,7 +96,7 @@ class Codes:
         )
 
     def unsigned(self) -> "Codes":
-        """The same codes stored as uint8: 128 more than as int8."""
+        """Returns the same codes stored as uint8: 128 more than as int8."""
         return dataclasses.replace(
             self,
             zero_point=self.zero_point + UNSIGNED_SHIFT,
@@ -123,7 +123,7 @@ class Codes:
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """The name, with as many underscores behind it as it takes to differ from those in use."""
+    """Appends underscores to the name until it differs from the names in use."""
     while name in taken:
         name += "_"
     return name
@@ -134,7 +134,7 @@ class Tensor:
     """An activation."""
 
     name: str  # Its name in the file.
-    shape: tuple[int, ...]  # Without the batch dimension.
+    shape: tuple[int, ...]  # Its sizes without the batch dimension.
     codes: Codes | None  # How it is stored; None for float32.
 
 
@@ -148,14 +148,14 @@ class Image:
     # only layers left float read, as they are.
     scale: np.float32 | None
     zero_point: int = 0  # The pixel, or the code, of the real value 0.
-    # What the Keras model is fed, for pixels; None where only the file is known.
+    # The range of the Keras model's input, for pixels; None where only the file is known.
     range: InputRange | None = None
-    # "uint8", "int8" for codes of real values, or "float32" for these themselves; of values as they
-    # are, any that files have.
+    # "uint8", "int8" for codes of real values, or "float32" for real values themselves; any type of
+    # files for values as they are.
     type: str = "uint8"
 
     def fed(self, pixels: np.ndarray) -> np.ndarray:
-        """The input of the Keras model for that of the file; pixels and codes as float32."""
+        """Returns the Keras model's input for the file's; pixels and codes as float32."""
         if self.is_kept:
             return pixels
         if self.type != "uint8":
@@ -165,7 +165,7 @@ class Image:
         return self.range.fed(pixels)
 
     def taken(self, values: np.ndarray) -> np.ndarray:
-        """The input of the file for values: real ones become codes where it takes codes."""
+        """Returns the file's input for values: real ones become codes where it takes codes."""
         if self.is_kept:
             return values.astype(self.type)
         if self.type == "int8" and values.dtype != np.int8:
@@ -173,7 +173,7 @@ class Image:
         return values.astype(np.float32) if self.type == "float32" else values
 
     def drawn(self, pixels: np.ndarray) -> np.ndarray:
-        """Random pixels as random values of this type, over all codes."""
+        """Returns random pixels as random values of this type, over all codes."""
         if self.is_kept:
             raise ValueError(
                 f"{name_of(self.name)}: received random values for an input that takes "
@@ -192,25 +192,25 @@ class Image:
 
     @property
     def codes(self) -> Codes:
-        """The input as int8; of pixels, pixel - 128."""
+        """The input as int8; pixels are stored as pixel - 128."""
         if self.scale is None:
             raise TypeError(f"{self.name}: received an input that is kept, expected codes.")
         return Codes(self.scale, self.zero_point - (128 if self.type == "uint8" else 0))
 
 
 def quantized(real: np.ndarray, codes: Codes) -> np.ndarray:
-    """Real values as stored integers, as QUANTIZE makes them with XNNPACK."""
+    """Returns real values as stored integers, as XNNPACK's QUANTIZE makes them."""
     rounded = np.rint(real * (np.float32(1.0) / codes.scale))
     return np.clip(rounded + codes.zero_point, -128, 127).astype(np.int32)
 
 
 def dequantized(stored: np.ndarray, codes: Codes) -> np.ndarray:
-    """Stored integers as real values, in float32."""
+    """Returns stored integers as real values, in float32."""
     return np.asarray((stored.astype(np.int32) - codes.zero_point).astype(np.float32) * codes.scale)
 
 
 def real_outputs(stored: np.ndarray, scales: np.ndarray, zero_points: np.ndarray) -> np.ndarray:
-    """The outputs of a file as real values: integers by their scale, and others as they are."""
+    """Returns outputs of a file as real values: integers by their scale, and others as they are."""
     if scales.size != 1 or not np.issubdtype(stored.dtype, np.integer):
         return stored
     return dequantized(stored, Codes(np.float32(scales[0]), int(zero_points[0])))
@@ -220,11 +220,11 @@ def real_outputs(stored: np.ndarray, scales: np.ndarray, zero_points: np.ndarray
 class Window:
     """The places of the kernel of a convolution or pooling."""
 
-    strides: tuple[int, int] = (1, 1)  # In rows and columns.
+    strides: tuple[int, int] = (1, 1)  # Strides in rows and columns.
     padding: str = "VALID"  # "SAME" or "VALID".
-    dilation: tuple[int, int] = (1, 1)  # In rows and columns.
-    # Rows and columns that a transposed convolution makes beyond `windows.transposed_size`; below 0
-    # where it makes fewer.
+    dilation: tuple[int, int] = (1, 1)  # Dilation in rows and columns.
+    # Rows and columns of a transposed convolution beyond Keras's rule, see
+    # `windows.transposed_size`; below 0 where it makes fewer.
     more: tuple[int, int] = (0, 0)
 
 
@@ -232,7 +232,7 @@ WHOLE = Window()
 
 
 class Storage(enum.Enum):
-    """Bits that the file spends on a weight code: two's complement."""
+    """Bits of a weight code in the file: two's complement."""
 
     INT8 = 8
     INT4 = 4
@@ -250,18 +250,18 @@ class Storage(enum.Enum):
 
 
 class Tensors(Protocol):
-    """The graph that an operation is part of, as far as it may know it."""
+    """The graph of an operation, as far as the operation may know it."""
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """All tensors but the inputs, by name."""
+        """All tensors except the inputs, by name."""
 
     @property
     def kernels(self) -> KernelSet:
-        """The kernels whose rounding `simulate` has."""
+        """The kernels whose rounding `simulate` follows."""
 
     def codes(self, name: str) -> Codes:
-        """How tensor `name`, which is not float, is stored."""
+        """Returns how tensor `name`, which is not float, is stored."""
 
     @property
     def images(self) -> tuple[Image, ...]:
@@ -270,31 +270,31 @@ class Tensors(Protocol):
 
 # -- batches of images -----------------------------------------------------------------------------
 
-# One array, or one for each input in the order of the model's.
+# One array, or one for each input in the order of the model's inputs.
 Pixels = np.ndarray | tuple[np.ndarray, ...]
 
 
 def arrays_of(images: Pixels) -> tuple[np.ndarray, ...]:
-    """The images of each input."""
+    """Returns the images of each input."""
     return images if isinstance(images, tuple) else (images,)
 
 
 def number_of(images: Pixels) -> int:
-    """How many images each input gets."""
+    """Returns the number of images that each input gets."""
     return len(arrays_of(images)[0])
 
 
 def some_of(images: Pixels, start: int, stop: int) -> Pixels:
-    """A batch of them."""
+    """Returns a batch of the images."""
     if isinstance(images, tuple):
         return tuple(array[start:stop] for array in images)
     return images[start:stop]
 
 
 def joined(outputs: list[np.ndarray]) -> np.ndarray:
-    """All outputs of a model as one array: that of the only one, or all values of each image.
+    """Joins a model's outputs to one array: the only output, or all values of each image.
 
-    Outputs of other lengths, such as a shape, are all of one image.
+    Where their lengths differ, for example with a shape, all outputs belong to one image.
     """
     if len(outputs) == 1:
         return outputs[0]

@@ -1,4 +1,4 @@
-"""Builds a TFLite flatbuffer: tensor by tensor, and operator by operator."""
+"""A builder of TFLite flatbuffers: tensor by tensor, and operator by operator."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,15 +26,15 @@ _STORAGE_TYPES = {
 class Operator(NamedTuple):
     """One operator of the schema, as sat-tf writes it."""
 
-    name: str  # As `BuiltinOperator` has it.
-    # The one that reads the types of sat-tf's files; older runtimes then refuse a file instead of
-    # misreading it.
+    name: str  # The name in `BuiltinOperator`.
+    # The version that reads the types of sat-tf's files; older runtimes then refuse a file instead
+    # of misreading it.
     version: int
     options: str  # The schema's name of its builtin options; "" where it has none.
 
 
 def _table(table_type: type, **fields: Any) -> Any:
-    """A table of the schema with these fields."""
+    """Returns a table of the schema with these fields."""
     table = table_type()
     for name, value in fields.items():
         setattr(table, name, value)
@@ -81,7 +81,7 @@ class Writer:
     def constant(
         self, name: str, values: np.ndarray, scales: Any = None, zero_point: int = 0
     ) -> int:
-        """Adds a constant tensor, with a scale for all its values or one for each of them."""
+        """Adds a constant tensor, with one scale for all its values or one for each."""
         quantization = None
         if scales is not None:
             quantization = _quantization(np.atleast_1d(scales), zero_point, 0)
@@ -91,7 +91,7 @@ class Writer:
     def kernel(self, name: str, codes: np.ndarray, storage: Storage, scales: Any, axis: int) -> int:
         """Adds the kernel of a linear layer, with a scale for each index of `axis`, or for all."""
         data, quantization = packed_bytes(codes, storage), _quantization(scales, 0, axis)
-        # Weights with several uses are in the file once.
+        # The file holds weights with several uses once.
         content = data.tobytes()
         if content not in self._kernel_buffers:
             self._kernel_buffers[content] = self._buffer(data)
@@ -99,11 +99,11 @@ class Writer:
         return self._constant(name, codes.shape, _STORAGE_TYPES[storage], buffer, quantization)
 
     def float_constant_of(self, name: str, shape: tuple[int, ...]) -> int:
-        """Adds a float tensor for what an operator makes of a constant; returns its index."""
+        """Adds a float tensor that an operator makes from a constant; returns its index."""
         return self._constant(name, shape, tfl.TensorType.FLOAT32, 0, None)
 
     def unused(self, name: str) -> str:
-        """A name for a constant that no other tensor has: LiteRT finds tensors by their names."""
+        """Returns a name that no other tensor has: LiteRT finds tensors by their names."""
         name = free_name(name, self._names)
         self._names.add(name)
         return name
@@ -133,7 +133,7 @@ class Writer:
         metadata: Mapping[str, bytes],
         keys: tuple[Sequence[str], Sequence[str]] = ((), ()),
     ) -> bytes:
-        """The file; without keys, its signature calls tensors by their names."""
+        """Returns the file; without keys, its signature has the names of tensors."""
         images = [image.name for image in self.graph.images]
         self.subgraph.inputs = [self.indices[name] for name in images]
         self.subgraph.outputs = [self.indices[name] for name in outputs]
@@ -197,9 +197,9 @@ class Writer:
 
 
 class _SharingBuilder(flatbuffers.Builder):
-    """A builder that writes equal zero points of channels once: tables hold offsets to vectors.
+    """A builder that writes equal zero points of channels once, as tables hold offsets to vectors.
 
-    TFLite asks for a zero point of eight bytes beside every scale, and those of channels are 0.
+    TFLite asks for a zero point of eight bytes with every scale, and those of channels are 0.
     Single zero points, scales and data are not shared, so that the length of a file does not depend
     on its numbers.
     """
@@ -209,7 +209,7 @@ class _SharingBuilder(flatbuffers.Builder):
         self._zero_points: dict[bytes, int] = {}
 
     def CreateNumpyVector(self, x: np.ndarray) -> int:  # noqa: N802
-        """The offset of a vector with these numbers; see `flatbuffers.Builder`."""
+        """Returns the offset of a vector with these numbers; see `flatbuffers.Builder`."""
         if x.dtype != np.int64 or x.size == 1:
             return int(super().CreateNumpyVector(x))
         content = x.tobytes()
@@ -219,18 +219,18 @@ class _SharingBuilder(flatbuffers.Builder):
 
 
 def file_of(model: Any) -> bytes:
-    """The file of a `ModelT` of the schema."""
+    """Returns the file of a `ModelT` of the schema."""
     builder = _SharingBuilder(1 << 20)
     builder.Finish(model.Pack(builder), file_identifier=_FILE_IDENTIFIER)
     return bytes(builder.Output())
 
 
 def packed_bytes(codes: np.ndarray, storage: Storage) -> np.ndarray:
-    """Codes as the bytes of the file: the first in the lowest bits of a byte, zeros at the end."""
+    """Packs codes into bytes: the first in the lowest bits of a byte, zeros at the end."""
     if storage is Storage.INT8:
         return np.frombuffer(codes.astype(np.int8).tobytes(), np.uint8)
     per_byte = _BITS_PER_BYTE // storage.value
-    # Two's complement in one byte each; only the low bits are kept.
+    # Each code is two's complement in one byte; only the low bits are kept.
     flat = codes.astype(np.int8).reshape(-1).view(np.uint8) & np.uint8(2**storage.value - 1)
     groups = np.pad(flat, (0, -flat.size % per_byte)).reshape(-1, per_byte)
     shifts = storage.value * np.arange(per_byte, dtype=np.uint8)
@@ -238,7 +238,7 @@ def packed_bytes(codes: np.ndarray, storage: Storage) -> np.ndarray:
 
 
 def placement_options(window: Window) -> dict[str, Any]:
-    """Padding and strides as builtin options."""
+    """Returns padding and strides as builtin options."""
     return {
         "padding": getattr(tfl.Padding, window.padding),
         "strideH": window.strides[0],
@@ -247,12 +247,12 @@ def placement_options(window: Window) -> dict[str, Any]:
 
 
 def dilation_options(window: Window) -> dict[str, Any]:
-    """The dilation as builtin options."""
+    """Returns the dilation as builtin options."""
     return {"dilationHFactor": window.dilation[0], "dilationWFactor": window.dilation[1]}
 
 
 def fused_activation(codes: Codes | None) -> dict[str, Any]:
-    """The activation that makes a kernel clip to its output's codes, as a builtin option."""
+    """Returns the activation that clips to the output's codes, as a builtin option."""
     activation = codes.activation if codes else Activation.NONE
     return {"fusedActivationFunction": getattr(tfl.ActivationFunctionType, activation.value)}
 

@@ -1,1 +1,1 @@
-"""Turns a quantized Keras model into a graph of integer operations."""
+"""The lowering of a quantized Keras model to a graph of integer operations."""

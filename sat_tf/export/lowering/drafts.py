@@ -1,8 +1,8 @@
-"""Drafts, which are layers without a grid yet, and the builder that makes operations of them.
+"""Drafts, which are layers without a grid yet, and the builder that turns them into operations.
 
-On which grid a layer computes is decided by the quantizer behind it. Until then the layer is a
-draft: an operation that has no inputs and no output, or a class of its own where one layer becomes
-several operations. A draft says itself how it becomes a tensor of codes or of float values.
+The quantizer after a layer decides on which grid the layer computes. Until then the layer is a
+draft: an operation without inputs and output, or a separate class where one layer becomes several
+operations. A draft itself defines how it becomes a tensor of codes or of float values.
 """
 
 import abc
@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 
 def range_codes(lowest: float, highest: float) -> Codes:
-    """256 codes for an observed range; zero has a code of its own."""
+    """Returns 256 codes for an observed range; zero is exactly one of them."""
     lowest, highest = min(lowest, 0.0), max(highest, 0.0)
     if highest - lowest < SMALLEST_RANGE:
         return Codes(np.float32(1.0 / 255.0), -128)
@@ -37,32 +37,32 @@ class Affine:
 
     slope: np.ndarray  # The slopes.
     offset: np.ndarray  # The offsets.
-    # Of x, where the statistics of a normalization are known: there it must be exact.
+    # The mean of x, where a normalization's statistics are known: there y must be exact.
     mean: np.ndarray
-    deviation: np.ndarray  # Of x from that; infinite where it is unknown.
+    deviation: np.ndarray  # The standard deviation of x; infinite where unknown.
 
 
 class Draft(abc.ABC):
-    """A layer that is lowered but for the grid of its result."""
+    """A layer that is lowered except for the grid of its result."""
 
     inputs: tuple[str, ...]  # Names of the tensors that it reads.
-    tensor: str = ""  # The name of its tensor, where it is one already; else "".
+    tensor: str = ""  # The name of its tensor, where that exists already; otherwise "".
 
     @property
     def keeps_stream(self) -> bool:
-        """Whether a float stream behind it stays one, unless a quantizer of its own follows."""
+        """Whether its float stream stays one, unless a quantizer of its own follows."""
         return False
 
     def takes_floats(self, codes: Codes) -> bool:
-        """Whether it makes these codes itself of inputs that are float."""
+        """Returns whether it makes these codes itself from float inputs."""
         return False
 
     @abc.abstractmethod
     def lower(self, builder: "GraphBuilder", output: Tensor) -> str:
-        """Adds what makes a tensor of codes of such tensors, or a float one; returns its name."""
+        """Adds operations that make `output`, codes from codes or floats; returns its name."""
 
     def worst_range(self, codes_of: Callable[[str], Codes]) -> Range:
-        """The smallest and the largest value that it can have."""
+        """Returns the smallest and the largest value that it can have."""
         return codes_of(self.inputs[0]).real_range
 
 
@@ -90,26 +90,26 @@ class GraphBuilder:
         return self.add(operation, shape, self.codes(operation.inputs[0]))
 
     def shape(self, name: str) -> Shape:
-        """The shape of a tensor, without the batch dimension."""
+        """Returns the shape of a tensor, without the batch dimension."""
         return self.tensors[name].shape
 
     def codes(self, name: str) -> Codes | None:
-        """The codes of a tensor; None where it is float."""
+        """Returns the codes of a tensor; None where it is float."""
         return self.tensors[name].codes
 
     def between(self, name: str) -> str:
-        """An unused name, close to the one given, for a tensor that no layer of the model makes."""
+        """Returns an unused name, close to `name`, for a tensor that no layer makes."""
         return free_name(name, self._layer_names | self.tensors.keys())
 
     def materialize(self, draft: Draft, output: Tensor) -> str:
-        """Adds what makes a tensor of codes of a draft; returns the tensor's name."""
+        """Adds the operations that make a draft's tensor; returns the tensor's name."""
         some_float = any(self.codes(source) is None for source in draft.inputs)
         if output.codes and some_float and not draft.takes_floats(output.codes):
             return self.quantized(draft, output)
         return draft.lower(self, output)
 
     def dequantized(self, source: str) -> str:
-        """The float tensor with the real values of `source`; made once."""
+        """Returns the float tensor with the real values of `source`; adds it once."""
         shape, codes = self.shape(source), self.codes(source)
         if codes is None:
             return source
@@ -123,7 +123,7 @@ class GraphBuilder:
         return self._floats[source]
 
     def drop_unread_images(self) -> None:
-        """Leaves out codes of images that nothing reads: others of the image are read instead."""
+        """Removes codes of images that nothing reads: other codes of the image are read instead."""
         read_names = {name for operation in self.operations for name in operation.inputs}
         for operation in list(self.operations):
             if operation.of_input and operation.output not in read_names:
@@ -161,7 +161,7 @@ class OperationDraft(Draft):
     """A layer that becomes one operation, whatever the grid of its result."""
 
     inputs: tuple[str, ...]
-    operation: Operation  # Without inputs and output.
+    operation: Operation  # The operation, without inputs and output.
 
     def placed(self, builder: GraphBuilder, inputs: tuple[str, ...], output: Tensor) -> str:
         """Adds the operation on these inputs, which makes this tensor; returns its name."""
@@ -180,12 +180,12 @@ class Rectified(Draft):
     It is float, or a part of a concatenation, whose grid it then gets.
     """
 
-    inputs: tuple[str, ...]  # Those of the other layer.
-    rectified: Draft  # The other layer.
-    ceiling: float | None = None  # The largest value; None where there is none.
+    inputs: tuple[str, ...]  # The inputs of the rectified layer.
+    rectified: Draft  # The layer that is rectified.
+    ceiling: float | None = None  # The largest value; None without a ceiling.
 
     def takes_floats(self, codes: Codes) -> bool:
-        """See `Draft`: without a ceiling, codes from 0 on are those of the other layer."""
+        """See `Draft`: without a ceiling, codes from 0 on are those of the rectified layer."""
         return self.ceiling is None
 
     def lower(self, builder: GraphBuilder, output: Tensor) -> str:
@@ -193,7 +193,7 @@ class Rectified(Draft):
         if codes and self.ceiling is None:
             clipped = Tensor(name, shape, codes.clipped(Activation.RELU))
             return builder.materialize(self.rectified, clipped)
-        if codes:  # whose highest need not be the ceiling
+        if codes:  # the highest code need not be the ceiling
             return builder.quantized(self, output)
         input_tensor = Tensor(builder.between(f"{name}_input"), shape, None)
         real = self.rectified.lower(builder, input_tensor)

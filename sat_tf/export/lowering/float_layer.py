@@ -22,9 +22,9 @@ from sat_tf.exact.tflite.tensors import Tensors
 from sat_tf.exact.tflite.writer import Writer
 from sat_tf.graph.layer_kinds import KINDS
 from sat_tf.graph.network import Node, call_in_inference
-from sat_tf.messages import kind_of, reason_of
+from sat_tf.messages import LayerMessage, kind_of, reason_of
 
-# Operators and constants of most layers add so many bytes to a file, beside their weights.
+# The bytes that operators and constants of most layers add to a file, in addition to weights.
 _BYTES_OF_OPERATORS = 400
 _BYTES_OF_A_WEIGHT = 4
 
@@ -33,9 +33,9 @@ _BYTES_OF_A_WEIGHT = 4
 class FloatCall:
     """The call of a Keras layer that is left float."""
 
-    name: str  # Of the layer, and of the call where there are several.
+    name: str  # The layer's name, and the call's where there are several.
     node: Node  # The call.
-    layer: Any  # What is called: the user's layer, or a copy that computes in float32.
+    layer: Any  # The user's layer, or a copy that computes in float32.
     reads: tuple[str, ...]  # Names of tensors of the operation, and of calls before it.
 
 
@@ -43,15 +43,15 @@ class FloatCall:
 class FloatLayer(Operation):
     """A Keras layer that is left float: it reads and makes float tensors.
 
-    Layers in front of it are part of it where what they make is no float32, but integers, truth
-    values or complex numbers: these reach it exactly as they are.
+    Layers before it are part of it where their output is not float32, but integers, truth values or
+    complex numbers: these reach it exactly as they are.
     """
 
-    calls: tuple[FloatCall, ...]  # That of the layer at the end.
+    calls: tuple[FloatCall, ...]  # The calls in order, ending with the layer's own.
 
     @property
     def float_layer(self) -> str:
-        """The name of the layer, and of the call where there are several, behind those in front."""
+        """The names of its calls in order: the layers before it, and the layer itself."""
         return " + ".join(call.name for call in self.calls)
 
     @property
@@ -63,7 +63,7 @@ class FloatLayer(Operation):
         return self.operators[0]
 
     def renamed(self, names: Mapping[str, str]) -> Self:
-        """See `Operation`: calls read the tensors by their names, and each other."""
+        """See `Operation`: calls read tensors, and results of other calls, by their names."""
         tensors = {name: new for name, new in names.items() if name in self.inputs}
         calls = tuple(
             dataclasses.replace(call, reads=tuple(tensors.get(name, name) for name in call.reads))
@@ -77,27 +77,27 @@ class FloatLayer(Operation):
         return [call.layer for call in self.calls]
 
     def constant_bytes(self, *, shares_kernel: bool) -> int:
-        """An estimate: the converter chooses what the file holds."""
+        """See `Operation`: an estimate, as the converter chooses what the file holds."""
         weights = sum(int(layer.count_params()) for layer in self.layers)
         return _BYTES_OF_OPERATORS + _BYTES_OF_A_WEIGHT * weights
 
     def signature(self, graph: Tensors) -> list[tuple[tuple[int, ...], str]]:
-        """Shape, without the batch dimension, and type of each tensor that it reads."""
+        """Returns shape, without the batch dimension, and type of each tensor that it reads."""
         images = {image.name: (image.shape, image.type) for image in graph.images}
         return [images.get(name) or (graph.tensors[name].shape, "float32") for name in self.inputs]
 
     def portability(self, graph: Tensors) -> Portability:
-        """See `Operation`: what is looked up by ids is copied."""
+        """See `Operation`: values looked up by ids are copied."""
         kinds = [KINDS.get(type(layer)) for layer in self.layers]
         copies = all(spec is not None and spec.reads_ids for spec in kinds)
         return Portability(Basis.RULE, SELECTED) if copies else super().portability(graph)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """The layers themselves, in Keras."""
+        """See `Operation`: the layers themselves compute it, in Keras."""
         return np.asarray(self.function()(*inputs), np.float32)
 
     def write(self, writer: Writer) -> None:
-        """The operators that TensorFlow's converter makes of the layers."""
+        """Adds the operators that TensorFlow's converter writes for the layers."""
         content = float_operators(self, writer.graph)
         inputs = [writer.indices[name] for name in self.inputs]
         output = writer.indices[self.output]
@@ -106,7 +106,7 @@ class FloatLayer(Operation):
             write_reshape(writer, result, self.output)
 
     def function(self) -> Callable[..., Any]:
-        """The function of tensors that the layers compute, in inference and to float32."""
+        """Returns the function of tensors that the layers compute, in inference and to float32."""
 
         def function(*sources: Any) -> Any:
             tensors = dict(zip(self.inputs, sources, strict=True))
@@ -119,20 +119,20 @@ class FloatLayer(Operation):
 
 
 def float_layers(operations: Iterable[Operation]) -> list[FloatLayer]:
-    """The layers left float among some operations, in their order."""
+    """Returns the layers left float among operations, in their order."""
     return [operation for operation in operations if isinstance(operation, FloatLayer)]
 
 
 # -- the operators of layers -----------------------------------------------------------------------
 
-# This stands in front of the numbers that name the inputs of a layer's own file.
+# The text before the numbers that name the inputs of a layer's own file.
 _INPUT_NAME = "island_input_"
 _L = keras.layers
 _CONVOLUTIONAL = (_L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D)
 
 
 def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
-    """A TFLite file of a layer that is left float, and of those in front that are part of it."""
+    """Returns a TFLite file of a layer left float, and of the layers before it in its calls."""
     layers, signature = operation.layers, operation.signature(graph)
     content, batch, problem = b"", None, None
     # For some layers and an open batch, the converter fails, or writes a file that does not run, or
@@ -145,7 +145,7 @@ def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
         owner = tf.Module()
         owner.layers = layers
         try:
-            # A function instead of a Keras model, which would call the user's layer once more.
+            # A function is converted, as a Keras model would call the user's layer once more.
             with _without_loops(layers):
                 concrete = [tf.function(operation.function(), specs).get_concrete_function()]
             converter = tf.lite.TFLiteConverter.from_concrete_functions(concrete, owner)
@@ -173,19 +173,20 @@ def float_operators(operation: FloatLayer, graph: Tensors) -> bytes:
         return content
     *front_layers, layer = layers
     suffix = f" behind {', '.join(front.name for front in front_layers)}" if front_layers else ""
-    raise ValueError(
-        f"{layer.name}: received {kind_of(layer)}{suffix} that is left float and that {fault}, "
-        "expected a layer of builtin TFLite operators that takes each image by itself; replace it, "
-        "or end the model before it."
-    ) from (None if content else problem)
+    text = (
+        f"received {kind_of(layer)}{suffix} that is left float and that {fault}, expected a layer "
+        "of builtin TFLite operators that takes each image by itself; replace it, or end the model "
+        "before it."
+    )
+    raise ValueError(LayerMessage(layer.name, text)) from (None if content else problem)
 
 
 @contextlib.contextmanager
 def _without_loops(layers: Sequence[keras.layers.Layer]) -> Iterator[None]:
     """Unrolls recurrent layers, also those inside others, for the converter.
 
-    A loop is a subgraph of its own in a file; and the operator that the converter fuses an LSTM
-    into keeps its state from one image to the next.
+    A loop is a separate subgraph in a file; and the operator into which the converter fuses an LSTM
+    keeps its state from one image to the next.
     """
     modules = (module for layer in layers for module in (layer, *layer.submodules))
     recurrent = [module for module in modules if isinstance(module, keras.layers.RNN)]
@@ -217,7 +218,7 @@ def _unrolled(
     training: Any = None,
     initial_state: Any = None,
 ) -> Any:
-    """The outputs of a recurrent convolution in inference, unrolled."""
+    """Computes the outputs of a recurrent convolution in inference, unrolled."""
     last, outputs, _ = keras.backend.rnn(
         functools.partial(layer.cell, training=False),
         inputs,
@@ -246,7 +247,7 @@ def run_converter(converter: Any) -> bytes:
             raise ValueError((errors or lines)[0][:200]) from error
         finally:
             # The converter logs through absl, which calls `logging.basicConfig`: with its handlers,
-            # that of the user would do nothing any more, and all would be told twice.
+            # the user's own call would do nothing any more, and everything would be logged twice.
             for handler in [candidate for candidate in root.handlers if candidate not in before]:
                 root.removeHandler(handler)
 
@@ -264,13 +265,13 @@ def splice(
 ) -> int:
     """Puts the operators of a file of `float_operators` into another one.
 
-    Its inputs become `inputs`, tensors of `subgraph`. Returns the tensor with its result: `output`,
+    Its inputs become `inputs`, tensors of `subgraph`. Returns the tensor with the result: `output`,
     or, where no operator makes it, the input or the constant that it equals.
     """
     source = tfl.ModelT.InitFromPackedBuf(content, 0)
     (graph,) = source.subgraphs
     result = graph.outputs[0]
-    # The converter may list the file's inputs otherwise than the layer does.
+    # The converter may list the file's inputs in another order than the layer.
     in_order = sorted(
         graph.inputs,
         key=lambda index: int(
@@ -299,7 +300,7 @@ def splice(
 
 
 def spliced_bytes(content: bytes, output: str) -> int:
-    """How many bytes longer `splice` makes a file, beside the tensor that the operators make."""
+    """Returns the bytes that `splice` adds to a file, without the tensor that operators make."""
     source = tfl.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
     count = len(source.inputs) + 1
     subgraph, model = tfl.SubGraphT(), tfl.ModelT()

@@ -48,12 +48,12 @@ class LinearDraft(OperationDraft):
         bias: np.ndarray,
         window: Window = WHOLE,
     ) -> "LinearDraft":
-        """A layer of whose values nothing is known; its codes have output channels last."""
+        """Returns a layer whose values are unknown, from codes with the output channels last."""
         kernel = codes if kind is LinearKind.DEPTHWISE else np.moveaxis(codes, -1, 0)
         return cls((source,), Linear((), "", kind, kernel, scales, bias, window))
 
     def folded(self, behind: Affine) -> "LinearDraft":
-        """The layer and the normalization behind it, as one linear layer.
+        """Returns the layer and the normalization after it, as one linear layer.
 
         The sign of γ goes into the codes and its size into the scales, so that weights stay on
         their lattice and nothing is rounded again. A channel with γ = 0 has codes 0.
@@ -64,7 +64,7 @@ class LinearDraft(OperationDraft):
         return self.scaled(slope, behind.offset)._with(center=center, spread=spread)
 
     def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "LinearDraft":
-        """The layer times `slope`, not 0, plus `offset`: y = slope · (Ξ x) + offset."""
+        """Returns the layer times `slope`, not 0, plus `offset`: y = slope · (Ξ x) + offset."""
         linear = self.operation
         count = linear.scales.size
         slope, offset = np.broadcast_to(slope, count), np.broadcast_to(offset, count)
@@ -78,9 +78,9 @@ class LinearDraft(OperationDraft):
         )
 
     def seen_within(self, low: float, high: float) -> "LinearDraft":
-        """The same, known to give values within a range.
+        """Returns the same layer, known to give values within a range.
 
-        Where nothing better is known, its ends are two deviations away.
+        Where nothing better is known, the ends of the range are two deviations from its middle.
         """
         linear = self.operation
         unknown = np.isinf(linear.spread)
@@ -121,7 +121,7 @@ class LinearDraft(OperationDraft):
             raise TypeError(f"{name}: codes of a float tensor.")
         # Float values are real ones already.
         units = [1.0 if side is None or codes is None else side.unit for side in (grid, codes)]
-        # Convolutions need rows and columns; those of other tensors are 1x1 and take any.
+        # Convolutions need rows and columns; on other tensors they are 1x1 and take any.
         on_images = linear.kind is not LinearKind.FULLY_CONNECTED
         if on_images and len(builder.shape(source)) != 3:
             reshape = Reshape((source,), builder.between(f"{name}_input"))
@@ -144,17 +144,17 @@ class LinearDraft(OperationDraft):
 
 
 def _image(shape: Shape) -> Shape:
-    """Rows, columns and channels for a tensor with other axes beside the channels."""
+    """Returns rows, columns and channels for a tensor with other axes before the channels."""
     return (1, math.prod(shape[:-1]), shape[-1])
 
 
 def identity(source: str, num_channels: int) -> LinearDraft:
-    """The 1x1 depthwise convolution with code 1 and scale 1: exact requantization."""
+    """Returns the 1x1 depthwise convolution with code 1 and scale 1: exact requantization."""
     return window_mean(source, num_channels, (1, 1), WHOLE)
 
 
 def channel_mean(source: str, num_channels: int) -> LinearDraft:
-    """The mean over the channels, as a 1x1 convolution with one of them left."""
+    """Returns the mean over the channels, as a 1x1 convolution with one channel left."""
     ones, scales = np.ones((1, 1, num_channels, 1), np.int32), np.full(1, 1.0 / num_channels)
     return LinearDraft.of_codes(source, LinearKind.CONVOLUTION, ones, scales, np.zeros(1))
 
@@ -162,20 +162,20 @@ def channel_mean(source: str, num_channels: int) -> LinearDraft:
 def window_mean(
     source: str, num_channels: int, size: tuple[int, int], window: Window
 ) -> LinearDraft:
-    """Average pooling without padding, as a depthwise convolution."""
+    """Returns average pooling without padding, as a depthwise convolution."""
     ones = np.ones((*size, num_channels), np.int32)
     scales, bias = np.full(num_channels, 1.0 / (size[0] * size[1])), np.zeros(num_channels)
     return LinearDraft.of_codes(source, LinearKind.DEPTHWISE, ones, scales, bias, window)
 
 
 def whole_mean(source: str, shape: Shape) -> LinearDraft:
-    """The mean over rows and columns, as one window of a depthwise convolution."""
+    """Returns the mean over rows and columns, as one window of a depthwise convolution."""
     rows, columns, channels = shape
     return window_mean(source, channels, (rows, columns), WHOLE)
 
 
 class Materialized(Draft):
-    """A layer whose tensor exists already: another grid is a requantization of it."""
+    """A layer whose tensor exists already: another grid is a requantization of the tensor."""
 
     def __init__(self, tensor: str) -> None:
         self.tensor, self.inputs = tensor, (tensor,)
@@ -195,7 +195,7 @@ class MeanDraft(OperationDraft):
     def lower(self, builder: GraphBuilder, output: Tensor) -> str:
         """See `Draft`.
 
-        MEAN clips where int8 does, and nowhere else: other codes are made by a convolution.
+        MEAN clips only where int8 does: a convolution makes other codes.
         """
         codes, (source,) = output.codes, self.inputs
         if codes is None:
@@ -209,17 +209,17 @@ class MeanDraft(OperationDraft):
 
 
 class Strip(NamedTuple):
-    """Windows along an axis that lie equally far inside an image, beside each other."""
+    """Adjacent windows along an axis that lie equally far inside an image."""
 
     start: int  # The first place that they read.
-    stop: int  # Behind the last.
-    size: int  # How many places each reads.
-    stride: int  # From one to the next.
-    windows: int  # How many they are.
+    stop: int  # The place after the last one.
+    size: int  # The number of places that each reads.
+    stride: int  # The distance from one window to the next.
+    windows: int  # The number of windows.
 
 
 def strips(length: int, size: int, stride: int) -> list[Strip]:
-    """The windows of SAME padding along an axis, without the padding."""
+    """Returns the windows of SAME padding along an axis, without the padding."""
     (front, _), count = placement(length, size, stride, 1, "SAME")
     starts = [place * stride - front for place in range(count)]
     inner_starts = [start for start in starts if 0 <= start <= length - size]
@@ -233,7 +233,7 @@ def strips(length: int, size: int, stride: int) -> list[Strip]:
     return joined
 
 
-# An image is pooled in at most so many parts, which are those of windows of 7x7.
+# The largest number of parts in which an image is pooled: windows of 7x7 have as many.
 _MOST_PARTS = 49
 
 
@@ -241,14 +241,14 @@ _MOST_PARTS = 49
 class AveragePoolDraft(OperationDraft):
     """Means of windows, each without its padding.
 
-    They become convolutions of parts of the image, where these are not too many: they are exact,
-    and fast.
+    They become convolutions of parts of the image, where there are not too many parts: these
+    convolutions are exact, and fast.
     """
 
     operation: AveragePool
 
     def parts(self, shape: Shape) -> tuple[list[Strip], list[Strip]] | None:
-        """The windows pooled together, by rows and columns; None where they are too many."""
+        """Returns the windows pooled together, by rows and columns; None where too many."""
         axes = zip(shape, self.operation.size, self.operation.window.strides, strict=False)
         rows, columns = (strips(*axis) for axis in axes)
         return (rows, columns) if len(rows) * len(columns) <= _MOST_PARTS else None
@@ -257,8 +257,8 @@ class AveragePoolDraft(OperationDraft):
         """See `Draft`.
 
         A depthwise convolution divides by one number, so that windows which reach equally far
-        beyond the image are pooled together, and joined. AVERAGE_POOL_2D, where there are too many,
-        rounds to the codes that it reads, and slowly.
+        beyond the image are pooled together, and joined. AVERAGE_POOL_2D, for too many parts, is
+        slow, and rounds to the codes that it reads.
         """
         (source,), name, codes = self.inputs, output.name, output.codes
         if codes is None:
@@ -268,7 +268,7 @@ class AveragePoolDraft(OperationDraft):
             raise TypeError(f"{name}: the codes of a mean of float values.")
         axis_strips = self.parts(sizes)
         if axis_strips is None:
-            # Means on a grid of 8 bits, to which their kernel rounds, and these on another one.
+            # The kernel rounds means to a grid of 8 bits; they are requantized to the output's.
             fine = range_codes(*grid.real_range)
             if grid.real_scale > fine.real_scale:
                 requantized = Tensor(builder.between(f"{name}_fine"), sizes, fine)
@@ -307,7 +307,7 @@ class AveragePoolDraft(OperationDraft):
 
 @dataclasses.dataclass(frozen=True)
 class PairDraft(OperationDraft):
-    """Values of two tensors, or of more, but for a difference."""
+    """A combination of two tensors, or of more unless it is a difference."""
 
     operation: Pair
 
@@ -315,13 +315,13 @@ class PairDraft(OperationDraft):
 
     @classmethod
     def of(cls, kind: Pointwise, inputs: tuple[str, ...] = ()) -> "PairDraft":
-        """The draft of an operation."""
+        """Returns the draft of an operation."""
         return cls(inputs, Pair((), "", kind))
 
     def placed(self, builder: GraphBuilder, inputs: tuple[str, ...], output: Tensor) -> str:
-        """Adds operations of two tensors at a time; the codes of all but the last cannot saturate.
+        """Adds operations on two tensors at a time; only the codes of the last can saturate.
 
-        Those of what selects values are the same between as at the end.
+        The codes of operations that select values are the same between as at the end.
         """
         combined, *middle, last = inputs
         for source in middle:
@@ -335,7 +335,7 @@ class PairDraft(OperationDraft):
         return self._combined(builder, (combined, last), output)
 
     def _combined(self, builder: GraphBuilder, sources: tuple[str, ...], output: Tensor) -> str:
-        """Adds the operation of two tensors, as its kernel takes them."""
+        """Adds the operation on two tensors, as its kernel takes them."""
         if output.codes and self.operation.kind in (Pointwise.SUM, Pointwise.DIFFERENCE):
             sources = tuple(summand(builder, source, output.codes) for source in sources)
         return super().placed(builder, sources, output)
@@ -344,20 +344,20 @@ class PairDraft(OperationDraft):
         return functools.reduce(self._range, (codes_of(name).real_range for name in self.inputs))
 
     def _range(self, first_range: Range, second_range: Range) -> Range:
-        """The range of what two ranges make: it is monotonic in either, so that ends make it."""
+        """Returns the range of results, made from ends: results are monotonic in either value."""
         pointwise = self.operation.kind
         ends = pointwise.on_arrays(np.reshape(first_range, (2, 1)), np.asarray(second_range))
         return float(np.min(ends)), float(np.max(ends))
 
 
-# XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
-# less than this share of its own. A coarse summand still counts hundredths of an output code.
+# XNNPACK leaves a sum to other kernels, with another rounding, where the scale of a summand is less
+# than this share of the sum's. A coarse summand still counts hundredths of an output code.
 _SMALLEST_SUMMAND = 2.0**-10
 _COARSE_SUMMAND = 2.0**-9
 
 
 def summand(builder: GraphBuilder, source: str, output: Codes) -> str:
-    """The tensor itself, or one on a larger scale where the kernel of its sum needs that."""
+    """Returns the tensor, or one on a larger scale where the kernel of its sum needs that."""
     codes = builder.codes(source)
     if codes is None or codes.scale / output.scale >= _SMALLEST_SUMMAND:
         return source
@@ -372,7 +372,7 @@ class SumWithMap(Draft):
 
     inputs: tuple[str, ...]
     codes: np.ndarray  # Integers; axes of size 1 are broadcast.
-    scale: np.float32  # Of the map.
+    scale: np.float32  # The scale of the map.
 
     keeps_stream = True
 
@@ -382,7 +382,7 @@ class SumWithMap(Draft):
         return np.asarray(self.codes * self.scale, np.float32)
 
     def lower(self, builder: GraphBuilder, output: Tensor) -> str:
-        """See `Draft`; a map of very small values gets a larger scale, as `summand`."""
+        """See `Draft`; a map of very small values gets a larger scale, as in `summand`."""
         name, shape, codes = output.name, output.shape, output.codes
         if codes is None:
             source = builder.dequantized(self.inputs[0])
@@ -411,12 +411,12 @@ class MeanOfTensors(Draft):
 
     @property
     def total(self) -> PairDraft:
-        """Their sum."""
+        """The sum of the tensors."""
         return PairDraft.of(Pointwise.SUM, self.inputs)
 
     def lower(self, builder: GraphBuilder, output: Tensor) -> str:
         name, shape, codes = output.name, output.shape, output.codes
-        # The sum on a scale larger by the divisor: its codes are those of the mean.
+        # The sum's scale is larger by the divisor, so that its codes are those of the mean.
         count = len(self.inputs)
         larger = codes and dataclasses.replace(codes, scale=np.float32(codes.scale * count))
         sums = self.total.lower(builder, Tensor(builder.between(f"{name}_sum"), shape, larger))
@@ -431,10 +431,10 @@ class MeanOfTensors(Draft):
 
 
 class OnOneGrid(Draft):
-    """Parts that get the grid of the whole: joined, or the largest or smallest values of them.
+    """Parts that get the grid of the whole: joined, or reduced to the largest or smallest values.
 
-    `whole` is what is done with them, as the draft of an operation without inputs; beside each part
-    is the float tensor that it becomes.
+    `whole` is the draft of the operation on the parts, without inputs; each part comes with the
+    float tensor that it becomes.
     """
 
     def __init__(self, whole: OperationDraft, *parts: tuple[Draft, Tensor]) -> None:
@@ -470,7 +470,7 @@ class OnOneGrid(Draft):
 def rounded_table(
     function: Callable[[np.ndarray], np.ndarray], source: Codes, output: Codes
 ) -> np.ndarray:
-    """The table of a function of real values, rounded half up as the quantizers do, and clipped."""
+    """Returns the table of a function of real values, rounded half up as quantizers do, clipped."""
     real = ((STORED - source.zero_point) * np.float32(source.real_scale)).astype(np.float32)
     unrounded = np.asarray(function(real), np.float32) / np.float32(output.real_scale)
     rounded = np.floor(unrounded + np.float32(0.5)) + output.zero_point
@@ -479,10 +479,10 @@ def rounded_table(
 
 @dataclasses.dataclass(frozen=True)
 class ComputedFunction(Draft):
-    """A function other than a rectifier: a table, or what TensorFlow's converter makes of it."""
+    """A function other than a rectifier: a table, or operators of TensorFlow's converter."""
 
     inputs: tuple[str, ...]  # The tensor that it reads.
-    # The same on single values, where it works on each of them alone.
+    # The function on single values; None where it does not work on each value alone.
     function: Callable[[np.ndarray], np.ndarray] | None
     call: Callable[[str], FloatCall]  # The call of the layer itself on a float tensor.
 
@@ -501,20 +501,20 @@ class ComputedFunction(Draft):
 
 @dataclasses.dataclass(frozen=True)
 class NativeDraft(Draft):
-    """A function that was trained to be computed by an operator of its own.
+    """A function that was trained to be computed by its own operator.
 
-    It is that where the operator takes the grids, and int8 clips its codes as the quantizer does;
-    else what it is for other processors.
+    It becomes the operator where that takes the grids, and int8 clips its codes as the quantizer
+    does; otherwise it is lowered as for other processors.
     """
 
     inputs: tuple[str, ...]  # The tensor that it reads.
     native: NativeFunction  # The operator.
-    older: Draft  # What it is without it.
-    slopes: np.ndarray | None = None  # Of PRELU, float32.
+    older: Draft  # The draft without this operator.
+    slopes: np.ndarray | None = None  # The slopes of PRELU, float32.
 
     @property
     def keeps_stream(self) -> bool:
-        """See `Draft`: a layer with weights may be shared, and its quantizer is then behind it."""
+        """See `Draft`: a layer with weights may be shared, and its quantizer then follows it."""
         return self.slopes is None
 
     def lower(self, builder: GraphBuilder, output: Tensor) -> str:

@@ -1,4 +1,4 @@
-"""Layers of a quantized model: what they become in a graph, and what has no exact integer form."""
+"""Layers of a quantized model: their codes and operations, and problems with integer forms."""
 
 import collections
 import dataclasses
@@ -21,6 +21,7 @@ from sat_tf.graph.flatten import copied_weights, layer_copy
 from sat_tf.graph.layers.kind import Combination, KernelForm, NativeFunction, Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node, call_in_inference
+from sat_tf.messages import LayerMessage
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized
 from sat_tf.qat.wrapper import QuantizedLayer, output_quantizer, rounds_to_input
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, WeightQuantizer
@@ -34,28 +35,28 @@ _NATURAL_READERS = (*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.OPAQUE)
 
 
 def role_of(node: Node) -> Role:
-    """The role of the user's layer."""
+    """Returns the role of the user's layer."""
     return layer_kinds.role_of(inner_layer(node.layer))
 
 
 def is_image(node: Node) -> bool:
-    """Whether the layer marks the image."""
+    """Returns whether the layer marks the image."""
     return isinstance(output_quantizer(node.layer), PixelQuantizer)
 
 
 def is_input(node: Node) -> bool:
-    """Whether the layer makes the codes of an input that is not an image."""
+    """Returns whether the layer makes the codes of an input that is not an image."""
     quantizer = output_quantizer(node.layer)
     return quantizer is not None and quantizer.input_type is not None and not is_image(node)
 
 
 def quantizes(node: Node) -> bool:
-    """Whether the layer's output becomes codes: it has a quantizer, or an observer for one."""
+    """Returns whether the layer's output becomes codes, by a quantizer or an observer for one."""
     return output_quantizer(node.layer) is not None and not is_image(node)
 
 
 def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.Layer:
-    """The user's layer as files compute it: in float32, in whatever precision it trains.
+    """Returns the user's layer as files compute it: in float32, whatever its precision in training.
 
     An operator of an NPU has its weights as int8, and training computes with these.
     """
@@ -69,7 +70,7 @@ def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.La
     copy = layer_copy(layer, **_with_float32(layer.get_config()))
     types = [tf.float32 if dtype.is_floating else dtype for dtype in node.types]
     inputs = [tf.zeros([1, *shape], dtype) for shape, dtype in zip(shapes, types, strict=True)]
-    call_in_inference(node, copy, inputs)  # which builds it
+    call_in_inference(node, copy, inputs)  # this builds it
     copied_weights(layer, copy)
     if weights:
         variable = getattr(copy, weights)
@@ -78,7 +79,7 @@ def in_float32(node: Node, shapes: Sequence[tuple[int, ...]]) -> keras.layers.La
 
 
 def _with_float32(settings: Any) -> Any:
-    """Settings of a layer, and of those inside, with float32 instead of other policies."""
+    """Returns settings of a layer, and of inner ones, with float32 instead of lower precisions."""
     if isinstance(settings, list | tuple):
         return [_with_float32(value) for value in settings]
     if not isinstance(settings, dict):
@@ -92,11 +93,11 @@ def _with_float32(settings: Any) -> Any:
 
 
 def is_left_float(node: Node) -> bool:
-    """Whether the layer is left float, for TensorFlow's own converter."""
+    """Returns whether the layer is left float, for TensorFlow's own converter."""
     layer = inner_layer(node.layer)
     if role_of(node) is Role.INPUT:
         return False
-    # Integers, and what is no real number, have no codes.
+    # Integers, and values that are no real numbers, have no codes.
     no_codes = any(not dtype.is_floating for dtype in node.types)
     plain = not isinstance(node.layer, QuantizedLayer) and (
         role_of(node) is Role.LINEAR or no_codes
@@ -105,13 +106,13 @@ def is_left_float(node: Node) -> bool:
 
 
 def clips(node: Node) -> bool:
-    """Whether the layer's output is clipped to a range of its own."""
+    """Returns whether the layer's output is clipped to its own range."""
     quantizer = output_quantizer(node.layer)
     return isinstance(quantizer, ActivationQuantizer) and not quantizer.is_unit
 
 
 def native_of(node: Node) -> NativeFunction | None:
-    """The operator of its own by which the layer's function was trained; None without one."""
+    """Returns the operator with which the layer's function was trained; None without one."""
     if not isinstance(node.layer, QuantizedLayer) or not is_function(node):
         return None
     return node.layer.quantize_config.native_of(node.layer.layer)
@@ -121,7 +122,7 @@ def is_unit_free(network: Network, node: Node) -> bool:
     """Whether the layer's codes can be stored on [-1, 1]: linear kernels make and read them."""
     if role_of(node) in _KERNELS_OF_8_BITS or rounds_to_input(node.layer):
         return False
-    # The quantizer of a layer that is called several times is behind it.
+    # The quantizer of a layer that is called several times follows the layer.
     makers = [node, *(network[name] for name in node.inputs if role_of(node) is Role.IDENTITY)]
     if any(native_of(maker) is not None for maker in makers):
         return False
@@ -129,7 +130,7 @@ def is_unit_free(network: Network, node: Node) -> bool:
 
 
 def _has_linear_readers_only(network: Network, name: str) -> bool:
-    """Whether all that read a layer's codes can fold its clipping level into their scales."""
+    """Returns whether all readers of a layer's codes can fold its clipping level into scales."""
     if name in network.outputs:
         return False
     for reader in network.consumers(name):
@@ -145,7 +146,7 @@ def _has_linear_readers_only(network: Network, name: str) -> bool:
 
 
 def pads(network: Network, node: Node) -> bool:
-    """Whether some windows of a pooling reach beyond the image."""
+    """Returns whether some windows of a pooling reach beyond the image."""
     layer = inner_layer(node.layer)
     sizes = network[node.inputs[0]].shape
     return layer.padding == "same" and any(
@@ -156,7 +157,7 @@ def pads(network: Network, node: Node) -> bool:
 
 
 def find_head(network: Network) -> str | None:
-    """The Dense layer whose result, moved or not, is the model's output; None without one."""
+    """Returns the Dense layer whose result, moved or not, is the model's output, if any."""
     if len(network.outputs) != 1:
         return None
     node = network[network.output]
@@ -172,12 +173,12 @@ def find_head(network: Network) -> str | None:
 
 
 def is_function(node: Node) -> bool:
-    """Whether the layer computes a function that no kernel does; also a softmax inside."""
+    """Returns whether the layer computes a function that no kernel does, or an inner softmax."""
     return role_of(node) is Role.FUNCTION or is_fixed(node)
 
 
 def is_fixed(node: Node) -> bool:
-    """Whether the layer's quantizer has a grid that no variable moves."""
+    """Returns whether the layer's quantizer has a grid that no variable moves."""
     quantizer = output_quantizer(node.layer)
     return isinstance(quantizer, ActivationQuantizer) and quantizer.is_unit
 
@@ -189,13 +190,13 @@ class KernelOutline(NamedTuple):
     """Placeholders for the codes and scales of a layer where only their number matters."""
 
     codes: np.ndarray  # Integers, shaped like the Keras kernel.
-    scales: np.ndarray  # One an output channel.
+    scales: np.ndarray  # One scale an output channel.
 
 
 def integer_kernel(wrapper: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
-    """Codes and scales of a layer's effective weights: Ξ = code · scale.
+    """Returns codes and scales of a layer's effective weights: Ξ = code · scale.
 
-    They come from its quantizer, and are checked here, in the one place that files get them from.
+    They come from its quantizer, and are checked here, the only place from which files get them.
     The codes are shaped like the Keras kernel, with a scale for each output channel.
     """
     quantizer, layer = wrapper.quantize_config.weights, wrapper.layer
@@ -205,7 +206,7 @@ def integer_kernel(wrapper: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
     weights = quantizer.integer_weights(latent, wrapper.kernel_variables)
     effective = wrapper.effective_kernel()
     codes, scales = weights.codes.numpy(), tf.cast(weights.scales, tf.float64).numpy()
-    # TensorFlow takes a large layer to all cores. Both sides are a few float32 roundings away from
+    # TensorFlow spreads a large layer over all cores. Both sides are a few float32 roundings from
     # the exact product, and the smallest scale is a 127th of the largest weight or more.
     products = tf.cast(weights.codes, tf.float32) * tf.constant(scales, tf.float32)
     size = tf.abs(effective)
@@ -224,10 +225,10 @@ def integer_kernel(wrapper: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
 def codes_of(
     quantizer: ActivationQuantizer, variables: Mapping[str, Any], *, unit_free: bool
 ) -> Codes:
-    """Storage of what a quantizer makes.
+    """Returns the storage of a quantizer's codes.
 
     A range that is symmetric around 0 is stored as it is: at 8 bits int8 saturates at its top,
-    and one code below its bottom, at -128. Any other one is stored with its highest code at 127:
+    and one code below its bottom, at -128. Any other range has its highest code at 127:
     int8 saturates exactly where the quantizer clips at the top, and a fused activation, a table or
     a QUANTIZE where it clips at the bottom.
 
@@ -245,7 +246,7 @@ def codes_of(
         return Codes(scale, 0, lowest, highest)
     if unit_free:
         larger = max(-lowest, highest)
-        # The zero point by which the smaller end is at that of int8.
+        # The zero point that puts the smaller end at the end of int8.
         at_end = {0: 0, 1: -LARGEST_INT8 - 1 - lowest, -1: LARGEST_INT8 - highest}
         zero_point = at_end[int(np.sign(highest + lowest))]
         return Codes(
@@ -259,7 +260,7 @@ def codes_of(
 
 
 def observed_range(wrapper: QuantizedLayer) -> tuple[float, float] | None:
-    """The range that the observer of the layer's output has seen; None without one."""
+    """Returns the range that the observer of the layer's output has seen; None without one."""
     quantizer = wrapper.quantize_config.output
     if quantizer is None or not quantizer.observes_range:
         return None
@@ -273,7 +274,7 @@ def observed_range(wrapper: QuantizedLayer) -> tuple[float, float] | None:
 
 
 def affine(norm: keras.layers.Layer) -> Affine:
-    """Slope γ / sqrt(σ² + ε), offset β - slope · μ; γ = 1 and β = 0 where it has none."""
+    """Returns slope γ / sqrt(σ² + ε), offset β - slope · μ; a missing γ is 1, a missing β 0."""
     statistics = Statistics.of(norm)
     mean, variance = statistics.mean, statistics.variance
     gamma = 1.0 if norm.gamma is None else norm.gamma.numpy().astype(np.float64)
@@ -285,7 +286,7 @@ def affine(norm: keras.layers.Layer) -> Affine:
 def linear_operation(
     layer: keras.layers.Layer, codes: np.ndarray, source: tuple[int, ...]
 ) -> tuple[LinearKind, np.ndarray, Window]:
-    """The operation of a linear layer, its codes with the output channels last, and its window."""
+    """Returns a linear layer's operation, its codes with output channels last, and its window."""
     kernel = layer_kinds.quantized_kernel(layer)
     if kernel is None or kernel.form is KernelForm.DENSE:
         if len(source) == 1:
@@ -305,7 +306,7 @@ def linear_operation(
         window = dataclasses.replace(window, more=(rows, columns))
         codes, window = _for_xnnpack(np.swapaxes(codes, 2, 3), window, image[:2], shape[:2])
         return LinearKind.TRANSPOSED, codes, window
-    # VALID for SAME that pads nothing: earlier releases of XNNPACK compute some of SAME wrongly.
+    # SAME that pads nothing becomes VALID: earlier releases of XNNPACK compute some SAME wrongly.
     axes = zip(image, codes.shape[:2], window.strides, window.dilation, strict=False)
     pads = any(any(placement(*axis, window.padding)[0]) for axis in axes)
     if not pads and ends_early(image[:2], codes.shape[:2], window):
@@ -318,9 +319,9 @@ def linear_operation(
 def _for_xnnpack(
     codes: np.ndarray, window: Window, image: tuple[int, ...], outputs: tuple[int, ...]
 ) -> tuple[np.ndarray, Window]:
-    """The same transposed convolution in a form that XNNPACK takes.
+    """Returns the same transposed convolution in a form that XNNPACK takes.
 
-    With SAME it takes no kernel that is smaller than a stride, and leaves the operator to the
+    With SAME, XNNPACK takes no kernel that is smaller than a stride, and leaves the operator to the
     builtin kernels, which round twice. Where nothing is cut off, VALID is equivalent; elsewhere
     zeros around the kernel make it as large as the stride.
     """
@@ -337,16 +338,16 @@ def _for_xnnpack(
 
 
 def _cut_off(size: int, kernel: int, stride: int, output: int) -> int:
-    """How much of what a kernel reaches is beyond the ends of the output: TensorFlow's rule."""
+    """Returns how far kernels reach beyond the ends of the output, by TensorFlow's rule."""
     return max((size - 1) * stride + kernel - output, 0)
 
 
 def _zeros_around(size: int, kernel: int, stride: int, output: int) -> tuple[int, int]:
-    """How many zeros in front of a kernel and behind it make it no smaller than the stride."""
+    """Returns how many zeros before and after a kernel make it no smaller than the stride."""
     if kernel >= stride:
         return 0, 0
     start = _cut_off(size, kernel, stride, output) // 2
-    # The zeros change what SAME cuts off at the start, by just as many as are put in front.
+    # The zeros change how much SAME cuts off at the start, by just the number put in front.
     return next(
         (front, length - kernel - front)
         for length in range(stride, 3 * stride + 1)
@@ -358,7 +359,7 @@ def _zeros_around(size: int, kernel: int, stride: int, output: int) -> tuple[int
 def moved(
     layer: keras.layers.Layer, builder: GraphBuilder, source: str, shape: tuple[int, ...]
 ) -> str:
-    """Adds what a layer of data movement does; returns its tensor's name."""
+    """Adds the operations of a layer of data movement; returns its tensor's name."""
     for move in layer_kinds.moves_of(layer, builder.tensors[source].shape, shape):
         name = builder.between(f"{layer.name}_{move.suffix}") if move.suffix else layer.name
         if move.operator == MaxPool.operator.name:
@@ -371,58 +372,64 @@ def moved(
     return source
 
 
-# -- what has no exact integer form ----------------------------------------------------------------
+# -- models without an exact integer form ----------------------------------------------------------
 
 
 def find_problems(network: Network, *, float_head: bool) -> list[str]:
-    """Why a model cannot be exported: what was received, what was expected, and the fix."""
+    """Lists why a model cannot be exported: what was received and expected, and the fix."""
     if network.problems:  # the graph is incomplete
-        return [f"{name}: {text}." for name, text in network.problems.items()]
+        return [LayerMessage(name, f"{text}.") for name, text in network.problems.items()]
     if not is_quantized(network):
         return [
             "received a model without quantized layers, expected one quantized by sat-tf; call "
             "sat_tf.quantize_model(model, policy), and train, first."
         ]
-    problems = []
     names = collections.Counter(call_name(node) for node in network)
-    problems += [
-        f"{name}: received {count} layers of this name inside their quantizers, expected names "
-        "that differ; quantize the whole model at once."
+    problems: list[str] = [
+        LayerMessage(
+            name,
+            f"received {count} layers of this name inside their quantizers, expected names that "
+            "differ; quantize the whole model at once.",
+        )
         for name, count in names.items()
         if count > 1
     ]
     for node in network:
         name = call_name(node)
-        problems += [f"{name}: {problem}." for problem in _layer_problems(network, node)]
-        problems += _misfits(network, node)
+        problems += [LayerMessage(name, f"{text}.") for text in _layer_problems(network, node)]
+        problems += [LayerMessage(node.inputs[0], text) for text in _misfits(network, node)]
         if node.name != node.layer.name:  # another call of the same layer
             continue
-        problems += [
-            f"{variable}: received {bad} values of {size} that are NaN or infinite, expected "
-            "finite ones; go back to an earlier checkpoint, or train again with a smaller learning "
-            "rate."
-            for variable, bad, size in node.non_finite()
-        ]
-        if network.is_shared(node.name) and output_quantizer(node.layer) is not None:
-            problems.append(
-                f"{name}: received a layer that is called more than once with one quantizer for "
-                "all outputs, expected one for each; share the layer in the float model, and "
-                "quantize that."
+        for variable, bad, size in node.non_finite():
+            text = (
+                f"{variable}: received {bad} values of {size} that are NaN or infinite, expected "
+                "finite ones; go back to an earlier checkpoint, or train again with a smaller "
+                "learning rate."
             )
+            problems.append(LayerMessage(name, text, text))
+        if network.is_shared(node.name) and output_quantizer(node.layer) is not None:
+            text = (
+                "received a layer that is called more than once with one quantizer for all "
+                "outputs, expected one for each; share the layer in the float model, and quantize "
+                "that."
+            )
+            problems.append(LayerMessage(name, text))
     for name in network.inputs:
         shape = network[name].shape
         if None in shape:
             sizes = "(length,)" if len(shape) == 2 else "(rows, columns)"
-            problems.append(
-                f"{name}: received the input shape {shape}, expected fixed sizes; call "
+            text = (
+                f"received the input shape {shape}, expected fixed sizes; call "
                 f"sat_tf.export_tflite(model, path, image_size={sizes}), or use "
                 f"sat_tf.export.with_image_size(model, {sizes})."
             )
+            problems.append(LayerMessage(name, text))
         if name in network.outputs:
-            problems.append(
-                f"{name}: received an input that is an output as well, expected outputs of layers; "
-                "leave it out of keras.Model(inputs, outputs)."
+            text = (
+                "received an input that is an output as well, expected outputs of layers; leave it "
+                "out of keras.Model(inputs, outputs)."
             )
+            problems.append(LayerMessage(name, text))
     if float_head and find_head(network) is None:
         problems.append(
             "float_head=True: received a model that does not end in a Dense layer of integers, "
@@ -432,7 +439,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
 
 
 def _misfits(network: Network, node: Node) -> Iterator[str]:
-    """Why an input cannot have been fed what the file will get."""
+    """Yields why the values that an input has seen cannot be like the values of the file."""
     quantizer = output_quantizer(node.layer)
     if isinstance(quantizer, PixelQuantizer):
         seen = quantizer.seen(node.layer.output_variables)
@@ -440,19 +447,18 @@ def _misfits(network: Network, node: Node) -> Iterator[str]:
         if problem:
             hint = each_its_own(network.inputs, node.inputs[0])
             yield (
-                f"{node.inputs[0]}: received a model that was fed, {ON_AVERAGE}, {problem}; "
-                f"{RANGE_FIX}{hint}. Where it was trained on other values by mistake, quantize the "
-                "float model anew."
+                f"received a model that was fed, {ON_AVERAGE}, {problem}; {RANGE_FIX}{hint}. Where "
+                "it was trained on other values by mistake, quantize the float model anew."
             )
     if is_input(node) and observed_range(node.layer) is None:
         yield (
-            f"{node.inputs[0]}: received a model that has seen no values of this input, "
-            "whose range gives its codes; call sat_tf.calibrate(model, arrays), or train it, first."
+            "received a model that has seen no values of this input, whose range gives its codes; "
+            "call sat_tf.calibrate(model, arrays), or train it, first."
         )
 
 
 def _layer_problems(network: Network, node: Node) -> Iterator[str]:
-    """Problems of a layer: in its role, as its kind, and as a tensor."""
+    """Yields problems of a layer: in its role, as its kind, and as a tensor."""
     layer, role = inner_layer(node.layer), role_of(node)
     if node.arguments.get("training"):
         yield (

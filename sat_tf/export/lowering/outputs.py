@@ -18,11 +18,11 @@ UNSIGNED = "uint8"
 
 
 def with_softmax(graph: Graph) -> Graph:
-    """The graph with a float softmax behind its output; the same where it has one already.
+    """Returns the graph with a float softmax after its output; the same where it has one already.
 
-    The codes stay what they are: only the float values behind the last DEQUANTIZE change.
+    The codes stay the same: only the float values after the last DEQUANTIZE change.
     """
-    # One of codes is inside the model, such as a gate.
+    # A softmax of codes is inside the model, for example in a gate.
     if any(op.makes_probabilities and op.is_float(graph) for op in graph.operations):
         return graph
     graph.expect_one_of_each("softmax=True")
@@ -37,15 +37,15 @@ def with_softmax(graph: Graph) -> Graph:
 
 
 def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = False) -> Graph:
-    """The graph with outputs of a type.
+    """Returns the graph with outputs of a type.
 
-    Outputs of integers are the codes that DEQUANTIZE would have read, so that no code of the graph
-    changes; a softmax or sigmoid behind it becomes one of codes. They are its last as int8; an
-    exact shift makes uint8 of them.
+    Integer outputs are the codes that DEQUANTIZE would have read, so that no code of the graph
+    changes; a softmax or sigmoid after it becomes one of codes. Outputs of int8 are the graph's
+    last codes; an exact shift makes uint8 of them.
     """
     if output_type == FLOAT:
         return graph
-    # Each is tried by itself: of one that stays float, no operation becomes one of codes.
+    # Each output is tried by itself: where it stays float, its operations do not change.
     stay = {name for name in graph.outputs if where_codes and not _Ends(graph).codes_of(name)}
     if stay.issuperset(graph.outputs):
         return graph
@@ -65,7 +65,7 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
         shifts = {source: ends.shifted(source) for source in dict.fromkeys(codes)}
         sources = {name: shifts.get(source, source) for name, source in sources.items()}
     outputs = [sources[name] for name in graph.outputs]
-    # Without those that make float values which nothing reads.
+    # Operations that make float values which nothing reads are left out.
     read_names, operations = set(outputs), list[Operation]()
     for name, operation in reversed(ends.operations.items()):
         if name in read_names or ends.tensors[name].codes is not None:
@@ -74,23 +74,23 @@ def with_output_type(graph: Graph, output_type: str, *, where_codes: bool = Fals
     tensor_names = {operation.output for operation in operations}
     tensors = {name: tensor for name, tensor in ends.tensors.items() if name in tensor_names}
     ended = dataclasses.replace(graph, tensors=tensors, operations=tuple(operations))
-    no_longer = tuple(f"{layer}: " for layer in set(graph.float_layers) - set(ended.float_layers))
+    no_longer = set(graph.float_layers) - set(ended.float_layers)
     return dataclasses.replace(
         ended,
-        warnings=tuple(text for text in graph.warnings if not text.startswith(no_longer)),
+        warnings=tuple(w for w in graph.warnings if getattr(w, "layer", None) not in no_longer),
         output=outputs[0],
         more_outputs=tuple(outputs[1:]),
     )
 
 
 def with_own_names(graph: Graph) -> Graph:
-    """The graph whose output tensors are called as its signature calls them.
+    """Returns the graph whose output tensors have the signature's names.
 
-    What had such a name, such as the codes in front of a DEQUANTIZE, gets another.
+    Other tensors with these names, for example the codes before a DEQUANTIZE, get another.
     """
-    if not graph.keys[1]:  # that of a file
+    if not graph.keys[1]:  # a graph read from a file
         return graph
-    # Layers left float tell what they read from what is inside them by its name.
+    # Layers left float tell the tensors that they read from their inner ones by name.
     call_names = {
         name: {call.name for call in layer.calls}
         for layer in float_layers(graph.operations)
@@ -135,7 +135,7 @@ class _Ends:
         self._added: dict[str, str] = {}
 
     def codes_of(self, name: str, *, readers: int = 0) -> str:
-        """The tensor of codes that stands for a float one; "" where there can be none."""
+        """Returns the tensor of codes that stands for a float one; "" where there can be none."""
         maker = self.operations.get(name)
         if maker is None or name in self._added:
             return self._added.get(name, "")
@@ -149,7 +149,7 @@ class _Ends:
             return ""
         operation, output = on_codes
         reading = sum(name in op.inputs for op in self._graph.operations)
-        # It takes the place of the float one, unless others read that.
+        # The codes take the place of the float tensor, unless others read that.
         codes_name = name if reading == readers else _unused(self._graph, f"{name}_codes")
         self.operations.pop(codes_name, None)
         self.operations[codes_name] = dataclasses.replace(operation, output=codes_name)
@@ -158,7 +158,7 @@ class _Ends:
         return codes_name
 
     def shifted(self, source: str) -> str:
-        """The tensor of uint8 with the codes of one of int8."""
+        """Adds the tensor of uint8 with the codes of one of int8; returns its name."""
         name = _unused(self._graph, f"{source}_{UNSIGNED}")
         tensor = self.tensors[source]
         codes = None if tensor.codes is None else tensor.codes.unsigned()
@@ -170,11 +170,11 @@ class _Ends:
 def _on_codes(
     operation: Operation, inputs: tuple[str, ...], codes: Sequence[Codes]
 ) -> tuple[Operation, Codes] | None:
-    """The operation on codes for float values, with what it makes; None where no kernel does it."""
+    """Returns an operation for codes instead of float values, and its output's codes, if any."""
     if operation.makes_probabilities:
         return dataclasses.replace(operation, inputs=inputs), FIXED_GRIDS[Softmax.operator.name]
     for layer in float_layers([operation]):
-        # A sigmoid or tanh, whose operator has a grid of its own.
+        # A sigmoid or tanh has an operator with its own grid.
         native = native_of(layer.layers[0]) if len(layer.calls) == 1 else None
         if native is None or native.operator not in NATIVE.keys() & FIXED_GRIDS.keys():
             return None

@@ -1,7 +1,7 @@
-"""How many bits of the file each kernel takes, and the settings of a file.
+"""The number of bits of each kernel in a file, and the settings of a file.
 
 XNNPACK multiplies with matrices of 8, 4 and 2 bits, and has convolutions of 8 bits only. A 1x1
-convolution is a matrix product of each pixel, and is written as that where its kernel is packed:
+convolution is a matrix product of each pixel, and is written as one where its kernel is packed:
 the same codes, at nearly the speed of 8 bits. Other convolutions with packed kernels run on
 LiteRT's builtin kernels, several times slower.
 """
@@ -31,16 +31,16 @@ from sat_tf.version import __version__
 
 
 class NothingPackedError(ModelError):
-    """A packing that is asked for packs no kernel of a model; the message says why, and the fix."""
+    """The error of a packing that packs no kernel of a model; the message says why, and the fix."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """One choice of how a file stores kernels: the first type that holds their codes, else int8."""
+    """A choice of storage for kernels: the first type that holds their codes, otherwise int8."""
 
-    products: tuple[Storage, ...] = ()  # For dense layers and 1x1 convolutions, smallest first.
-    windows: tuple[Storage, ...] = ()  # The same for other convolutions, which then leave XNNPACK.
-    pixelwise: bool = True  # 1x1 convolutions are written as matrix products.
+    products: tuple[Storage, ...] = ()  # Types of dense and 1x1 kernels, smallest first.
+    windows: tuple[Storage, ...] = ()  # Types of other convolutions, which then leave XNNPACK.
+    pixelwise: bool = True  # Whether 1x1 convolutions are written as matrix products.
 
 
 PACKINGS: Mapping[str, Packing] = {
@@ -49,7 +49,7 @@ PACKINGS: Mapping[str, Packing] = {
     "int4": Packing(products=(Storage.INT4,), windows=(Storage.INT4,)),
     "int2": Packing(products=(Storage.INT2, Storage.INT4)),
 }
-# Files may have been written with "int4" when 1x1 convolutions were no products yet.
+# Files may have been written with "int4" before 1x1 convolutions became products.
 _EARLIER_INT4 = "int4 of earlier files"
 ALL_PACKINGS: Mapping[str, Packing] = {
     **PACKINGS,
@@ -63,7 +63,7 @@ _LARGEST_INPUT = 255
 
 
 def packing_problem(pack: object) -> str | None:
-    """Why `pack` is not the name of a packing, with a suggestion; None where it is."""
+    """Says why `pack` is not the name of a packing, with a suggestion; None where it is."""
     if isinstance(pack, str) and pack in ALL_PACKINGS:
         return None
     *names, last = map(repr, PACKINGS)
@@ -74,7 +74,7 @@ def packing_problem(pack: object) -> str | None:
 
 
 def pack_graph(graph: Graph, pack: str) -> Graph:
-    """Decides how the file stores each kernel; for the codes as they are trained."""
+    """Decides how the file stores each kernel, for the codes as they are trained."""
     if problem := packing_problem(pack):
         raise ValueError(f"pack: {problem}")
     packing = ALL_PACKINGS[pack]
@@ -121,12 +121,12 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
 
 
 def is_trained(linear: Linear) -> bool:
-    """Whether its kernel holds weights; those the export adds have one code a channel."""
+    """Returns whether its kernel holds weights; kernels of the export have one code a channel."""
     return bool(np.any(np.ptp(linear.kernel, axis=linear.inner_axes) > 0))
 
 
 def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str]:
-    """The operation with its storage, and why that has not fewer bits; "" where it may not."""
+    """Returns the operation with its storage, and why not fewer bits; "" for the fewest."""
     if linear.real:
         return linear, "it computes in float32"
     if linear.kind is LinearKind.TRANSPOSED or linear.work(graph).is_grouped:
@@ -155,10 +155,10 @@ def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str
 def _first_fitting(
     linear: Linear, choices: tuple[Storage, ...], *, matrix: bool
 ) -> tuple[Storage, str]:
-    """The first choice that a kernel fits, else INT8; and why it fits none before that.
+    """Returns the first choice that a kernel fits, or INT8; and why it fits no earlier choice.
 
-    XNNPACK multiplies with packed matrices that have rows of whole bytes and, for 2 bits, more than
-    one of them. Others would go to the builtin kernels, which round differently, for a few bytes.
+    XNNPACK multiplies with packed matrices that have rows of whole bytes and, for 2 bits, several
+    rows. Others would go to the builtin kernels, which round differently, for a few bytes.
     """
     low, high = int(np.min(linear.kernel)), int(np.max(linear.kernel))
     rows, columns = len(linear.kernel), linear.kernel.shape[-1]
@@ -179,17 +179,17 @@ def _first_fitting(
 
 @dataclasses.dataclass(frozen=True)
 class StoredKernel:
-    """How a file stores the kernel of one layer."""
+    """The storage of one layer's kernel in a file."""
 
     layer: str  # The tensor that the layer makes.
-    operator: str  # That of the file.
-    weights: int  # How many.
-    bits: int  # Of each of them.
-    note: str = ""  # Why it does not have fewer; "" where the packing has no fewer.
+    operator: str  # The operator in the file.
+    weights: int  # The number of weights.
+    bits: int  # The bits of each weight.
+    note: str = ""  # Why it does not have fewer bits; "" where the packing has no fewer.
 
 
 def stored_kernels(graph: Graph) -> list[StoredKernel]:
-    """The kernels of weights in the file of a graph from `pack_graph`, producers first."""
+    """Lists the kernels of weights in the file of a graph from `pack_graph`, producers first."""
     return [
         StoredKernel(
             layer=graph.former_name(operation.output),
@@ -204,14 +204,14 @@ def stored_kernels(graph: Graph) -> list[StoredKernel]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileSettings:
-    """How a model is written as a file; see `sat_tf.export_tflite`."""
+    """The settings with which a model is written as a file; see `sat_tf.export_tflite`."""
 
-    float_head: bool = False  # The last layer is float.
+    float_head: bool = False  # Whether the last layer is float.
     pack: str = "auto"  # How kernels are stored, a name of `PACKINGS`.
-    softmax: bool = False  # The output is probabilities.
-    resizable: bool = False  # The batch size is free.
-    # Of the outputs, one of `processors.OUTPUT_TYPES`; None: the target's for those that have
-    # codes, float32 for others.
+    softmax: bool = False  # Whether the output is probabilities.
+    resizable: bool = False  # Whether the batch size is free.
+    # The type of the outputs, one of `processors.OUTPUT_TYPES`; None: the target's for outputs that
+    # have codes, float32 for others.
     output_type: str | None = FLOAT
     target: str = DEFAULT_TARGET  # The processor that it is for.
 
@@ -245,13 +245,13 @@ class FileSettings:
 
     @property
     def packing(self) -> str:
-        """The name of the packing that its kernels are stored by."""
+        """The name of the packing of its kernels."""
         return self.processor.packing(self.pack)
 
     def to_json(self, float_layers: Mapping[str, str]) -> bytes:
-        """The settings as an entry of the file."""
+        """Returns the settings as an entry of the file."""
         values = {"version": __version__, **dataclasses.asdict(self), "islands": dict(float_layers)}
-        if self.output_type == FLOAT:  # as files were before there were others
+        if self.output_type == FLOAT:  # as in files from before other types
             del values["output_type"]
         if self.target == DEFAULT_TARGET:  # likewise
             del values["target"]
@@ -263,16 +263,16 @@ class FileSettings:
         return json.dumps(values, sort_keys=True).encode()
 
     def ended(self, graph: Graph) -> Graph:
-        """A graph with float outputs as the file ends: outputs of its type, by their names."""
+        """Returns a graph of float outputs with the file's: of its type, with their own names."""
         return with_own_names(self.typed(graph))
 
     def typed(self, graph: Graph) -> Graph:
-        """A graph with float outputs, with those of the file; see `outputs.with_output_type`."""
+        """Returns a graph of float outputs in the file's type; see `outputs.with_output_type`."""
         output_type = self.output_type or self.processor.output_type
         return with_output_type(graph, output_type, where_codes=self.output_type is None)
 
     def of_graph(self, graph: Graph) -> "FileSettings":
-        """The settings of a file of this graph: without packed kernels it is the plain one."""
+        """Returns the settings of a file of this graph: pack="none" without packed kernels."""
         bits = {op.storage for op in linear_operations(graph.operations)}
         settings = self if bits - {Storage.INT8} else dataclasses.replace(self, pack="none")
         if self.output_type is None:
@@ -284,9 +284,9 @@ class FileSettings:
 
     @classmethod
     def of_file(cls, found: Mapping[str, Any] | None, path: str) -> "FileSettings":
-        """The settings that a file says it was written with."""
+        """Returns the settings with which a file says it was written."""
         names = [field.name for field in dataclasses.fields(cls)]
-        # Earlier versions wrote only this one; the others had their defaults of then.
+        # Earlier versions wrote only this setting; the others had their defaults of then.
         if found is not None and "float_head" in found:
             values = {"pack": "none", **{name: found[name] for name in names if name in found}}
             values["target"] = saved_target(values.get("target", DEFAULT_TARGET))

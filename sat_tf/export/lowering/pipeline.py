@@ -1,4 +1,4 @@
-"""The stages of the export, in order; and a trained model moved to where its integer file is."""
+"""The stages of the export, in order; and the move of a trained model to its file's biases."""
 
 import contextlib
 import operator
@@ -28,7 +28,7 @@ from sat_tf.qat.wrapper import output_quantizer
 
 
 def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Model:
-    """A copy of a model of images of any size, for images of one size.
+    """Returns a copy of a model of images of any size, for images of one size.
 
     Args:
         model: a model with inputs (None, None, channels), or of sequences (None, channels),
@@ -46,7 +46,7 @@ def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Mode
 
 
 def sized(network: Network, image_size: Sequence[int]) -> Network:
-    """The graph of a copy of a model for images of one size; see `with_image_size`."""
+    """Returns the graph of a copy of a model for images of one size; see `with_image_size`."""
     try:
         sizes = tuple(operator.index(size) for size in image_size)
     except (TypeError, ValueError):
@@ -60,7 +60,7 @@ def sized(network: Network, image_size: Sequence[int]) -> Network:
     is_open = any(None in network[name].shape for name in network.inputs)
 
     def shape_of(node: Node) -> tuple[int | None, ...]:
-        """The shape of an input; one of fixed size may be beside those of open size."""
+        """Returns the shape of an input; a model may have inputs of fixed and of open size."""
         shape, expected = node.shape, "length" if len(node.shape) == 2 else "rows, columns"
         sides = zip(shape, sizes, strict=False)
         if len(shape) == len(sizes) + 1 and all(side in (None, size) for side, size in sides):
@@ -93,20 +93,20 @@ def sized(network: Network, image_size: Sequence[int]) -> Network:
 def deployed_graph(
     network: Network, *, float_head: bool = False, pack: str = "auto", softmax: bool = False
 ) -> Graph:
-    """The graph of the deployed model, whose biases are integers of input scale · weight scale."""
+    """Returns the deployed graph; its biases are integers of input scale · weight scale."""
     graph = rounded(trained_graph(network, float_head=float_head, pack=pack))
     return with_softmax(graph) if softmax else graph
 
 
 def rounded(graph: Graph) -> Graph:
-    """A graph from `trained_graph` as the file holds it."""
+    """Returns a graph from `trained_graph` as the file holds it."""
     for stage in (make_portable, settle_constants, scales.floor_scales, scales.round_biases):
         graph = stage(graph)
     return graph
 
 
 def trained_graph(network: Network, *, float_head: bool = False, pack: str = "auto") -> Graph:
-    """The same graph before anything of the model is rounded: trace, fold, pack and upscale."""
+    """Traces, folds, packs and upscales: the graph before anything of the model is rounded."""
     network = in_inference(network)
     if problems := find_problems(network, float_head=float_head):
         raise ModelError(network.name, problems)
@@ -117,10 +117,10 @@ def trained_graph(network: Network, *, float_head: bool = False, pack: str = "au
 # -- the biases of a file --------------------------------------------------------------------------
 # Rounded biases, and other scales of nearly constant channels (`scales`), are nearly all that makes
 # a phone compute other numbers than the trained model. A model that is moved before top-1 is
-# measured is the shipped one, but for ties and for what the certificate names.
+# measured is the shipped one, except for ties and for differences that the certificate names.
 
-# Float32 may bring a value no nearer to that of its file than these shares of a unit of the sum and
-# of the value itself.
+# The shares of a unit of the sum, and of the value itself, by which float32 may miss a value of the
+# file.
 _NEAR, _NEAR_SHARE = 0.02, 1e-5
 
 
@@ -128,10 +128,10 @@ def snap_biases(model: keras.Model, *, float_head: bool = False, pack: str = "au
     """Moves the biases of a quantized model, in place, to those of its integer file.
 
     Call it when training is done, before the top-1 is measured; `sat_tf.export_tflite` does the
-    same with `snap_biases=True`. What moves is β of the BatchNormalization behind a linear layer,
-    or the layer's own bias where there is none; layers with neither stay as they are, and so do
-    layers that are called several times, whose uses have grids of their own. Nothing moves in a
-    model that is there already. Where the file gives a channel another scale, γ follows it:
+    same with `snap_biases=True`. It moves β of the BatchNormalization after a linear layer, or the
+    layer's own bias without one; layers with neither stay as they are, and so do layers that are
+    called several times, whose uses have their own grids. Nothing moves in a model that already has
+    the biases of its file. Where the file gives a channel another scale, γ follows it:
 
         γ <- ratio · γ,   β <- bias' - ratio · (bias - β),   ratio = scale' / scale
 
@@ -140,9 +140,9 @@ def snap_biases(model: keras.Model, *, float_head: bool = False, pack: str = "au
 
     Args:
         model: a model quantized by sat-tf.
-        float_head: as `sat_tf.export_tflite` is told: the last bias then stays as it is.
-        pack: the same: the grid of biases is that of the stored codes, and coarser where they have
-            fewer bits.
+        float_head: as for `sat_tf.export_tflite`: the last bias then stays as it is.
+        pack: as for `sat_tf.export_tflite`: the grid of biases is that of the stored codes, and
+            coarser where they have fewer bits.
 
     Raises:
         ValueError: the model has no integer form, or nothing to pack; lists every problem.
@@ -154,9 +154,9 @@ def snap_biases(model: keras.Model, *, float_head: bool = False, pack: str = "au
 
 @contextlib.contextmanager
 def snapped(network: Network, settings: FileSettings, *, stays: bool) -> Iterator[int]:
-    """In the block, a model has the biases of its file; where it `stays` so, behind it too.
+    """Gives a model the biases of its file in the block, and after it where it `stays` so.
 
-    Gives the number of layers whose biases have moved.
+    Yields the number of layers whose biases have moved.
     """
     moves = _moves(network, float_head=settings.float_head, pack=settings.packing)
     before = [move.variable.numpy() for move in moves]
@@ -179,12 +179,12 @@ class _Move(NamedTuple):
 
     holder: keras.layers.Layer  # The layer.
     variable: tf.Variable  # Its bias, β or γ.
-    value: np.ndarray  # That of the file.
+    value: np.ndarray  # The value in the file.
     near: np.ndarray  # The distance within which the variable has that value already.
 
 
 def _moves(network: Network, *, float_head: bool, pack: str) -> list[_Move]:
-    """All that moves in a model, for the packing of one target; nothing if it is there already."""
+    """Lists the moves of a model, for the packing of one target; empty if all are done already."""
     trained = trained_graph(network, float_head=float_head, pack=pack)
     deployed = rounded(trained)
     nodes = {call_name(node): node for node in network}
@@ -197,7 +197,7 @@ def _moves(network: Network, *, float_head: bool, pack: str) -> list[_Move]:
             holder = _bias_holder(network, node)
             if holder is not None:
                 moves += _moves_of(holder, trained, exact, stored)
-    # Moved once more, float32 would only be rounded once more.
+    # Another move would only round float32 once more.
     are_done = (np.all(np.abs(move.variable.numpy() - move.value) <= move.near) for move in moves)
     return [] if all(are_done) else moves
 
@@ -205,7 +205,7 @@ def _moves(network: Network, *, float_head: bool, pack: str) -> list[_Move]:
 def _moves_of(
     holder: keras.layers.Layer, graph: Graph, exact: Linear, stored: Linear
 ) -> Iterator[_Move]:
-    """The constants of a layer, and its slopes where it has a γ, as in its file."""
+    """Yields the moves of a layer's constants, and of its slopes where it has a γ."""
     unit = graph.codes(exact.output).unit
     # The file's scale over the trained one, a channel; 1 where it no longer has the same codes.
     same = np.all(exact.kernel == stored.kernel, axis=exact.inner_axes)
@@ -230,7 +230,7 @@ def _moves_of(
 
 
 def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:
-    """The layer whose β or bias adds to a tensor directly: the last one before its quantizer."""
+    """Returns the layer whose β or bias adds to a tensor directly: the last before a quantizer."""
     while True:
         layer = inner_layer(node.layer)
         if network.is_shared(node.name):

@@ -20,15 +20,15 @@ from sat_tf.exact.tflite.tensors import Tensor, free_name
 from sat_tf.export.lowering.layer_drafts import whole_mean
 from sat_tf.messages import ModelError
 
-# A channel whose smallest change of the sum is worth a whole output code.
+# The output codes of a sum's smallest change from which on a channel is coarse.
 _COARSE = 1.0
-# The product of scale and bias stays so far from the next code; float32 errors are far smaller.
+# The distance of scale · bias from the next code, in codes; float32 errors are far smaller.
 _MARGIN = 0.05
-# The nearest integers are tried for the constant, this many of them.
+# The number of nearest integers that are tried for the constant.
 _TRIED = 64
-# No standard deviation is taken for smaller than this, in units of the sum.
+# The smallest standard deviation that is assumed, in units of the sum.
 _SMALLEST_SPREAD = 1e-3
-# No kernel has larger sums, whatever a normalization says.
+# The largest sum of any kernel, whatever a normalization says.
 _LARGEST_SUM = 2**31
 _SMALLEST_FLOAT32 = float(np.finfo(np.float32).tiny)
 
@@ -38,9 +38,9 @@ class Channel:
     """One channel of a linear layer in output codes: y = multiplier · sum + bias."""
 
     multiplier: float  # Output codes of one unit of the sum.
-    bias: float  # In output codes.
+    bias: float  # The bias in output codes.
     usual: int  # The sum at the operating point.
-    spread: float  # The standard deviation from there, in units of the sum; infinite where unknown.
+    spread: float  # Its standard deviation, in units of the sum; infinite where unknown.
     gap: int  # All sums are multiples of this integer.
     lowest: int  # Smallest output code.
     highest: int  # Largest output code.
@@ -51,12 +51,12 @@ class Channel:
         return self.multiplier * self.usual + self.bias
 
     def code(self, value: np.ndarray) -> np.ndarray:
-        """Rounded and clipped output."""
+        """Rounds and clips an output."""
         return np.clip(np.rint(value), self.lowest, self.highest)
 
 
 def largest_sums(graph: Graph, linear: Linear) -> np.ndarray:
-    """The largest magnitude that Σ codes · input code can have, a channel."""
+    """Returns the largest magnitude that Σ codes · input code can have, for each channel."""
     source = graph.codes(linear.inputs[0])
     widest = max(source.highest - source.zero_point, source.zero_point - source.lowest)
     magnitudes = np.abs(linear.kernel.astype(np.int64))
@@ -64,7 +64,7 @@ def largest_sums(graph: Graph, linear: Linear) -> np.ndarray:
 
 
 def _of_linear(change: Callable[[Graph, Linear], Linear]) -> Callable[[Graph], Graph]:
-    """A stage of a graph, by what it makes of every integer linear operation."""
+    """Returns a stage that changes every integer linear operation of a graph."""
 
     @functools.wraps(change)
     def stage(graph: Graph) -> Graph:
@@ -78,7 +78,7 @@ def _of_linear(change: Callable[[Graph, Linear], Linear]) -> Callable[[Graph], G
 
 @_of_linear
 def settle_constants(graph: Graph, linear: Linear) -> Linear:
-    """Moves the scales of coarse channels to where integer biases give their constants."""
+    """Moves the scales of coarse channels so that integer biases give their constants."""
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
     unit = float(source.scale) * linear.scales
     multipliers = unit / float(output.scale)
@@ -88,7 +88,7 @@ def settle_constants(graph: Graph, linear: Linear) -> Linear:
     usual, spreads = np.rint(centers / np.maximum(gaps, 1)), linear.spread / unit
     # Channels that share a scale keep it where it is fine enough for biases: none is dead.
     coarse = multipliers * (1 if linear.shares_scale else gaps) >= _COARSE
-    # All that a channel of zeros gives is its constant: a unit of its sum becomes an output code.
+    # A channel of zeros gives only its constant: a unit of its sum becomes an output code.
     zeros = (gaps == 0) & (coarse | (not linear.shares_scale))
     scales[zeros] = float(output.scale) / float(source.scale)
     for index in np.flatnonzero(coarse & (gaps > 0)):
@@ -109,11 +109,11 @@ def settle_constants(graph: Graph, linear: Linear) -> Linear:
 
 
 def settle(channel: Channel) -> tuple[float, int]:
-    """The multiplier and the integer bias of a coarse channel.
+    """Chooses the multiplier and the integer bias of a coarse channel.
 
-    Of many pairs, the one whose codes multiplier' · (sum + bias') are nearest to the trained ones,
-    on the average over sums as they are spread around the operating point. With no spread, only
-    the constant there counts, and then the codes at all other sums.
+    Among many pairs, it takes the one whose codes multiplier' · (sum + bias') are nearest to the
+    trained ones, on average over sums as they are spread around the operating point. Without a
+    spread, only the constant there counts, and then the codes at all other sums.
     """
     # Beyond twice the largest sum, any bias saturates.
     limit = 2.0 * _LARGEST_SUM
@@ -147,21 +147,21 @@ def settle(channel: Channel) -> tuple[float, int]:
 
 
 # XNNPACK refuses requantization multipliers of 256 and more. No output has more than 255 codes, so
-# that this one already gives the lowest or the highest for every sum but 0.
+# that this one already gives the lowest or the highest code for every sum except 0.
 _LARGEST_MULTIPLIER = 255.0
 # A sum of 2^31 times this is half an output code.
 _SMALLEST_MULTIPLIER = 2.0**-32
 _INT32 = 2**31 - 1
-# Weights of a network whose file has megabytes.
+# The number of weights of a network whose file has megabytes.
 _LARGE_NETWORK = 2**20
 # XNNPACK's products become int32 before the zero point is added, on x86 without saturation.
 _LARGEST_PRODUCT = 2.0**31 - 2**8
-# More output codes than there are: anything beyond is stored as the lowest or the highest.
+# More output codes than there are: larger values are stored as the lowest or the highest.
 _BEYOND_OUTPUT = 2.0**9
 
 
 def upscale(graph: Graph) -> Graph:
-    """Multiplies each channel's codes by floor(127 / max|code|) and divides its scale by that.
+    """Multiplies each channel's codes by floor(127 / max|code|), and divides its scale by that.
 
     Where the kernel is stored in fewer bits, their largest code stands for 127. The weights stay
     the same to the last bit; the bias grid scale · input scale gets finer. Channels with very many
@@ -190,15 +190,15 @@ def upscale(graph: Graph) -> Graph:
 
 
 def _half_range(linear: Linear) -> int:
-    """Half of what sum and bias may reach: a bias beyond that saturates silently."""
+    """Returns half of the range of sum and bias: a bias beyond it saturates silently."""
     return (linear.largest_sum + 1) // 2
 
 
 def _exact_factors(graph: Graph, linear: Linear, largest_factors: np.ndarray) -> np.ndarray:
-    """The factors of one code a channel with which a rounded bias changes the fewest results.
+    """Returns the factors, for one code a channel, whose rounded biases change the fewest results.
 
     A preprocessing layer reads all pixels: with -1 off by half a unit, x / 127.5 - 1 has another
-    code at 128. Its factor is free, so that all are tried at which the grid is fine.
+    code at 128. Its factor is free, so that all factors with a fine grid are tried.
     """
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
     codes = linear.kernel.reshape(-1)
@@ -223,7 +223,7 @@ def floor_scales(graph: Graph, linear: Linear) -> Linear:
     """Raises scales that are too small for an int32 bias, or for any effect on the output.
 
     Such channels are dead or nearly so (γ close to 0): their codes are rounded again on the larger
-    scale, most to 0, and the bias says what they give.
+    scale, most to 0, and the bias determines their output.
     """
     source = float(graph.codes(linear.inputs[0]).scale)
     output = float(graph.codes(linear.output).scale)
@@ -243,7 +243,7 @@ def round_biases(graph: Graph) -> Graph:
     difference to the trained one. A graph that int32 or float32 does not hold is refused.
     """
     scales = {name: tensor.codes.scale for name, tensor in graph.tensors.items() if tensor.codes}
-    # LiteRT crashes on subnormal scales. What is NaN is explained by the layer that makes it.
+    # LiteRT crashes on subnormal scales. A scale of NaN is explained by the layer that makes it.
     small = {name: scale for name, scale in scales.items() if scale < _SMALLEST_FLOAT32}
     _refuse(
         graph,
@@ -265,9 +265,9 @@ def round_biases(graph: Graph) -> Graph:
 
 @_of_linear
 def _rounded(graph: Graph, linear: Linear) -> Linear:
-    """A bias whose products overflow becomes the smallest one that gives the same output.
+    """Rounds scales and biases; a bias whose products overflow becomes the smallest equivalent.
 
-    It is larger than every sum, so that its channel always gives its lowest or its highest code.
+    That bias is larger than every sum, so that its channel always gives its lowest or highest code.
     """
     source = float(graph.codes(linear.inputs[0]).scale)
     largest = _LARGEST_MULTIPLIER * float(graph.codes(linear.output).scale) / source
@@ -284,7 +284,7 @@ def _rounded(graph: Graph, linear: Linear) -> Linear:
 
 
 def _largest_products(graph: Graph, linear: Linear) -> np.ndarray:
-    """The largest magnitude in output codes that a channel's sums reach before they are clipped."""
+    """Returns the largest magnitude of a channel's sums in output codes, before clipping."""
     multipliers = requantization_multipliers(graph, linear).astype(np.float64)
     return np.asarray((largest_sums(graph, linear) + np.abs(linear.bias)) * multipliers)
 
@@ -317,7 +317,7 @@ def _beyond_float32(graph: Graph, linear: Linear) -> str | None:
 
 
 def _overflow(graph: Graph, linear: Linear) -> str | None:
-    """Why the sums of an operation overflow in kernels; None where they do not."""
+    """Says why the sums of an operation overflow in kernels; None where they do not."""
     reach = largest_sums(graph, linear)
     sums, products = reach + np.abs(linear.bias), np.max(_largest_products(graph, linear))
     if np.max(sums) > linear.largest_sum:
@@ -346,25 +346,25 @@ def _overflow(graph: Graph, linear: Linear) -> str | None:
 
 # -- portable scales ------------------------------------------------------------------------------
 # Products of two tensors and means are rounded differently on x86 and on Arm, which for some scales
-# shows in some codes. All inputs of their rounding are known when a file is written. Where one of
-# them gives two codes, the scale of the output is moved by a unit in the last place, or a few, so
-# that none does; for means over large maps, whose sums lie close, by some hundred. A mean whose
+# shows in some codes. All inputs of their rounding are known when a file is written. Where an input
+# gives two codes, the scale of the output is moved by a unit in the last place, or a few, so that
+# none does; for means over large maps, whose sums lie close, by some hundred. A mean whose
 # scale cannot move is a depthwise convolution instead, which is rounded alike everywhere.
 
 
-# In units in the last place: 1 cures nearly every product, 6 nearly every mean over maps up to
-# 14x14, some 60 those of 112x112, and some 400 nearly all of 300x300. The codes at the ends of a
-# grid move by less than a hundredth of their distance.
+# The farthest move, in units in the last place: 1 cures nearly every product, 6 nearly every mean
+# over maps up to 14x14, some 60 those of 112x112, and some 400 nearly all of 300x300. The codes at
+# the ends of a grid move by less than a hundredth of their distance.
 _FARTHEST = 1024
-# Outside these, kernels are not defined, and `round_biases` refuses the graph.
+# Outside these scales, kernels are not defined, and `round_biases` refuses the graph.
 _SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-100, 2.0**100
 
 
 def make_portable(graph: Graph) -> Graph:
     """Moves the scales of products and means until all rules of XNNPACK agree on every input.
 
-    A scale moves together with those of all tensors that share its grid: what a max pool reads and
-    makes, the parts of a concatenation. Where no scale near by is found, or a grid cannot move, the
+    A scale moves together with those of all tensors that share its grid: input and output of a max
+    pool, the parts of a concatenation. Where no scale near by is found, or a grid cannot move, the
     graph keeps it, and a warning says which operation is not portable.
     """
     groups = _shared_grids(graph)
@@ -399,10 +399,10 @@ def make_portable(graph: Graph) -> Graph:
 
 
 def untie_means(graph: Graph) -> Graph:
-    """The graph with a depthwise convolution for every mean on a grid that cannot move by itself.
+    """Replaces every mean on a grid that cannot move by itself with a depthwise convolution.
 
-    That is the grid of what the mean reads, as where both are parts of a concatenation, or the
-    grid of an image.
+    That is the grid of the mean's input, for example where both are parts of a concatenation, or
+    the grid of an image.
     """
     groups = _shared_grids(graph)
     pinned = {op.output for op in graph.operations if op.of_input}
@@ -413,7 +413,7 @@ def untie_means(graph: Graph) -> Graph:
         if not shares or type(op) is not Mean:
             operations.append(op)
             continue
-        # As a convolution it is rounded alike everywhere; then it is brought to its shape.
+        # A convolution is rounded alike everywhere; its result then gets the shape of the mean.
         shape, name = tensors[op.inputs[0]].shape, op.output
         if not op.keep_dims:
             name = free_name(f"{op.output}_image", tensors)
@@ -426,7 +426,7 @@ def untie_means(graph: Graph) -> Graph:
 
 
 def _is_portable(graph: Graph, operation: Operation) -> bool:
-    """Whether all of its inputs get the same codes everywhere, or cannot be enumerated."""
+    """Returns whether all inputs get the same codes everywhere, or cannot be enumerated."""
     if operation.is_float(graph) or operation.keeps_grid:
         return True
     input_codes = [graph.tensors[name].codes for name in operation.inputs if name in graph.tensors]
@@ -438,16 +438,16 @@ def _is_portable(graph: Graph, operation: Operation) -> bool:
 
 
 def _moved_until_portable(graph: Graph, names: set[str]) -> tuple[Graph, int]:
-    """The graph with the grid of these tensors moved as little as possible, and by how much.
+    """Moves the grid of these tensors as little as possible; returns the graph and the move.
 
-    That is in units in the last place.
+    The move is in units in the last place; 0 where no move is enough.
     """
     makers = [op for op in graph.operations if op.output in names]
     if any(_cannot_move(graph, op, names) for op in makers if not _is_portable(graph, op)):
         return graph, 0
     for distance in range(1, _FARTHEST + 1):
-        # Down first: what was half way between two codes then goes away from 0, as half up does
-        # for what is positive.
+        # Down is tried first: values half way between two codes then go away from 0, as rounding
+        # half up does for positive ones.
         for units in (-distance, distance):
             tensors = dict(graph.tensors)
             for name in names:
@@ -462,10 +462,10 @@ def _moved_until_portable(graph: Graph, names: set[str]) -> tuple[Graph, int]:
 
 
 def _cannot_move(graph: Graph, operation: Operation, names: set[str]) -> str:
-    """Why no scale of the grid of these tensors changes how an operation rounds; "" where one may.
+    """Says why no scale of these tensors' grid changes how an operation rounds; "" where one may.
 
-    A mean has the ratio of the scales of its output and its input, and a product that of its output
-    and one input where the other's stays: neither changes where both are on one grid.
+    A mean uses the ratio of its output's scale to its input's, and a product that of its output's
+    to one input's where the other's stays: neither changes where both are on one grid.
     """
     if not names & set(graph.tensors):
         return "it has no grid that could move"
@@ -477,7 +477,7 @@ def _cannot_move(graph: Graph, operation: Operation, names: set[str]) -> str:
 
 
 def _shared_grids(graph: Graph) -> dict[str, set[str]]:
-    """All tensors that share the grid of each integer tensor, itself among them, by its name."""
+    """Returns, by name, all tensors that share the grid of each integer tensor, with itself."""
     group = {name: {name} for name, tensor in graph.tensors.items() if tensor.codes is not None}
     for operation in graph.operations:
         if not operation.keeps_grid or operation.output not in group:

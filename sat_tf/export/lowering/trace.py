@@ -1,4 +1,4 @@
-"""Reads a quantized Keras model as a graph with real biases."""
+"""The reading of a quantized Keras model as a graph with real biases."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,7 +44,7 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.normalization import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node, distinct
-from sat_tf.messages import ModelError
+from sat_tf.messages import LayerMessage, ModelError
 from sat_tf.qat.inputs import input_nodes, input_types, kept_inputs, own_type
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import output_quantizer, rounds_to_input
@@ -53,7 +53,7 @@ from sat_tf.quantizers.seen_values import pixel_doubt, unseen
 
 
 def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
-    """The warning for transposed convolutions."""
+    """Yields the warning for transposed convolutions."""
     names = [operation.output for operation in operations if operation.takes_one_image]
     if names:
         yield (
@@ -73,7 +73,7 @@ def trace(
     return untie_means(_Tracer(network, head, kernels).trace())
 
 
-# Lower precisions are those of training.
+# Types of tensors that files hold in float32; training may use lower precisions.
 _MADE_IN_FLOAT32 = (tf.float32, tf.float16, tf.bfloat16)
 _PAIRS: dict[Combination | None, Pointwise] = {
     Combination.SUM: Pointwise.SUM,
@@ -99,7 +99,7 @@ class _Tracer:
             else _image_of(network[name], PIXELS)
             for name in network.inputs
         }
-        # The tensors of codes that are images, with the image.
+        # The images, by the tensors of codes that hold them.
         self.pixels: dict[str, str] = {}
 
     def trace(self) -> Graph:
@@ -129,7 +129,7 @@ class _Tracer:
                 continue
             self.drafts[node.name] = self._quantized(node, self._draft(node))
             if layer_kinds.is_softmax(inner_layer(node.layer)) and not layers.is_function(node):
-                # The float probabilities over the last axis of what it reads.
+                # The float probabilities over the last axis of the layer's input.
                 logits = self._tensor(node.name)
                 name = self.builder.between(f"{logits}_probabilities")
                 softmax = Softmax((self.builder.dequantized(logits),), name)
@@ -142,10 +142,11 @@ class _Tracer:
         for float_layer in float_layers(operations):
             node, layer = float_layer.calls[-1].node, float_layer.layers[-1]
             if layers.is_function(node):  # with no table, or no codes to look up
-                self.warnings.append(
-                    f"{layer.name}: this {type(layer).__name__} is computed in float32, by the "
-                    "operators that TensorFlow's converter writes"
+                text = (
+                    f"this {type(layer).__name__} is computed in float32, by the operators that "
+                    "TensorFlow's converter writes"
                 )
+                self.warnings.append(LayerMessage(layer.name, text))
         self.warnings += one_image_only(operations)
         inputs, outputs_called = self.network.keys
         return Graph(
@@ -168,7 +169,7 @@ class _Tracer:
             keys=(inputs, outputs_called or distinct(self.network.output_names)),
         )
 
-    # -- what a layer computes -----------------------------------------------------------------
+    # -- drafts of layers ----------------------------------------------------------------------
 
     def _draft(self, node: Node) -> Draft:
         role = layers.role_of(node)
@@ -194,7 +195,7 @@ class _Tracer:
         return self.drafts[node.inputs[0]]  # a rectifier, which its quantizer replaces
 
     def _codes_of_input(self, node: Node) -> Draft:
-        """An input of real values, or its preprocessing in float."""
+        """Adds the codes of an input of real values, or of its preprocessing in float."""
         type_of_input = node.layer.quantize_config.output.input_type
         name, shape = call_name(node), _shape(node)
         codes = range_codes(*(layers.observed_range(node.layer) or (0.0, 0.0)))
@@ -208,7 +209,7 @@ class _Tracer:
         return Materialized(self.builder.materialize(draft, Tensor(name, shape, codes)))
 
     def _pixels(self, image: str, node: Node, factor: float) -> Draft:
-        """The codes of an image, whose real values are multiplied by a factor."""
+        """Adds the codes of an image, whose real values are multiplied by a factor."""
         codes = self.images[image].codes
         shift = ShiftImage((image,), call_name(node))
         tensor = self.builder.add(shift, _shape(node), dataclasses.replace(codes, unit=factor))
@@ -216,15 +217,14 @@ class _Tracer:
         return Materialized(tensor)
 
     def _float_layer(self, node: Node) -> Draft:
-        """A layer that is left float, between what is dequantized and what is quantized again.
+        """Adds a layer that is left float: from dequantized tensors to one that is quantized again.
 
-        Layers in front of it that make no float32 are part of it.
+        Layers before it that make no float32 are part of it.
         """
         inner = inner_layer(node.layer)
-        self.warnings.append(
-            f"{inner.name}: this {layer_kinds.class_name(inner)} is left float, as TensorFlow's "
-            "converter writes it"
-        )
+        class_name = layer_kinds.class_name(inner)
+        text = f"this {class_name} is left float, as TensorFlow's converter writes it"
+        self.warnings.append(LayerMessage(inner.name, text))
         calls: dict[str, FloatCall] = {}
         sources: dict[str, None] = {}
         reads: list[str] = []
@@ -255,7 +255,7 @@ class _Tracer:
         return LinearDraft.of_codes(source, op_kind, codes, scales, bias.astype(np.float64), window)
 
     def _linear_before(self, node: Node) -> LinearDraft:
-        """What takes in what a layer does: the linear one before it, or a requantization."""
+        """Returns the draft that absorbs a layer: the linear one before it, or a requantization."""
         draft = self.drafts[node.inputs[0]]
         if isinstance(draft, LinearDraft):
             return draft
@@ -322,9 +322,9 @@ class _Tracer:
         return NativeDraft((source,), native, older, slopes)
 
     def _rounding_to_input(self, node: Node, operation: Operation) -> Draft | None:
-        """An operation that rounds to the codes that it reads, which get the grid of its output.
+        """Returns an operation that rounds to its input's codes, which get the grid of its output.
 
-        It has none at the end of a model, and pixels have theirs. Other layers give None.
+        An output has no grid at the end of a model, and pixels have theirs. Other layers: None.
         """
         if not rounds_to_input(node.layer):
             return None
@@ -376,7 +376,7 @@ class _Tracer:
         return OnOneGrid(OperationDraft((), Concatenate((), "", axis)), *branches)
 
     def _part(self, name: str) -> tuple[Draft, Tensor]:
-        """A tensor, which what reads it may give its grid where nothing else does."""
+        """Returns a part and its tensor; a reader may set its grid where nothing else reads it."""
         node, alone = self.network[name], len(self.network.consumers(name)) == 1
         draft = self.drafts[name] if alone else Materialized(self._tensor(name))
         return draft, Tensor(call_name(node), _shape(node), None)
@@ -390,10 +390,10 @@ class _Tracer:
         source = self._tensor(node.inputs[0])
         return Materialized(layers.moved(layer, self.builder, source, _shape(node)))
 
-    # -- where it becomes a tensor -------------------------------------------------------------
+    # -- drafts as tensors ---------------------------------------------------------------------
 
     def _quantized(self, node: Node, draft: Draft) -> Draft:
-        """The layer behind its output quantizer, if it has one."""
+        """Returns the layer with its output quantized, if it has a quantizer."""
         if layers.is_image(node) or layers.is_input(node):
             return draft
         quantizer, name = output_quantizer(node.layer), call_name(node)
@@ -446,7 +446,7 @@ class _Tracer:
         return codes
 
     def _tensor(self, node_name: str) -> str:
-        """The tensor with a layer's output; float where no quantizer made codes of it."""
+        """Returns the tensor with a layer's output; float where no quantizer made codes of it."""
         draft = self.drafts[node_name]
         if draft.tensor:
             return draft.tensor
@@ -456,13 +456,13 @@ class _Tracer:
         return tensor
 
     def _natural(self, node_name: str) -> str:
-        """The same, in real units: kernels that read several tensors take no others."""
+        """Returns the tensor in real units: kernels that read several tensors take no others."""
         name, draft = self._tensor(node_name), self.drafts[node_name]
         codes = self.builder.codes(name)
         if codes is None or codes.unit == 1.0:
             return name
         natural, shape = self.builder.between(f"{name}_natural"), _shape(self.network[node_name])
-        # The same integers: another grid would round what was trained once more.
+        # The integers stay the same: another grid would round trained values once more.
         same = Codes(np.float32(codes.real_scale), codes.zero_point)
         return self.builder.materialize(draft, Tensor(natural, shape, same))
 
@@ -479,11 +479,11 @@ class _Tracer:
 
 
 def _shape(node: Node) -> tuple[int, ...]:
-    """The layer's output shape, which is known where the input's is."""
+    """Returns the layer's output shape, which is known where the input's is."""
     return tuple(int(size or 0) for size in node.shape)
 
 
 def _image_of(node: Node, range_: InputRange) -> Image:
-    """The input with the grid of a range."""
+    """Returns the input with the grid of a range."""
     grid = range_.grid
     return Image(node.name, _shape(node), np.float32(grid.scale), grid.zero_point, range_)

@@ -1,4 +1,4 @@
-"""Activation functions, those included that Keras 3 has alone, and the layers that apply them."""
+"""Activation functions, also those of Keras 3 alone, and the layers that apply them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -96,7 +96,7 @@ gelu_by_tanh = _register(shared_layers.gelu_by_tanh)
 class Activation(NamedTuple):
     """An activation function."""
 
-    reach: Reach | None  # The range of its values; None where it is no function between quantizers.
+    reach: Reach | None  # The range of its values; None if not a function between quantizers.
     keras3: tuple[str, ...] = ()  # Its names in Keras 3.
     # The function, where tf_keras has none of its name.
     function: Callable[[tf.Tensor], tf.Tensor] | None = None
@@ -107,7 +107,7 @@ class Activation(NamedTuple):
 _HARD_SWISH = NativeFunction("HARD_SWISH")
 _LOGISTIC = NativeFunction("LOGISTIC", ends=Reach(0.0, highest=255.0 / 256.0))
 _SOFTMAX = NativeFunction("SOFTMAX", ends=Reach(0.0, highest=255.0 / 256.0))
-_PRELU = NativeFunction("PRELU", weights="alpha")
+_PRELU = NativeFunction("PRELU", weights=shared_layers.INT8_WEIGHTS["PReLU"])
 _TANH = NativeFunction("TANH", ends=Reach(-1.0, highest=127.0 / 128.0))
 
 
@@ -115,7 +115,7 @@ def _leaky_relu(slope: float) -> NativeFunction | None:
     return NativeFunction("LEAKY_RELU", {"alpha": slope}) if 0.0 < slope <= 1.0 else None
 
 
-# The ceiling of each.
+# The rectifiers, each with its ceiling.
 RECTIFIERS: dict[str, float | None] = {"relu": None, "relu6": 6.0}
 
 # The functions by their names in tf_keras. Smallest values are rounded down to 1e-4.
@@ -133,7 +133,7 @@ ACTIVATIONS: dict[str, Activation] = {
         Reach(-0.1701), function=gelu_by_tanh, native=NativeFunction("GELU", {"approximate": True})
     ),
     "hard_shrink": Activation(UNKNOWN, ("hard_shrink",), hard_shrink),
-    "hard_sigmoid": Activation(UNIT),  # that of Keras 3 has another slope
+    "hard_sigmoid": Activation(UNIT),  # Keras 3's has another slope
     "hard_silu": Activation(
         Reach(-0.375), ("hard_silu", "hard_swish"), hard_silu, native=_HARD_SWISH
     ),
@@ -151,7 +151,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu6_sigmoid": Activation(UNIT, ("hard_sigmoid",), relu6_sigmoid),
     "selu": Activation(Reach(-1.7582), ("selu",)),
     "sigmoid": Activation(UNIT, ("sigmoid",), native=_LOGISTIC),
-    "silu": Activation(Reach(-0.2785)),  # by the name of TensorFlow's function
+    "silu": Activation(Reach(-0.2785)),  # the name of TensorFlow's function
     "soft_shrink": Activation(UNKNOWN, ("soft_shrink",), soft_shrink),
     "softmax": Activation(None, ("softmax",), native=_SOFTMAX),
     "softplus": Activation(POSITIVE, ("softplus",)),
@@ -189,7 +189,7 @@ def activation_name(layer: keras.layers.Layer) -> str:
 
 
 def is_of_keras(activation: Any) -> bool:
-    """Whether an activation is what a row means by its name, not a user's function `relu`."""
+    """Whether an activation is the one that a row names, not a user's function `relu`."""
     package = str(getattr(activation, "__module__", "")).split(".")[0]
     is_named = getattr(activation, "__name__", "") in _NAMES
     return is_named and package in ("tensorflow", "tf_keras", "sat_tf")

@@ -59,7 +59,7 @@ class Kernel:
     output_axes: tuple[int, ...]  # Its axes for the output channels.
     input_axis: int  # Its axis for the channels of the input.
     attribute: str = "kernel"  # Name of the layer's attribute that holds it.
-    # What tells it from the other kernels of its layer; "" where it is the only one.
+    # Its name among the kernels of its layer; "" where it is the only one.
     suffix: str = ""
     # The layer reads sequences, which are images with one row in the file.
     one_dimensional: bool = False
@@ -85,7 +85,7 @@ class Kernel:
         return math.prod(inner)
 
     def fan_out(self, shape: Sequence[int], groups: int = 1) -> int:
-        """Outputs of one input, n̂, of its group, strides left out as in the paper; at least 1."""
+        """Outputs of one input, n̂, in its group, strides left out as in the paper; at least 1."""
         reached = [size for axis, size in enumerate(shape) if axis != self.input_axis]
         return math.prod(reached) // groups
 
@@ -101,8 +101,8 @@ class Pooling:
     """A pooling."""
 
     mean: bool  # It takes the mean; else the largest value.
-    whole: bool = False  # Over all places; else over windows.
-    # For sequences, the same for images, which it becomes.
+    whole: bool = False  # It pools all places; else windows.
+    # The pooling of images that a pooling of sequences becomes.
     on_images: type[keras.layers.Layer] | None = None
 
 
@@ -129,8 +129,7 @@ class NativeFunction:
     # The smallest and the largest value of the 256 codes that TFLite fixes for its output; None
     # where these may be any.
     ends: Reach | None = None
-    # The attribute of its layer with weights, which it has as `grid.int8_codes`; "" for those
-    # without.
+    # The attribute of its layer with weights, which it has as `grid.int8_codes`; "" without any.
     weights: str = ""
 
 
@@ -151,7 +150,7 @@ class Function:
     is_broken_line: bool = False
     # Its result for values (channels, quantiles), where it is not elementwise.
     spread: Callable[[Any, Any], Any] | None = None
-    # The operator that NPUs compute it by; None where there is none.
+    # The operator that NPUs compute it by, or None.
     native: Callable[[Any], NativeFunction | None] = lambda layer: None
 
 
@@ -160,13 +159,13 @@ class Move:
     """One operator of data movement."""
 
     operator: str  # Its name in TFLite.
-    arguments: tuple[Any, ...] = ()  # What it is given beside its tensor.
-    # Of its output, without the batch; None for that of the layer's output.
+    arguments: tuple[Any, ...] = ()  # Its arguments other than its tensor.
+    # The shape of its output, without the batch; None for that of the layer's output.
     shape: Shape | None = None
-    suffix: str = ""  # Of the name of its output; "" for the output of the layer.
+    suffix: str = ""  # The end of its output's name; "" for the output of the layer.
 
 
-# It takes a layer and the shapes of its input and output, without the batch.
+# Finds the operators for a layer and the shapes of its input and output, without the batch.
 Moves = Callable[[Any, Shape, Shape], tuple[Move, ...]]
 
 
@@ -174,7 +173,7 @@ Moves = Callable[[Any, Shape, Shape], tuple[Move, ...]]
 class Keras3:
     """The layer of Keras 3 that computes the same, and how settings translate."""
 
-    name: str = ""  # Of its class; "" for the name of the class in tf_keras.
+    name: str = ""  # Its class's name; "" for the name of the class in tf_keras.
     # Names of settings there, by those in tf_keras.
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     channels_last: bool = False  # On CPUs tf_keras computes it with the channels last only.
@@ -205,17 +204,17 @@ def window_detail(layer: Any) -> str:
 class LayerKind:
     """One row of the registry."""
 
-    # Of the layer, or how to tell it from the layer.
+    # The layer's role, or the function that finds it.
     role: Role | Callable[[Any], Role] = Role.OPAQUE
     # Returns what is wrong with this layer's settings, with the fix, or None.
     refuse: Callable[[Any], str | None] = lambda layer: None
     # Sat-tf quantizes it; else it is left float, or first rewritten as other layers.
     quantized: bool = True
-    fix: str = ""  # What to do about one that is not quantized.
-    # Returns why no file can have it, quantized or float, behind a tensor of so many axes without
-    # the batch, or None.
+    fix: str = ""  # The fix for a layer that is not quantized.
+    # Returns why no file can have it, quantized or float, behind a tensor of a rank, counted
+    # without the batch, or None.
     refuse_at: Callable[[Any, int], str | None] = lambda layer, rank: None
-    kernels: tuple[Kernel, ...] = ()  # Those it multiplies by, in order.
+    kernels: tuple[Kernel, ...] = ()  # The kernels it multiplies by, in order.
     # The layers that it becomes, one for each kernel, before it is quantized.
     pieces: tuple[type[keras.layers.Layer], ...] = ()
     # Its weights, of whatever shape, are factors of single channels or values: they count no
@@ -226,23 +225,23 @@ class LayerKind:
     moments: Callable[[Any], Moments] | None = None
     pooling: Pooling | None = None  # How it pools.
     combination: Combination | None = None  # How it combines several tensors.
-    function: Function | None = None  # That it computes.
+    function: Function | None = None  # The function it computes.
     moves: Moves | None = None  # How it moves the codes that it reads.
     keeps_channels: bool = False  # It moves values within their channel.
     reshapes: bool = False  # It changes the shape of its values and keeps their order.
     detail: Callable[[Any], str] = window_detail  # The settings that tables show.
-    short_name: str = ""  # Of its class in tables; "" for the name itself.
+    short_name: str = ""  # Its class's name in tables; "" for the name itself.
     # TensorFlow's converter makes the same operators of it at all sizes.
     alike_at_all_sizes: bool = False
-    # Its output in training, where that of Keras has no gradient.
+    # Its output in training, where the output of Keras has no gradient.
     in_training: Callable[[Any, Any], Any] | None = None
-    # It takes its input for numbers of things, of which no neighbour is like another.
+    # It takes its input for ids: neighbouring numbers stand for unlike things.
     reads_ids: bool = False
     keras3: Keras3 | None = None  # Its counterpart in Keras 3, or None.
 
     @property
     def channel_axes(self) -> tuple[int, ...]:
-        """The output-channel axes of the kernel that is quantized; none where none is."""
+        """The output-channel axes of the quantized kernel; empty without one."""
         return self.kernels[0].output_axes if self.quantized and self.kernels else ()
 
 
@@ -255,7 +254,7 @@ def axes_of(layer: Any) -> list[int]:
 
 
 def refuse_channels_first(layer: Any) -> str | None:
-    """Why a layer is refused whose images have their channels first; None where it is not."""
+    """Why a layer whose images have their channels first is refused; None for other layers."""
     if layer.data_format != "channels_last":
         return f"received data_format={layer.data_format!r}, expected 'channels_last'"
     return None

@@ -1,4 +1,4 @@
-"""Layers that move values or make one of several: resizing, poolings, sums, products and the like.
+"""Layers that move or combine values: resizing, poolings, sums, products and the like.
 
 Where operators of moves take only images, a sequence is an image with one row.
 """
@@ -104,7 +104,7 @@ _INTERPOLATION = Function(
         layer.interpolation == "bilinear" and not getattr(layer, "crop_to_aspect_ratio", False)
     ),
 )
-# Not quantized: sat-tf has no operations on volumes.
+# Layers of volumes are not quantized: sat-tf has no operations on these.
 _OF_VOLUMES = LayerKind(Role.MOVEMENT, quantized=False, keras3=SAME)
 
 

@@ -43,8 +43,8 @@ class SynchronizedBatchNormalization(keras.layers.BatchNormalization):
         super().__init__(**{**options, "synchronized": True})
 
     def add_weight(self, *args: Any, **options: Any) -> tf.Variable:
-        """A variable; of moving statistics, the first replica's are read and saved."""
-        # All have the same; their mean, which Keras would take, is rounded.
+        """Adds a variable; moving statistics are read and saved from the first replica."""
+        # All replicas have the same; their mean, which Keras would take, is rounded.
         if options.get("aggregation") == tf.VariableAggregation.MEAN:
             options["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
         return super().add_weight(*args, **options)
@@ -90,11 +90,11 @@ class Statistics:
 
     @property
     def square(self) -> np.ndarray:
-        """The square of what the layer divides by: variance + ε."""
+        """The square of the layer's divisor: variance + ε."""
         return np.asarray(self.variance + self.epsilon)
 
     def deviation(self, measured: "Statistics") -> np.ndarray:
-        """How far they are from others, by channel, in the others' standard deviations."""
+        """The distance from other statistics, by channel, in their standard deviations."""
         square, measured_square = (
             dataclasses.replace(statistics, variance=np.maximum(statistics.variance, 0.0)).square
             for statistics in (self, measured)
@@ -103,7 +103,7 @@ class Statistics:
         return np.asarray(shift + 0.5 * np.abs(np.log(square / measured_square)))
 
     def moved(self, start: "Statistics", end: "Statistics") -> "Statistics":
-        """These, changed as from `start` to `end`: the mean is shifted, the variance scaled."""
+        """These statistics, changed as from `start` to `end`: mean shifted, variance scaled."""
         variance = np.maximum(self.square * (end.square / start.square) - self.epsilon, 0.0)
         return Statistics(self.mean + end.mean - start.mean, variance, self.epsilon)
 
@@ -184,7 +184,7 @@ def affine_problem(layer: keras.layers.Layer) -> str | None:
 
 @keras.utils.register_keras_serializable(package="sat_tf")
 class AdaptedNormalization(keras.layers.Normalization):
-    """A Normalization that computes with its weights of now, not with constants made of them."""
+    """A Normalization that computes with its current weights, not with constants made of them."""
 
     def finalize_state(self) -> None:
         """Takes no constants."""

@@ -1,6 +1,6 @@
-"""Layers that no quantizer belongs to: those that act in training alone, and those left float.
+"""Layers without a quantizer: some act in training alone, some are left float.
 
-The first pass their input through in inference.
+Layers that act in training alone pass their input through in inference.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def _contrasted(layer: Any, images: tf.Tensor) -> tf.Tensor:
 class LeftFloat(keras.layers.Layer):
     """A layer that stands for one that tf_keras does not have; abstract, and never quantized."""
 
-    fix = ""  # what to use in its place
+    fix = ""  # the advice on what to use in its place
 
 
 _OPEN_SIZE = "the size of images is unknown behind it; use RandomZoom, or resize in the data"
@@ -42,7 +42,7 @@ _OF_SOUND = "compute it in front of the model"
 _IN_BOTH = LayerKind(quantized=False, keras3=SAME)
 _OF_IDS = LayerKind(quantized=False, keras3=SAME, reads_ids=True)
 
-# Layers of Keras 3 that tf_keras does not have, by their names there, and what they could be.
+# Layers of Keras 3 that tf_keras does not have, by their names there, and the advice on each.
 OF_KERAS3_ALONE = {
     **{
         f"Adaptive{mode}Pooling{rank}": f"where the sizes divide, {mode}Pooling{rank} does the same"
@@ -78,7 +78,7 @@ KINDS: Kinds = {
         quantized=False,
         fix="write what it does on the tensor itself, as in tf.nn.depth_to_space(x, 2)",
     ),
-    # That of Keras 3 passes its input through in inference.
+    # The RandomCrop of Keras 3 passes its input through in inference.
     L.RandomCrop: LayerKind(quantized=False, fix="it resizes in inference; crop in the data"),
     L.RandomHeight: LayerKind(quantized=False, fix=_OPEN_SIZE),
     L.RandomWidth: LayerKind(quantized=False, fix=_OPEN_SIZE),

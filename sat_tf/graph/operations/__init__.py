@@ -9,7 +9,7 @@ from sat_tf.graph.operations import arithmetic, movements, pooling
 OPERATIONS = (*arithmetic.OPERATIONS, *movements.OPERATIONS, *pooling.OPERATIONS)
 
 
-# The rows by the names of TensorFlow's functions, and the names of those of real numbers alone.
+# The rows by the names of TensorFlow's functions, and the names of functions of reals alone.
 CALLS = {call: row for row in OPERATIONS for call in row.calls}
 OF_REALS = {call for row in arithmetic.OPERATIONS for call in row.calls}
 # The rows that have a twin in tf_keras, by the classes of Keras 3's operations.
@@ -19,7 +19,7 @@ CLASSES = {
     for name in (row.class_name, *row.synonyms)
     if row.twin is not None
 }
-# Finders of what replaces layers of tf_keras that stand for an operation, by the layers' names.
+# Finders of replacements for tf_keras layers that stand for an operation, by the layers' names.
 LAYERS = {**arithmetic.LAYERS, **movements.LAYERS}
 
 

@@ -101,7 +101,7 @@ def _biased(call: OldCall) -> Replacement | None:
     return _scaled(tensor, "x + c", bias)
 
 
-# A tensor, and the ends that its values are clipped to; infinite ones are none.
+# A tensor, and the ends that its values are clipped to; infinite ends clip nothing.
 _Ends = tuple[Any, float, float]
 
 
@@ -110,7 +110,7 @@ class _Clipping:
     """A finder for calls that clip a tensor, or that take the extreme values of two."""
 
     ends: Callable[[OldCall], _Ends | None]  # Gives the ends that the call clips to.
-    of_two: str = ""  # The name of the layer for two tensors; "" where there is none.
+    of_two: str = ""  # The name of the layer for two tensors; "" without one.
 
     def __call__(self, call: OldCall) -> Replacement | None:
         x, y = call.argument(0, "x"), call.argument(1, "y")
@@ -120,7 +120,7 @@ class _Clipping:
         if clipped is None:
             return None
         tensor, low, high = clipped
-        # It is merged with those in front of it; from 0 it is a rectifier.
+        # The clipping is merged with those in front of it; from 0 it is a rectifier.
         while (inner := _ends_of_maker(call, tensor)) is not None:
             tensor, lower, higher = inner
             low, high = min(max(lower, low), high), min(max(higher, low), high)
@@ -304,7 +304,7 @@ def _merge(call: Any) -> Twin:
 
 
 def _of_type(dtype: str, call: Any) -> Twin:
-    """A function of two operands in a type; by default that to which Keras 3 promotes both."""
+    """A function of two operands in a type; by default the one that Keras 3 promotes both to."""
     function = call.function
     common_type = dtype or call.promoted_type
     return lambda x1, x2: function(typed(x1, common_type), typed(x2, common_type))
@@ -357,7 +357,7 @@ def _two(name: str, *calls: str, twin: Any = _merge, **fields: Any) -> Operation
 
 
 def _comparing(name: str, *calls: str) -> OperationKind:
-    """An operation of two tensors, to truths."""
+    """An operation that compares two tensors."""
     return _two(name, *calls, twin=partial(_of_type, ""))
 
 

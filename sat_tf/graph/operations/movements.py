@@ -35,7 +35,7 @@ def _reshaped(call: OldCall) -> Replacement | None:
     if None in (*tensor.shape[1:], *call.shape):
         return None
     before, after = (math.prod(map(int, shape)) for shape in (tensor.shape[1:], call.shape))
-    # Else pixels move from one image to another.
+    # Otherwise pixels would move from one image to another.
     return one_layer(tensor, "Reshape", call.shape) if before == after else None
 
 
@@ -102,7 +102,7 @@ def _divided(drops_axis: bool, call: OldCall) -> Replacement | None:
 
 
 def _slices(tensor: Any, axis: int, *bounds: int | None) -> list[list[int | None]]:
-    """Slices of all axes but the batch: a part of one axis, and the others whole."""
+    """Slices of all axes except the batch: a part of one axis, and the others whole."""
     axes = range(1, len(tensor.shape))
     return [list(bounds) if index == axis else [None, None, None] for index in axes]
 
@@ -222,7 +222,7 @@ def _repeated(call: OldCall) -> Replacement:
     return Replacement([tensor], [row, new_layer("UpSampling1D", call.layer.n)])
 
 
-# Layers of tf_keras, by their names, that are moves of others.
+# Finders for layers of tf_keras, by their names, that other layers' moves replace.
 LAYERS: dict[str, Finder] = {"RepeatVector": _repeated}
 
 # -- Keras 3, for calls of TensorFlow's functions --------------------------------------------------
@@ -250,7 +250,7 @@ def _pad(
 
 
 def _depth_to_space(keras3: Any, input: Any, block_size: int, data_format: str = "NHWC") -> Any:
-    del data_format  # of sat-tf's layers
+    del data_format  # sat-tf's layers have the channels last
     ops, size = keras3.ops, block_size
     rows, columns, channels = ops.shape(input)[1:]
     blocks = ops.reshape(input, (-1, rows, columns, size, size, channels // size**2))
@@ -276,7 +276,7 @@ def _squeeze(keras3: Any, input: Any, axis: Any = None, *_: Any) -> Any:
 
 
 def _transpose(keras3: Any, a: Any, perm: Any = None, conjugate: bool = False) -> Any:
-    del conjugate  # of real numbers
+    del conjugate  # it leaves real numbers as they are
     return keras3.ops.transpose(a, perm)
 
 

@@ -1,7 +1,7 @@
-"""A row of the registry of operations, and what rows are made of.
+"""A row of the registry of operations, and the parts of rows.
 
 TensorFlow and tf_keras are imported where they are used, because processes with Keras 3 alone read
-the rows too, which are handed its module.
+the rows too; functions of rows take its module as an argument.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ class OldCall:
     """One call of a layer."""
 
     node: Any  # Its Keras node.
-    nodes: tuple[Any, ...] = dataclasses.field(repr=False)  # All of the model.
+    nodes: tuple[Any, ...] = dataclasses.field(repr=False)  # All nodes of the model.
 
     @property
     def layer(self) -> Any:
@@ -35,7 +35,7 @@ class OldCall:
 
     @property
     def dtype(self) -> Any:
-        """The type, or the policy, of the layers that replace it."""
+        """The type, or the policy, of the layers that replace the call."""
         outputs = self.node.outputs
         output = outputs[0] if isinstance(outputs, list | tuple) else outputs
         return output.dtype if self.symbol else self.layer.dtype_policy
@@ -52,7 +52,7 @@ class OldCall:
         return None if node is None or node.is_input else OldCall(node, self.nodes)
 
     def readers(self) -> "Iterator[OldCall]":
-        """The calls that read what it makes."""
+        """The calls that read the output."""
         for node in self.nodes:
             if any(tensor is self.node.outputs for tensor in node.keras_inputs):
                 yield OldCall(node, self.nodes)
@@ -62,9 +62,9 @@ class OldCall:
 class NewLayer:
     """One layer of a replacement."""
 
-    layer: Callable[..., Any]  # Creates it, given its name and dtype.
-    suffix: str = ""  # Of its name; "" for the name of the layer that it replaces.
-    weights: Sequence[Any] = ()  # Of the layer, in Keras's order.
+    layer: Callable[..., Any]  # Creates the layer, given its name and dtype.
+    suffix: str = ""  # The end of its name; "" for the name of the layer that it replaces.
+    weights: Sequence[Any] = ()  # The layer's weights, in Keras's order.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Replacement:
     sources: list[Any]  # The tensors that the first one reads.
     layers: list[NewLayer]  # The layers.
     takes_list: bool = False  # The first one is called with a list.
-    # Layers between single sources, by their index, and the first one.
+    # Layers between a source, by its index, and the first layer.
     fronts: Mapping[int, NewLayer] = dataclasses.field(default_factory=dict)
     beside: bool = False  # Each of the layers reads the source, and makes one of several outputs.
 
@@ -105,7 +105,7 @@ def new_layer(
 
 
 def one_layer(tensor: Any, layer: str, *args: Any, **settings: Any) -> Replacement:
-    """A layer without weights that reads one tensor, with the name of what it replaces."""
+    """A layer without weights that reads one tensor, with the name of the call that it replaces."""
     return Replacement([tensor], [new_layer(layer, *args, **settings)])
 
 
@@ -144,7 +144,7 @@ def constant_of(value: Any) -> np.ndarray | None:
 
     if value is None or any(map(is_keras, tf.nest.flatten(value))):
         return None
-    if tf.is_tensor(value) and value.dtype == tf.bfloat16:  # which NumPy does not have
+    if tf.is_tensor(value) and value.dtype == tf.bfloat16:  # NumPy has no bfloat16
         value = tf.cast(value, tf.float32)
     array = np.asarray(value)
     return array if np.issubdtype(array.dtype, np.number) else None
@@ -173,25 +173,24 @@ def only_tensor(call: OldCall) -> Any:
     return tensor if is_keras(tensor) and len(tensors) == 1 else None
 
 
-# A layer, made with the name of what it stands for, or a function of tensors and constants.
+# A layer, to be made with the operation's name, or a function of tensors and constants.
 Twin = NewLayer | Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class OperationKind:
-    """An operation, of users' models and between the layers of quantized ones."""
+    """An operation of users' models, or between the layers of quantized ones."""
 
-    name: str  # Of the function in Keras 3, where there is one.
+    name: str  # The function's name in Keras 3, where there is one.
     calls: tuple[str, ...] = ()  # The names of TensorFlow's functions, "tf." left out.
     fix: str = ""  # How to write a call of them that is quantized; "" where there is no way.
-    # The layers of tf_keras, which are quantized, for a call of these functions; None where there
-    # are none.
+    # Finds the layers of tf_keras, which are quantized, for a call of these functions; or None.
     layers: Finder | None = None
     # Computes a call of these functions in Keras 3, whose module it takes in front of TensorFlow's
     # arguments; None where it has no user.
     keras3: Callable[..., Any] | None = None
-    # What tf_keras has for a call of Keras 3's operation, a `keras3.call_graph.Call`; None
-    # where it is not known.
+    # Makes tf_keras' counterpart of a call of Keras 3's operation, a `keras3.call_graph.Call`;
+    # None where it is not known.
     twin: Callable[[Any], Twin] | None = None
     synonyms: tuple[str, ...] = ()  # Other classes of operations in Keras 3 that compute the same.
 
@@ -207,7 +206,7 @@ def with_settings(*names: str) -> Callable[[Any], Twin]:
     def twin(call: Any) -> Twin:
         function = call.function
         settings = {name: getattr(call.operation, name) for name in names}
-        # By keyword, Keras 3 calls the tensor x, as not all of TensorFlow's functions do.
+        # Keras 3 passes the tensor by the keyword x, which not all of TensorFlow's functions have.
         return lambda x: function(x, **settings)
 
     return twin

@@ -134,7 +134,7 @@ def _pooling_twin(layer: str, call: Any) -> Twin:
 def _reducing(
     name: str, call: str, fix: str = "", *, pooling: str = "", **fields: Any
 ) -> OperationKind:
-    """An operation of one tensor over some of its axes; of rows and columns a layer, `pooling`."""
+    """An operation of one tensor over some axes; over rows and columns the layer `pooling`."""
     by: dict[str, Any] = {
         "keras3": partial(_over_axes, name),
         "twin": partial(_reduction_twin, pooling),

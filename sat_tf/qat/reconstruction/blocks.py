@@ -11,7 +11,7 @@ import tensorflow as tf
 from sat_tf.exact.targets.processors import Processor
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import Network, Node
+from sat_tf.graph.network import Network, Node, check_model
 from sat_tf.graph.rewrite import rewritten
 from sat_tf.messages import first_ones
 from sat_tf.qat.calibrate import call_node
@@ -20,11 +20,11 @@ from sat_tf.qat.inputs import kept_inputs
 from sat_tf.qat.layout import call_name, inner_layer, is_quantized, name_in_front_of_insertions
 from sat_tf.qat.wrapper import QuantizedLayer, weight_quantizer
 
-# A block that is cut on no path has so many linear layers at most, where it can be parted.
+# The most linear layers of a block that no single tensor cuts, where it can be parted.
 _MOST_KERNELS = 8
 
 # Kernels of fewer weights are not compared; the others are unlike below a correlation of 0.1, or of
-# four deviations of what chance makes.
+# four deviations of chance.
 _FEWEST_COMPARED, _LEAST_CORRELATION, _CHANCE_DEVIATIONS = 64, 0.1, 4.0
 
 # Layers of these roles are in one block with the linear layer in front.
@@ -74,9 +74,10 @@ def find_reference(
     quantized = [node for node in network if isinstance(node.layer, QuantizedLayer)]
     annotated = [inner_layer(node.layer).name for node in quantized]
     candidates: list[tuple[Network, list[str]]] = []
-    # A model of which not all layers were annotated was rewritten in part.
+    # A model with annotations of some layers alone was rewritten in part.
     for names in (None, annotated):
         try:
+            check_model(float_model)
             reference = Network(rewritten(float_model, names, processor=processor).model)
         except ValueError as error:
             return None, [f"float_model: {error}"]
@@ -161,14 +162,14 @@ class Span(NamedTuple):
     """Nodes that are computed in one go."""
 
     nodes: Sequence[Node]  # Producers before consumers.
-    given: Mapping[str, Rows]  # The tensors that they read of nodes in front, of all images.
-    # A function from such tensors of some images to those that the nodes make, by name, in
+    given: Mapping[str, Rows]  # The tensors that they read from nodes in front, of all images.
+    # The function from these tensors, of some images, to those that the nodes make, by name, in
     # inference.
     compute: Callable[[Mapping[str, Any]], dict[str, tf.Tensor]]
 
 
 class Front:
-    """The tensors of a network up to which it is computed, of all images.
+    """The tensors at the point up to which a network is computed, of all images.
 
     Only those that are still read are kept: in memory, and above 64 MiB each in a temporary file.
     """
@@ -183,7 +184,7 @@ class Front:
         }
 
     def up_to(self, names: Collection[str]) -> Span:
-        """The nodes that are still to be computed for some, and these."""
+        """The nodes with some names, and those that are still to be computed for them."""
         needed = {*names}.union(*map(self._network.before, names)) - self._done
         nodes = [node for node in self._network if node.name in needed]
         read_names = dict.fromkeys(name for node in nodes for name in node.inputs)
@@ -220,7 +221,7 @@ class Front:
         }
 
     def _is_read(self, node: Node, done: Collection[str] = ()) -> bool:
-        """Whether a node reads it that is not computed yet."""
+        """Whether a node that is not computed yet reads the tensor."""
         readers = {reader.name for reader in self._network.consumers(node.name)}
         return not readers <= self._done.union(done)
 

@@ -1,8 +1,8 @@
-"""A part of a quantized network, how Adam fits it to what the float network puts out, and how far.
+"""The fit of a part of a quantized network to the outputs of the float network, by Adam.
 
-A file holds the blocks that are finished, the weights of the model after them, and of the fit that
-is under way all that its next step depends on. A model that is fitted in two processes is
-therefore, bit by bit, the one that is fitted in one.
+A file holds the finished blocks, the weights of the model after them, and all that the next step of
+the fit under way depends on. A model that is fitted in two processes is therefore, bit for bit, the
+one that is fitted in one.
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ import json
 import math
 import pathlib
 import time
-import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.exact.top_k import classes_of
-from sat_tf.files import renamed_when_done
+from sat_tf.files import read_arrays, renamed_when_done
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.messages import RunError, warn
@@ -33,22 +32,25 @@ from sat_tf.quantizers.values import SKEW
 from sat_tf.version import __version__
 
 _IMAGES_A_STEP = 32
-# The units of what is fitted, beside 1 for biases and normalizations: of what quantizers of
-# activations learn in codes, of what those of weights learn in its own size, and of latent weights
-# in codes over the number of codes. The finer a grid is, the less is gained by moving weights to
-# other codes, and a longer step would only do so at random.
+# The units of fitted variables, which are 1 for biases and normalizations: those of activation
+# quantizers in codes, those of weight quantizers in their own size, and those of latent weights in
+# codes over the number of codes. The finer a grid is, the less is gained by moving weights to other
+# codes, and a longer step would only do so at random.
 _LEVEL_CODES, _LATENT_SHARE = 2.0, 6.0
-# A fit under way is saved so often.
+# The time after which a fit under way is saved again.
 _SECONDS_BETWEEN = 30.0
-# What reading a damaged file raises.
-_DAMAGES = (OSError, EOFError, ValueError, LookupError, TypeError, zipfile.BadZipFile)
+# The most bytes of a file: for each weight of the model itself, two values and two moments, in
+# float64 at most; and the next images and the heads of arrays.
+_BYTES_A_WEIGHT, _BYTES_BESIDE = 5 * 8, 2**26
+# The errors that reading a damaged file raises.
+_DAMAGES = (OSError, ValueError, LookupError, TypeError, MemoryError, RecursionError)
 
 
 class FitSchedule(NamedTuple):
-    """The way of one fit by Adam, whose rate falls to 0 by a cosine."""
+    """The schedule of one fit by Adam, whose rate falls to 0 on a cosine."""
 
-    steps: int  # How many.
-    rate: float  # Of the first step.
+    steps: int  # The number of steps.
+    rate: float  # The rate of the first step.
     measured: int  # How often the errors of the held-out images are measured.
 
 
@@ -118,7 +120,7 @@ class _Adam:
             variable.assign(value if constraint is None else constraint(value))
 
 
-# How an output is a row of classes, if it is one.
+# The values in an output that is a row of classes.
 _LOGITS, _PROBABILITIES = "logits", "probabilities"
 # Classes that the float model finds unlikely tell much of it. At T = 1 they would hardly count: it
 # is sure of most images, above all of those that it was trained on.
@@ -138,8 +140,8 @@ def rows_of_classes(network: Network, name: str, shape: tuple[int | None, ...]) 
 class Aim(NamedTuple):
     """The values that a tensor should have."""
 
-    wanted: Rows  # Its values for all images.
-    # "logits" or "probabilities", if these are its rows, whose divergence counts too.
+    wanted: Rows  # The wanted values of the tensor for all images.
+    # "logits" or "probabilities" where the rows are these; their divergence then counts, too.
     rows: str = ""
 
     def mean_square(self) -> float:
@@ -172,31 +174,31 @@ class FitState(NamedTuple):
     """A fit under way, as far as its next step depends on it; see `Part.fit`."""
 
     done: int  # How many steps are done.
-    order: np.ndarray  # The images that are next.
+    order: np.ndarray  # The places of the images that are next.
     best: np.ndarray  # The least errors so far.
     values: list[np.ndarray]  # The values of the variables with these errors.
-    current: list[np.ndarray]  # The values that they have now.
-    moments: list[np.ndarray]  # Of Adam.
+    current: list[np.ndarray]  # The values that the variables have now.
+    moments: list[np.ndarray]  # The step count and the moments of Adam.
 
 
 @dataclasses.dataclass
 class Checkpoint:
     """The file of one reconstruction."""
 
-    path: pathlib.Path | None  # Of the file; None keeps nothing.
+    path: pathlib.Path | None  # The path of the file; None keeps nothing.
     say: Callable[[str], None] = lambda words: None  # Is told where the reconstruction goes on.
-    # A file that is missing, or of another reconstruction, is an error; by default it is passed
-    # over.
+    # Whether a file that is missing, or of another reconstruction, is an error; by default it is
+    # passed over.
     is_expected: bool = False
     # The finished fits, as plain values.
     fits: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    seconds: float = 0.0  # That earlier processes have taken.
-    # Of the fit that comes next, what an earlier process has done.
+    seconds: float = 0.0  # The time that earlier processes have taken.
+    # The state of the fit that comes next, as far as an earlier process has got.
     under_way: FitState | None = None
-    saved: str = ""  # What the file holds, in words; "" where there is none of this reconstruction.
+    saved: str = ""  # The file's contents, in words; "" without a file of this reconstruction.
 
     def open(self, key: str, model: keras.Model, draw: np.random.Generator, *, blocks: int) -> None:
-        """Takes up what the file holds, and gives model and draws the state that they had."""
+        """Takes up what the file holds, and restores the state of the model and of the draws."""
         self._key, self._model, self._draw, self._blocks = key, model, draw, blocks
         self._begin = self._last = time.monotonic()
         if self.path is not None and self.path.exists():
@@ -210,7 +212,7 @@ class Checkpoint:
 
     @property
     def seconds_so_far(self) -> float:
-        """That this process and earlier ones have taken."""
+        """The time that this process and earlier ones have taken."""
         return self.seconds + time.monotonic() - self._begin
 
     def finish(self, fit: Mapping[str, Any]) -> None:
@@ -221,7 +223,7 @@ class Checkpoint:
 
     @property
     def is_due(self) -> bool:
-        """Whether so much time has passed that the fit under way is to be saved."""
+        """Whether it is time to save the fit under way again."""
         return self.path is not None and time.monotonic() - self._last >= _SECONDS_BETWEEN
 
     def keep(self, state: FitState | None) -> None:
@@ -263,8 +265,8 @@ class Checkpoint:
 
     def _take_up(self, path: pathlib.Path) -> None:
         try:
-            with np.load(path, allow_pickle=False) as file:
-                text, *arrays = (file[name] for name in file.files)
+            most_bytes = _BYTES_A_WEIGHT * self._model.count_params() + _BYTES_BESIDE
+            text, *arrays = read_arrays(path, most_bytes)
             values, unread = json.loads(str(text)), iter(arrays)
             if values["key"] == self._key:
                 sizes = values["sizes"]
@@ -287,7 +289,7 @@ class Checkpoint:
 
 
 def key_of(network: Network, reference: Network, images: Images, **settings: Any) -> str:
-    """A hash of all that a reconstruction depends on, but for the names of layers."""
+    """A hash of all that a reconstruction depends on, except the names of layers."""
     hasher = hashlib.sha256(repr((__version__, tf.__version__, sorted(settings.items()))).encode())
     for graph in (network, reference):
         places = {node.name: place for place, node in enumerate(graph)}
@@ -318,7 +320,7 @@ def _nameless(value: Any) -> Any:
 
 
 class Part:
-    """A part of a quantized network that is fitted at once, but for some layers by their `id`."""
+    """A part of a quantized network that is fitted at once, except layers with given `id`s."""
 
     def __init__(self, span: Span, aims: Mapping[str, Aim], without: Collection[int] = ()) -> None:
         self.span, self._aims = span, aims
@@ -418,7 +420,7 @@ class Part:
         return step
 
     def _far(self, outputs: Mapping[str, Any], targets: Mapping[str, Any]) -> tf.Tensor:
-        """The squared error and the divergence of what was made from what was wanted."""
+        """The squared error and the divergence of outputs from their targets."""
         squared = divergence = tf.constant(0.0)
         for name, aim in self._aims.items():
             output, target = (tf.cast(tensors[name], tf.float32) for tensors in (outputs, targets))

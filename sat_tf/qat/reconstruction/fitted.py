@@ -20,20 +20,20 @@ class Fitted:
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
-    steps: int  # For each block, at most.
-    images: int  # How many were used.
+    steps: int  # The number of steps for each block, at most.
+    images: int  # The number of images that were used.
     held_out: int  # How many of these were not fitted to; errors and agreement are of them.
-    seconds: float  # That it took.
-    error_before: float  # Of the outputs of the calibrated model; see `sat_tf.reconstruct`.
-    error_after: float  # Of the fitted one.
-    # Share of answers that are those of the float model, of the calibrated model; None for outputs
-    # that are no classes.
+    seconds: float  # The time that the reconstruction took.
+    error_before: float  # The error of the calibrated model's outputs; see `sat_tf.reconstruct`.
+    error_after: float  # The error of the fitted model's outputs.
+    # The share of the calibrated model's answers that are those of the float model; None for
+    # outputs that are not classes.
     agreement_before: float | None = None
-    agreement_after: float | None = None  # Of the fitted one.
-    # Of the calibrated model on labelled pictures, with its biases as in a file; None without any.
+    agreement_after: float | None = None  # The same share of the fitted model's answers.
+    # The calibrated model's top-1 on labelled pictures, biases as in a file; None without any.
     calibrated_top1: float | None = None
-    calibrated_top5: float | None = None  # The same; None for few classes.
-    fitted_top1: float | None = None  # Of the fitted one.
+    calibrated_top5: float | None = None  # The top-5 of the same model; None for few classes.
+    fitted_top1: float | None = None  # The top-1 of the fitted model.
     # Whether the model is the fitted one: the calibrated one is kept where no fit has helped, or
     # where labels are there to tell that it is the better one.
     kept: bool
@@ -47,17 +47,17 @@ class Fitted:
         return folder.read_values(name, cls, "what a reconstruction has gained")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON, of what was measured."""
+        """The fields that were measured, as plain values for JSON."""
         values = dataclasses.asdict(self)
         return {name: value for name, value in values.items() if value is not None}
 
     def write(self, folder: OutputFolder) -> None:
-        """Records it."""
+        """Records the reconstruction in a folder."""
         folder.write_json(output_folder.RECONSTRUCTION, self.to_dict())
 
     @property
     def how(self) -> str:
-        """How it was done, in words."""
+        """How the reconstruction was done, in words."""
         return (
             f"block by block, {self.steps} steps each, on {self.images:,} images, "
             f"{self.held_out:,} of them held out, in {self.seconds:.0f} s"

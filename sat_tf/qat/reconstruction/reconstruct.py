@@ -41,10 +41,10 @@ from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.values import COUNT
 from sat_tf.validation import Count, Positive, find_problems
 
-# A block is fitted in so many steps.
+# The steps of the fit of a block.
 STEPS = 100
 _FEWEST_IMAGES = 32
-# One image in so many is not fitted to, of many images so many, and tells whether a fit has helped.
+# One image in this many, up to this number, is held out, and tells whether a fit has helped.
 _HELD_OUT, _MOST_HELD_OUT = 5, 64
 # The fits of a block and of the whole network; their steps are multiples of those of a block. The
 # whole takes its last values, at a rate of 0: those on the way are of longer steps, and the best of
@@ -62,7 +62,7 @@ class BlockFit:
         layers: how many layers were fitted.
         error_before: the error that was fitted, see `reconstruct`, before.
         error_after: the same afterwards; equal where nothing was kept.
-        seconds: that it took.
+        seconds: the time that the fit took.
     """
 
     block: str
@@ -82,16 +82,16 @@ class Reconstruction(RowTable):
     """The errors of a model before and after `reconstruct`, on the images that were held out.
 
     Attributes:
-        model: its name.
-        blocks: in order; the last is the whole network.
-        error_before: of the outputs, as for the whole network; see `reconstruct`.
-        error_after: of the model that was kept.
+        model: the name of the model.
+        blocks: the fits of blocks in order; the last is that of the whole network.
+        error_before: the error of the outputs, as for the whole network; see `reconstruct`.
+        error_after: the error of the model that was kept.
         agreement_before: share of places where the largest number of an output is that of the float
             model; None for outputs of one number.
-        agreement_after: of the model that was kept.
+        agreement_after: the share of the model that was kept.
         num_images: how many images were used.
         held_out: how many of these were not fitted to.
-        seconds: that it took.
+        seconds: the time that the reconstruction took.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
@@ -182,8 +182,8 @@ def reconstruct(
             enough to gain from, and more are better.
         num_images: how many to use at most. The tensors of all of them that one block reads and
             makes are in memory, or above 64 MiB in temporary files.
-        steps: of Adam for a block, with 32 images each; the whole network gets eight times as many.
-        seed: of the choice of the held-out images and the order of the others.
+        steps: Adam steps of a block, with 32 images each; the whole network gets 8 times as many.
+        seed: the seed of the choice of the held-out images and the order of the others.
         progress: show a bar on a terminal or in a notebook, and elsewhere a line a minute.
         checkpoint: the path of a file that keeps what is fitted so far: the same call goes on from
             there after an interruption, and gives the same model. One of another model, other
@@ -284,7 +284,7 @@ class _Reconstructor:
             if len(checkpoint.fits) < len(blocks):
                 self._fit_blocks(blocks, checkpoint, progress)
             if len(checkpoint.fits) == len(blocks):
-                # Done again after an interruption, it comes to the same.
+                # Repeated after an interruption, this has the same result.
                 if not np.sum(whole.errors(self._held_out)) < np.sum(before):
                     model.set_weights(start)
                     checkpoint.fits[:] = map(_undone, checkpoint.fits)
@@ -326,7 +326,7 @@ class _Reconstructor:
     def _fit_blocks(
         self, blocks: Mapping[str, str], checkpoint: Checkpoint, progress: Progress
     ) -> None:
-        """Fits one block after the other, but for those that are finished."""
+        """Fits one block after the other, except those that are finished."""
         front, beside = Front(self._network, self._images), Front(self._reference, self._images)
         seen: set[int] = set()
         for number, (name, float_name) in enumerate(blocks.items()):

@@ -20,7 +20,7 @@ from sat_tf.quantizers.values import Variables, true_or_false
 
 # Rounding of float64 may have moved a comparison by this share of the sum of all errors.
 _ROUNDING = 1e-12
-# Layers of so many bits have them in all channels, whatever the limits of others.
+# Layers of this many bits have them in all channels, whatever the limits of other layers.
 _ALL_BITS = 8
 
 
@@ -28,10 +28,10 @@ _ALL_BITS = 8
 class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     """Weights of `l1.quantize_weights`, each output channel with its own bits (Lou et al. 2020).
 
-    `num_bits` is the mean over channels. The variable `channel_bits`, uint8, holds those of each:
-    `least_error_bits` of the kernel when a model is quantized, and when it gets other bits.
+    `num_bits` is the mean over channels. The variable `channel_bits`, uint8, holds the bits of
+    each: `least_error_bits` of the kernel when a model is quantized, and when it gets other bits.
     Training does not change them. Where `num_bits` is not between the limits, all channels have
-    that; policies have it so with 8 bits alone, those of first and last layers.
+    `num_bits`; in policies, only the 8 bits of first and last layers may be outside.
     """
 
     policy_name: ClassVar[str] = "channel_bits"
@@ -47,7 +47,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     )
 
     lowest: int = 2  # The fewest bits of a channel.
-    highest: int = 8  # The most.
+    highest: int = 8  # The most bits of a channel.
     grid: str = "auto"
     over_size: bool = False  # Divide the gradient by the size: see `l1.quantize_weights`.
 
@@ -159,7 +159,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     @property
     def grid_name(self) -> str:
-        """The name of the grid; of an automatic one what that is where all channels have it."""
+        """The name of the grid; for an automatic one, that of its grid if all channels share it."""
         if self.num_bits is None:
             return self.grid
         names = {row.name for _, row in self._rows(self._possible)}
@@ -182,7 +182,7 @@ def squared_errors(
 ) -> Tensor:
     """Σ (q - w)² of each channel at each number of bits, with q of `l1.quantize_weights`.
 
-    NaN and infinite weights are left out. What is returned is (channels, highest - lowest + 1).
+    NaN and infinite weights are left out. The result is (channels, highest - lowest + 1).
     """
     n = namespace(kernel)
     latent = in_float32(n, kernel)
@@ -213,7 +213,7 @@ def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:
             "a mean among them."
         )
     envelope = _lower_envelope(errors)
-    # Not increasing along a row, but for rounding.
+    # The drops do not increase along a row, except for rounding.
     drops = np.minimum.accumulate(-np.diff(envelope, axis=1), axis=1)
     order = np.argsort(-drops.T.ravel(), kind="stable")[:spent]
     extra_bits = np.bincount(order % channels, minlength=channels)

@@ -74,8 +74,8 @@ def _backward(
 class KMeansQuantizer(LevelsOfWeights):
     """Weights of a layer with 2^b shared values (Han et al. 2016).
 
-    The variable `cluster_ids`, uint8 and shaped like the kernel, holds which of them share a value.
-    k-means over the layer finds that when a model is quantized, and when it gets other bits.
+    The variable `cluster_ids`, uint8 and shaped like the kernel, says which weights share a value.
+    k-means over the layer finds these when a model is quantized, and when it gets other bits.
 
     Forward, with C_k the mean of the latent weights of cluster k and s = max|C| / 127:
                q_i = s · round(C_k / s), k the cluster of weight i.
@@ -97,11 +97,11 @@ class KMeansQuantizer(LevelsOfWeights):
     # Channels of a layer share its values.
     range_axes: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
 
-    initialization: str = "linear"  # Where centroids start, a row of `INITIALIZATIONS`.
+    initialization: str = "linear"  # The start of the centroids, a row of `INITIALIZATIONS`.
     # Weights that are 0 stay 0, as in a pruned model; the value of cluster 0 is 0.
     keep_zeros: bool = False
     # Weights move to the nearest cluster in every training step. Each has its own gradient then;
-    # those of a cluster that share one would keep their distances for ever.
+    # weights of a cluster that share one would keep their distances forever.
     reassign: bool = False
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class KMeansQuantizer(LevelsOfWeights):
         return n.cast(codes, "int32"), n.reshape(n.in_widest(scale), [1] * len(codes.shape))
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The clusters, by the first one of those that have the same code."""
+        """The clusters; those that have the same code count as the first of them."""
         n = namespace(latent)
         ids = n.cast(variables[self.levels_name], "int32")
         codes, _ = _codes(n, in_float32(n, latent), ids, self.bits, self.keep_zeros)
@@ -184,7 +184,7 @@ class KMeansQuantizer(LevelsOfWeights):
         return line + zeros + (", weights move between clusters" if self.reassign else "")
 
 
-# Lloyd's iterations end when no weight changes its cluster; after so many they end anyway.
+# Lloyd's iterations end when no weight changes its cluster, and after this many in any case.
 _MOST_ITERATIONS = 300
 
 # Starts of the centroids, by sorted values and their number. "linear" is the paper's choice: few
@@ -204,9 +204,9 @@ def cluster_ids(
 
     A cluster that loses its last weight gets the upper half of the one with the largest error.
     Where there are no more distinct weights than clusters, each has its own. NaN and infinite
-    weights have no part in it, and are in some cluster.
+    weights do not count, and are in some cluster.
 
-    What is returned is uint8, shaped like the kernel, and larger for larger weights. Only with
+    The result is uint8, shaped like the kernel, and larger for larger weights. Only with
     `keep_zeros` cluster 0 is that of zeros: of weights of exactly 0, and no others; 2^b - 1 remain.
     """
     check_bits(num_bits)

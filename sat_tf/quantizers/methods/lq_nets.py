@@ -28,9 +28,9 @@ from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
 from sat_tf.quantizers.scaled import LevelsOfWeights
 from sat_tf.quantizers.values import Variables
 
-# A basis vector that no weight tells from another one moves by so little towards the solution.
+# The ridge, by which v stays as it is where the weights do not determine it.
 _RIDGE = 1e-4
-# The first basis is the best of these reaches, in parts of the largest weight, fitted so often.
+# The first basis has the best of these reaches, shares of the largest weight, and this many fits.
 _FIRST_REACHES = tuple(percent / 100.0 for percent in range(100, 0, -10))
 _FIRST_FITS = 8
 
@@ -94,9 +94,9 @@ def next_basis(
 
     With B the e of the nearest levels, one a column: v* = (B B^T)^-1 B w, and
     v <- m v + (1 - m) v*.
-    What B does not tell stays as it is, by a small ridge: v* minimizes
-    mean (w - v* · e)² + 1e-4 |v* - v|². NaN and infinite weights are left out, and what float32
-    does not hold leaves v as it is.
+    A small ridge keeps what B does not determine: v* minimizes
+    mean (w - v* · e)² + 1e-4 |v* - v|². NaN and infinite weights are left out, and v stays as it is
+    where float32 does not hold the new value.
     """
     n = namespace(kernel)
     kernel, basis = n.tensor(kernel), n.tensor(basis)
@@ -123,7 +123,7 @@ def next_basis(
 
 
 def first_basis(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()) -> Tensor:
-    """A basis that fits a kernel: 2^(k-1) times what makes the least error, and QEM from there."""
+    """A basis that fits a kernel: 2^(k-1) times the number of least error, and QEM from there."""
     check_bits(num_bits)
     n = namespace(kernel)
     kernel = n.where(n.isfinite(kernel), kernel, 0.0)
@@ -193,7 +193,7 @@ class LqNetsQuantizer(LevelsOfWeights):
     levels_settings: ClassVar[tuple[str, ...]] = ("num_bits", "range_axes")
     follows = True
 
-    momentum: float = 0.9  # Of the basis in a training step; at 0 it is what fits, at 1 it stays.
+    momentum: float = 0.9  # The basis' share kept in a step; at 0 it is what fits, at 1 it stays.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -239,7 +239,7 @@ class LqNetsQuantizer(LevelsOfWeights):
         return self.num_bits is None
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
-        """The levels 0..2^b - 1, by the first one of those that are equal."""
+        """The places 0..2^b - 1 of the weights' levels; equal levels have the first one's place."""
         n = namespace(latent)
         latent = in_float32(n, latent)
         codes, _, scale = levels_of(n.tensor(variables[self.levels_name]))

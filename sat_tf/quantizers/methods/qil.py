@@ -1,7 +1,7 @@
 """QIL: weights whose interval is learnt, which prunes below it and clips above it.
 
 Jung et al., "Learning to Quantize Deep Networks by Optimizing Quantization Intervals With Task
-Loss", CVPR 2019, Eq. 2 to 5, with γ = 1. Of activations they learn an interval as well; that is
+Loss", CVPR 2019, Eq. 2 to 5, with γ = 1. They learn an interval of activations as well, which is
 another method here.
 
 The paper's weights lie in [-1, 1], because BatchNormalization behind the layer gives them any size.
@@ -134,7 +134,7 @@ class QilQuantizer(ScaledWithSurrogate):
     method: ClassVar[str] = "QIL"
     fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
-    gradient_factor: float = 0.01  # Of c and d, whose gradients are sums over all weights.
+    gradient_factor: float = 0.01  # The factor on the gradients of c and d, sums over all weights.
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -171,7 +171,7 @@ class QilQuantizer(ScaledWithSurrogate):
             variable.assign(self.of_range_or_layer(of_range, of_layer, variable, SMALLEST_DISTANCE))
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
-        """Takes over the gain and the interval, but for one of other ranges."""
+        """Takes over the gain and the interval, except an interval of other ranges."""
         super().carry(latent, variables, before)
         if CENTER not in variables or not isinstance(before.quantizer, QilQuantizer):
             return

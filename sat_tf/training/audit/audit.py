@@ -210,7 +210,7 @@ class Auditor:
         }
 
     def _judged_layers(self, flow: GradientFlow | None) -> tuple[LayerAudit, ...]:
-        """Every linear layer as it is measured now, with the rules that it breaks."""
+        """Measures every linear layer now, with the rules that it breaks."""
         rows, measured, flows = [], self._measure(), flow.flows if flow else {}
         for call in self._linear_calls:
             fields: dict[str, Any] = {
@@ -259,7 +259,7 @@ class Auditor:
         return tuple(rows)
 
     def _judged_activations(self, flow: GradientFlow | None) -> tuple[ActivationAudit, ...]:
-        """Every tensor with a clipping level as it is measured now, with the rules it breaks."""
+        """Measures every tensor with a clipping level now, with the rules that it breaks."""
         uses: dict[str, ActivationUse] = self._activations() if self._activations else {}
         rows = []
         for name, layer in self._quantizers.items():

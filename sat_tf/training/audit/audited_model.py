@@ -40,8 +40,8 @@ class Finding:
     # "rule I", "rule II", "gradient", "weight codes", "activation codes", "clipping" or "numbers".
     rule: str
     verdict: Verdict  # WATCH or BROKEN.
-    reason: str  # What was measured, and what the rule requires.
-    remedy: str  # What to do.
+    reason: str  # The measured value, and the one that the rule requires.
+    remedy: str  # The action to take.
 
 
 # Rule I of the paper: empirically, a ratio of less than 0.1 is adequate. At 1 logits of normalized
@@ -55,8 +55,8 @@ NEURONS_TIMES_VARIANCE = 10.0
 # package at the start); 10 is one order of magnitude. At 1000 gradients are thirty times too large
 # or too small from one layer to the next.
 KAPPA_WATCHED, KAPPA_BROKEN = 10.0, 1000.0
-# From 5 bits on, layers are too small and tails too long to use every code. With half of the codes
-# or fewer in use, one bit less would do.
+# Layers are too small and tails too long to use every code of 5 bits and more. If half of the codes
+# or fewer are in use, one bit less would do.
 FEW_BITS, CODES_USED = 4, 0.5
 # The paper's clipping levels settle where a few percent are clipped; with a quarter at the top
 # code, most of the information is lost.
@@ -73,19 +73,19 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Audited:
-    # Of the user's layer, with the path of models that it is nested in, or an inserted quantizer.
+    # The user's layer, with the path of models that it is nested in, or an inserted quantizer.
     name: str
     findings: tuple[Finding, ...] = ()  # The rules it breaks.
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of its findings."""
+        """The worst verdict of its findings."""
         return worst(self.findings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerAudit(_Audited):
-    """One linear layer with its kernel; what it does not have, or was not measured, is None.
+    """One linear layer with its kernel; None stands for what it lacks, or what was not measured.
 
     Variances are centred, over the whole kernel.
     """
@@ -96,23 +96,23 @@ class LayerAudit(_Audited):
     normalization: str | None = None  # Class of the normalization right behind it.
     reads_image: bool = False  # No linear layer comes before it.
     is_classifier: bool = False  # Its output is the model's.
-    weights: int  # How many there are.
-    weight_bits: int | None = None  # Of the codes.
+    weights: int  # The number of weights.
+    weight_bits: int | None = None  # Bits of the codes.
     rescale: str | None = None  # Name of SAT's rescaling.
     latent_variance: float | None = None  # VAR[W], of the variable that the optimizer updates.
     clamped_variance: float | None = None  # VAR[Ŵ].
     quantized_variance: float | None = None  # VAR[Q].
     effective_variance: float | None = None  # VAR[Ξ].
     weight_codes: int | None = None  # How many codes the grid has.
-    weight_codes_used: int | None = None  # How many of them occur.
+    weight_codes_used: int | None = None  # How many of these codes occur.
     pooled_area: int | None = None  # K²_pool right before the classifier.
-    kappa_0: float | None = None  # Of the classifier; wanted below 0.1.
+    kappa_0: float | None = None  # κ₀ of the classifier; wanted below 0.1.
     gradient_variance: float | None = None  # VAR[∂L/∂Ξ].
     following: tuple[str, ...] = ()  # Names of the layers that follow, nearest along the graph.
-    # Constant of the gradient-flowing law with normalization behind; wanted near 1.
+    # Constant of the gradient-flowing law with normalization after the layer; wanted near 1.
     kappa_1: float | None = None
-    kappa_2: float | None = None  # The same without.
-    unknown: str = ""  # Why there are no constants, if so.
+    kappa_2: float | None = None  # The constant without normalization.
+    unknown: str = ""  # The reason why there are no constants; "" where there are.
 
     @property
     def kappa(self) -> float | None:
@@ -122,21 +122,21 @@ class LayerAudit(_Audited):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActivationAudit(_Audited):
-    """One tensor with a clipping level; what was not measured is None."""
+    """One tensor with a clipping level; None stands for what was not measured."""
 
-    bits: int  # Of its codes.
-    clipping_level: float  # Of a tensor that can be negative, on both sides.
-    ceiling: float | None = None  # Of the rectifier that the quantizer replaces.
+    bits: int  # Bits of its codes.
+    clipping_level: float  # The level, on both sides of a tensor that can be negative.
+    ceiling: float | None = None  # The ceiling of the rectifier that the quantizer replaces.
     # Share of its values at or beyond the clipping level, in inference.
     clipped: float | None = None
     codes: int | None = None  # How many codes its grid has.
-    codes_used: int | None = None  # How many of them occur.
+    codes_used: int | None = None  # How many of these codes occur.
     # Derivative of the loss with respect to the clipping level.
     level_gradient: float | None = None
 
 
 def judge_layer(layer: LayerAudit, *, measured: bool) -> Iterator[Finding]:
-    """The rules that a linear layer breaks; those on gradients only where they were measured."""
+    """Yields the rules that a linear layer breaks; those on gradients only where `measured`."""
     variance, kappa_0, kappa = layer.effective_variance, layer.kappa_0, layer.kappa
     can_be_rescaled = layer.clamped_variance is not None and layer.rescale in (None, "none")
     if variance is not None and not math.isfinite(variance):
@@ -163,7 +163,7 @@ def judge_layer(layer: LayerAudit, *, measured: bool) -> Iterator[Finding]:
         normalized = (
             'rescale it: BitPolicy(rescale="constant"); or put BatchNormalization behind it'
         )
-    # The classifier is under rule I; a layer that is normalized behind may have any variance.
+    # The classifier is under rule I; a layer that normalization follows may have any variance.
     if variance is not None and layer.normalization is None and not layer.is_classifier:
         products = sorted((layer.fan_in * variance, layer.fan_out * variance))
         size = "large" if products[0] > NEURONS_TIMES_VARIANCE else "small"
@@ -221,7 +221,7 @@ def _are_few(used: int | None, usable: int | None, bits: int | None) -> bool:
 
 
 def judge_activation(activation: ActivationAudit) -> Iterator[Finding]:
-    """The rules that a quantized tensor breaks."""
+    """Yields the rules that a quantized tensor breaks."""
     clipped, ceiling = activation.clipped, activation.ceiling
     # A rectifier's ceiling also clips the float model, and no level starts above it.
     at_ceiling = ceiling is not None and activation.clipping_level >= ceiling
@@ -269,17 +269,17 @@ class Audit(RowTable):
     layers: tuple[LayerAudit, ...]  # The linear layers, in graph order.
     # The tensors with clipping levels, in graph order.
     activations: tuple[ActivationAudit, ...] = ()
-    kappa_0: float | None = None  # Of the classifier, if there is one.
+    kappa_0: float | None = None  # κ₀ of the classifier, if there is one.
     # How many images gradients and activations were measured on; 0 without any.
     num_images: int = 0
     loss: float | None = None  # Cross entropy of these images, in nats.
-    # Variance of the logits over classes, its mean over the images.
+    # Variance of the logits over classes, averaged over the images.
     logit_variance: float | None = None
-    notes: tuple[str, ...] = ()  # What could not be measured, and why.
+    notes: tuple[str, ...] = ()  # Remarks on what could not be measured, and why.
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all findings."""
+        """The worst verdict of all findings."""
         return worst(finding for _, finding in self.findings())
 
     def findings(self) -> Iterator[tuple[str, Finding]]:

@@ -111,7 +111,7 @@ def _by_batch(layer: keras.layers.Layer) -> Any:
 
 @contextlib.contextmanager
 def _replaced(layer: Any, attribute: str, value: Any) -> Iterator[None]:
-    # Past Keras' own __setattr__, which would track it, or stop tracking what it replaces.
+    # This bypasses Keras' __setattr__, which would track the new value, or untrack the old one.
     attributes = vars(layer)
     had, old = attribute in attributes, attributes.get(attribute)
     attributes[attribute] = value
@@ -127,8 +127,8 @@ def _replaced(layer: Any, attribute: str, value: Any) -> Iterator[None]:
 class Flow(NamedTuple):
     """The quantities of one layer in the law."""
 
-    fan_in: int  # N.
-    fan_out: int  # N̂.
+    fan_in: int  # Inputs of one output, n.
+    fan_out: int  # Outputs of one input, n̂.
     weight_variance: float  # VAR[Ξ].
     gradient_variance: float  # VAR[∂L/∂Ξ]; NaN if the loss does not depend on it.
 

@@ -144,7 +144,7 @@ def pooled_area_before(network: Network, node: Node) -> int | None:
 
 
 def _smallest(areas: Sequence[int | None], pooled: int | None = 1) -> int | None:
-    """Returns the area behind a pooling where paths meet; None if one of them is not known.
+    """Returns the area after a pooling where paths meet; None if one of them is not known.
 
     The smallest counts, because its values are the largest.
     """
@@ -180,16 +180,16 @@ def _pooled_area(network: Network, node: Node) -> int | None:
 class LinearCall:
     """One multiplication by a kernel, and those that follow it."""
 
-    name: str  # Of the user's layer, with the path of models that it is nested in.
-    layer: keras.layers.Layer  # That multiplies.
-    # The layer of the graph it belongs to: itself, its wrapper, or the layer it is inside.
+    name: str  # The user's layer, with the path of models that it is nested in.
+    layer: keras.layers.Layer  # The layer that multiplies.
+    # The layer of the graph that contains `layer`: itself, its wrapper, or the one around it.
     outer: keras.layers.Layer
-    kernel: Kernel  # Which of the layer's kernels it is.
-    normalization: str | None = None  # Class of the one right behind it, if any.
+    kernel: Kernel  # The kernel that it multiplies by.
+    normalization: str | None = None  # Class of the normalization right behind it, if any.
     reads_image: bool = False  # No linear layer comes before it.
     # Names of the calls of layer l + 1, and the area of the pooling in between.
     following: tuple[tuple[str, int | None], ...] = ()
-    unknown: str = ""  # Why the layers behind it cannot be compared with it, if so.
+    unknown: str = ""  # Why it cannot be compared with the layers that follow, if so.
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -225,7 +225,7 @@ def linear_calls(network: Network) -> dict[str, LinearCall]:
                     )
             continue
         # The two multiplications of a separable convolution are linear together: the normalization
-        # behind removes the scale of both kernels.
+        # after them removes the scale of both kernels.
         normalization = normalization_behind(network, node)
         followers = neighbours(network, node)
         linear_followers = tuple(

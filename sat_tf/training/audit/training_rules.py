@@ -1,6 +1,7 @@
 """The rules of efficient training, watched while a model trains."""
 
 import csv
+import io
 import logging
 import os
 import time
@@ -11,12 +12,15 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
-from sat_tf.files import check_writable, refusals_explained, write_text
-from sat_tf.messages import kind_of
+from sat_tf.files import check_writable, read_text, refusals_explained, write_text
+from sat_tf.messages import kind_of, reason_of
 from sat_tf.presentation.tables import write_table
 from sat_tf.qat.walk import as_graph
 from sat_tf.training.audit.audit import Auditor
 from sat_tf.training.audit.audited_model import Audit, Verdict, share_of
+
+# A measurement of a hundred layers takes 50 kB.
+_MOST_BYTES = 2**30
 
 _FIRST = ("row", "verdict", "name")
 RULE_COLUMNS = (
@@ -36,9 +40,14 @@ class RuleLog:
         self._path = check_writable(path)
         self._earlier: list[dict[str, str]] | None = []
         if self._path.exists():
-            with self._path.open(newline="", encoding="utf-8") as file:
-                reader = csv.DictReader(file)
+            try:
+                reader = csv.DictReader(io.StringIO(read_text(self._path, _MOST_BYTES)))
                 self._earlier = list(reader)
+            except (OSError, ValueError, csv.Error) as error:
+                raise ValueError(
+                    f"{self._path}: cannot be read ({reason_of(error)}), expected a table that "
+                    "TrainingRules has written; choose another name."
+                ) from error
             if self._earlier and tuple(reader.fieldnames or ()) != RULE_COLUMNS:
                 raise ValueError(
                     f"{self._path}: received another table, expected one that TrainingRules has "
@@ -69,7 +78,7 @@ class RuleLog:
 def _changed_shares(
     earlier: dict[str, tf.Tensor], now: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """The shares of weights whose code has changed, by layer; none without earlier ones."""
+    """The shares of weights whose code has changed, by layer; none without earlier codes."""
     return {
         name: tf.reduce_mean(tf.cast(tf.not_equal(codes, now[name]), tf.float32))
         for name, codes in earlier.items()

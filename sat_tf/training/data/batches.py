@@ -14,7 +14,7 @@ from sat_tf.validation import check
 
 # The algorithm is named, because TensorFlow's default depends on the hardware.
 RANDOM = "philox"
-# Makes the draws of the shifts independent of those of the order, which have the same seed.
+# This makes the draws of shifts independent of those of the order, which have the same seed.
 _SHIFTS = 1
 _CHANNELS = 3
 
@@ -67,7 +67,7 @@ def fed(batches: tf.data.Dataset, input_range: InputRange) -> tf.data.Dataset:
     if input_range == PIXELS:
         return batches
     every = np.repeat(np.arange(256, dtype=np.uint8)[:, None], _CHANNELS, axis=1)
-    # The channels of a pixel are side by side.
+    # The channels of a pixel are adjacent.
     values = input_range.fed(every).reshape(-1)
 
     def real(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -12,15 +12,15 @@ from sat_tf.training.data.batches import RANDOM
 WIDEST_ASPECT, TRIES = 4 / 3, 10
 # The factors by which libjpeg can reduce a picture, by averaging, while decoding it.
 _REDUCTIONS = (1, 2, 4, 8)
-# Beyond this Pillow refuses a picture as well, in case it is there to fill the memory.
+# Pillow also refuses larger pictures, in case they are there to fill the memory.
 _MOST_PIXELS = 178_956_970
 
 
 class TrainingCrops(NamedTuple):
     """How training varies a picture."""
 
-    smallest_area: float = 0.08  # Share of the picture's area that a crop has at least.
-    mirrors: bool = True  # Every other crop is mirrored.
+    smallest_area: float = 0.08  # The least share of the picture's area in a crop.
+    mirrors: bool = True  # Whether every other crop is mirrored.
 
 
 # The random-resized crop of the Inception and ResNet papers.
@@ -37,7 +37,7 @@ def training_crop(
 ) -> tf.Tensor:
     """Returns the random crop of a picture that a seed gives, two integers: resized, or mirrored.
 
-    Of an upright JPEG no more is decoded than the crop needs; everything else whole, by Pillow.
+    An upright JPEG is decoded only as far as the crop needs, everything else whole, by Pillow.
     Crops at least twice as large as the result are reduced by averaging, which libjpeg does while
     it decodes; bilinear interpolation does the remaining factor below 2, at which it skips no
     pixels. A filter with antialiasing would take longer than everything else together.
@@ -110,7 +110,7 @@ def _training_window(
     shape: tf.Tensor, seed: tf.Tensor, crops: TrainingCrops
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns top, left, height and width of a random crop, and whether to mirror it."""
-    # All draws at once: an operation costs as much as its arithmetic.
+    # All draws are made at once: an operation costs as much as its arithmetic.
     draws = tf.random.stateless_uniform((2 * TRIES + 3,), seed, alg=RANDOM)
     sides = tf.cast(shape[:2], tf.float32)
     area = sides[0] * sides[1] * (crops.smallest_area + (1 - crops.smallest_area) * draws[:TRIES])

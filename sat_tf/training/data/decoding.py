@@ -39,7 +39,7 @@ _AROUND = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*|\n.*", re.DOTALL)
 
 
 class PictureFiles:
-    """The pictures of a split in files, each told by a row of tensors: its number."""
+    """The pictures of a split in files, each identified by a row of tensors: its number."""
 
     def __init__(self, split: Pictures) -> None:
         self.count = len(split.paths)
@@ -69,7 +69,7 @@ class PictureFiles:
         return tf.data.Dataset.from_tensor_slices(spread_evenly(self.count, most))
 
     def number(self, *row: tf.Tensor) -> tf.Tensor:
-        """Returns an integer that tells a picture from all others, int64."""
+        """Returns an integer that identifies a picture, int64."""
         return row[0]
 
     def read(self, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -97,7 +97,7 @@ class PictureFiles:
 
 
 _MISSING = b""  # Stands for a record that cannot be read.
-FILES_AT_ONCE = 16  # Interleaved.
+FILES_AT_ONCE = 16  # How many files are interleaved.
 
 
 class Share(NamedTuple):
@@ -108,7 +108,7 @@ class Share(NamedTuple):
     of: int = 1
 
     def bounds(self, count: int) -> tuple[int, int]:
-        """Returns the first picture and the end of the share of so many."""
+        """Returns the first picture and the end of the share of `count` pictures."""
         return count * self.first // self.of, count * (self.first + self.size) // self.of
 
 
@@ -124,7 +124,7 @@ class RecordFiles:
     a share of its own, so that an epoch has no picture twice.
     """
 
-    count: int  # How many pictures it has.
+    count: int  # The number of pictures.
     rows: Read  # Gives the name and the content of each record; see `Read`.
     # Takes the content and gives the bytes of the picture and its label, int64.
     parse: Callable[..., tuple[tf.Tensor, tf.Tensor]]
@@ -148,7 +148,7 @@ class RecordFiles:
 
     def drawn_rows(self, count: int, seed: int) -> tf.data.Dataset:
         buffer = max(self.shuffle_buffer, count)
-        # The order of an epoch before the first, inside a function, as `_shuffled` requires.
+        # This is the order of an epoch before the first, in a function, as `_shuffled` requires.
         epochs = tf.data.Dataset.range(-1, 0)
         return epochs.flat_map(lambda e: self._shuffled(Share(), seed, e, buffer)).take(count)
 
@@ -171,7 +171,7 @@ class RecordFiles:
         return rows.shuffle(buffer, seed=of_records, reshuffle_each_iteration=False)
 
     def number(self, *row: tf.Tensor) -> tf.Tensor:
-        # More buckets than a set has pictures, so that nearly every one has crops of its own.
+        # The buckets outnumber the pictures, so that nearly every picture has crops of its own.
         return tf.strings.to_hash_bucket_fast(row[0], 2**62)
 
     def read(self, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -204,7 +204,7 @@ class RecordFiles:
 
 
 def rows_of_files(paths: Sequence[pathlib.Path], counts: Sequence[int]) -> Read:
-    """Returns how the records of TFRecord files are read, one serialized example a row.
+    """Returns the reader of the records of TFRecord files: one serialized example a row.
 
     A share is that part of all records, in the order of the files: a process reads few files that
     others read as well.
@@ -213,12 +213,12 @@ def rows_of_files(paths: Sequence[pathlib.Path], counts: Sequence[int]) -> Read:
     names = [printable_name(path.name) for path in paths]
 
     def of_file(path: tf.Tensor, name: tf.Tensor, skip: tf.Tensor, take: tf.Tensor) -> Any:
-        # Of a file that has gone, `ignore_errors` would try forever to read the first record.
+        # `ignore_errors` would try forever to read the first record of a file that has gone.
         present_path = tf.numpy_function(
             lambda path: np.array([path][: os.path.isfile(path)], object), (path,), tf.string
         )
         records = tf.data.TFRecordDataset(tf.ensure_shape(present_path, (None,))).ignore_errors()
-        # A wrong checksum ends the file. What is missing is empty, and thereby named.
+        # A wrong checksum ends the file. Missing records are empty, and thereby reported.
         missing = tf.data.Dataset.from_tensors(_MISSING).repeat()
         records = records.concatenate(missing).skip(skip).take(take)
         numbers = tf.strings.as_string(tf.range(skip, skip + take))
@@ -245,7 +245,7 @@ def rows_of_files(paths: Sequence[pathlib.Path], counts: Sequence[int]) -> Read:
     return read
 
 
-# A split, whose pictures are told, read and named by their rows.
+# A split, whose pictures are identified, read and named by their rows.
 EncodedPictures = PictureFiles | RecordFiles
 
 
@@ -262,7 +262,7 @@ class PictureSource(ImageSource):
     name: str
     image_size: int
     num_classes: int
-    # Without these, the class attributes of `ImageSource` would be their defaults.
+    # `field()` keeps the class attributes of `ImageSource` from being the defaults.
     class_names: tuple[str, ...] | None = dataclasses.field()
     preprocessing: Preprocessing = dataclasses.field()
     notes: tuple[str, ...] = ()
@@ -340,7 +340,7 @@ class PictureSource(ImageSource):
         """Decodes every picture of every piece, on all cores.
 
         An error in the graph cannot say which picture it is about: those of a piece that fails are
-        decoded once more, one after another, until one is found to name.
+        decoded once more, one after another, until one fails and is named.
         """
         cores = usable_cores()
         size = tf.nest.flatten(pieces.element_spec)[0].shape[0]
@@ -366,8 +366,8 @@ class PictureSource(ImageSource):
                 self.reading_error = self.reading_error or error
                 raise
 
-        # There is nothing for AutoGraph to convert here, and it would take longer than all else
-        # before the first picture.
+        # There is nothing for AutoGraph to convert here, and converting would take longer than
+        # everything else before the first picture.
         @tf.autograph.experimental.do_not_convert
         def piece(*rows: tf.Tensor) -> tf.data.Dataset:
             images = tf.data.Dataset.from_tensor_slices(rows).map(

@@ -1,4 +1,4 @@
-"""Folders as data sets: of a folder of pictures for each class, or of TFRecord files."""
+"""Folders as data sets: a folder of pictures for each class, or TFRecord files."""
 
 import contextlib
 import hashlib
@@ -33,7 +33,7 @@ from sat_tf.training.data.source import (
 )
 from sat_tf.validation import Positive, checked
 
-# The number of pictures that are opened to learn how large those of a set are.
+# The number of pictures that are opened to learn the size of those in a set.
 _OPENED = 32
 
 
@@ -63,7 +63,7 @@ def load_folder_tree(
 ) -> ImageSource:
     """A folder of pictures: train/<class>/<picture>, and the same under val, validation or test.
 
-    Of a folder with train alone, or with the classes alone, a fifth of each class is held out; see
+    In a folder with train alone, or with the classes alone, a fifth of each class is held out; see
     `sat_tf.pictures.Pictures.split`.
 
     Training takes random crops of `smallest_area` to all of a picture's area with aspects from 3/4

@@ -18,7 +18,7 @@ from sat_tf.files import renamed_when_done
 from sat_tf.messages import ProblemsError, ReadingError, kind_of
 from sat_tf.validation import Count, Seed, check, up_to
 
-# The values that data sets take; the models of `sat_tf.training.models` have no more of either.
+# The values that data sets take; `sat_tf.training.models` has the same bounds.
 ImageSize = Annotated[int, up_to(4096, "pass 224")]
 NumClasses = Annotated[int, up_to(1_000_000, "count the classes")]
 # TensorFlow reserves the places of a shuffle buffer at once.
@@ -63,9 +63,9 @@ class Order(NamedTuple):
     """The global batches that are asked for, and the place of this process in each of them."""
 
     batch_size: int  # Images of a global batch.
-    shard: Shard  # Of this process.
-    seed: int = 0  # Of the order and the distortions.
-    first_epoch: int = 0  # Where to start.
+    shard: Shard  # The place of this process.
+    seed: int = 0  # The seed of the order and the distortions.
+    first_epoch: int = 0  # The epoch to start at.
 
     @property
     def span(self) -> tuple[int, int]:
@@ -90,7 +90,7 @@ class ImageSource(abc.ABC):
     Images are square colour images, uint8 from the file to the device; labels are int32.
     """
 
-    name: str  # Of the set.
+    name: str  # The set's name.
     image_size: int  # Height and width of the images that a model sees, in pixels.
     num_classes: int  # Number of classes.
     num_train: int  # Number of training images.
@@ -99,8 +99,8 @@ class ImageSource(abc.ABC):
     class_names: tuple[str, ...] | None = None
     # How a picture becomes an image like the held-out ones.
     preprocessing: Preprocessing = COVERING
-    decoder: str = ""  # What makes those of files, in words; "" of a set that is none of files.
-    notes: tuple[str, ...] = ()  # What to tell those who train on it.
+    decoder: str = ""  # The decoder of picture files, in words; "" for a set without files.
+    notes: tuple[str, ...] = ()  # Remarks for those who train on it.
     # The first error of reading, for which TensorFlow has raised its own.
     reading_error: ReadingError | None = None
 
@@ -114,8 +114,8 @@ class ImageSource(abc.ABC):
         distortions, and num_train // batch_size steps; the remainder is dropped. The batch size is
         that of all replicas of all processes.
 
-        They are a `tf.data.Dataset` of images (piece, image_size, image_size, 3), uint8, and labels
-        (piece,), int32: one element for each replica of this process, in turns, cut by
+        The result is a `tf.data.Dataset` of images (piece, image_size, image_size, 3), uint8, and
+        labels (piece,), int32: one element for each replica of this process, in turns, cut by
         `Shard.pieces`. Shapes are static.
         """
         order = Order(batch_size, shard or Shard(), seed, first_epoch)
@@ -178,7 +178,7 @@ class ImageSet:
         8
     """
 
-    name: str  # Of the set, in tables and file names.
+    name: str  # The set's name, in tables and file names.
     train_images: npt.NDArray[np.uint8]  # (train, image_size, image_size, 3), uint8.
     train_labels: npt.NDArray[np.int32]  # (train,), int32, in [0, num_classes).
     test_images: npt.NDArray[np.uint8]  # (test, image_size, image_size, 3), uint8.
@@ -212,7 +212,7 @@ class ImageSet:
         return int(self.train_images.shape[1])
 
     def _problems(self, split: str) -> Iterator[str]:
-        """Says what is wrong with the images and labels of a split."""
+        """Yields the problems of the images and labels of a split."""
         images, labels = getattr(self, f"{split}_images"), getattr(self, f"{split}_labels")
         shape, labels_shape = (tuple(getattr(a, "shape", ())) for a in (images, labels))
         received, labels_received = (

@@ -16,9 +16,9 @@ from sat_tf.validation import checked
 if TYPE_CHECKING:
     from sat_tf.training.data.decoding import RecordFiles, Share
 
-# In this order, because the test split of ImageNet has no labels.
+# The order matters, because the test split of ImageNet has no labels.
 _HELD_OUT = ("validation", "test")
-# A name, a configuration and a version; not a hub or a project and a name.
+# A name, a configuration and a version, but no hub or project in front.
 _OF_TFDS = re.compile(r"[^:]*(:[\d.*]+)?")
 
 _Name = Annotated[str, Field(description="a name")]
@@ -67,7 +67,7 @@ def load_tfds(
     try:
         prepared = tfds.builder(builder, data_dir=folder)
     except tfds.core.registered.DatasetNotFoundError as error:
-        lines = str(error).splitlines()  # of which most are a list of all sets
+        lines = str(error).splitlines()  # most of them list all sets
         hint = next((line for line in lines if line.startswith("Did you mean")), "see its catalog")
         expected = "expected one of TensorFlow Datasets"
         raise ValueError(f"builder: received {builder!r}; {expected}; {hint}") from error
@@ -75,7 +75,7 @@ def load_tfds(
         raise ValueError(f"builder: received {builder!r}; {error}") from error
     keys = _image_and_label(prepared)
     splits = list(prepared.info.splits or {})
-    # If nothing has been prepared, the usual name: reading it reports what is missing.
+    # If nothing has been prepared, the usual name is taken: reading it reports what is missing.
     held_out = held_out_split or next(
         (name for name in _HELD_OUT if name in splits or not splits), None
     )
@@ -174,7 +174,7 @@ def _part(builder: Any, split: str, keys: tuple[str, str], shuffle_buffer: int) 
         number, start = share.of // even, share.first // even
         if number == 1:
             return read(split, seed)
-        # An empty part is an error of TensorFlow Datasets; of a sum each part would be cut alone.
+        # An empty part is an error of TensorFlow Datasets; each part of a sum would be cut alone.
         if number > count or "+" in split:
             start, end = share.bounds(count)
             return read(split, seed).skip(start).take(end - start)

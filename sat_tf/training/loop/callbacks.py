@@ -1,4 +1,4 @@
-"""Callbacks of a stage: Keras' own, where a run asks them for more, and what it measures beside."""
+"""Callbacks of a stage: extensions of Keras' own, and further measurements."""
 
 import dataclasses
 import math
@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
+from sat_tf.files import read_arrays
 from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.finetune import RESTART, Backup
@@ -25,6 +26,8 @@ from sat_tf.training.run_folder import EPOCHS, METRICS, EpochMetrics, RunFolder,
 
 _PROBED_IMAGES = 16
 _MOST_NAMED = 3
+# The most bytes that a file of weights has for each, in float64, and for the heads of its arrays.
+_BYTES_A_WEIGHT, _BYTES_OF_HEADS = 8, 2**26
 
 
 class BestEpoch(keras.callbacks.Callback):
@@ -32,7 +35,7 @@ class BestEpoch(keras.callbacks.Callback):
 
     It comes before callbacks that measure other weights than those of the last step, so that what
     is saved is what was measured. Epoch 0, the start of the stage, is not saved. Keras'
-    ModelCheckpoint saves behind an epoch, when other callbacks have changed the weights again.
+    ModelCheckpoint saves after an epoch, when other callbacks have changed the weights again.
     """
 
     def __init__(
@@ -75,10 +78,11 @@ class BestEpoch(keras.callbacks.Callback):
 
     def restore(self) -> None:
         """Gives the model the weights of the best epoch."""
+        student = self.model.student
+        most_bytes = _BYTES_A_WEIGHT * student.count_params() + _BYTES_OF_HEADS
         try:
-            with np.load(self._file) as arrays:
-                self.model.student.set_weights([arrays[name] for name in arrays])
-        except Exception as error:  # NumPy has many types for a file that is damaged.
+            student.set_weights(read_arrays(self._file, most_bytes))
+        except Exception as error:  # Keras has many types for arrays of another model.
             raise RunError(
                 f"{self._file}: cannot be read ({reason_of(error)}), expected the weights of the "
                 f"best epoch of this run; {RESTART}."
@@ -93,7 +97,7 @@ class BestEpoch(keras.callbacks.Callback):
 class EpochLog(keras.callbacks.CSVLogger):
     """Adds a row to the metrics of a run after every epoch.
 
-    Rows of this stage behind the epoch that it resumes from are dropped first.
+    Rows of this stage after the epoch that it resumes from are dropped first.
     """
 
     def __init__(
@@ -117,12 +121,12 @@ class EpochLog(keras.callbacks.CSVLogger):
         super().on_epoch_end(row.epoch, dataclasses.asdict(row))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Adds what an epoch that ends has logged."""
+        """Adds the logs of the epoch that ends."""
         self.add(EpochMetrics(stage=self._stage, epoch=epoch + 1, **logged(EPOCHS, logs)))
 
 
 class EpochFacts(keras.callbacks.Callback):
-    """Adds to the logs of every epoch what is true at its end.
+    """Adds facts about the end of every epoch to its logs.
 
     These are step (of the stage), learning_rate, seconds (held-out images included), kappa_0 of a
     classifier, and of a quantized model clipping_level/<layer> and their mean, clipping_level.
@@ -174,7 +178,7 @@ def settling(
 
 
 def kept_current(model: keras.Model) -> list[keras.callbacks.Callback]:
-    """Returns the callback with which a model is measured with its quantized weights of now.
+    """Returns the callback for measuring a model with its current quantized weights.
 
     The effective weights are copied when measuring begins, for all of its steps; what Keras traces
     reads the copies, so that it is measured with this callback or not at all. It comes after
@@ -215,7 +219,7 @@ class StopWhenNotFinite(keras.callbacks.Callback):
         self._check("", logs["batch_loss"], logs["top1"])
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Checks what the held-out images report."""
+        """Checks the logs of the held-out images."""
         self._check("held-out images, after ", logs["loss"], logs["top1"])
 
     def _check(self, where: str, loss: Any, share: Any) -> None:
@@ -234,7 +238,7 @@ class StopWhenNotFinite(keras.callbacks.Callback):
 
 
 def _describe_break(model: keras.Model, images: np.ndarray) -> str:
-    """Says which variables of a model are not finite, or else the output of which layer."""
+    """Names the non-finite variables of a model, otherwise the first layer with such an output."""
     broken = [
         f"{layer.name} ({variable.name.rpartition('/')[2].partition(':')[0]})"
         for layer in model.layers

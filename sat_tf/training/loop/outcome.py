@@ -51,7 +51,7 @@ def conclude(run: Run, state: RunState, model: keras.Model, *, parameters: int) 
             "learning_rate": stage.peak_learning_rate,
             "kept_epoch": state.stages["quantized"].get("kept_epoch"),
         }
-        # They have the digits of the file, because a run that has resumed has no others.
+        # These have the digits of the file, because a resumed run has no others.
         for row in EpochMetrics.read(folder):
             if (row.stage, row.epoch) == ("quantized", 0):
                 training |= {"start_top1": row.held_out_top1, "start_top5": row.held_out_top5}
@@ -151,7 +151,7 @@ def write_report(folder: RunFolder, config: Config) -> None:
 
 
 def _weights(policy: BitPolicy) -> str:
-    """What quantizes the weights of inner layers, and why."""
+    """Names the quantizer of the weights of inner layers, and the reason for it."""
     name = known_weights(policy.to_dict())
     if policy.weight_quantizer is not None:
         return name
@@ -161,7 +161,7 @@ def _weights(policy: BitPolicy) -> str:
 
 
 def _targets(config: Config) -> str:
-    """Names the targets that recipes give a model in training beside the labels."""
+    """Names the targets that recipes give a model in training besides the labels."""
     recipes = config.recipes
     targets = {"the teacher": recipes.distillation, "smoothed labels": recipes.label_smoothing}
     return " and ".join(words for words, recipe in targets.items() if recipe is not None)

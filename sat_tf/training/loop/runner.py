@@ -112,7 +112,7 @@ def train(
     ):
         if writes:
             _prepare_folder(run, start_over=resume is False)
-        # The others read what the first worker has prepared.
+        # The other workers read the folder that the first one has prepared.
         from_first_worker(strategy, [0])
         state = RunState.read(folder)
         state.expect_whole(config.stages.by_name())
@@ -156,7 +156,7 @@ def _prepare_folder(run: Run, *, start_over: bool) -> None:
     if run.source.class_names is not None:
         run.folder.write_text(output_folder.LABELS, label_text(run.source.class_names))
     run.folder.write_text(output_folder.PREPROCESSING, run.source.preprocessing.to_json())
-    # Last: a folder with a configuration is one that holds a run.
+    # The configuration comes last: a folder that has one holds a run.
     run.folder.write_text(output_folder.CONFIG, config_text(run.config))
 
 
@@ -191,22 +191,22 @@ def quantized_stage(run: Run, state: RunState, trained: keras.Model) -> keras.Mo
     if config.calibration.reconstruction_steps:
         _reconstruct(run, quantized, trained)
     if not trains or run.keeps_best("quantized"):
-        # The start that can be kept is measured as it would end.
+        # The start, which may be kept, is measured as it would be saved.
         _with_snapped_biases(run, quantized)
     candidates = _candidates(run, quantized) if trains else iter([(None, quantized)])
     return _end_stage(run, state, "quantized", candidates)
 
 
 def _candidates(run: Run, start: keras.Model) -> Iterator[Candidate]:
-    """What the quantized stage can end with, the best guess first."""
+    """Yields the models that the quantized stage can end with, the best guess first."""
     calibration = run.config.calibration
     settle: Callable[[keras.Model], None] | None = None
     if calibration.num_images and calibration.final_statistics and run.keeps_best("quantized"):
         sample = _calibration_sample(run)
 
         def measure_again(model: keras.Model) -> None:
-            # As at the end of the stage. A model whose activations are non-finite is measured as it
-            # is, which says so.
+            # The end of the stage does the same. A model whose activations are non-finite is
+            # measured as it is, and its metrics show it.
             with contextlib.suppress(ValueError):
                 batches = fed_batches(sample, run.input_range.fed)
                 estimate_statistics(model, batches, num_images=len(sample))
@@ -234,7 +234,7 @@ def _end_stage(
         _, model = next(candidates)
         return model
     measured: list[tuple[keras.Model, dict[str, float]]] = []
-    for epoch, model in candidates:  # of which the first is trained now
+    for epoch, model in candidates:  # the first is trained now
         if not measured:
             run.say(f"{name:9}  measuring held-out top-1")
         metrics = held_out_metrics(model, run.source, run.input_range)
@@ -316,7 +316,7 @@ def _calibrate(
 
 
 def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None:
-    """Fits a calibrated model in place, or leaves it as it is; says what that gains, or why not."""
+    """Fits a calibrated model in place, or leaves it as it is; prints the gain, or why not."""
     sample, steps = _calibration_sample(run), run.config.calibration.reconstruction_steps
     run.say(f"quantized  reconstructing, {steps} steps a block")
     unfinished = run.folder.file(output_folder.UNFINISHED)
@@ -335,7 +335,7 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
             progress=run.writes,
             checkpoint=Checkpoint(unfinished, say=run.say) if run.writes else None,
         )
-    except (RunError, ReadingError):  # of what it is measured on
+    except (RunError, ReadingError):  # about the images that it is measured on
         raise
     except ValueError as error:
         run.say(f"Note: calibrated only. {error}", style="yellow")

@@ -50,10 +50,10 @@ class Run:
 
     config: Config  # The whole configuration.
     source: ImageSource  # The data set.
-    input_range: InputRange  # What models are fed for its pixels.
-    folder: RunFolder  # Where the files go.
-    strategy: tf.distribute.Strategy  # Under which strategy to train.
-    console: Console  # Where to show progress.
+    input_range: InputRange  # The values that models get for its pixels.
+    folder: RunFolder  # The folder of its files.
+    strategy: tf.distribute.Strategy  # The strategy to train under.
+    console: Console  # The console that shows progress.
     writes: bool = True  # Whether this process writes the folder.
     # The metrics so far; every epoch appends one.
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
@@ -65,7 +65,7 @@ class Run:
         )
 
     def keeps_best(self, name: str) -> bool:
-        """Whether a stage ends with its best epoch; only one behind a trained model does."""
+        """Whether a stage ends with its best epoch; only one from a trained model does."""
         return name != "float" and self.config.training.keep == "best"
 
     def held_out(self, metrics: Mapping[str, float]) -> str:
@@ -82,9 +82,9 @@ def train_stage(
 ) -> Candidate:
     """Trains a model through one stage, or from the end of the last epoch that is saved.
 
-    The end of the stage does `settle` to a model, in place: where the best epoch is kept, each is
-    measured, and kept, as it is then. The trained model is neither compiled nor bound to the
-    strategy: as it was after the last step, or the best epoch; see `Run.keeps_best`.
+    `settle` changes a model in place as the end of the stage does: where the best epoch is kept,
+    every epoch is measured, and kept, with these changes. The trained model is neither compiled nor
+    bound to the strategy, and is that of the last step, or of the best epoch; see `Run.keeps_best`.
     """
     stage = run.config.stages.by_name()[name]
     steps_per_epoch = stage.steps_per_epoch(run.source.num_train)

@@ -35,7 +35,7 @@ from sat_tf.training.run_folder import differences, float_model_hash
 from sat_tf.training.trained_models import read_teacher, trained_float_model
 from sat_tf.version import COMPUTING, __version__, installed_versions
 
-# Twice those of the largest model in its published form; training holds several copies.
+# The largest published model has half as many bytes of weights; training holds several copies.
 _MOST_WEIGHT_BYTES = 2**30
 # These settings name files, which may be elsewhere on another machine.
 _OF_A_MACHINE = {
@@ -72,7 +72,7 @@ def batch_size_problems(config: Config, source: ImageSource, replicas: int = 1) 
     problems = []
     for name, stage in config.stages.by_name().items():
         if name == "float" and config.training.float_model is not None:
-            continue  # which is loaded
+            continue  # it is loaded, not trained
         if stage.batch_size > source.num_train:
             problems.append(
                 f"stages.{name}.batch_size={stage.batch_size}: expected at most "
@@ -96,7 +96,7 @@ def batch_size_problems(config: Config, source: ImageSource, replicas: int = 1) 
 
 
 def about_data(source: ImageSource) -> list[str]:
-    """Lines on what a run trains on."""
+    """Lines about the data set of a run."""
     named = "" if source.class_names is None else f" ({first_ones(source.class_names)})"
     return [
         f"{source.name}: {source.num_classes:,} classes{named}, {source.num_train:,} pictures to "

@@ -7,12 +7,12 @@ standardized, to logits (batch, num_classes), and has these options:
 - `num_classes`: number of logits.
 - `width_multiplier`: factor on the channel counts of convolutions; each is rounded to a multiple of
   8.
-- `rectifier_max`: upper end of the rectifiers; None for none. As published, it is 6 in MobileNets,
-  and there is none in the others.
+- `rectifier_max`: upper end of the rectifiers; None for none. As published, it is 6 in MobileNets
+  and None in the others.
 - `dropout`: share of the features in front of the classifier that training drops, in [0, 1).
 - `seed`: makes the initial weights and the dropout repeatable; None draws fresh ones.
 
-Those that are out of their range are an error that lists all of them.
+Options out of their range are an error that lists all of them.
 """
 
 import types

@@ -1,4 +1,4 @@
-"""Shared by the model families: the values of options, channel rounding, layers from one seed."""
+"""Parts of all model families: the values of options, channel rounding, layers from one seed."""
 
 import dataclasses
 import hashlib

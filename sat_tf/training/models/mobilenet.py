@@ -1,4 +1,4 @@
-"""MobileNets: of depthwise separable convolutions (V1), and of inverted residual blocks (V2)."""
+"""MobileNets: depthwise separable convolutions (V1), and inverted residual blocks (V2)."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""ResNets: residual blocks with the rectifier behind sums, or (Pre) in front of convolutions."""
+"""ResNets: residual blocks with the rectifier after sums, or (Pre) before convolutions."""
 
 from typing import Any
 

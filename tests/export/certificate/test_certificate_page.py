@@ -9,7 +9,8 @@ from sat_tf.exact.certificate.inputs import ImagesFrom
 from sat_tf.exact.certificate.outputs import OutputCount
 from sat_tf.exact.certificate.page import certificate_page
 from sat_tf.exact.certificate.proof import verify_file
-from sat_tf.exact.certificate.rules import rule_table
+from sat_tf.exact.certificate.rules import PORTABILITY, UNEXPLAINED, rule_table
+from sat_tf.exact.kernels.kernel_sets import XNNPACK_SETS
 
 VOID = {"meta", "path", "img", "wbr"}
 
@@ -105,6 +106,18 @@ def test_a_difference_stands_out_and_names_the_first_tensor(certificate):
     page = certificate_page(dataclasses.replace(found, runtimes=runtimes))
     assert 'class="verdict bad"' in page
     assert f"The first tensor that differs is <b>{tensors[1].name}</b>" in page
+
+
+def test_cells_have_the_colours_of_the_table_of_rules(certificate):
+    found, _ = certificate
+    counts = {"alone_compared": 1000, "alone_differing": 123, "explained_share": 0.0}
+    count = dataclasses.replace(found.trained[0], **counts)
+    claim = dataclasses.replace(found.portability[0], differing={XNNPACK_SETS[1].name: 7})
+    page = certificate_page(dataclasses.replace(found, trained=[count], portability=[claim]))
+    (unexplained,), not_portable = UNEXPLAINED.rules, PORTABILITY.rules[0]
+    assert f'<span class="{unexplained.note}">12.3 %</span>' in page
+    assert f"in amber where {unexplained.condition}." in page
+    assert f'<span class="{not_portable.headline}">7 differ</span>' in page
 
 
 def test_it_says_why_a_runtime_does_not_run_the_file(certificate):

@@ -296,8 +296,12 @@ def test_two_numbers_of_an_image_are_values_unless_something_says_classes(tmp_pa
     assert (count.classes_by, count.values) == ("labels", None)
 
 
-def test_a_float_model_with_a_softmax_is_compared_by_probabilities_with_a_file_of_logits(path):
+@pytest.mark.parametrize("nests", [False, True])
+def test_a_softmax_of_the_float_model_makes_probabilities_of_logits_in_the_file(path, nests):
     probabilities, model, images = _of_two_numbers(end=True)
+    if nests:
+        image = keras.Input((8, 8, 3), name="image")
+        probabilities = keras.Model(image, probabilities(image))
     quantized = calibrated(model, 8, images.astype(np.float32))
     _, found = proved(quantized, path, images, float_model=probabilities)
     (count,) = found.float_outputs

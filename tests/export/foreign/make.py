@@ -69,9 +69,9 @@ def main() -> None:
 
 
 def quantize(source: str, path: str) -> None:
-    """Writes the file that ai-edge-quantizer makes of a float one."""
+    """Writes the file that litert-quantizer makes of a float one."""
     from ai_edge_litert.interpreter import Interpreter
-    from ai_edge_quantizer import quantizer, recipe
+    from litert_quantizer import quantizer, recipe
 
     found = quantizer.Quantizer(source)
     found.load_quantization_recipe(recipe.static_wi8_ai8())

@@ -14,9 +14,10 @@ import pytest
 
 from sat_tf.exact.operations import arithmetic, movements, native
 from sat_tf.exact.operations.graph import Graph
-from sat_tf.exact.operations.graph_file import OPERATIONS, read_graph, serialize
+from sat_tf.exact.operations.graph_file import OPERATIONS, read_foreign, read_graph, serialize
 from sat_tf.exact.operations.native import FIXED_GRIDS
 from sat_tf.exact.operations.quantize import ShiftImage
+from sat_tf.exact.tflite.tensors import Codes, Image, Tensor
 from tests.export.foreign.one_operator import Grid, assert_as_in_litert, constant, file_of
 
 Rng = np.random.Generator
@@ -33,6 +34,8 @@ class Form:
     version: int = 2
     is_own: bool = False  # sat-tf writes it.
     all_codes: bool = False  # The only input has each code.
+    limit: int = 0  # Inputs of places are below this.
+    avoids: int | None = None  # A code that the second input does not have.
 
 
 def grid(rng: Rng) -> tuple[float, int]:
@@ -95,7 +98,7 @@ def pair(name: str, rng: Rng) -> Form:
     values = codes(rng, other)
     if name == "DIV":  # kernels refuse a divisor of 0
         values = np.where(values == second[1], values - 1 if second[1] > -128 else 1, values)
-    is_constant = bool(rng.integers(2)) or name == "DIV"
+    is_constant = bool(rng.integers(2))
     if is_constant:
         read[1] = constant(values, *second)
     if name != "DIV" and rng.integers(2):
@@ -108,148 +111,331 @@ def pair(name: str, rng: Rng) -> Form:
         [Grid(shape, *made)],
         f"{options}Options",
         {"fusedActivationFunction": fused} if can_fuse else {},
-        is_own=is_constant and fused in (0, 1) and name in ("ADD", "SUB", "MUL"),
+        is_own=selects or (fused in (0, 1) and can_fuse and name != "DIV"),
+        avoids=read[1].zero_point if name == "DIV" and not is_constant else None,
     )
 
 
 def moved(
+    rng: Rng,
     reads: list[Any],
     makes: Any,
     options: str = "",
+    *,
     is_own: bool = False,
     version: int = 1,
+    limit: int = 0,
     **values: Any,
-) -> Callable[[Rng], Form]:
-    """A move, on a random grid: tuples are shapes of tensors, "same" is a constant like the first.
+) -> Form:
+    """A move, on a random grid: tuples are shapes of tensors, lists are constants of numbers.
 
-    Anything else is a constant of numbers.
+    A set of one shape is a constant of codes, and the text "places" a vector of places below
+    `limit`.
     """
+    where = grid(rng)
 
-    def form(rng: Rng) -> Form:
-        where = grid(rng)
-        tensor = next(one for one in reads if isinstance(one, tuple))
-        read = [
-            Grid(one, *where)
-            if isinstance(one, tuple)
-            else constant(codes(rng, tensor), *where)
-            if isinstance(one, str) and one == "same"
-            else constant(rng.integers(-128, 128), *where)
-            if isinstance(one, str)
-            else Grid(np.shape(one), None, 0, np.array(one), "BOOL")
-            if np.asarray(one).dtype == bool
-            else constant(one)
-            for one in reads
-        ]
-        made = [Grid(one, *where) for one in (makes if isinstance(makes, list) else [makes])]
-        return Form(read, made, options, values, version, is_own)
+    def read(one: Any) -> Grid:
+        if isinstance(one, tuple):
+            return Grid(one, *where)
+        if isinstance(one, set):
+            return constant(codes(rng, *one), *where)
+        if isinstance(one, str):
+            return Grid((3,), None, type="INT32")
+        array = np.asarray(one)
+        return Grid(array.shape, None, 0, array, "BOOL") if array.dtype == bool else constant(array)
 
-    return form
+    made = [Grid(one, *where) for one in (makes if isinstance(makes, list) else [makes])]
+    read_grids = [read(one) for one in reads]
+    return Form(read_grids, made, options, values, version, is_own, limit=limit)
 
 
-SMALL = (1, 4, 6, 4)
-_BITS = np.indices(SMALL).sum(0) % 2 == 0
-MOVES: dict[str, list[Callable[[Rng], Form]]] = {
-    "RESHAPE": [
-        moved([SMALL, [1, 2, 48]], (1, 2, 48), is_own=True),
-        moved([SMALL, [2, 48]], (2, 48)),
-    ],
-    "SQUEEZE": [moved([(1, 1, 6, 4)], (6, 4), "SqueezeOptions")],
-    "EXPAND_DIMS": [moved([SMALL, 1], (1, 1, 4, 6, 4), "ExpandDimsOptions")],
-    "TRANSPOSE": [
-        moved([SMALL, [0, 3, 1, 2]], (1, 4, 4, 6), "TransposeOptions", is_own=True),
-        moved([SMALL, [3, 1, 0, 2]], (4, 4, 1, 6), "TransposeOptions"),
-    ],
-    "SLICE": [moved([SMALL, [0, 1, 2, 0], [1, 2, -1, 3]], (1, 2, 4, 3), "SliceOptions")],
-    "STRIDED_SLICE": [
-        moved(
-            [SMALL, [0, 3, 0, 1], [1, 0, 9, 2], [1, -2, 2, 1]],
-            (1, 2, 3),
-            "StridedSliceOptions",
-            endMask=2,
-            shrinkAxisMask=8,
-        ),
-        moved(
-            [SMALL, [0, 0, 1, 0], [1, 1, 3, 2], [1, 1, 1, 2]],
-            (1, 1, 4, 2, 1),
-            "StridedSliceOptions",
-            newAxisMask=2,
-            beginMask=1,
-        ),
-        moved(
-            [SMALL, [0, 1, 0, 0], [0, 4, 6, 4], [1, 2, 1, 3]],
-            (1, 2, 6, 2),
-            "StridedSliceOptions",
-            is_own=True,
-            beginMask=1,
-            endMask=1,
-        ),
-    ],
-    "TILE": [moved([SMALL, [1, 2, 1, 3]], (1, 8, 6, 12), "TileOptions")],
-    "BROADCAST_TO": [moved([(1, 1, 6, 1), [1, 4, 6, 4]], SMALL, "BroadcastToOptions", version=2)],
-    "REVERSE_V2": [moved([SMALL, [2]], SMALL, "ReverseV2Options")],
-    "GATHER": [
-        moved([SMALL, [3, 0, 3]], (1, 4, 6, 3), "GatherOptions", is_own=True, axis=3),
-        moved([SMALL, [3, 0, 3]], (1, 3, 6, 4), "GatherOptions", axis=-3),
-    ],
-    "GATHER_ND": [moved([SMALL, [[0, 2, 1], [0, 3, 5]]], (2, 4), "GatherNdOptions")],
-    "EMBEDDING_LOOKUP": [moved([[0, 0, 0], SMALL], (3, 4, 6, 4))],
-    "SELECT": [moved([_BITS, SMALL, "same"], SMALL, "SelectOptions")],
-    "SELECT_V2": [moved([_BITS[0, 0, 0], "same", SMALL], SMALL, "SelectV2Options")],
-    "DYNAMIC_UPDATE_SLICE": [
-        moved([SMALL, (1, 2, 3, 4), [0, 1, 3, 0]], SMALL, "DynamicUpdateSliceOptions")
-    ],
-    "PAD": [
-        moved([SMALL, [[0, 0], [1, 0], [0, 2], [1, 1]]], (1, 5, 8, 6), "PadOptions", is_own=True)
-    ],
-    "PADV2": [
-        moved([SMALL, [[0, 0], [1, 0], [0, 2], [0, 0]], "code"], (1, 5, 8, 4), "PadV2Options")
-    ],
-    "MIRROR_PAD": [
-        moved(
-            [SMALL, [[0, 0], [1, 3], [2, 1], [0, 0]]], (1, 8, 9, 4), "MirrorPadOptions", mode=mode
-        )
-        for mode in (0, 1)
-    ],
-    "SPACE_TO_BATCH_ND": [
-        moved([SMALL, [2, 3], [[0, 2], [2, 1]]], (6, 3, 3, 4), "SpaceToBatchNDOptions")
-    ],
-    "BATCH_TO_SPACE_ND": [
-        moved([SMALL, [1, 1], [[0, 1], [2, 1]]], (1, 3, 3, 4), "BatchToSpaceNDOptions")
-    ],
-    "REDUCE_MAX": [
-        moved([SMALL, [1, 2]], (1, 4), "ReducerOptions"),
-        moved([SMALL, [3]], (1, 4, 6, 1), "ReducerOptions", is_own=True, keepDims=True),
-    ],
-    "REDUCE_MIN": [moved([SMALL, [3]], (1, 4, 6, 1), "ReducerOptions", keepDims=True)],
-    "RESIZE_NEAREST_NEIGHBOR": [
-        moved(
-            [SMALL, [7, 5]],
-            (1, 7, 5, 4),
-            "ResizeNearestNeighborOptions",
-            is_own="halfPixelCenters" in how,
-            **how,
-        )
-        for how in ({}, {"alignCorners": True}, {"halfPixelCenters": True})
-    ],
-    "DEPTH_TO_SPACE": [
-        moved([SMALL], (1, 8, 12, 1), "DepthToSpaceOptions", is_own=True, blockSize=2)
-    ],
-    "SPACE_TO_DEPTH": [
-        moved([SMALL], (1, 2, 3, 16), "SpaceToDepthOptions", is_own=True, blockSize=2)
-    ],
-    "SPLIT": [moved([2, SMALL], [(1, 4, 2, 4)] * 3, "SplitOptions", numSplits=3)],
-    "SPLIT_V": [
-        moved([SMALL, [1, -1], 3], [(1, 4, 6, 1), (1, 4, 6, 3)], "SplitVOptions", numSplits=2)
-    ],
-    "UNPACK": [moved([SMALL], [(1, 6, 4)] * 4, "UnpackOptions", axis=1, num=4)],
-    "PACK": [moved([SMALL, "same"], (1, 4, 2, 6, 4), "PackOptions", axis=2, valuesCount=2)],
-    "CONCATENATION": [
-        moved([SMALL, "same"], (2, 4, 6, 4), "ConcatenationOptions", axis=0),
-        moved(["same", SMALL], (1, 4, 6, 8), "ConcatenationOptions", axis=-1),
-        moved([SMALL, SMALL], (1, 8, 6, 4), "ConcatenationOptions", axis=1),
-    ],
-    "CAST": [moved([SMALL], SMALL, "CastOptions", inDataType=9, outDataType=9)],
+def from_end(rng: Rng, axis: int, count: int) -> int:
+    """An axis, counted from either end."""
+    return axis - count * int(rng.integers(2))
+
+
+def reshaped(rng: Rng) -> Form:
+    shape = sizes(rng)
+    new = [(1, *shape[1:2], int(np.prod(shape[2:]))), (int(np.prod(shape)),), (*shape[::-1],)]
+    made = new[rng.integers(3)]
+    return moved(rng, [shape, list(made)], made, is_own=made[0] == 1)
+
+
+def squeezed(rng: Rng) -> Form:
+    axis, shape = int(rng.integers(4)), list(sizes(rng))
+    shape[axis] = 1
+    made = tuple(np.delete(shape, axis))
+    options = {"squeezeDims": [from_end(rng, axis, 4)]}
+    return moved(rng, [tuple(shape)], made, "SqueezeOptions", **options)
+
+
+def expanded(rng: Rng) -> Form:
+    axis, shape = int(rng.integers(5)), sizes(rng)
+    made = (*shape[:axis], 1, *shape[axis:])
+    return moved(rng, [shape, [from_end(rng, axis, 5)]], made, "ExpandDimsOptions")
+
+
+def transposed(rng: Rng) -> Form:
+    shape, order = sizes(rng), rng.permutation(4).tolist()
+    made = tuple(shape[axis] for axis in order)
+    return moved(rng, [shape, order], made, "TransposeOptions", is_own=order[0] == 0, version=2)
+
+
+def sliced(rng: Rng) -> Form:
+    shape = sizes(rng)
+    begin = [int(rng.integers(size)) for size in shape]
+    made = tuple(
+        int(rng.integers(1, size - start + 1)) for size, start in zip(shape, begin, strict=True)
+    )
+    rest = [
+        -1 if start + count == size and rng.integers(2) else count
+        for size, start, count in zip(shape, begin, made, strict=True)
+    ]
+    return moved(rng, [shape, begin, rest], made, "SliceOptions")
+
+
+def strided(rng: Rng) -> Form:
+    """Of each axis a slice, or one place; masks take bounds away, and add an axis."""
+    shape, masks = sizes(rng), dict.fromkeys(("beginMask", "endMask", "shrinkAxisMask"), 0)
+    bounds: list[tuple[int, int, int]] = []
+    made: list[int] = []
+    keeps_batch = bool(rng.integers(2))
+    for axis, size in enumerate(shape):
+        begin, step = int(rng.integers(-size, size)), int(rng.choice([1, 1, 2, 3, -1, -2]))
+        end = int(rng.integers(-size - 2, size + 3))
+        ends = rng.integers(2), rng.integers(2)
+        if axis == 0 and keeps_batch:
+            begin, end, step, ends = 0, 0, 1, (1, 1)
+        elif rng.integers(4) == 0:  # one place
+            step = abs(step)
+            masks["shrinkAxisMask"] |= 1 << axis
+        first, last = (None if ends[0] else begin), (None if ends[1] else end)
+        count = len(range(size)[slice(first, last, step)])
+        if not masks["shrinkAxisMask"] >> axis & 1:
+            if not count:
+                ends, count = (1, 1), len(range(size)[::step])
+            made.append(count)
+        masks["beginMask"] |= int(ends[0]) << axis
+        masks["endMask"] |= int(ends[1]) << axis
+        bounds.append((begin, end, step))
+    numbers = [list(column) for column in zip(*bounds, strict=True)]
+    if rng.integers(3) == 0:
+        masks = {name: mask << 1 for name, mask in masks.items()}
+        masks["newAxisMask"], numbers = 1, [[0, *numbers[0]], [1, *numbers[1]], [1, *numbers[2]]]
+        made = [1, *made]
+    is_own = keeps_batch and "newAxisMask" not in masks
+    made_shape, options = tuple(made), "StridedSliceOptions"
+    return moved(rng, [shape, *numbers], made_shape, options, is_own=is_own, **masks)
+
+
+def tiled(rng: Rng) -> Form:
+    shape, counts = sizes(rng), rng.integers(1, 4, 4).tolist()
+    return moved(rng, [shape, counts], tuple(np.multiply(shape, counts).tolist()), "TileOptions")
+
+
+def spread(rng: Rng) -> Form:
+    made = sizes(rng, int(rng.integers(2, 6)))
+    shape = tuple(size if rng.integers(2) else 1 for size in made)
+    return moved(rng, [shape, list(made)], made, "BroadcastToOptions", version=2)
+
+
+def reversed_axis(rng: Rng) -> Form:
+    shape, axis = sizes(rng), int(rng.integers(4))
+    return moved(rng, [shape, [axis]], shape, "ReverseV2Options")
+
+
+def gathered(rng: Rng) -> Form:
+    shape, batch = sizes(rng), int(rng.choice([0, 0, 1, 2]))
+    axis, more = int(rng.integers(batch, 4)), sizes(rng, int(rng.integers(1, 4)))[1:]
+    where = rng.integers(shape[axis], size=(*shape[:batch], *more))
+    made = (*shape[:axis], *more, *shape[axis + 1 :])
+    values = {"axis": from_end(rng, axis, 4), "batchDims": batch}
+    if batch and more:
+        values["batchDims"] -= where.ndim * int(rng.integers(2))
+    is_own = not batch and axis > 0
+    return moved(rng, [shape, where], made, "GatherOptions", is_own=is_own, **values)
+
+
+def gathered_nd(rng: Rng) -> Form:
+    shape, depth = sizes(rng), int(rng.integers(1, 5))
+    more = sizes(rng, int(rng.integers(2, 4)))
+    where = rng.integers(shape[:depth], size=(*more, depth))
+    return moved(rng, [shape, where], (*more, *shape[depth:]), "GatherNdOptions")
+
+
+def looked_up(rng: Rng) -> Form:
+    """Rows of a tensor at constant places, or of a table at those that the file is given."""
+    if rng.integers(2):
+        shape = sizes(rng, int(rng.integers(2, 5)))
+        return moved(rng, [[0] * 3, shape], (3, *shape[1:]))
+    rows, *rest = map(int, rng.integers(1, 7, int(rng.integers(2, 4))))
+    return moved(rng, ["places", {(rows, *rest)}], (3, *rest), limit=rows)
+
+
+def chosen(name: str, rng: Rng) -> Form:
+    shape = sizes(rng)
+    where = tuple(size if rng.integers(2) else 1 for size in shape)[rng.integers(4) :]
+    if name == "SELECT":  # Its condition is one for each value, for each of the first axis, or one.
+        shape = (int(rng.integers(1, 3)), *shape[1:])
+        where = [shape, shape[:1], ()][rng.integers(3)]
+    reads = [shape, {shape}] if rng.integers(2) else [{shape}, shape]
+    options = "SelectOptions" if name == "SELECT" else "SelectV2Options"
+    return moved(rng, [rng.integers(2, size=where).astype(bool), *reads], shape, options)
+
+
+def updated(rng: Rng) -> Form:
+    shape = sizes(rng)
+    update = tuple(int(rng.integers(1, size + 1)) for size in shape)
+    start = [int(rng.integers(-1, size + 1)) for size in shape]
+    return moved(rng, [shape, update, start], shape, "DynamicUpdateSliceOptions")
+
+
+def padded(name: str, rng: Rng) -> Form:
+    shape, values = sizes(rng), dict[str, Any]()
+    margins = [[0, 0], *rng.integers(0, 4, (3, 2)).tolist()]
+    if name == "MIRROR_PAD":
+        values["mode"] = int(rng.integers(2))
+        most = [size - 1 + values["mode"] for size in shape]
+        margins = [[min(one, top) for one in two] for two, top in zip(margins, most, strict=True)]
+    made = tuple(size + sum(two) for size, two in zip(shape, margins, strict=True))
+    options = {"PAD": "PadOptions", "PADV2": "PadV2Options"}.get(name, "MirrorPadOptions")
+    fill = [{()}] if name == "PADV2" else []
+    return moved(rng, [shape, margins, *fill], made, options, is_own=name == "PAD", **values)
+
+
+def to_batch(rng: Rng) -> Form:
+    axes, (block, before) = int(rng.integers(1, 3)), rng.integers(1, 4, (2, 2))
+    block, before = block[:axes], before[:axes] - 1
+    counts = rng.integers(1, 4, axes)
+    after = np.minimum(rng.integers(0, 3, axes), counts * block - 1)
+    before = np.minimum(before, counts * block - 1 - after)
+    channels = int(rng.integers(1, 5))
+    shape = (1, *map(int, counts * block - before - after), channels)
+    made = (int(np.prod(block)), *map(int, counts), channels)
+    margins = np.stack([before, after], axis=1)
+    return moved(rng, [shape, block, margins], made, "SpaceToBatchNDOptions", version=1)
+
+
+def from_batch(rng: Rng) -> Form:
+    axes, channels = int(rng.integers(1, 3)), int(rng.integers(1, 5))
+    counts = rng.integers(2, 6, axes)
+    cuts = rng.integers(0, 2, (axes, 2))
+    cuts[:, 1] = np.minimum(cuts[:, 1], counts - 1 - cuts[:, 0])
+    made = (1, *map(int, counts - cuts.sum(1)), channels)
+    shape = (1, *map(int, counts), channels)
+    return moved(rng, [shape, [1] * axes, cuts], made, "BatchToSpaceNDOptions")
+
+
+def extreme(name: str, rng: Rng) -> Form:
+    shape, keeps = sizes(rng), bool(rng.integers(2))
+    axes = rng.choice(4, rng.integers(1, 4), replace=False)
+    made = np.sum(np.empty(shape), axis=tuple(axes.tolist()), keepdims=keeps).shape
+    is_own = name == "REDUCE_MAX" and 0 not in axes
+    numbers = axes - 4 * int(rng.integers(2))
+    return moved(rng, [shape, numbers], made, "ReducerOptions", is_own=is_own, keepDims=keeps)
+
+
+def nearest(rng: Rng) -> Form:
+    shape, size = sizes(rng), rng.integers(1, 12, 2).tolist()
+    how = ({}, {"alignCorners": True}, {"halfPixelCenters": True})[rng.integers(3)]
+    made, options = (1, *size, shape[3]), "ResizeNearestNeighborOptions"
+    return moved(rng, [shape, size], made, options, is_own="halfPixelCenters" in how, **how)
+
+
+def blocks(name: str, rng: Rng) -> Form:
+    _, rows, columns, channels = sizes(rng)
+    block = int(rng.integers(1, 4))
+    flat, deep = (
+        (1, rows * block, columns * block, channels),
+        (1, rows, columns, channels * block**2),
+    )
+    shape, made = (deep, flat) if name == "DEPTH_TO_SPACE" else (flat, deep)
+    options = "DepthToSpaceOptions" if shape is deep else "SpaceToDepthOptions"
+    return moved(rng, [shape], made, options, is_own=True, blockSize=block)
+
+
+def split(name: str, rng: Rng) -> Form:
+    axis, shape, count = int(rng.integers(1, 4)), list(sizes(rng)), int(rng.integers(1, 4))
+    parts = rng.integers(1, 4, count)
+    if name == "SPLIT":
+        parts[:] = parts[0]
+    shape[axis] = int(parts.sum())
+    made = [(*shape[:axis], int(part), *shape[axis + 1 :]) for part in parts]
+    place = from_end(rng, axis, 4)
+    if name == "SPLIT":
+        return moved(rng, [place, tuple(shape)], made, "SplitOptions", numSplits=count)
+    if rng.integers(2):
+        parts[rng.integers(count)] = -1
+    return moved(rng, [tuple(shape), parts, place], made, "SplitVOptions", numSplits=count)
+
+
+def unpacked(rng: Rng) -> Form:
+    shape, axis = sizes(rng), int(rng.integers(4))
+    made = [(*shape[:axis], *shape[axis + 1 :])] * shape[axis]
+    values = {"axis": from_end(rng, axis, 4), "num": shape[axis]}
+    return moved(rng, [shape], made, "UnpackOptions", **values)
+
+
+def packed(rng: Rng) -> Form:
+    shape, axis, count = sizes(rng, 3), int(rng.integers(4)), int(rng.integers(1, 4))
+    reads = [shape, *({shape} if rng.integers(2) else shape for _ in range(count - 1))]
+    made = (*shape[:axis], count, *shape[axis:])
+    values = {"axis": from_end(rng, axis, 4), "valuesCount": count}
+    return moved(rng, reads, made, "PackOptions", **values)
+
+
+def joined(rng: Rng) -> Form:
+    """Along any axis, with a constant or of tensors alone."""
+    shape, axis, count = sizes(rng), int(rng.integers(4)), int(rng.integers(2, 4))
+    lengths = rng.integers(1, 4, count)
+    shapes = [(*shape[:axis], int(one), *shape[axis + 1 :]) for one in lengths]
+    has_constant = bool(rng.integers(2))
+    reads = [shapes[0], *({one} if has_constant else one for one in shapes[1:])]
+    rng.shuffle(order := np.arange(count))
+    made = (*shape[:axis], int(lengths.sum()), *shape[axis + 1 :])
+    return moved(
+        rng,
+        [reads[index] for index in order],
+        made,
+        "ConcatenationOptions",
+        is_own=not has_constant and axis > 0,
+        axis=from_end(rng, axis, 4),
+    )
+
+
+def cast(rng: Rng) -> Form:
+    shape = sizes(rng)
+    return moved(rng, [shape], shape, "CastOptions", inDataType=9, outDataType=9)
+
+
+MOVES: dict[str, Callable[[Rng], Form]] = {
+    "RESHAPE": reshaped,
+    "SQUEEZE": squeezed,
+    "EXPAND_DIMS": expanded,
+    "TRANSPOSE": transposed,
+    "SLICE": sliced,
+    "STRIDED_SLICE": strided,
+    "TILE": tiled,
+    "BROADCAST_TO": spread,
+    "REVERSE_V2": reversed_axis,
+    "GATHER": gathered,
+    "GATHER_ND": gathered_nd,
+    "EMBEDDING_LOOKUP": looked_up,
+    **{name: functools.partial(chosen, name) for name in ("SELECT", "SELECT_V2")},
+    "DYNAMIC_UPDATE_SLICE": updated,
+    **{name: functools.partial(padded, name) for name in ("PAD", "PADV2", "MIRROR_PAD")},
+    "SPACE_TO_BATCH_ND": to_batch,
+    "BATCH_TO_SPACE_ND": from_batch,
+    **{name: functools.partial(extreme, name) for name in ("REDUCE_MAX", "REDUCE_MIN")},
+    "RESIZE_NEAREST_NEIGHBOR": nearest,
+    **{name: functools.partial(blocks, name) for name in ("DEPTH_TO_SPACE", "SPACE_TO_DEPTH")},
+    **{name: functools.partial(split, name) for name in ("SPLIT", "SPLIT_V")},
+    "UNPACK": unpacked,
+    "PACK": packed,
+    "CONCATENATION": joined,
+    "CAST": cast,
 }
+SMALL = (1, 4, 6, 4)
 
 
 def pool(rng: Rng) -> Form:
@@ -284,31 +470,40 @@ def resized(rng: Rng) -> Form:
 def reduced(name: str, rng: Rng) -> Form:
     shape, (scale, zero_point) = sizes(rng), grid(rng)
     axes = rng.choice(4, rng.integers(1, 4), replace=False)
+    if name == "MEAN" and rng.integers(2):
+        axes = np.array([1, 2])
     keeps = bool(rng.integers(2))
     empty = np.empty(shape)
     made = np.sum(empty, axis=tuple(map(int, axes)), keepdims=keeps).shape
     count = empty.size // max(int(np.prod(made)), 1)
     factor = {"SUM": count / 2, "REDUCE_PROD": 2.0}.get(name, 1.0)
+    places = axes - 4 * rng.integers(2)
     return Form(
-        [Grid(shape, scale, zero_point), constant(axes - 4 * rng.integers(2))],
+        [Grid(shape, scale, zero_point), constant(places)],
         [Grid(made, *near(rng, scale, factor))],
         "ReducerOptions",
         {"keepDims": keeps},
+        is_own=name == "MEAN" and places.tolist() == [1, 2],
     )
 
 
 def matrices(rng: Rng) -> Form:
     rows, depth, columns = map(int, rng.integers(1, 12, 3))
-    turned = bool(rng.integers(2))
+    turned = {"adjX": bool(rng.integers(2)), "adjY": bool(rng.integers(2))}
     scale, zero_point = grid(rng)
-    other = (1, 3, columns, depth) if turned else (1, 3, depth, columns)
+    first = (1, 3, depth, rows) if turned["adjX"] else (1, 3, rows, depth)
+    other = (1, 3, columns, depth) if turned["adjY"] else (1, 3, depth, columns)
     second = near(rng, 0.02)
     made = near(rng, scale, 8.0 * second[0] / 0.05)
+    is_constant = bool(rng.integers(2))
     return Form(
-        [Grid((1, 3, rows, depth), scale, zero_point), constant(codes(rng, other), *second)],
+        [
+            Grid(first, scale, zero_point),
+            constant(codes(rng, other), *second) if is_constant else Grid(other, *second),
+        ],
         [Grid((1, 3, rows, columns), *made)],
         "BatchMatMulOptions",
-        {"adjY": turned},
+        turned,
     )
 
 
@@ -332,7 +527,7 @@ def linear(name: str, rng: Rng) -> Form:
     bias = rng.integers(-2000, 2000, outputs).astype(np.int32)
     unit = np.float32(scale) * scales
     reads = [Grid((1, 5, 6, inputs), scale, zero_point), weights]
-    has_bias = name != "TRANSPOSE_CONV" and (bool(rng.integers(2)) or not is_matrix)
+    has_bias = bool(rng.integers(2)) or not (is_matrix or name == "TRANSPOSE_CONV")
     if has_bias:
         reads.append(Grid(bias.shape, unit, 0, bias, "INT32"))
     is_own = has_bias and fused != 3
@@ -351,8 +546,9 @@ def linear(name: str, rng: Rng) -> Form:
             int(a * b + c) for a, b, c in zip(reads[0].shape[1:3], strides, more, strict=True)
         ]
         shape = (1, *places, outputs)
-        reads = [constant(shape), weights, reads[0]]
-        return Form(reads, [Grid(shape, *made)], "TransposeConvOptions", values, 3)
+        reads = [constant(shape), weights, reads[0], *reads[2:]]
+        is_own = has_bias
+        return Form(reads, [Grid(shape, *made)], "TransposeConvOptions", values, 3, is_own)
     if is_depthwise:
         values["depthMultiplier"] = outputs // inputs
     taken = size if values["padding"] else (1, 1)
@@ -380,8 +576,10 @@ def of_rows(name: str, options: str, rng: Rng, *, is_own: bool = False) -> Form:
     shape = (1, int(rng.integers(1, 9)), int(rng.choice([1, 4, 16, 200])))
     row = {row.name: row.grid for row in arithmetic.ROWS}
     made = row.get(name) or FIXED_GRIDS[name]
-    values = {"beta": 1.0} if name == "SOFTMAX" else {}
+    beta = float(rng.choice([1.0, 1.0, 0.5, rng.uniform(0.01, 8.0)]))
+    values = {"beta": beta} if name == "SOFTMAX" else {}
     output = Grid(shape, float(made.scale), made.zero_point)
+    is_own = is_own and beta == 1.0
     return Form([Grid(shape, *grid(rng))], [output], options, values, is_own=is_own)
 
 
@@ -398,18 +596,13 @@ def dequantized(rng: Rng) -> Form:
     return Form([Grid(shape, *grid(rng))], [made], is_own=True, all_codes=True)
 
 
-def one_of(name: str, rng: Rng) -> Form:
-    forms = MOVES[name]
-    return forms[rng.integers(len(forms))](rng)
-
-
 FORMS: dict[str, Callable[[Rng], Form]] = {
     **{row.name: functools.partial(function, row.name) for row in native.ROWS},
     **{
         name: functools.partial(pair, name)
         for name in ("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE")
     },
-    **{name: functools.partial(one_of, name) for name in MOVES},
+    **MOVES,
     **{name: functools.partial(reduced, name) for name in ("MEAN", "SUM", "REDUCE_PROD")},
     **{
         name: functools.partial(linear, name)
@@ -434,11 +627,13 @@ def test_every_operator_has_a_form_here():
 
 
 def assert_read_as_written(graph: Graph) -> None:
-    """Writes an operation behind an input of codes, and reads it back."""
-    (read,) = graph.images
-    image = dataclasses.replace(read, name="image")
-    first = ShiftImage((image.name,), read.name)
-    own = dataclasses.replace(graph, operations=(first, *graph.operations), images=(image,))
+    """Writes an operation behind inputs of codes, and reads it back."""
+    images = tuple(dataclasses.replace(read, name=f"image of {read.name}") for read in graph.images)
+    first = [
+        ShiftImage((image.name,), read.name)
+        for image, read in zip(images, graph.images, strict=True)
+    ]
+    own = dataclasses.replace(graph, operations=(*first, *graph.operations), images=images)
     content = serialize(own, {})
     found = read_graph(content, "one")
     assert [type(one) for one in found.operations] == [type(one) for one in own.operations]
@@ -467,12 +662,43 @@ def check(name: str, seed: int) -> None:
         name, form.reads, form.makes, version=form.version, options=form.options, **form.values
     )
     inputs = [read for read in form.reads if read.values is None]
-    images = [tuple(codes(rng, read.shape) for read in inputs) for _ in range(2)]
+    images = [
+        tuple(
+            codes(rng, read.shape)
+            if read.type == "INT8"
+            else rng.integers(form.limit, size=read.shape, dtype=np.int32)
+            for read in inputs
+        )
+        for _ in range(2)
+    ]
+    if form.avoids is not None:
+        for arrays in images:
+            arrays[1][arrays[1] == form.avoids] = form.avoids - 1 if form.avoids > -128 else 1
     if form.all_codes:
         images = [(np.arange(-128, 128).astype(np.int8).reshape(inputs[0].shape),)]
     graph = assert_as_in_litert(content, images)
-    if form.is_own and len(inputs) == 1:
+    if form.is_own:
         assert_read_as_written(graph)
+
+
+def test_a_table_is_read_back_as_it_was_written():
+    """Of a CAST, an ADD and a GATHER."""
+    rng = np.random.default_rng(0)
+    source, output = Codes(np.float32(0.1), 3), Codes(np.float32(0.2), -5, -100, 90)
+    table = np.append(rng.integers(-100, 91, 254), [-100, 90]).astype(np.int8)
+    tensors = {"x": Tensor("x", (4, 3), source), "y": Tensor("y", (4, 3), output)}
+    image = Image("x", (4, 3), source.scale, source.zero_point, type="int8")
+    graph = Graph("one", tensors, (native.Lookup(("x",), "y", table),), (image,), "y")
+    assert_read_as_written(graph)
+
+
+def test_a_scale_with_which_kernels_end_the_process_is_no_code():
+    form = Form([Grid((1, 4), 1.0), Grid((1, 4), 1.0)], [Grid((1, 4), 2.0**-12)])
+    content = file_of("SQUARED_DIFFERENCE", form.reads, form.makes, version=2)
+    graph = read_foreign(content, "one").graph
+    arrays = [np.zeros((1, 4), np.int32)] * 2
+    with pytest.raises(ValueError, match=r"its scale of 0\.0002441 is too small"):
+        graph.operations[0].simulate(graph, *arrays)
 
 
 @pytest.mark.parametrize("name", FORMS)

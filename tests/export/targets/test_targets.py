@@ -222,7 +222,36 @@ def test_the_specification_takes_codes_of_int8_alone():
     assert _reason_in_int8(_operator("GATHER", [image, place], image)) == ""
     assert _reason_in_int8(_operator("ARG_MAX", [image, place], place)) == ""
     assert "is INT32" in _reason_in_int8(_operator("GATHER", [place, place], place))
-    assert "has no ELU" in _reason_in_int8(_operator("ELU", [image], image))
+    reason = _reason_in_int8(_operator("ELU", [image], image))
+    assert reason == "sat-tf's table of TFLite's int8 specification has no ELU"
+
+
+_CODES, _BITS, _PLACES = _tensor((1, 4)), _tensor((1, 4), "BOOL"), _tensor((1,), "INT32", scales=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [
+        ("BROADCAST_TO", [_CODES, _tensor((1,), "INT32", values=[4], scales=0)]),
+        ("GATHER_ND", [_CODES, _PLACES]),
+        ("SELECT", [_BITS, _CODES, _CODES]),
+        ("FILL", [_PLACES, _CODES]),
+        ("SCATTER_ND", [_PLACES, _CODES, _PLACES]),
+    ],
+)
+def test_operators_of_the_quantizers_table_move_codes_of_one_grid(name, reads):
+    assert _reason_in_int8(_operator(name, reads, _CODES)) == ""
+    other = dataclasses.replace(_CODES, zero_points=np.array([3]))
+    reason = _reason_in_int8(_operator(name, reads, other))
+    assert reason == "its tensors have different scales"
+    pixels = [dataclasses.replace(one, type="UINT8") if one is _CODES else one for one in reads]
+    assert "is UINT8, it takes INT8" in _reason_in_int8(_operator(name, pixels, _CODES))
+
+
+@pytest.mark.parametrize("name", ["LSTM", "SVDF", "WHERE", "SELECT_V2"])
+def test_no_operator_is_said_to_be_missing_in_the_specification_itself(name):
+    reason = _reason_in_int8(_operator(name, [_CODES], _CODES))
+    assert reason == f"sat-tf's table of TFLite's int8 specification has no {name}"
 
 
 @pytest.mark.parametrize(("shape", "met"), [((1, 4, 4, 3), True), ((4, 8), True)])

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -320,11 +321,16 @@ def test_a_file_of_another_reconstruction_is_passed_over(model, tmp_path):
         _opened(model, tmp_path / "nowhere.npz", is_expected=True)
 
 
-@pytest.mark.parametrize("kept", [0, 10, -200])
+@pytest.mark.parametrize("kept", [0, 10, -200, None])
 def test_a_damaged_file_is_passed_over(kept, model, tmp_path):
     path = tmp_path / "unfinished.npz"
     _opened(model, path)[0].finish(FIT)
-    path.write_bytes(path.read_bytes()[:kept])
+    content = path.read_bytes()
+    path.unlink()
+    if kept is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content[:kept])
     with pytest.warns(UserWarning, match="passed over, as it is damaged"):
         assert _opened(model, path)[0].fits == []
 

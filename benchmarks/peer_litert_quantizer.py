@@ -1,4 +1,4 @@
-"""The part of ai-edge-quantizer in `benchmarks/reconstruction.py`.
+"""The part of litert-quantizer in `benchmarks/reconstruction.py`.
 
 It quantizes a float file after training: activations to 8 bits or 16; weights to 8, and those of
 convolutions and of dense layers, but of no depthwise ones, to 4. The first and the last layer keep
@@ -27,7 +27,7 @@ def files(model: keras.Model, images: np.ndarray) -> Iterator[tuple[str, bytes]]
         model: of tf_keras.
         images: to calibrate on, as the model is fed.
     """
-    from ai_edge_quantizer import quantizer, recipe_manager
+    from litert_quantizer import quantizer, recipe_manager
 
     first = next(layer for layer in model.layers if isinstance(layer, _CONVOLUTIONS))
     (name,) = (one.name.split(":")[0] for one in model.inputs)

@@ -1,29 +1,24 @@
-"""Fills the tables and figures of pages from `benchmarks/results/` while the site is built.
+"""Fills the tables and figures of pages from the CSV files of results: `make tables`.
 
-A page is a template of Jinja: `rows("latency")` in it are the rows of a CSV file, and a loop over
-them is a table, so that no figure stands in two places. `mkdocs.yml` names this file as a hook. To
-read one page without the site:
-
-    python docs/measured.py docs/measurements/files.md
+A page with figures is rendered from a template of Jinja with the same name in `benchmarks/pages/`
+into `docs/`: `rows("latency")` in it are the rows of a file of `benchmarks/results/`, and a loop
+over them is a table, so that no figure is typed.
 """
 
 import pathlib
 import statistics
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-if str(_ROOT) not in sys.path:  # which `mkdocs build` leaves out, unlike `python -m mkdocs build`
-    sys.path.insert(0, str(_ROOT))
-
-from benchmarks.rates import at_best_rate  # noqa: E402
-from benchmarks.rows import read_csv, with_spread  # noqa: E402
+from benchmarks.rates import at_best_rate
+from benchmarks.rows import read_csv, with_spread
 
 Row = Mapping[str, Any]
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RESULTS = _ROOT / "benchmarks" / "results"
+_TEMPLATES = _ROOT / "benchmarks" / "pages"
 _MODELS = {
     "mobilenet_v1": "MobileNet-V1",
     "mobilenet_v2": "MobileNet-V2",
@@ -116,15 +111,19 @@ def filled(page: str) -> str:
     return _environment().from_string(page).render()
 
 
-def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Fills a page; MkDocs calls it for each."""
-    try:
-        return filled(markdown)
-    except Exception as error:
-        error.add_note(f"In docs/{page.file.src_uri}.")
-        raise
+def pages() -> Iterator[tuple[pathlib.Path, str]]:
+    """Yields the path of each page with figures, and its whole text."""
+    for template in sorted(_TEMPLATES.rglob("*.md")):
+        path = template.relative_to(_TEMPLATES)
+        note = f"<!-- `make tables` renders this page from benchmarks/pages/{path.as_posix()}. -->"
+        try:
+            text = filled(template.read_text(encoding="utf-8"))
+        except Exception as error:
+            error.add_note(f"In {template}.")
+            raise
+        yield _ROOT / "docs" / path, f"{note}\n\n{text}"
 
 
 if __name__ == "__main__":
-    for path in sys.argv[1:]:
-        print(filled(pathlib.Path(path).read_text(encoding="utf-8")), end="")
+    for page, text in pages():
+        page.write_text(text, encoding="utf-8")
