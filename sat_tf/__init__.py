@@ -60,7 +60,7 @@ __all__ = [*_HOMES]
 
 def __getattr__(name: str) -> Any:
     if (removed := f"{__name__}.{name}") in REMOVED:
-        # Of an AttributeError, `from sat_tf import name` would not show the words.
+        # `from sat_tf import name` would not show the words of an AttributeError.
         raise ImportError(f"{removed} is gone; {REMOVED[removed]}.", name=name)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,8 +8,9 @@ models of the tests:
 - the table of `explain`, row by row ("plan" in the name).
 
 For models of Keras 3: the configuration in the `.keras` file. For four models: the losses of
-twenty training steps. For a classifier of digits: every file that `sat-tf quantize --epochs 1`
-writes at 8 and at 4 bits. All on one thread and from fixed seeds.
+twenty training steps. For a classifier of digits: what `sat-tf quantize --epochs 1` writes at 8 and
+at 4 bits, but for seconds, and for the two pages, which show what the other files hold. All on one
+thread and from fixed seeds.
 
     python -m tests.frozen --write before.json     # at the commit to compare with
     python -m tests.frozen --against before.json   # later; exit status 1 where anything differs
@@ -83,15 +84,14 @@ _OF_SURROUNDINGS = {
     "versions",  # sat-tf's own, and packages whose versions the file of results has anyway
     "machine",  # likewise
 }
-# Files of a run that are never twice the same.
-_VARYING = {
-    "environment.json",  # when it began
-    "metrics.csv",  # seconds of each epoch
-    "report.html",  # seconds
-    "results.json",  # seconds
-    "reconstruction.json",  # seconds
-    "state.json",  # seconds
-    "float.keras",  # an archive has the times of its files; it is the model that was given
+# Files of the command that are not compared as bytes.
+_NO_BYTES = {
+    "certificate.json",  # field by field
+    "quantized.keras",  # layer by layer: an archive has the times of its files
+    "results.json",  # value by value, without its seconds
+    "reconstruction.json",  # its values are in results.json, too
+    "certificate.html",  # a page of the certificate, with its versions
+    "report.html",  # a page of the results, with their seconds
 }
 
 
@@ -318,15 +318,18 @@ def _command(bits: int) -> dict[str, Any]:
         if done.returncode not in (0, 1):  # 1: few bits cost a small model much
             raise RuntimeError(done.stderr)
         run = folder / "run"
-        names = {path.name for path in run.iterdir() if path.is_file()} - _VARYING
-        written = names - {"certificate.json", "certificate.html", "quantized.keras"}
-        results: dict[str, Any] = {
+        names = {path.name for path in run.iterdir() if path.is_file()}
+        hashes: dict[str, Any] = {
             name: _sha256((run / name).read_bytes().replace(bytes(folder), b""))
-            for name in sorted(written)
+            for name in sorted(names - _NO_BYTES)
         }
         return {
             "exit status": done.returncode,
-            "files": results,
+            "files": hashes,
+            "results": json.loads(
+                (run / "results.json").read_text("utf-8"),
+                object_hook=lambda values: {k: v for k, v in values.items() if k != "seconds"},
+            ),
             "certificate": _certificate(run / "certificate.json"),
             "configuration": _configuration(run / "quantized.keras"),
         }

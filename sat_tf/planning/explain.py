@@ -303,7 +303,7 @@ class Source:
 
 def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR) -> Source:
     """Reads a float model, one that TFMOT's functions have annotated, or one quantized before."""
-    # What is no model is refused where its graph is read.
+    # Reading the graph refuses all but models.
     layers = getattr(model, "layers", ())
     if not any(isinstance(layer, QuantizedLayer) or _is_annotated(layer) for layer in layers):
         # `quantize_model` reads it in the same form.

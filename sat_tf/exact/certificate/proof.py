@@ -84,9 +84,8 @@ class Subject:
 def read_subject(path: pathlib.Path) -> Subject:
     """Reads a file and its graph."""
     content = read_tflite(path)
-    graph = read_graph(content, str(path))
-    parsed = read_contents(content, str(path))
-    return Subject(path, content, parsed, dataclasses.replace(graph, name=path.stem))
+    graph = dataclasses.replace(read_graph(content, str(path)), name=path.stem)
+    return Subject(path, content, read_contents(content, str(path)), graph)
 
 
 def read_tflite(path: str | os.PathLike[str]) -> bytes:

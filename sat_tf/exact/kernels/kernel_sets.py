@@ -73,8 +73,7 @@ class KernelSet:
     end: Callable[[float, np.float32, int], float]
     # Codes of float32 values, from these and the scale.
     quantized: Callable[[np.ndarray, np.float32], np.ndarray]
-    # Stored probabilities, clipped, from stored integers with classes on the last axis, and their
-    # scale.
+    # Stored probabilities, clipped, from stored integers with classes last, and their scale.
     softmax: Callable[[np.ndarray, np.float64], np.ndarray]
     log_softmax: Callable[[np.ndarray, np.float32], np.ndarray]  # The same in logarithms.
     interpolation: Interpolation  # The rule of bilinear resizing.

@@ -275,7 +275,7 @@ class Softmax(Operation):
     fixed point: about one code in a thousand differs, by one.
     """
 
-    beta: float = 1.0  # By which its inputs are multiplied.
+    beta: float = 1.0  # The factor of its inputs.
 
     operator = Operator("SOFTMAX", 1, "SoftmaxOptions")
     makes_probabilities = True

@@ -32,7 +32,7 @@ def with_settings(
 def of_types(
     operator: StoredOperator, *types: str, fix: str, scaled: bool = False, only: slice | None = None
 ) -> tuple[str, str]:
-    """Non-constant tensors, or only some of the inputs, have one of some types, and a scale."""
+    """Non-constant tensors, or only some inputs, have one of some types, and a scale."""
     moved = [*(tensor for tensor in operator.reads if tensor.data is None), *operator.outputs]
     for tensor in operator.reads[only] if only else moved:
         if tensor.type not in types:

@@ -225,8 +225,8 @@ _ETHOS_TYPES = constraints.of_types("INT8", "UINT8", "INT16", "INT32", fix=INTEG
 
 # -- TFLite's int8 specification ------------------------------------------------------------------
 # https://developers.google.com/edge/litert/quantization/quantization_spec lists the operators below
-# with their tensors; the table of TFLite's quantizer has the same for operators that are not listed
-# there but LSTM, SVDF, WHERE and variables, tensorflow/lite/tools/optimize/operator_property.cc.
+# with their tensors; the table of TFLite's quantizer has the same for others, but for LSTM, SVDF,
+# WHERE and variables: tensorflow/lite/tools/optimize/operator_property.cc.
 
 _CODES = (constraints.of_types("INT8", scaled=True, fix=INTEGER_OUTPUTS),)
 _INT8_WEIGHTS = constraints.weights_of("INT8", fix=_STORE_BYTES)
