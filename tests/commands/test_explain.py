@@ -138,7 +138,8 @@ def _planned(monkeypatch):
         ("one_range", "--images photos --bits 5 --target ethos-u55"),
         ("rescaled", "--images photos --policy policy.yaml"),
         ("rescaled", "--images plain --bits 6 --policy first_last_weight_bits=6"),
-        ("small", "--images plain --input_range -1,1 --policy policy.yaml activation_bits=8"),
+        # With 3 bits, how far values are off is a matter of how a processor adds.
+        ("small", "--images plain --input_range -1,1 --policy policy.yaml weight_bits=6"),
         ("gray", "--images photos --input_range 0,1 --bits 7"),
         ("odd", "--images plain --input_range 0,1 --unsupported float"),
     ],
