@@ -161,9 +161,11 @@ _IMAGES = flags.DEFINE_integer("images", 8, "images to compare on", lower_bound=
 _CALIBRATION = flags.DEFINE_integer("calibration_images", 32, "images to calibrate on", 1)
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/arm.csv", "where to write rows")
 
+# The titles of XNNPACK's kernels, by the feature of the processor that they need.
+_KERNELS = {"asimd": "NEON", "asimddp": "dot product", "i8mm": "matrix (i8mm)"}
 _RUNTIMES = ("xnnpack", "arm_xnnpack", "arm_builtin", "micro")
 _SHOWN = (
-    *("model", "policy", "pack", "codes compared", "x86", "NEON", "dot product", "matrix (i8mm)"),
+    *("model", "policy", "pack", "codes compared", "x86", *_KERNELS.values()),
     *("Arm, simulated", "Micro", "moved", "farthest"),
 )
 
@@ -184,7 +186,7 @@ def _measure(file: File, folder: pathlib.Path) -> dict[str, Any]:
     start = time.perf_counter()
     certificate = sat_tf.verify_tflite(quantized, path, held_out, runtimes=names)
     checks = check_on_arm(read_subject(path), held_out, find_system())
-    on_arm = {check.kernels: check for check in checks}
+    on_arm = {_KERNELS[check.kernels]: check for check in checks}
     moved = {abs(units) for name, units in graph.moved_scales.items() if name in _rounded(graph)}
     return {
         "model": file.model,
