@@ -221,7 +221,7 @@ def test_pictures_without_labels_reconstruct_a_model_of_keras_3(told, files, tmp
     assert "Reconstructed block by block, 100 steps each, on 64 images, 12 of them held out" in said
     assert "class of the float model: " in said
     assert "2 bits without training can cost accuracy; with pictures in folders" in said
-    assert "--epochs 5 trains, also without labels" in said
+    assert "it is measured; --epochs 5 trains" in said
     found = json.loads((tmp_path / "out" / "reconstruction.json").read_text())
     assert found["kept"]
     assert found["error_after"] < found["error_before"]
