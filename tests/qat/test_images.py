@@ -165,8 +165,9 @@ def test_pictures_to_train_on_are_taken_where_there_are_others(pictures, tmp_pat
     data = tmp_path / "data"
     data.mkdir()
     pictures.rename(data / "train")
-    (data / "val" / "cat").mkdir(parents=True)
-    Image.new("RGB", (8, 8), "white").save(data / "val" / "cat" / "white.png")
+    for name in ("cat", "dog"):  # other classes than those of train would be refused
+        (data / "val" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), "white").save(data / "val" / name / "white.png")
     assert _same(sat_tf.calibrate(_quantized(), data), sat_tf.calibrate(_quantized(), expected))
 
 
