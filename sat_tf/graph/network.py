@@ -529,7 +529,12 @@ def refuse_wrapped(model: keras.Model, *, but: Collection[str] = ()) -> None:
 
 def is_annotated(model: keras.Model) -> bool:
     """Whether any layer carries an annotation by TFMOT's quantize_annotate_layer."""
-    return any("QuantizeAnnotate" in _tfmot_classes(layer) for layer in _layers(model))
+    return any(map(is_annotation, _layers(model)))
+
+
+def is_annotation(layer: keras.layers.Layer) -> bool:
+    """Whether a layer is an annotation by TFMOT's quantize_annotate_layer, around another one."""
+    return "QuantizeAnnotate" in _tfmot_classes(layer)
 
 
 def _tfmot_classes(layer: keras.layers.Layer) -> set[str]:

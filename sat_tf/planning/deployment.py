@@ -161,7 +161,7 @@ def conversions(graph: Graph) -> tuple[dict[str, str], dict[str, int]]:
             try:
                 tried[key] = float_operators(operation, graph), weights
             except ValueError as error:
-                tried[key] = getattr(error.args[0], "text", str(error))
+                tried[key] = getattr(next(iter(error.args), None), "text", str(error))
         outcome, name = tried[key], operation.calls[-1].name
         if isinstance(outcome, str):
             problems[name] = LayerMessage(name, outcome)

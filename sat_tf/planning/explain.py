@@ -16,7 +16,7 @@ from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import sized
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import Network, Node, loss_problems, refuse_losses
+from sat_tf.graph.network import Network, Node, is_annotation, loss_problems, refuse_losses
 from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import ModelError
 from sat_tf.planning.deployment import (
@@ -305,7 +305,7 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
     """Reads a float model, one that TFMOT's functions have annotated, or one quantized before."""
     # Reading the graph refuses all but models.
     layers = getattr(model, "layers", ())
-    if not any(isinstance(layer, QuantizedLayer) or _is_annotated(layer) for layer in layers):
+    if not any(isinstance(layer, QuantizedLayer) or is_annotation(layer) for layer in layers):
         # `quantize_model` reads it in the same form.
         network = network_of_layers(model, processor=processor)
         return Source(network, {node.name: None for node in network}, loss_problems(model))
@@ -316,7 +316,7 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
         source, annotations = without_quantizers(network)
         kernels = effective_kernels(network)
         return Source(source, annotations, quantized=network, kernels=kernels)
-    annotated = [node for node in network if _is_annotated(node.layer)]
+    annotated = [node for node in network if is_annotation(node.layer)]
     renamed = {node.name: node.layer.layer.name for node in annotated}
     nodes = []
     for node in network:
@@ -328,11 +328,6 @@ def read_source(model: keras.Model, *, processor: Processor = DEFAULT_PROCESSOR)
     network = network.rearranged(nodes, renamed)
     network.output_names = tuple(network[name].layer.name for name in network.outputs)
     return Source(network, annotations, loss_problems(model))
-
-
-def _is_annotated(layer: keras.layers.Layer) -> bool:
-    # TFMOT has no public name for its wrapper.
-    return type(layer).__name__ == "QuantizeAnnotate" and hasattr(layer, "quantize_config")
 
 
 @for_keras3()

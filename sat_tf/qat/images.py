@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
+from sat_tf.arguments import is_integer
 from sat_tf.exact.tflite.input_range import PIXELS
 from sat_tf.graph.network import Network
 from sat_tf.messages import first_ones, reason_of
@@ -192,7 +193,7 @@ def elements_of(dataset: Iterable[Any]) -> Iterator[Any]:
 
 def expect_num_images(num_images: Any, *, fewest: int = 1) -> None:
     """Raises ValueError unless it is a number of images that a caller may ask for."""
-    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < fewest:
+    if not is_integer(num_images, lowest=fewest):
         raise ValueError(
             f"num_images={num_images!r}: expected an integer of at least {fewest}; 64 or more give "
             "reliable results."

@@ -240,7 +240,8 @@ def _with_functions_told_apart(roles: Roles) -> Roles:
             is_output = at_end and all(map(layer_kinds.is_softmax, ends))
             if is_output and node.inputs[0] not in roles.pixels:
                 role = Role.SOFTMAX
-        roles = dataclasses.replace(roles, of={**roles.of, name: role})
+        if role is not roles.of[name]:
+            roles = dataclasses.replace(roles, of={**roles.of, name: role})
     return roles
 
 
