@@ -29,7 +29,7 @@ def explain_one(name: str) -> dict[str, Any]:
     start = time.perf_counter()
     plan = sat_tf.explain(model, sat_tf.BitPolicy.mobile(8))
     seconds = time.perf_counter() - start
-    left = collections.Counter(kinds[layer] for layer in by_layer(plan.problems, kinds))
+    left = collections.Counter(kinds[layer] for layer in by_layer(plan.problems))
     return {
         "model": name,
         "layers": len(model.layers),

@@ -22,6 +22,7 @@ from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.verify import TrainedModel
 from sat_tf.files import written_whole
+from sat_tf.graph.network import Network
 from sat_tf.training import data
 
 matplotlib.use("Agg")
@@ -55,8 +56,9 @@ def main(argv: list[str]) -> None:
     figure.text(
         0.5,
         0.025,
-        f"The whole network on {_NUM_IMAGES} images: {certificate.codes_compared:,} codes compared "
-        f"in {len(in_keras)} tensors, {codes_differing} differ.",
+        f"The whole network on {_NUM_IMAGES} images, {certificate.codes_compared:,} codes in "
+        f"{len(in_keras)} tensors: {certificate.codes_differing} of LiteRT differ from the file's "
+        f"integer model, {codes_differing} from Keras.",
         ha="center",
         fontsize=12,
         fontweight="bold",
@@ -64,7 +66,10 @@ def main(argv: list[str]) -> None:
     )
     with written_whole(pathlib.Path(_OUTPUT.value)) as temporary:
         figure.savefig(temporary, dpi=110, format="png")
-    print(f"wrote {_OUTPUT.value} (sat-tf {sat_tf.__version__}): {codes_differing} codes differ")
+    print(
+        f"wrote {_OUTPUT.value} (sat-tf {sat_tf.__version__}): {certificate.codes_differing} codes "
+        f"differ from the integer model, {codes_differing} from Keras"
+    )
 
 
 def _model() -> keras.Model:
@@ -97,7 +102,8 @@ def _train(
     quantized.fit(batches, epochs=4, verbose=2)
     sat_tf.export_tflite(quantized, path, snap_biases=True)
     certificate = sat_tf.verify_tflite(quantized, path, images, digits.test_labels[:_NUM_IMAGES])
-    return TrainedModel(quantized, deployed_graph(quantized)), certificate
+    network = Network(quantized)
+    return TrainedModel(network, deployed_graph(network)), certificate
 
 
 def _codes_of_file(

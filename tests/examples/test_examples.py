@@ -140,7 +140,7 @@ PLOT_PROOF = pathlib.Path(__file__).parents[2] / "examples" / "plot_proof.py"
 
 
 @pytest.mark.thorough
-def test_no_code_of_the_picture_differs(tmp_path):
+def test_no_code_of_the_picture_differs_but_for_ties_of_keras(tmp_path):
     picture = tmp_path / "proof.png"
     done = subprocess.run(
         [sys.executable, str(PLOT_PROOF), f"--output={picture}"],
@@ -149,6 +149,8 @@ def test_no_code_of_the_picture_differs(tmp_path):
         check=True,
         timeout=300,
     )
-    assert ": 0 codes differ" in done.stdout
+    differ = re.search(r": 0 codes differ from the integer model, (\d+) from Keras", done.stdout)
+    # Of 419,968: the biases are the file's, but Keras sums in float32, which decides near a tie.
+    assert int(differ[1]) <= 10
     assert Image.open(picture).width > 1000
     assert [file.name for file in tmp_path.iterdir()] == ["proof.png"]

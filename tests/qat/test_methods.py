@@ -38,13 +38,16 @@ def _policy(method, bits=4, **fields):
     return BitPolicy.mobile(bits, **{**METHODS[method], **fields})
 
 
-def _quantized(method, images=None, bits=4, **options):
+def _quantized(method, images=None, bits=4, normalized=True):
     keras.utils.set_random_seed(1)
-    model = sat_tf.quantize_model(_float_model(**options), _policy(method, bits))
+    model = sat_tf.quantize_model(_float_model(normalized), _policy(method, bits))
     if images is not None:
         sat_tf.calibrate(model, images)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.002, momentum=0.9), loss)
+    # Where nothing is normalized, ten times the rate takes magnitudes of LSQ to their lowest value,
+    # and from there the last bit of a sum decides where they go.
+    rate = 0.002 if normalized else 0.0002
+    model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss)
     return model
 
 
@@ -140,7 +143,7 @@ def test_replicas_train_like_a_single_device(method, alone, replicas, data):
             model = _quantized(method, normalized=False)
         np.testing.assert_allclose(_fit(model, data), losses, rtol=1e-5)
     for (name, value), other in zip(variables.items(), model.trainable_variables, strict=True):
-        np.testing.assert_allclose(other, value, rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(other, value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(
