@@ -125,7 +125,9 @@ class _FakeQuantized(keras.layers.Layer):
     def call(self, inputs: list[tf.Tensor]) -> tf.Tensor:
         operation, codes = self._operation, self._graph.tensors[self._operation.output].codes
         values = ON_REALS[type(operation)](operation, self._graph, *inputs)
-        if codes is None or operation.selects:
+        # Selected values keep their grid by themselves, except where several tensors are joined.
+        is_joined = operation.operators == ("CONCATENATION",)
+        if codes is None or (operation.selects and not is_joined):
             return values
         fuses = type(operation) in _FUSING
         if fuses and codes.activation is Activation.RELU:
@@ -207,9 +209,9 @@ def _pair(op: pairs.Pair, graph: Graph, *tensors: tf.Tensor) -> tf.Tensor:
     return _FUNCTIONS[op.kind.value](*tensors, values)
 
 
-def _tabled(op: tabled.Tabled, graph: Graph, x: tf.Tensor) -> tf.Tensor:
+def _tabled(op: tabled.Tabled, graph: Graph, *tensors: tf.Tensor) -> tf.Tensor:
     constants = (constant.real for constant in op.constants if constant)
-    return _FUNCTIONS[op.name](x, *constants, **op.options)
+    return _FUNCTIONS[op.name](*tensors, *constants, **op.options)
 
 
 # TensorFlow's functions, by the names of operators.
@@ -237,6 +239,7 @@ _FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
     "GATHER": lambda x, indices, axis: tf.gather(x, indices, axis=axis),
     "REDUCE_MAX": lambda x, axes, keepDims: tf.reduce_max(x, axes, keepDims),
     "PAD": tf.pad,
+    "CONCATENATION": lambda *tensors, axis: tf.concat(tensors, axis),
 }
 # Operations on several values of one tensor: the converter chooses the grid of their float outputs,
 # as for operations that read several tensors.
@@ -259,7 +262,6 @@ ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {
     pools.ResizeBilinear: lambda op, graph, x: tf.compat.v1.image.resize_bilinear(
         x, op.size, op.align_corners, half_pixel_centers=op.half_pixel_centers
     ),
-    pairs.Concatenate: lambda op, graph, *tensors: tf.concat(tensors, op.axis + 1),
     native.Softmax: lambda op, graph, x: tf.nn.softmax(x),
     native.Lookup: _looked_up,
     FloatLayer: lambda op, graph, *inputs: op.function()(*inputs),

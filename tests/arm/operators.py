@@ -14,10 +14,9 @@ from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.graph_file import serialize
 from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, PROBABILITIES, Softmax
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pairs import Concatenate
 from sat_tf.exact.operations.pools import AveragePool, ResizeBilinear
 from sat_tf.exact.operations.quantize import Dequantize, ShiftImage
-from sat_tf.exact.operations.tabled import Computed, Reshape, moved, sloped
+from sat_tf.exact.operations.tabled import Computed, Reshape, joined, moved, sloped
 from sat_tf.exact.operations.windows import placement
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
@@ -69,7 +68,7 @@ def _graph(codes: Codes, parts: Sequence[tuple[np.ndarray, Mapping[str, _Made]]]
     while len(ends) > 1:
         some, ends = ends[:_MOST_JOINED], ends[_MOST_JOINED:]
         sizes = sum(tensors[name].shape[0] for name in some), 1, 1
-        ends.append(add(Concatenate((*some,), f"joined_{len(operations)}", 0), sizes, None))
+        ends.append(add(joined(some, f"joined_{len(operations)}", 0), sizes, None))
     image = Image("image", whole, codes.scale, codes.zero_point + 128)
     stored = np.concatenate(pixels).reshape(1, *whole)
     return Graph("made", tensors, (*operations,), (image,), ends[0]), (stored + 128).astype(

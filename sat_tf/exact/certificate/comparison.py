@@ -261,7 +261,7 @@ class TrainedCounter:
         if dequantizes or "SOFTMAX" in reader.operators:
             codes = self._graph.tensors[name].codes
             return (codes.lowest, codes.highest) if codes else (0, 0)  # float without codes
-        if not (reader.selects or "CONCATENATION" in reader.operators):
+        if not reader.selects:
             return None
         if reader.output in self._tensors:
             grid = self._graph.codes(reader.output)

@@ -11,7 +11,7 @@ from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import Lookup, Softmax
 from sat_tf.exact.operations.not_simulated import FloatLayerOperator, NotSimulated, layer_of
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pairs import Concatenate, Pair
+from sat_tf.exact.operations.pairs import Pair
 from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import (
     Dequantize,
@@ -47,7 +47,6 @@ OPERATIONS: list[type[Operation]] = [
     MaxPool,
     AveragePool,
     ResizeBilinear,
-    Concatenate,
     Moved,
     Reshape,
     Computed,

@@ -233,6 +233,12 @@ ROWS = (
         ),
     ),
     _move(
+        "CONCATENATION",
+        lambda *arrays, axis: np.concatenate(arrays, axis),
+        "axis",
+        written=Written(2, "ConcatenationOptions", joins=True),
+    ),
+    _move(
         "PAD",
         _padded,
         pads=True,
@@ -255,7 +261,6 @@ ROWS = (
     _move("SPLIT_V", _split_in_sizes, makes_several=True),
     _move("UNPACK", lambda values, axis: np.moveaxis(values, axis, 0), "axis", makes_several=True),
     _move("PACK", lambda *arrays, axis: np.stack(arrays, axis), "axis"),
-    _move("CONCATENATION", lambda *arrays, axis: np.concatenate(arrays, axis), "axis"),
     _move("TILE", np.tile),
     _move("BROADCAST_TO", np.broadcast_to),
     _move("REVERSE_V2", lambda values, axes: np.flip(values, tuple(axes.flat))),

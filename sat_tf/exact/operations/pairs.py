@@ -1,4 +1,4 @@
-"""Operations on two tensors, or on one and a constant, and concatenations."""
+"""Operations on two tensors, or on one and a constant."""
 
 import dataclasses
 import enum
@@ -241,34 +241,3 @@ class Pair(Operation):
 
     def constant_bytes(self, *, shares_kernel: bool) -> int:
         return 0 if self.constant is None else int(self.constant.values.nbytes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Concatenate(Operation):
-    """Tensors on one grid, joined along an axis."""
-
-    axis: int  # The axis of the parts, counted without the batch dimension.
-
-    operator = Operator("CONCATENATION", 2, "ConcatenationOptions")
-    keeps_grid = True
-    same_in_float_because = SELECTED
-
-    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        return np.concatenate(inputs, axis=self.axis + 1)
-
-    def write(self, writer: Writer) -> None:
-        writer.operator(self.operator, self.inputs, self.output, axis=self.axis + 1)
-
-    @classmethod
-    def recognizes(cls, operator: OperatorView) -> bool:
-        """Accepts parts of images; other tools also join images, and constants."""
-        constants = [tensor for tensor in operator.stored.reads if tensor.data is not None]
-        return not constants and operator.option("axis") % len(operator.output.shape) > 0
-
-    @classmethod
-    def read(cls, operator: OperatorView) -> Made:
-        operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
-        names = [operator.source(index) for index in range(len(operator.stored.inputs))]
-        codes = operator.selected_codes()
-        axis = operator.option("axis") % len(operator.output.shape)
-        return cls(tuple(names), operator.output.name, axis - 1), codes

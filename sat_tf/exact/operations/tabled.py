@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,8 @@ class Tabled(Operation):
     """An output of an operator of `ROWS`; abstract."""
 
     name: str  # The operator's name.
-    constants: tuple[Constant | None, ...] = (None,)  # Constants in order; None for each input.
+    # Constants in order, with None for each input; empty where all that it reads are inputs.
+    constants: tuple[Constant | None, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     place: int = 0  # The index of this output among the operator's outputs.
 
@@ -53,11 +54,16 @@ class Tabled(Operation):
     def operators(self) -> tuple[str, ...]:
         return (self.name,)
 
+    @property
+    def operands(self) -> tuple[Constant | None, ...]:
+        """Its operands in order: constants, and None for each input."""
+        return self.constants or (None,) * len(self.inputs)
+
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         sources, names = iter(inputs), iter(self.inputs)
         arrays: list[np.ndarray] = []
         grids: list[Codes | None] = []
-        for constant in self.constants:
+        for constant in self.operands:
             if constant is not None:
                 is_int8 = constant.values.dtype == np.int8
                 arrays.append(constant.values.astype(np.int32) if is_int8 else constant.values)
@@ -76,7 +82,7 @@ class Tabled(Operation):
             raise TypeError(f"{self.output}: {self.name} is an operator of other tools.")
         sources, names = iter(self.inputs), iter(written.constants)
         operands: list[int | str] = []
-        for constant in self.constants:
+        for constant in self.operands:
             if constant is None:
                 operands.append(next(sources))
                 continue
@@ -103,7 +109,7 @@ class Tabled(Operation):
             tuple(names),
             operator.output.name,
             operator.name,
-            tuple(constants),
+            tuple(constants) if any(constants) else (),
             options,
             operator.place,
         )
@@ -116,9 +122,10 @@ class Tabled(Operation):
 
     def expect_own_form(self, operator: OperatorView) -> None:
         super().expect_own_form(operator)
-        written, (first_constant, *constants) = self.row.written, self.constants
+        written, constants = self.row.written, self.operands[len(self.inputs) :]
         expected = len(written.constants) if written else 0
-        if first_constant is not None or len(constants) != expected or None in constants:
+        is_one = len(self.inputs) == 1 or (written is not None and written.joins)
+        if not is_one or len(constants) != expected or None in constants:
             raise NotUnderstoodError(f"it does not read a tensor and {expected} constants")
         if any(constant.grid and constant.grid.zero_point for constant in constants if constant):
             raise NotUnderstoodError("its constants have a zero point")
@@ -211,7 +218,12 @@ def moved(
         return Reshape((source,), output)
     values, options = written.settings(shape, *arguments)
     constants = [Constant(np.array(numbers, np.int32)) for numbers in values]
-    return Moved((source,), output, name, (None, *constants), options)
+    return Moved((source,), output, name, (None, *constants) if constants else (), options)
+
+
+def joined(sources: Sequence[str], output: str, axis: int) -> Operation:
+    """Returns the concatenation of tensors on one grid; the batch is not counted as an axis."""
+    return Moved(tuple(sources), output, "CONCATENATION", options={"axis": axis + 1})
 
 
 def sloped(source: str, output: str, slopes: np.ndarray, scale: np.float32) -> Operation:

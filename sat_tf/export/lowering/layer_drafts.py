@@ -13,10 +13,10 @@ from sat_tf.exact.kernels.kernel_sets import KERNEL_SETS
 from sat_tf.exact.operations.linear import Linear
 from sat_tf.exact.operations.native import NATIVE, STORED, Lookup, Softmax, takes_grid
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pairs import Concatenate, Pair, Pointwise
+from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool
 from sat_tf.exact.operations.row import Constant
-from sat_tf.exact.operations.tabled import Computed, Reshape, moved, sloped, table_of
+from sat_tf.exact.operations.tabled import Computed, Reshape, joined, moved, sloped, table_of
 from sat_tf.exact.operations.windows import LinearKind, placement
 from sat_tf.exact.tflite.tensors import WHOLE, Codes, Tensor, Window
 from sat_tf.export.lowering.drafts import (
@@ -295,10 +295,10 @@ class AveragePoolDraft(OperationDraft):
                 tiles.append(mean.lower(builder, Tensor(tile, tile_shape, codes)))
             if len(across) > 1:
                 shape = (row.windows, *output.shape[1:])
-                builder.add(Concatenate(tuple(tiles), band, 1), shape, codes)
+                builder.add(joined(tiles, band, 1), shape, codes)
             bands.append(band)
         if len(down) > 1:
-            builder.add(Concatenate(tuple(bands), name, 0), output.shape, codes)
+            builder.add(joined(bands, name, 0), output.shape, codes)
         return name
 
 

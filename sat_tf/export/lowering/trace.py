@@ -9,9 +9,10 @@ import tensorflow as tf
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.native import Softmax
 from sat_tf.exact.operations.operation import Operation
-from sat_tf.exact.operations.pairs import Concatenate, Pointwise
+from sat_tf.exact.operations.pairs import Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import ShiftImage
+from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
 from sat_tf.export.lowering import layers
@@ -373,7 +374,7 @@ class _Tracer:
         if combination in _PAIRS:
             return OnOneGrid(PairDraft.of(_PAIRS[combination]), *branches)
         axis = layer.axis % (len(node.shape) + 1) - 1
-        return OnOneGrid(OperationDraft((), Concatenate((), "", axis)), *branches)
+        return OnOneGrid(OperationDraft((), joined((), "", axis)), *branches)
 
     def _part(self, name: str) -> tuple[Draft, Tensor]:
         """Returns a part and its tensor; a reader may set its grid where nothing else reads it."""

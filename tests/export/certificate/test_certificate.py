@@ -37,7 +37,8 @@ from sat_tf.exact.litert.processes import Machine
 from sat_tf.exact.operations import windows
 from sat_tf.exact.operations.graph import Graph, batches, simulate, simulate_on
 from sat_tf.exact.operations.graph_file import read_graph
-from sat_tf.exact.operations.pairs import Concatenate, Pair, Pointwise
+from sat_tf.exact.operations.pairs import Pair, Pointwise
+from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.tflite.tensors import Codes, Tensor
 from tests.export import zoo
 from tests.export.proofs import calibrated, proved
@@ -418,7 +419,7 @@ def _tied_product() -> Graph:
     return Graph(
         "tied",
         {name: Tensor(name, (1, 1, 1), codes) for name, codes in tensors.items()},
-        (Pair(("a", "b"), "y", Pointwise.PRODUCT), Concatenate(("y", "a"), "joined", 2)),
+        (Pair(("a", "b"), "y", Pointwise.PRODUCT), joined(("y", "a"), "joined", 2)),
         (),
         "joined",
     )

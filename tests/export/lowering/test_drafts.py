@@ -5,9 +5,10 @@ import pytest
 
 from sat_tf.exact.operations.graph import Graph, simulate
 from sat_tf.exact.operations.linear import Linear, map_linear
-from sat_tf.exact.operations.pairs import Concatenate, Pointwise
+from sat_tf.exact.operations.pairs import Pointwise
 from sat_tf.exact.operations.pools import AveragePool, Mean
 from sat_tf.exact.operations.quantize import ShiftImage
+from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window, dequantized
 from sat_tf.export.lowering.drafts import (
@@ -82,7 +83,7 @@ DRAFTS: dict[str, tuple[Draft, tuple[int, ...], float]] = {
     "product": (PairDraft.of(Pointwise.PRODUCT, ("x", "y")), SHAPE, 0.5),
     "positive part": (Rectified(("x",), X), SHAPE, 0.5),
     "up to a ceiling": (Rectified(("x", "y"), SUM, 1.0), SHAPE, 0.5),
-    "joined": (_on_one_grid(OperationDraft((), Concatenate((), "", 2))), (4, 4, 8), 0.5),
+    "joined": (_on_one_grid(OperationDraft((), joined((), "", 2))), (4, 4, 8), 0.5),
     "largest": (_on_one_grid(PairDraft.of(Pointwise.MAXIMUM)), SHAPE, 0.5),
 }
 

@@ -11,9 +11,10 @@ from sat_tf.exact.kernels.kernel_sets import ARM, ARM_UNFUSED, X86, XNNPACK_SETS
 from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, requantization_multipliers
 from sat_tf.exact.operations.operation import Basis, Operation
-from sat_tf.exact.operations.pairs import Concatenate, Pair, Pointwise
+from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import MaxPool, Mean
 from sat_tf.exact.operations.quantize import ShiftImage
+from sat_tf.exact.operations.tabled import joined
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
 from sat_tf.export import read_graph, simulate
@@ -333,12 +334,12 @@ def test_a_mean_that_no_scale_near_by_makes_portable_says_so(monkeypatch):
 
 def test_tensors_on_one_grid_move_together():
     pool = MaxPool(("y",), "pooled", (1, 1), Window())
-    joined = Concatenate(("pooled", "other"), "joined", 2)
+    concatenation = joined(("pooled", "other"), "joined", 2)
     graph = _product(0.5)
     codes = graph.codes("y")
     tensors = {name: graph.codes(name) for name in ("a", "b", "y")}
     tensors |= dict.fromkeys(("pooled", "other", "joined"), codes)
-    moved = make_portable(_portable_graph(tensors, PRODUCT, pool, joined))
+    moved = make_portable(_portable_graph(tensors, PRODUCT, pool, concatenation))
     assert moved.moved_scales == dict.fromkeys(("y", "pooled", "other", "joined"), -1)
     assert len({_scale(moved, name) for name in moved.moved_scales}) == 1
 
@@ -346,12 +347,12 @@ def test_tensors_on_one_grid_move_together():
 def test_a_product_on_the_grid_of_an_image_or_of_what_it_reads_cannot_move_and_says_so():
     half, grid = Codes(np.float32(0.5), -128), Codes(np.float32(0.25), 0)
     tensors = {"a": Codes(half.scale, 0), "b": half, "y": half, "image": half, "j": half}
-    operations = (ShiftImage(("pixels",), "image"), PRODUCT, Concatenate(("y", "image"), "j", 2))
+    operations = (ShiftImage(("pixels",), "image"), PRODUCT, joined(("y", "image"), "j", 2))
     made = _portable_graph(tensors, *operations)
     of_image = dataclasses.replace(made, images=(Image("pixels", (1, 1, 1), half.scale),))
     # Whatever the scale, 0.25 · 0.5 / 0.25 is a half.
     tensors = {"a": grid, "b": half, "y": grid, "j": grid}
-    of_input = _portable_graph(tensors, PRODUCT, Concatenate(("y", "a"), "j", 2))
+    of_input = _portable_graph(tensors, PRODUCT, joined(("y", "a"), "j", 2))
     for graph, reason in (
         (of_image, "it shares the grid of an image"),
         (of_input, "it shares its grid with what it reads"),

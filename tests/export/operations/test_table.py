@@ -17,7 +17,7 @@ from sat_tf.exact.operations.linear import Linear, weight_counts
 from sat_tf.exact.operations.native import FIXED_GRIDS, NATIVE, Lookup, Softmax
 from sat_tf.exact.operations.not_simulated import FloatLayerOperator
 from sat_tf.exact.operations.operation import Operation, stored_codes
-from sat_tf.exact.operations.pairs import Concatenate, Pair, Pointwise
+from sat_tf.exact.operations.pairs import Pair, Pointwise
 from sat_tf.exact.operations.pools import AveragePool, MaxPool, Mean, ResizeBilinear
 from sat_tf.exact.operations.quantize import (
     Dequantize,
@@ -27,7 +27,7 @@ from sat_tf.exact.operations.quantize import (
     ShiftOutput,
 )
 from sat_tf.exact.operations.row import Constant
-from sat_tf.exact.operations.tabled import Computed, Moved, Reshape, moved, sloped
+from sat_tf.exact.operations.tabled import Computed, Moved, Reshape, joined, moved, sloped
 from sat_tf.exact.operations.windows import LinearKind
 from sat_tf.exact.tflite.contents import NotUnderstoodError, read_contents
 from sat_tf.exact.tflite.tensors import Codes, Image, Tensor, Window
@@ -81,7 +81,7 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (MaxPool(_X, _Y, (2, 2), _WINDOW), (2, 2, 4)),
     (AveragePool(_X, _Y, (3, 3), _WINDOW), (2, 2, 4)),
     (ResizeBilinear(_X, _Y, (7, 8)), (7, 8, 4)),
-    (Concatenate(("x", "x"), _Y, 2), (4, 4, 8)),
+    (joined(("x", "x"), _Y, 2), (4, 4, 8)),
     *((moved(name, "x", _Y, SHAPE, *arguments), shape) for name, arguments, shape in MOVED),
     (Reshape(_X, _Y), (16, 4)),
     (Requantize(_X, _Y), SHAPE),
@@ -153,7 +153,7 @@ def _pixels(count: int = 8) -> np.ndarray:
 def test_every_operation_of_the_table_has_an_example_here():
     shown = {type(operation) for graph in GRAPHS for operation in graph.operations}
     assert shown == set(graph_file.OPERATIONS) - {FloatLayerOperator}
-    assert {name for name, *_ in MOVED} == set(Moved.writes)
+    assert {name for name, *_ in MOVED} | {"CONCATENATION"} == set(Moved.writes)
 
 
 @pytest.mark.parametrize("kind", graph_file.OPERATIONS, ids=lambda kind: kind.__name__)
