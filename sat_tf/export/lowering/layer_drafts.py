@@ -64,7 +64,7 @@ class LinearDraft(OperationDraft):
         return self.scaled(slope, behind.offset)._with(center=center, spread=spread)
 
     def scaled(self, slope: np.ndarray, offset: np.ndarray) -> "LinearDraft":
-        """Returns the layer times `slope`, not 0, plus `offset`: y = slope · (Ξ x) + offset."""
+        """Returns the layer times `slope` plus `offset`: y = slope · (Ξ x) + offset."""
         linear = self.operation
         count = linear.scales.size
         slope, offset = np.broadcast_to(slope, count), np.broadcast_to(offset, count)
@@ -74,7 +74,7 @@ class LinearDraft(OperationDraft):
             scales=linear.scales * np.where(slope == 0.0, 1.0, np.abs(slope)),
             bias=linear.bias * slope + offset,
             center=linear.center * slope,
-            spread=linear.spread * np.abs(slope),
+            spread=np.where(slope == 0.0, 0.0, linear.spread) * np.abs(slope),  # and not inf · 0
         )
 
     def seen_within(self, low: float, high: float) -> "LinearDraft":
