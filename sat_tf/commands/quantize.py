@@ -15,6 +15,7 @@ from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, usual_policy, with_input_range
 from sat_tf.commands.verification_table import conclude
 from sat_tf.exact.certificate.certificate import Certificate, read_certificate
+from sat_tf.exact.certificate.rules import sentence
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import TFLITE_MODEL, OutputFolder, run_name
 from sat_tf.presentation.tables import Marked, marked_text, points
@@ -213,9 +214,8 @@ def accuracy(certificate: Certificate, results: Results | None) -> str:
             f"{100 * top1:.2f} % of {results.held_out_images:,} held-out pictures right, the "
             f"float model {100 * float_top1:.2f} % ({points(top1 - float_top1)} points)"
         )
-    notes = [
-        note.words.removeprefix("Beside the float model: ") for note in certificate.float_notes
-    ]
+    outputs = certificate.float_outputs
+    notes = [sentence("float_comparison", certificate, count) for count in outputs]
     return "; ".join(notes) or "not measured"
 
 

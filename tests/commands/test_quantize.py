@@ -16,6 +16,7 @@ import sat_tf.qat.reconstruction.fit
 import sat_tf.qat.reconstruction.reconstruct
 from sat_tf.commands import main
 from sat_tf.commands.quantize import accuracy, next_step
+from sat_tf.exact.certificate.outputs import OutputCount
 from sat_tf.exact.certificate.rules import LOSS_RULE
 from sat_tf.exact.tflite.contents import read_contents
 from sat_tf.exact.tflite.input_range import NAMED
@@ -555,8 +556,8 @@ def test_the_certificate_of_pictures_that_are_not_the_models_classes_can_be_chec
 BUILD = "build model.tflite into the app"
 
 
-def _certificate(*notes):
-    return types.SimpleNamespace(float_notes=[Marked(note, "good") for note in notes])
+def _certificate(*counts):
+    return types.SimpleNamespace(float_outputs=counts, accuracy={})
 
 
 def _results(tflite=0.875, float_top1=0.9375, *, rate=None, images=64):
@@ -623,6 +624,7 @@ def test_accuracy_stands_beside_that_of_the_float_model():
 
 
 def test_without_labels_it_is_how_near_the_outputs_are():
-    certificate = _certificate("Beside the float model: the same class for 99 %")
-    assert accuracy(certificate, None) == "the same class for 99 %"
+    count = OutputCount("head", (3,), 200, 0.99, 0.1, 0.1, 1.0, "softmax")
+    words = "the same class as the float model for 99.00 % of 200 images; values differ from "
+    assert accuracy(_certificate(count), None).startswith(words)
     assert accuracy(_certificate(), None) == "not measured"
