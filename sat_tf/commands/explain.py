@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sat_tf.planning.plan import Plan
 
 DESCRIPTION = """\
-A dry run: nothing is trained, quantized or written. For each layer of a model it says
+A dry run: nothing is trained or quantized. For each layer of a model it says
   how its weights and its output are quantized, with how many bits, and why, or why not
   which quantizers are inserted between layers
   how it gets into the TFLite file: as integers, fused into another, float, or not at all

@@ -61,8 +61,8 @@ def add_input_range(parser: Parser) -> None:
         type=_input_range,
         help="the real values of the pixels 0 and 255 for a float model, such as 0,1 for x / 255, "
         "or tf (-1 to 1), torch or caffe, a preprocessing of keras.applications; a quantized "
-        "model has its own; default: pixels where its layers convert them, else found by the "
-        "accuracy on labelled images",
+        "model has its own; default: pixels where its layers convert them, else found by "
+        "statistics of BatchNormalization or the accuracy on labelled images",
     )
 
 

@@ -133,7 +133,7 @@ class BitPolicy:
             `sat_tf.configs.weight_quantizer`. None: the best known at the bits of the layer,
             "l1" at 2 and "dorefa" elsewhere. weight_grid is for "dorefa", "l1" and "channel_bits",
             detach_max for "dorefa", weight_range for all but "kmeans" and "channel_bits"; all but
-            "dorefa" take rescale="constant", and no other one.
+            "dorefa" are rescaled with rescale="constant" alone.
         weight_options: its settings, {"name": value}, such as {"surrogate": "ewgs"}.
         activation_quantizer: what quantizes the tensors that it is for: "pact", "lsq", "lsq_plus"
             or one of your own; see `sat_tf.configs.activation_quantizer`.
