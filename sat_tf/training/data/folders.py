@@ -71,8 +71,8 @@ def load_folder_tree(
     `resize_ratio` times `image_size`, and cropped to their centre. All are turned by their EXIF
     orientation. The defaults are ImageNet's.
 
-    JPEG, PNG, GIF, BMP, WebP, TIFF and PNM are read, whatever their suffix. A picture that cannot be
-    decoded, or has more than 178,956,970 pixels, is an error that names it.
+    JPEG, PNG, GIF, BMP, WebP, TIFF and PNM are read, whatever their suffix. A picture that cannot
+    be decoded, or has more than 178,956,970 pixels, is an error that names it.
 
     Args:
         data_dir: the folder.
