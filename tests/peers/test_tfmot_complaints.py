@@ -340,7 +340,7 @@ def test_mixed_precision_is_kept_mo367_mo824():
     try:
         model = _plain()
     finally:
-        keras.mixed_precision.set_global_policy("float32")
+        keras.mixed_precision.set_global_policy(None)
     with pytest.raises(TypeError, match="type float32 that does not match type float16"):
         _tfmot_quantize(model)
     quantized = sat_tf.quantize_model(model)

@@ -24,7 +24,7 @@ def precision(request):
     """A lower precision, in which models are built while a test runs."""
     keras.mixed_precision.set_global_policy(request.param)
     yield request.param
-    keras.mixed_precision.set_global_policy("float32")
+    keras.mixed_precision.set_global_policy(None)  # and not "float32", which no floatx changes
 
 
 @pytest.fixture(scope="session")

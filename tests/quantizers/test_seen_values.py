@@ -233,7 +233,7 @@ def test_a_frozen_model_and_a_half_precision_one_train_as_they_did():
         half = _quantized(input_range=(0, 1))
         _fit(half, range_of((0, 1)).fed(PICTURES))
     finally:
-        keras.mixed_precision.set_global_policy("float32")
+        keras.mixed_precision.set_global_policy(None)
     assert float(_seen(half).highest) == pytest.approx(1.0, abs=0.01)
 
 

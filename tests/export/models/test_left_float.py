@@ -245,7 +245,7 @@ def _of_precision(island, policy):
         x = L.Flatten()(ISLANDS[island](x))
         return keras.Model(image, L.Dense(3, dtype="float32")(x))
     finally:
-        keras.mixed_precision.set_global_policy("float32")
+        keras.mixed_precision.set_global_policy(None)
 
 
 @pytest.mark.parametrize(
