@@ -15,10 +15,10 @@ demo: $(VENV)/installed ## Train, quantize, export and verify a digits model; mi
 	$(BIN)/python examples/train_imagenet.py
 
 .PHONY: test
-test: lint types unit ## Lint, type check, and run the tests that catch nearly everything; 5 minutes on two cores
+test: lint types unit ## Lint, type check, and run the tests that catch nearly everything; 20 minutes on two cores
 
 .PHONY: test-all
-test-all: test arm backends thorough ## The same, and all other tests but those of minutes each; an hour
+test-all: test arm backends thorough ## The same, and all other tests but those of minutes each; two hours
 
 .PHONY: arm
 arm: $(VENV)/installed ## Make the Arm system that some of the tests emulate, where it can be had
