@@ -38,7 +38,7 @@ def main(_: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path, model = pathlib.Path(folder) / "model.tflite", zoo.quantized(name)
             try:
-                sat_tf.export_tflite(model, path, target="int8", resizable=False)
+                sat_tf.export_tflite(model, path, target="int8")
                 images = zoo.images_for(model, _IMAGES.value)
                 comparison = compare_operators(path, images, runtimes=[TOSA], progress=False)
             except ValueError as error:

@@ -32,6 +32,11 @@ from sat_tf.export.lowering.float_layer import FloatCall, FloatLayer
 from sat_tf.graph.layers.kind import NativeFunction
 
 
+def _scaled_spread(spread: np.ndarray | float, slope: np.ndarray) -> np.ndarray:
+    """Returns a spread times |slope|: 0 for a slope of 0, also where it is unknown, infinite."""
+    return np.where(slope == 0.0, 0.0, spread) * np.abs(slope)
+
+
 @dataclasses.dataclass(frozen=True)
 class LinearDraft(OperationDraft):
     """A linear layer, whose operation has scales and biases of real values."""
@@ -59,7 +64,7 @@ class LinearDraft(OperationDraft):
         their lattice and nothing is rounded again. A channel with γ = 0 has codes 0.
         """
         slope = behind.slope
-        spread = np.where(slope == 0.0, 0.0, np.abs(slope) * behind.deviation)
+        spread = _scaled_spread(behind.deviation, slope)
         center = np.where(np.isinf(spread), 0.0, slope * (behind.mean - self.operation.bias))
         return self.scaled(slope, behind.offset)._with(center=center, spread=spread)
 
@@ -74,7 +79,7 @@ class LinearDraft(OperationDraft):
             scales=linear.scales * np.where(slope == 0.0, 1.0, np.abs(slope)),
             bias=linear.bias * slope + offset,
             center=linear.center * slope,
-            spread=np.where(slope == 0.0, 0.0, linear.spread) * np.abs(slope),  # and not inf · 0
+            spread=_scaled_spread(linear.spread, slope),
         )
 
     def seen_within(self, low: float, high: float) -> "LinearDraft":
