@@ -63,10 +63,10 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
     certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
     fitted = Fitted.read(folder)
     differing = certificate.differing if certificate else results.differing if results else None
-    nothing = ("name", "is_run", "curves", "training", "epochs", "num_epochs")
+    nothing = ("name", "curves", "weights_by", "epochs", "num_epochs", "environment", "config")
     values: dict[str, Any] = {
-        # A folder without a run has none of these to show.
-        **dict.fromkeys((*nothing, "environment", "config")),
+        **dict.fromkeys(nothing),  # a folder without a run has none of these to show
+        "is_run": folder.holds_run,
         "verb": "Reconstructed" if fitted and fitted.kept else "Calibrated",
         "results": results,
         "accuracies": _accuracies(results) if results else "",
@@ -81,6 +81,7 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
         "differing": differing,
         "rules": rules,
         "first_ones": first_ones,
+        "distances_in_words": distances_in_words,
         "saved_processor": saved_processor,
     }
     page = render("report/report.html", **(values | of_run))
@@ -136,11 +137,6 @@ def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
     )
     return {
         "verb": "Trained",
-        "training": {
-            "Learning rate": results.rate(),
-            "Trial": distances_in_words(tuned.tried) if tuned.tried else "",
-            "Weights of epoch": results.kept(),
-        },
         "curves": curves,
         "num_epochs": len(tuned.epochs) - 1,
         "epochs": epochs_table(tuned.epochs, metrics),

@@ -86,16 +86,15 @@ def read_classifier(
     path = _expect_file(path, key)
     try:
         model = read_model(path, safe_mode=safe_mode).model
-    except (UntrustedModelError, OtherFileError) as error:
-        raise RunError(f"{key}={str(error).rstrip('.')}.") from error
-    except ValueError as error:
-        problem = str(error).removeprefix(f"{path}: ")
-        if not is_keras3_file(path):  # the conversion names its own fixes
+    except ValueError as error:  # which names the file
+        problem = str(error)
+        has_fix = isinstance(error, UntrustedModelError | OtherFileError) or is_keras3_file(path)
+        if not has_fix:
             problem = (
                 f"{reason_of(error).rstrip('.')}; expected a model saved by Keras as .keras or "
                 ".h5, with no layers of its own; save it with model.save(...)."
             )
-        raise RunError(f"{key}={str(path)!r}: {problem}") from error
+        raise RunError(f"{key}={problem}") from error
     with contextlib.suppress(ValueError):  # the check below reports it
         if Network(model).problems:
             model = network_of_layers(model).model

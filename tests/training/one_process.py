@@ -24,7 +24,7 @@ from sat_tf.training.distribution import make_strategy, shard_of, writes_files
 from sat_tf.training.learner import Learner
 from sat_tf.training.loop.runner import outside_failures_explained
 from sat_tf.training.loop.stage import Run, train_stage
-from sat_tf.training.run_folder import EpochMetrics, RunFolder
+from sat_tf.training.run_folder import EpochMetrics, RunFolder, RunState
 from tests.training.small import small_images, small_quantized_model
 
 CONFIG = """
@@ -61,6 +61,7 @@ def main(folder, method, overrides):
         strategy=strategy,
         console=Console(file=io.StringIO()),
         writes=writes_files(strategy),
+        state=RunState.read(RunFolder(folder)),
         rows=EpochMetrics.read(RunFolder(folder)),
     )
     fit = Learner.fit

@@ -10,7 +10,6 @@ from sat_tf import output_folder
 from sat_tf.messages import RunError
 from sat_tf.training import run_folder
 from sat_tf.training.config import config_text, parse_config
-from sat_tf.training.loop import runner
 from sat_tf.training.recipes import OscillationCount
 from sat_tf.training.run_folder import EpochMetrics, RunFolder, RunState, expect_same_run
 
@@ -134,7 +133,7 @@ def test_what_is_done_reads_back_in_order(tmp_path):
     ]
 
 
-STAGES = {"float": runner.float_stage, "quantized": runner.quantized_stage}
+STAGES = ("float", "quantized")
 METRICS = {"loss": 1.0, "top1": 0.5, "top5": 0.9}
 
 

@@ -88,7 +88,7 @@ class Fitted:
 def fit(
     model: "keras.Model",
     float_model: "keras.Model",
-    images: Any,
+    dataset: Any,
     *,
     steps: int,
     measure: Callable[[], dict[str, float]] = dict,
@@ -116,7 +116,7 @@ def fit(
         try:
             for layer in layers:
                 layer.trainable = True
-            reconstruction = reconstruct(model, float_model, images, steps=steps, **settings)
+            reconstruction = reconstruct(model, float_model, dataset, steps=steps, **settings)
         finally:
             for layer, was in frozen:
                 layer.trainable = was

@@ -7,7 +7,6 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
@@ -20,8 +19,6 @@ from sat_tf.loading.load import load_model
 from sat_tf.loading.trust import UntrustedModelError
 from sat_tf.messages import ReadingError, RunError, say, value_errors_as_run_errors
 from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_statistics
-from sat_tf.qat.images import fed_batches
-from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.reconstruction.fit import Checkpoint
 from sat_tf.qat.reconstruction.fitted import fit
 from sat_tf.qat.wrapper import quantized_layers
@@ -38,7 +35,12 @@ from sat_tf.training.distribution import (
     writes_files,
 )
 from sat_tf.training.learner import training_copy
-from sat_tf.training.loop.outcome import conclude
+from sat_tf.training.loop.outcome import (
+    measure_layers,
+    write_report,
+    write_results,
+    write_tflite,
+)
 from sat_tf.training.loop.stage import Candidate, Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import (
     about_data,
@@ -59,7 +61,6 @@ from sat_tf.training.run_folder import (
 )
 
 _RESUME = "\nOnce the files can be read, the same command resumes the run."
-_RESTORE = "put it back, start over with --no-resume, or remove the folder."
 
 
 def train(
@@ -90,41 +91,41 @@ def train(
     with outside_failures_explained(folder, strategy):
         expect_same_on_all_workers(strategy, config, pixels)
     model, input_range = float_model(config, pixels)
-    parameters = sum(inner_layer(layer).count_params() for layer in model.layers)
-    run = Run(
-        config=config,
-        source=pixels,
-        input_range=input_range,
-        folder=folder,
-        strategy=strategy,
-        console=console if writes else Console(quiet=True),
-        writes=writes,
-    )
+    console = console if writes else Console(quiet=True)
     for line in about_data(pixels):
-        run.say(line)
+        say(console, line)
     if resume is False or not folder.holds_run:
         with reading_errors_explained(pixels):
-            check_range(config, model, pixels, input_range, run.console)
+            check_range(config, model, pixels, input_range, console)
     with (
         outside_failures_explained(folder, strategy),
         folder.held(wait=wait) if writes else contextlib.nullcontext(),
-        reading_errors_explained(run.source, advice=_RESUME),
+        reading_errors_explained(pixels, advice=_RESUME),
     ):
-        if writes:
-            _prepare_folder(run, start_over=resume is False)
+        if writes and folder.holds_run and resume is not False:
+            say(console, f"Resuming the run in {folder.path}.")
+        elif writes:
+            _start_folder(config, pixels, folder, start_over=resume is False)
         # The other workers read the folder that the first one has prepared.
         from_first_worker(strategy, [0])
-        state = RunState.read(folder)
-        state.expect_whole(config.stages.by_name())
-        run.rows[:] = EpochMetrics.read(folder)
-        with state.timed() if writes else contextlib.nullcontext():
-            model = float_stage(run, state, model)
-            if config.stages.quantized is not None:
-                model = quantized_stage(run, state, model)
-            results = conclude(run, state, model, parameters=parameters) if writes else None
+        run = Run(
+            config=config,
+            source=pixels,
+            input_range=input_range,
+            folder=folder,
+            strategy=strategy,
+            console=console,
+            writes=writes,
+            state=RunState.read(folder),
+            rows=EpochMetrics.read(folder),
+            models={"float": model},
+        )
+        run.state.expect_whole(config.stages.by_name())
+        with run.state.timed() if writes else contextlib.nullcontext():
+            do_stages(run)
             # A worker that ended before the first would count as crashed.
             from_first_worker(strategy, [0])
-            return results
+        return Results.read(folder) if writes else None
 
 
 def _start_strategy(config: Config, console: Console) -> tf.distribute.Strategy:
@@ -143,197 +144,73 @@ def _start_strategy(config: Config, console: Console) -> tf.distribute.Strategy:
     return strategy
 
 
-def _prepare_folder(run: Run, *, start_over: bool) -> None:
-    if run.folder.holds_run and not start_over:
-        run.say(f"Resuming the run in {run.folder.path}.")
-        return
-    run.folder.start()
+def _start_folder(
+    config: Config, source: ImageSource, folder: RunFolder, *, start_over: bool
+) -> None:
+    """Begins a run in a folder: writes what is known before it."""
+    folder.start()
     if start_over:
-        run.folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
-    environment = describe_environment(run.config.seed)
-    environment["float_model"] = float_model_hash(run.config)
-    run.folder.write_json(run_folder.ENVIRONMENT, environment)
-    if run.source.class_names is not None:
-        run.folder.write_text(output_folder.LABELS, label_text(run.source.class_names))
-    run.folder.write_text(output_folder.PREPROCESSING, run.source.preprocessing.to_json())
+        folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
+    environment = describe_environment(config.seed)
+    environment["float_model"] = float_model_hash(config)
+    folder.write_json(run_folder.ENVIRONMENT, environment)
+    if source.class_names is not None:
+        folder.write_text(output_folder.LABELS, label_text(source.class_names))
+    folder.write_text(output_folder.PREPROCESSING, source.preprocessing.to_json())
     # The configuration comes last: a folder that has one holds a run.
-    run.folder.write_text(output_folder.CONFIG, config_text(run.config))
+    folder.write_text(output_folder.CONFIG, config_text(config))
 
 
 # -- the stages --------------------------------------------------------------------------------
 
 
-def float_stage(run: Run, state: RunState, start: keras.Model) -> keras.Model:
-    """The float model: read where the stage is done, otherwise trained, or given, and saved."""
-    if "float" in state.stages:
-        return _load_stage(run, "float")
-    if run.config.training.float_model is None:
-        _, trained = train_stage(run, "float", start)
-        start = _with_final_statistics(run, "float", trained)
-    return _end_stage(run, state, "float", iter([(None, start)]))
-
-
-def quantized_stage(run: Run, state: RunState, trained: keras.Model) -> keras.Model:
-    """The quantized model: read where the stage is done, otherwise trained and saved."""
-    if "quantized" in state.stages:
-        return _load_stage(run, "quantized")
-    config, quantized = run.config, quantized_start(run.config, trained)
-    trains = config.stages.by_name()["quantized"].trains
-    if config.calibration.num_images:
-        run.say("quantized  calibrating")
-        _calibrate(
-            run,
-            quantized,
-            clipping_levels=config.calibration.clipping_levels,
-            # A given model keeps its function, whether it is trained or not.
-            keep_function=not trains or config.training.float_model is not None,
-        )
-    if config.calibration.reconstruction_steps:
-        _reconstruct(run, quantized, trained)
-    if not trains or run.keeps_best("quantized"):
-        # The start, which may be kept, is measured as it would be saved.
-        _with_snapped_biases(run, quantized)
-    candidates = _candidates(run, quantized) if trains else iter([(None, quantized)])
-    return _end_stage(run, state, "quantized", candidates)
-
-
-def _candidates(run: Run, start: keras.Model) -> Iterator[Candidate]:
-    """Yields the models that the quantized stage can end with, the best guess first."""
-    calibration = run.config.calibration
-    settle: Callable[[keras.Model], None] | None = None
-    if calibration.num_images and calibration.final_statistics and run.keeps_best("quantized"):
-        sample = _calibration_sample(run)
-
-        def measure_again(model: keras.Model) -> None:
-            # The end of the stage does the same. A model whose activations are non-finite is
-            # measured as it is, and its metrics show it.
-            with contextlib.suppress(ValueError):
-                batches = fed_batches(sample, run.input_range.fed)
-                estimate_statistics(model, batches, num_images=len(sample))
-
-        settle = measure_again
-    epoch, model = train_stage(run, "quantized", start, settle=settle)
-    if epoch is None:
-        yield None, _with_final_statistics(run, "quantized", model)
+def quantize(run: Run) -> None:
+    """Quantizes the float model, and calibrates it."""
+    config, calibration = run.config, run.config.calibration
+    model = run.models["quantized"] = quantized_start(config, run.models["float"])
+    if not calibration.num_images:
         return
-    if epoch:
-        yield epoch, _with_final_statistics(run, "quantized", training_copy(model))
-        yield epoch, _with_snapped_biases(run, model)
-    yield 0, start
-
-
-def _end_stage(
-    run: Run, state: RunState, name: str, candidates: Iterator[Candidate]
-) -> keras.Model:
-    """Saves the model that a stage ends with, and records its held-out metrics.
-
-    It is the first candidate that is as good as the stage's best epoch; failing that, the best:
-    statistics that are measured again, and snapped biases, can take some of the accuracy away.
-    """
-    if not run.writes:
-        _, model = next(candidates)
-        return model
-    measured: list[tuple[keras.Model, dict[str, float]]] = []
-    for epoch, model in candidates:  # the first is trained now
-        if not measured:
-            run.say(f"{name:9}  measuring held-out top-1")
-        metrics = held_out_metrics(model, run.source, run.input_range)
-        measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
-        best = max((row.held_out_top1 or 0.0 for row in run.rows if row.stage == name), default=0.0)
-        if epoch is None or metrics["top1"] >= best:
-            break
-    model, metrics = max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
-    with run.folder.written(MODELS[name]) as temporary:
-        model.save(temporary)
-    state.finish(name, metrics)
-    shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / name, ignore_errors=True)
-    kept_epoch, remark = metrics.get("kept_epoch"), ""
-    if name == "float" and run.config.training.float_model is not None:
-        remark = "; the float model may have been trained on these very pictures"
-    elif kept_epoch == 0:
-        remark = ": the model before training, because no epoch was better"
-    elif kept_epoch is not None:
-        remark = f": the weights of epoch {kept_epoch}, the best on these pictures"
-    run.say(f"{name:9}  done: {run.held_out(metrics)}{remark}")
-    return model
-
-
-@value_errors_as_run_errors()
-def _load_stage(run: Run, name: str) -> keras.Model:
-    path = run.folder.file(MODELS[name])
-    expected = f"expected the model of the {name} stage, which is done; {_RESTORE}"
-    if not path.is_file():
-        raise RunError(f"{path}: received no file, {expected}")
-    try:
-        return load_model(path, safe_mode=not run.config.training.trust_model)
-    except UntrustedModelError:
-        raise
-    except ValueError as error:
-        raise RunError(f"{error}; {expected}") from error
-
-
-def _with_final_statistics(run: Run, name: str, model: keras.Model) -> keras.Model:
-    """A trained model as it is saved; it is changed in place.
-
-    The statistics are measured again where the configuration asks for it, and the biases of a
-    quantized model are snapped, so that what is measured is what is shipped.
-    """
-    calibration = run.config.calibration
-    if calibration.num_images and calibration.final_statistics:
-        run.say(f"{name:9}  measuring statistics again")
-        _calibrate(run, model, clipping_levels=False)
-    return _with_snapped_biases(run, model) if name == "quantized" else model
-
-
-def _with_snapped_biases(run: Run, model: keras.Model) -> keras.Model:
-    """A quantized model with biases that an integer file holds; it is changed in place."""
-    # A model without an integer form is saved as it is; the export then says what it lacks.
-    with contextlib.suppress(ValueError):
-        snap_biases(model, pack=run.config.packing)
-    return model
-
-
-def _calibrate(
-    run: Run, model: keras.Model, *, clipping_levels: bool, keep_function: bool = False
-) -> None:
-    """Calibrates a model in place; of an ordinary float model, the statistics of normalization."""
-    sample = _calibration_sample(run)
-    images, count = fed_batches(sample, run.input_range.fed), len(sample)
+    run.say("quantized  calibrating")
+    # A given model keeps its function, whether it is trained or not.
+    keep_function = not run.trains("quantized") or config.training.float_model is not None
+    sample = run.calibration_images()
     with value_errors_as_run_errors(), warnings.catch_warnings():
         if not keep_function:
-            # Stale statistics are expected here: training comes next, or has just ended.
+            # Stale statistics are expected here: training comes next.
             warnings.simplefilter("ignore", StaleStatisticsWarning)
-        if quantized_layers(model):
-            calibrate(
-                model,
-                images,
-                num_images=count,
-                clipping_levels=clipping_levels,
-                keep_function=keep_function,
-            )
-        else:
-            estimate_statistics(model, images, num_images=count)
+        calibrate(
+            model,
+            **sample,
+            clipping_levels=calibration.clipping_levels,
+            keep_function=keep_function,
+        )
 
 
-def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None:
-    """Fits a calibrated model in place, or leaves it as it is; prints the gain, or why not."""
-    sample, steps = _calibration_sample(run), run.config.calibration.reconstruction_steps
+def reconstruct(run: Run) -> None:
+    """Fits the calibrated model, or leaves it as it is; prints the gain, or why not."""
+    model, steps = run.models["quantized"], run.config.calibration.reconstruction_steps
+    if not steps:
+        return
+    sample = run.calibration_images()
     run.say(f"quantized  reconstructing, {steps} steps a block")
-    unfinished = run.folder.file(output_folder.UNFINISHED)
+
+    def measure() -> dict[str, float]:
+        _snap_biases(run, model)
+        return held_out_metrics(model, run.source, run.input_range)
+
     try:
         fitted = fit(
             model,
-            float_model,
-            fed_batches(sample, run.input_range.fed),
-            num_images=len(sample),
+            run.models["float"],
+            **sample,
             steps=steps,
             seed=run.config.seed,
-            measure=lambda: held_out_metrics(
-                _with_snapped_biases(run, model), run.source, run.input_range
-            ),
+            measure=measure,
             keep_better=run.keeps_best("quantized"),
             progress=run.writes,
-            checkpoint=Checkpoint(unfinished, say=run.say) if run.writes else None,
+            checkpoint=Checkpoint(run.folder.file(output_folder.UNFINISHED), say=run.say)
+            if run.writes
+            else None,
         )
     except (RunError, ReadingError):  # about the images that it is measured on
         raise
@@ -346,10 +223,130 @@ def _reconstruct(run: Run, model: keras.Model, float_model: keras.Model) -> None
         fitted.write(run.folder)
 
 
-def _calibration_sample(run: Run) -> np.ndarray:
-    """Pixels of the training set, drawn with the run's seed."""
-    count = min(run.config.calibration.num_images, run.source.num_train)
-    return run.source.training_sample(count, seed=run.config.seed)
+def train_and_save(run: Run, name: str) -> None:
+    """Trains the model of a stage, saves what it ends with, and records its held-out metrics.
+
+    That is the first candidate that is as good as the stage's best epoch; failing that, the best:
+    statistics that are measured again, and snapped biases, can take some of the accuracy away.
+    """
+    candidates = _candidates(run, name)
+    if not run.writes:
+        _, run.models[name] = next(candidates)
+        return
+    measured: list[tuple[keras.Model, dict[str, float]]] = []
+    for epoch, model in candidates:  # the first is trained now
+        if not measured:
+            run.say(f"{name:9}  measuring held-out top-1")
+        metrics = held_out_metrics(model, run.source, run.input_range)
+        measured.append((model, metrics if epoch is None else {**metrics, "kept_epoch": epoch}))
+        best = max((row.held_out_top1 or 0.0 for row in run.rows if row.stage == name), default=0.0)
+        if epoch is None or metrics["top1"] >= best:
+            break
+    model, metrics = max(measured, key=lambda pair: pair[1]["top1"])  # the first of equal ones
+    with run.folder.written(MODELS[name]) as temporary:
+        model.save(temporary)
+    run.models[name] = model
+    run.state.finish(name, metrics)
+    shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / name, ignore_errors=True)
+    kept_epoch, remark = metrics.get("kept_epoch"), ""
+    if name == "float" and run.config.training.float_model is not None:
+        remark = "; the float model may have been trained on these very pictures"
+    elif kept_epoch == 0:
+        remark = ": the model before training, because no epoch was better"
+    elif kept_epoch is not None:
+        remark = f": the weights of epoch {kept_epoch}, the best on these pictures"
+    run.say(f"{name:9}  done: held-out top-1 {100 * metrics['top1']:.2f} %{remark}")
+
+
+def _candidates(run: Run, name: str) -> Iterator[Candidate]:
+    """Yields the models that a stage can end with, the best guess first."""
+    start, trains, calibration = run.models[name], run.trains(name), run.config.calibration
+    if name == "quantized" and (not trains or run.keeps_best(name)):
+        # The start, which may be kept, is measured as it would be saved.
+        _snap_biases(run, start)
+    if not trains:
+        yield None, start
+        return
+    epoch, model = train_stage(run, name, start)
+    if epoch != 0:
+        final = training_copy(model) if epoch else model
+        if calibration.num_images and calibration.final_statistics:
+            _measure_statistics_again(run, name, final)
+        if name == "quantized":
+            _snap_biases(run, final)
+        yield epoch, final
+    if epoch:
+        _snap_biases(run, model)
+        yield epoch, model
+    if epoch is not None:
+        yield 0, start
+
+
+def _measure_statistics_again(run: Run, name: str, model: keras.Model) -> None:
+    """Fits what a trained model measures to its weights, so that what is measured is shipped."""
+    run.say(f"{name:9}  measuring statistics again")
+    sample = run.calibration_images()
+    with value_errors_as_run_errors(), warnings.catch_warnings():
+        # Stale statistics are expected here: training has just ended.
+        warnings.simplefilter("ignore", StaleStatisticsWarning)
+        if quantized_layers(model):
+            calibrate(model, **sample, clipping_levels=False)
+        else:
+            estimate_statistics(model, **sample)
+
+
+def _snap_biases(run: Run, model: keras.Model) -> None:
+    """Gives a quantized model biases that an integer file holds."""
+    # A model without an integer form is saved as it is; the export then says what it lacks.
+    with contextlib.suppress(ValueError):
+        snap_biases(model, pack=run.config.packing)
+
+
+@value_errors_as_run_errors()
+def _load_stage(run: Run, name: str) -> keras.Model:
+    path = run.folder.file(MODELS[name])
+    expected = (
+        f"expected the model of the {name} stage, which is done; put it back, start over with "
+        "--no-resume, or remove the folder."
+    )
+    if not path.is_file():
+        raise RunError(f"{path}: received no file, {expected}")
+    try:
+        return load_model(path, safe_mode=not run.config.training.trust_model)
+    except UntrustedModelError:
+        raise
+    except ValueError as error:
+        raise RunError(f"{error}; {expected}") from error
+
+
+# The stages of a run: the name that the state gets when the last one of it is done, what it leaves
+# in the folder, and what does it. All workers train; the first one alone does the rest.
+STAGES: tuple[tuple[str, tuple[str, ...], Callable[[Run], None]], ...] = (
+    ("float", (output_folder.FLOAT_MODEL,), lambda run: train_and_save(run, "float")),
+    ("quantized", (), quantize),
+    ("quantized", (output_folder.RECONSTRUCTION,), reconstruct),
+    ("quantized", (output_folder.QUANTIZED_MODEL,), lambda run: train_and_save(run, "quantized")),
+    ("file", (output_folder.TFLITE_MODEL, output_folder.CERTIFICATE), write_tflite),
+    ("layers", (output_folder.LAYERS,), measure_layers),
+    ("results", (output_folder.RESULTS,), write_results),
+    ("report", (output_folder.REPORT,), lambda run: write_report(run.folder, run.config)),
+)
+
+
+def do_stages(run: Run) -> None:
+    """Does the stages of a run in order, but for those that are done."""
+    done = MODELS.keys() & run.state.stages.keys()
+    run.models.update({name: _load_stage(run, name) for name in done})
+    others = {"quantized", "file", "layers"} if run.config.stages.quantized is None else set()
+    for name, files, work in STAGES:
+        if name in done:
+            if left := [file for file in files if run.folder.file(file).exists()]:
+                run.say(f"{name:9}  done before: {', '.join(left)}")
+        elif name not in others and (run.writes or name in MODELS):
+            work(run)
+    if run.writes:
+        shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
+        run.folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
 
 
 # -- failures outside the program, as errors that say how to resume ----------------------------

@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from rich.console import Console
 
 from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.messages import RunError, say
+from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.qat.finetune import Backup
+from sat_tf.qat.images import fed_batches
 from sat_tf.training.config import Config
 from sat_tf.training.data.batches import fed
 from sat_tf.training.data.source import ImageSource
@@ -27,20 +30,20 @@ from sat_tf.training.loop.callbacks import (
     kept_current,
     settling,
 )
-from sat_tf.training.recipes import StageRecipes, stage_recipes
+from sat_tf.training.recipes import stage_recipes
 from sat_tf.training.run_folder import (
     CHECKPOINTS,
     EPOCHS,
     TENSORBOARD,
     EpochMetrics,
     RunFolder,
+    RunState,
     logged,
 )
 
 _HELD_OUT_BATCH_SIZE = 256
 
-
-# A model, and the epoch whose weights it has where that was chosen; 0 is the start of the stage.
+# The epoch whose weights a model has where that was chosen, and the model; 0 is the start.
 Candidate = tuple[int | None, keras.Model]
 
 
@@ -55,8 +58,13 @@ class Run:
     strategy: tf.distribute.Strategy  # The strategy to train under.
     console: Console  # The console that shows progress.
     writes: bool = True  # Whether this process writes the folder.
+    state: RunState  # The stages that are done.
     # The metrics so far; every epoch appends one.
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
+    # The model that each stage works on, and in the end has made.
+    models: dict[str, keras.Model] = dataclasses.field(default_factory=dict)
+    # Entries of the results that the file has given.
+    of_file: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def distributed(self, batches: Callable[..., tf.data.Dataset], **options: Any) -> Any:
         """Batches of the source as `fit` takes them: for this strategy, in the range of the run."""
@@ -64,35 +72,75 @@ class Run:
             self.strategy, lambda **shard: fed(batches(**options, **shard), self.input_range)
         )
 
+    def trains(self, name: str) -> bool:
+        """Whether a stage trains its model, and does not take it as it is."""
+        is_given = name == "float" and self.config.training.float_model is not None
+        return not is_given and self.config.stages.by_name()[name].trains
+
     def keeps_best(self, name: str) -> bool:
         """Whether a stage ends with its best epoch; only one from a trained model does."""
         return name != "float" and self.config.training.keep == "best"
 
-    def held_out(self, metrics: Mapping[str, float]) -> str:
-        """Says how good a model is on the held-out images."""
-        return f"held-out top-1 {100 * metrics['top1']:.2f} %"
+    @property
+    def num_held_out(self) -> int:
+        """How many held-out images have a label."""
+        return int(self.state.stages["float"].get("images", self.source.num_test))
+
+    @functools.cached_property
+    def _calibration_pixels(self) -> np.ndarray:
+        count = min(self.config.calibration.num_images, self.source.num_train)
+        return self.source.training_sample(count, seed=self.config.seed)
+
+    def calibration_images(self) -> dict[str, Any]:
+        """Batches of training images, drawn with the run's seed, and how many images they are."""
+        pixels = self._calibration_pixels
+        return {"dataset": fed_batches(pixels, self.input_range.fed), "num_images": len(pixels)}
 
     def say(self, text: str, *, style: str | None = None) -> None:
         """Prints a line as it is."""
         say(self.console, text, style=style)
 
 
-def train_stage(
-    run: Run, name: str, model: keras.Model, settle: Callable[[keras.Model], object] | None = None
-) -> Candidate:
+def train_stage(run: Run, name: str, model: keras.Model) -> Candidate:
     """Trains a model through one stage, or from the end of the last epoch that is saved.
 
-    `settle` changes a model in place as the end of the stage does: where the best epoch is kept,
-    every epoch is measured, and kept, with these changes. The trained model is neither compiled nor
-    bound to the strategy, and is that of the last step, or of the best epoch; see `Run.keeps_best`.
+    The trained model is neither compiled nor bound to the strategy, and is that of the last step,
+    or of the best epoch; see `Run.keeps_best`.
     """
-    stage = run.config.stages.by_name()[name]
+    config, stage = run.config.training, run.config.stages.by_name()[name]
     steps_per_epoch = stage.steps_per_epoch(run.source.num_train)
     total_steps = stage.total_steps(steps_per_epoch)
     # Every worker has prepared its start by itself; they must be equal to the last bit.
     weights = from_first_worker(run.strategy, model.get_weights())
-    learner, recipes = _learner(run, name, model, weights)
-    trained = learner.student
+    # Layers without a seed of their own take one here, independent of what ran before.
+    keras.utils.set_random_seed(zlib.crc32(f"{run.config.seed} {name}".encode()))
+    with run.strategy.scope():
+        trained = training_copy(
+            model,
+            weight_decay=stage.weight_decay,
+            precision=config.precision,
+            synchronized=config.synchronized_batch_normalization
+            and run.strategy.num_replicas_in_sync > 1,
+        )
+        trained.set_weights(weights)
+        recipes = stage_recipes(
+            run.config,
+            name,
+            trained,
+            total_steps=total_steps,
+            source=run.source,
+            folder=run.folder,
+            writes=run.writes,
+        )
+        learner = Learner(
+            trained,
+            batch_size=stage.batch_size,
+            image_loss=recipes.image_loss,
+            after_step=recipes.after_step,
+        )
+        optimizer = make_optimizer(stage, steps_per_epoch, precision=config.precision)
+        learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
+        learner.optimizer.build(trained.trainable_variables)
     backup = Backup(run.folder.file(CHECKPOINTS) / name)
     done = int(from_first_worker(run.strategy, [backup.epochs])[0])
     if done != backup.epochs:
@@ -103,8 +151,17 @@ def train_stage(
         )
     log = EpochLog(run.folder, name, run.rows, epochs=done, writes=run.writes)
     around_measuring = [*recipes.callbacks]
-    if run.keeps_best(name) and settle is not None:
-        around_measuring.append(settling(trained, settle))
+    calibration = run.config.calibration
+    measures_again = calibration.num_images and calibration.final_statistics
+    if run.keeps_best(name) and measures_again:
+
+        def measure_again(model: keras.Model) -> None:
+            # The end of the stage does the same. A model whose activations are non-finite is
+            # measured as it is, and its metrics show it.
+            with contextlib.suppress(ValueError):
+                estimate_statistics(model, **run.calibration_images())
+
+        around_measuring.append(settling(trained, measure_again))
     around_measuring += kept_current(trained)
     held_out = {
         "x": run.distributed(run.source.held_out_batches, batch_size=_HELD_OUT_BATCH_SIZE),
@@ -123,7 +180,7 @@ def train_stage(
         log.on_train_begin()
         log.add(EpochMetrics(stage=name, epoch=0, step=0, **values))
         log.on_train_end()
-        run.say(f"{name:9}  before training: {run.held_out(measured)}")
+        run.say(f"{name:9}  before training: held-out top-1 {100 * measured['top1']:.2f} %")
 
     best = None
     if run.keeps_best(name):
@@ -182,44 +239,6 @@ def train_stage(
     else:
         trained.set_weights(weights)
     return best.epoch, training_copy(trained)
-
-
-def _learner(
-    run: Run, name: str, model: keras.Model, weights: Sequence[np.ndarray]
-) -> tuple[Learner, StageRecipes]:
-    """A learner of a copy of the model with these weights, and the recipes of the stage."""
-    config, stage = run.config.training, run.config.stages.by_name()[name]
-    steps_per_epoch = stage.steps_per_epoch(run.source.num_train)
-    # Layers without a seed of their own take one here, independent of what ran before.
-    keras.utils.set_random_seed(zlib.crc32(f"{run.config.seed} {name}".encode()))
-    with run.strategy.scope():
-        trained = training_copy(
-            model,
-            weight_decay=stage.weight_decay,
-            precision=config.precision,
-            synchronized=config.synchronized_batch_normalization
-            and run.strategy.num_replicas_in_sync > 1,
-        )
-        trained.set_weights(weights)
-        recipes = stage_recipes(
-            run.config,
-            name,
-            trained,
-            total_steps=stage.total_steps(steps_per_epoch),
-            source=run.source,
-            folder=run.folder,
-            writes=run.writes,
-        )
-        learner = Learner(
-            trained,
-            batch_size=stage.batch_size,
-            image_loss=recipes.image_loss,
-            after_step=recipes.after_step,
-        )
-        optimizer = make_optimizer(stage, steps_per_epoch, precision=config.precision)
-        learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
-        learner.optimizer.build(trained.trainable_variables)
-    return learner, recipes
 
 
 def held_out_metrics(

@@ -21,7 +21,7 @@ from sat_tf.training.loop import stage
 from sat_tf.training.loop.callbacks import EpochLog, StopWhenNotFinite
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import batch_size_problems, describe_environment
-from sat_tf.training.run_folder import METRICS, TENSORBOARD, EpochMetrics, RunFolder
+from sat_tf.training.run_folder import METRICS, TENSORBOARD, EpochMetrics, RunFolder, RunState
 from tests.training.small import small_images, small_quantized_model
 
 # -- how a stage trains ----------------------------------------------------------------------------
@@ -44,6 +44,7 @@ def make_run(folder, *overrides, strategy=None, source=None, text=CONFIG):
         folder=RunFolder(folder),
         strategy=strategy or tf.distribute.get_strategy(),
         console=Console(file=io.StringIO()),
+        state=RunState(RunFolder(folder)),
     )
 
 

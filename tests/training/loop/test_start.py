@@ -1,5 +1,6 @@
 """What a run starts from: models, the range of their images, settings of all workers."""
 
+import dataclasses
 import io
 
 import numpy as np
@@ -11,7 +12,7 @@ from rich.console import Console
 import sat_tf
 from sat_tf.exact.tflite.input_range import PIXELS, range_of
 from sat_tf.messages import RunError
-from sat_tf.output_folder import FLOAT_MODEL, QUANTIZED_MODEL
+from sat_tf.output_folder import FLOAT_MODEL, QUANTIZED_MODEL, RECONSTRUCTION, RESULTS
 from sat_tf.qat.wrapper import QuantizedLayer, quantized_layers
 from sat_tf.training.config import parse_config
 from sat_tf.training.data.batches import ArraySource, fed
@@ -224,6 +225,15 @@ def test_a_run_with_the_range_of_its_model_is_fed_it_from_start_to_file(files, t
     assert results.tflite_top1 == 1.0
     assert results.codes_differing == 0
     assert "input_range" not in console.file.getvalue()
+    left = {name for _, names, _ in runner.STAGES for name in names} - {RECONSTRUCTION}
+    assert left <= {path.name for path in (tmp_path / "run").iterdir()}
+    # A run that was killed as it wrote its results goes on behind the last model.
+    (tmp_path / "run" / RESULTS).unlink()
+    again = _train(tmp_path / "run", console, model, "policy.input_range=[0, 1]")
+    assert dataclasses.replace(again, seconds=results.seconds) == results
+    for words in ("float      done before: float.keras", "quantized  done before: quantized.keras"):
+        assert words in console.file.getvalue()
+    assert console.file.getvalue().count("calibrating") == 1
 
 
 def _checked(files, name, given, *overrides):
