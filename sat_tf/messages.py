@@ -181,12 +181,41 @@ REMOVED = {
 }
 
 
-def instead_of(name: str, known: Iterable[str] = ()) -> str:
-    """Returns the end of a sentence: what to do in place of a name, or which one may be meant."""
+class Problem(str):
+    """A sentence, and all names that are known, which a list of problems shows once."""
+
+    sentence: str
+    known: str
+
+    def __new__(cls, sentence: str, known: str = "") -> "Problem":
+        problem = super().__new__(cls, f"{sentence} {known}" if known else sentence)
+        problem.sentence, problem.known = sentence, known
+        return problem
+
+
+def behind(words: str, problem: str) -> str:
+    """Returns a problem with words in front of it."""
+    if isinstance(problem, Problem):
+        return Problem(f"{words}{problem.sentence}", problem.known)
+    return f"{words}{problem}"
+
+
+def with_hint(
+    words: str, received: object, known: Iterable[object], *, is_listed: bool = False
+) -> str:
+    """Returns a problem with a name: what may be meant, or all names unless the words list them."""
+    names = list(map(str, known)) if isinstance(received, str) else []
+    hint = did_you_mean(str(received), names, is_listed=is_listed) if names else ""
+    if not hint or nearest(str(received), names):
+        return Problem(f"{words}. {hint}" if hint else f"{words}.")
+    return Problem(f"{words}.", hint)
+
+
+def no_such(words: str, name: str, known: Iterable[str] = ()) -> str:
+    """Returns a problem with a name, and what to do in its place, or which one may be meant."""
     if name in REMOVED:
-        return f"; {REMOVED[name]}."
-    names = list(known)
-    return f". {did_you_mean(name.rpartition('.')[2], names)}" if names else "."
+        return Problem(f"{words}; {REMOVED[name]}.")
+    return with_hint(words, name.rpartition(".")[2], known)
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
@@ -260,11 +289,13 @@ class ProblemsError(ValueError):
         super().__init__(subject, self.problems, fix)
 
     def __str__(self) -> str:
-        lines, seen = [], set[str]()
-        for line in self.problems:  # only the first line lists the same known names
-            sentence, _, known_names = line.partition(" Known: ")
-            lines.append(f"  - {sentence if known_names in seen else line}")
-            seen.add(known_names or line)
+        lines, listed = [], set[str]()
+        for problem in self.problems:
+            line = problem
+            if isinstance(problem, Problem) and problem.known:
+                line = problem.sentence if problem.known in listed else problem
+                listed.add(problem.known)
+            lines.append(f"  - {line}")
         count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
         text = shown("\n".join([f"{self.subject}: {count}", *lines]))
         return f"{text}\n{printable(self.fix)}" if self.fix else text

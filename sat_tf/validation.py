@@ -18,7 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, 
 from pydantic import create_model as new_model
 from pydantic.fields import FieldInfo
 
-from sat_tf.messages import REMOVED, ProblemsError, did_you_mean, instead_of, name_of, shortened
+from sat_tf.messages import (
+    REMOVED,
+    Problem,
+    ProblemsError,
+    behind,
+    name_of,
+    no_such,
+    shortened,
+    with_hint,
+)
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -49,7 +58,7 @@ def one_of(names: Collection[Any], expected: str = "", *, none: str = "") -> Any
     def known(value: Any) -> Any:
         if (none and value is None) or (isinstance(value, str) and value in names):
             return value
-        raise ValueError(_with_hint(f"expected {words}", value, names, is_listed=not expected))
+        raise ValueError(with_hint(f"expected {words}", value, names, is_listed=not expected))
 
     known.expected = words  # type: ignore[attr-defined]
     return PlainValidator(known)
@@ -89,29 +98,24 @@ def _lines(problem: Any, model: Any) -> list[str]:
     )
     if category in ("extra_forbidden", "unexpected_keyword_argument", "invalid_key"):
         noun = getattr(model, "noun", "a field")
-        return [f"{where} is not {noun}{instead_of(where, fields)}"]
+        return [no_such(f"{where} is not {noun}", where, fields)]
     if category in ("missing", "missing_argument", "missing_keyword_only_argument"):
         expected = _expected(field)
         return [f"{where} is missing{f': expected {expected}; add it' if expected else ''}."]
     if isinstance(cause, ProblemsError):
-        return [f"{where}.{line}" if where else line for line in cause.problems]
+        return [behind(f"{where}.", line) if where else line for line in cause.problems]
     removed = f"{where.rpartition('.')[-1]}={value}" if isinstance(value, str) else ""
     if removed in REMOVED:
         return [f"{received} is gone; {REMOVED[removed]}."]
     if cause is not None:
-        return [f"{received}: {cause}{'' if str(cause).endswith(('.', '?')) else '.'}"]
+        words = cause.args[0]
+        is_sentence = isinstance(words, Problem)
+        return [behind(f"{received}: ", words if is_sentence else f"{words}.")]
     expected = _expected(field) or problem["msg"].removeprefix("Input should be ")
     arms = _arms(field.annotation) if category == "literal_error" and field is not None else []
     literals = (arm for arm in arms if typing.get_origin(arm) is Literal)
     words = [word for literal in literals for word in typing.get_args(literal)]
-    return [f"{received}: {_with_hint(f'expected {expected}', value, words, is_listed=True)}"]
-
-
-def _with_hint(sentence: str, value: Any, names: Iterable[Any], *, is_listed: bool) -> str:
-    """Appends the name that may be meant, or all names unless the sentence lists them already."""
-    known_names = map(str, names)
-    hint = did_you_mean(value, known_names, is_listed=is_listed) if isinstance(value, str) else ""
-    return f"{sentence}. {hint}" if hint else f"{sentence}."
+    return [with_hint(f"{received}: expected {expected}", value, words, is_listed=True)]
 
 
 def _place(
@@ -268,8 +272,7 @@ def call_by_name(
 ) -> _Result:
     """Calls an entry of a table, with a "did you mean" for names that it does not know."""
     if name not in table:
-        sentence = f"{name!r}: expected the name of a {kind}"
-        raise ValueError(_with_hint(sentence, name, table, is_listed=False))
+        raise ValueError(with_hint(f"{name!r}: expected the name of a {kind}", name, table))
     return table[name](**values)
 
 

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from sat_tf import messages
-from sat_tf.messages import ProblemsError, did_you_mean
+from sat_tf.messages import ProblemsError, did_you_mean, no_such
 from sat_tf.planning.deployment import by_layer
 from sat_tf.qat.policy import BitPolicy
 
@@ -89,12 +89,17 @@ def test_a_message_of_a_layer_knows_its_layer_whatever_is_in_its_name():
 
 
 def test_names_that_are_known_are_listed_once():
-    problems = [f"{name} is not a key. {did_you_mean(name, ['epochs', 'steps'])}" for name in "xyz"]
-    assert str(ProblemsError("stages", problems)).splitlines()[1:] == [
-        "  - x is not a key. Known: epochs, steps.",
-        "  - y is not a key.",
-        "  - z is not a key.",
-    ]
+    problems = [no_such(f"{name} is not a key", name, ["epochs", "steps"]) for name in "xyz"]
+    problems[2] = messages.behind("stages.", problems[2])
+    error = ProblemsError("stages", [*problems, "A quoted text. Known: epochs, steps."])
+    for same in (error, pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert same.problems[1] == "y is not a key. Known: epochs, steps."
+        assert str(same).splitlines()[1:] == [
+            "  - x is not a key. Known: epochs, steps.",
+            "  - y is not a key.",
+            "  - stages.z is not a key.",
+            "  - A quoted text. Known: epochs, steps.",
+        ]
 
 
 def test_one_problem_is_not_plural():

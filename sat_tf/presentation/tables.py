@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.text import Text
 
 from sat_tf.files import write_text
-from sat_tf.messages import in_one_line, instead_of, printable, say
+from sat_tf.messages import in_one_line, no_such, printable, say
 from sat_tf.presentation.terminal import FittingTable, make_console
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class Displayed(abc.ABC):
         def __getattr__(self, name: str) -> NoReturn:
             """Says what to use in place of a name of earlier versions."""
             owner = type(self).__name__
-            raise AttributeError(f"{owner} has no {name!r}{instead_of(f'{owner}.{name}')}")
+            raise AttributeError(no_such(f"{owner} has no {name!r}", f"{owner}.{name}"))
 
     def __repr__(self) -> str:
         headline = self._headline()

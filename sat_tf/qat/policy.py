@@ -23,6 +23,7 @@ from sat_tf.exact.tflite.input_range import (
     range_of,
     range_problem,
 )
+from sat_tf.messages import behind
 from sat_tf.qat.policy_fields import (
     DEFAULT_QUANTIZERS,
     GRID_NAMES,
@@ -493,5 +494,5 @@ def _override_problems(overrides: Any, values: Mapping[str, Any]) -> list[str]:
             if right.keys() & names:
                 subset = {name: merged.get(name) for name in names}
                 of_layer += quantizer_problems({**subset, "weight_grid": right.get("weight_grid")})
-        listed += [f"overrides[{pattern!r}]: {problem}" for problem in of_layer]
+        listed += [behind(f"overrides[{pattern!r}]: ", problem) for problem in of_layer]
     return listed

@@ -24,7 +24,7 @@ from sat_tf.arguments import is_integer, is_number
 from sat_tf.either_keras import for_keras3
 from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
 from sat_tf.graph.network import layer_of_call
-from sat_tf.messages import ProblemsError, did_you_mean, first_ones, instead_of, shortened
+from sat_tf.messages import ProblemsError, first_ones, no_such, shortened, with_hint
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy, expect_policy
 
@@ -199,7 +199,7 @@ def costs_of_table(table: Mapping[Any, Any], layers: Sequence[LayerChoices]) -> 
     """
     names = [layer.name for layer in layers]
     problems = [
-        f"{name!r} is not a quantized linear layer of the model. {did_you_mean(str(name), names)}"
+        with_hint(f"{name!r} is not a quantized linear layer of the model", str(name), names)
         for name in table
         if name not in names
     ]
@@ -301,7 +301,7 @@ def allocate(
     if removed:
         names = [name for name in allocate.__annotations__ if name not in ("removed", "return")]
         fixes = (
-            f"{name} is not an argument{instead_of(f'allocate.{name}', names)}" for name in removed
+            no_such(f"{name} is not an argument", f"allocate.{name}", names) for name in removed
         )
         raise TypeError(str(ProblemsError("allocate", fixes)))
     policy = expect_policy(BitPolicy.mobile() if policy is None else policy).of_one_kind()

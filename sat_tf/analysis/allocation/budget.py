@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.arguments import is_number
-from sat_tf.messages import ProblemsError, instead_of
+from sat_tf.messages import ProblemsError, no_such
 
 # HiGHS keeps limits to a part in a million. It stops within that distance of the optimum, which is
 # negligible for costs up to this; with larger ones it has to repair its solutions.
@@ -69,7 +69,7 @@ def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
             number = 0.0
         names = SHORT.get(name, (name,))
         if name not in NAMES:
-            problems.append(f"{name!r} is not a limit{instead_of(f'allocate.{name}', NAMES)}")
+            problems.append(no_such(f"{name!r} is not a limit", f"allocate.{name}", NAMES))
         elif not 0.0 < number < math.inf:
             problems.append(
                 f"{name}={value!r}: expected a number above 0, or a share such as '60%'."

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.messages import did_you_mean
+from sat_tf.messages import behind, with_hint
 
 _LARGEST_PIXEL = 255
 # The value of one pixel must be a normal float32, as kernels have it.
@@ -208,10 +208,10 @@ def range_problem(value: Any) -> str | None:
             if not isinstance(name, str):
                 return f"expected names of inputs; received {name!r}"
             if problem := range_problem(input_range):
-                return f"for {name!r} {problem}"
+                return behind(f"for {name!r} ", problem)
         return None
     if isinstance(value, str):
-        return None if value in NAMED else f"expected {_EXPECTED}. {did_you_mean(value, NAMED)}"
+        return None if value in NAMED else with_hint(f"expected {_EXPECTED}", value, NAMED)
     is_pair = isinstance(value, Sequence) and len(value) == 2
     ends = [_numbers(end) for end in value] if is_pair else [None]
     if None in ends:
@@ -237,7 +237,7 @@ def type_problem(value: Any) -> str | None:
         return None if bad is None else f"{expected}; received {value[bad]!r} for {bad!r}"
     if value is None or (isinstance(value, str) and value in INPUT_TYPES):
         return None
-    return f"{expected}. {did_you_mean(str(value), INPUT_TYPES)}"
+    return with_hint(expected, str(value), INPUT_TYPES)
 
 
 def plain_range(value: Any) -> Any:
