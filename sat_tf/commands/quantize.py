@@ -17,7 +17,7 @@ from sat_tf.commands.verification_table import conclude
 from sat_tf.exact.certificate.certificate import Certificate, read_certificate
 from sat_tf.exact.certificate.rules import sentence
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
-from sat_tf.output_folder import TFLITE_MODEL, OutputFolder, run_name
+from sat_tf.output_folder import OutputFolder, run_name
 from sat_tf.presentation.tables import Marked, marked_text, points
 from sat_tf.report.results import Results
 from sat_tf.validation import Count, PositiveNumber, option
@@ -122,7 +122,6 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     from sat_tf.commands.quantization import Quantization
     from sat_tf.qat.finetune import row_of
     from sat_tf.qat.reconstruction.reconstruct import STEPS
-    from sat_tf.report.report import headline_of
 
     epochs = arguments.epochs or 0
     is_reconstructed = arguments.bits <= _MOST_RECONSTRUCTED and arguments.epochs != 0
@@ -148,8 +147,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             row=row,
             arguments=arguments,
         ).write()
-    print_ending(arguments.bits, folder, why_not, console)
-    return conclude(folder.file(TFLITE_MODEL), headline_of(folder), console)
+    return print_ending(arguments.bits, folder, why_not, console)
 
 
 def expect_float(path: pathlib.Path, model: "keras.Model") -> None:
@@ -176,12 +174,12 @@ def expect_float(path: pathlib.Path, model: "keras.Model") -> None:
 # -- the last lines: accuracy, size, verdict, what to do next, and the files --------------------
 
 
-def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console) -> None:
-    """Prints the last lines; nothing where the folder has no file yet."""
+def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console) -> bool:
+    """Prints the last lines, if there is a file; False for a red headline, as `conclude` says."""
     from sat_tf.report.report import headline_of
 
     if not folder.file(output_folder.CERTIFICATE).exists():
-        return
+        return True
     certificate = read_certificate(folder.file(output_folder.CERTIFICATE))
     has_results = folder.file(output_folder.RESULTS).exists()
     results = Results.read(folder) if has_results else None
@@ -204,6 +202,7 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
     }
     for label, words in lines.items():
         say(console, Text.assemble(f"{label + ':':{_LABEL_WIDTH}}", marked_text(words)))
+    return conclude(folder.file(output_folder.TFLITE_MODEL), headline, console)
 
 
 def accuracy(certificate: Certificate, results: Results | None) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from sat_tf.commands.devices import check_device_certificate, check_kit_options, write_device_kit
 from sat_tf.commands.images import (
     USUAL_IMAGES,
     ImageOptions,
@@ -27,6 +26,13 @@ from sat_tf.exact.certificate.inputs import random_images
 from sat_tf.exact.certificate.proof import read_subject, read_tflite, recheck, verify_file
 from sat_tf.exact.certificate.rules import severest
 from sat_tf.exact.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
+from sat_tf.exact.device.kit import check_kit_path, write_kit
+from sat_tf.exact.device.report import (
+    DeviceCheck,
+    is_device_certificate,
+    read_device_certificate,
+    read_device_check,
+)
 from sat_tf.exact.operator_comparison import compare_operators, is_foreign, read_any_file
 from sat_tf.exact.targets.table import TARGETS
 from sat_tf.exact.tflite.contents import read_contents
@@ -39,7 +45,7 @@ from sat_tf.output_folder import (
     TFLITE_MODEL,
     OutputFolder,
 )
-from sat_tf.presentation.tables import Marked, marked_text
+from sat_tf.presentation.tables import Column, Marked, Table, digits, marked_text
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -170,7 +176,15 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Compares a file with its model or with itself, code by code; False for a red headline."""
     options = image_options(arguments)
     target = choose_target(arguments.source, arguments.tflite)
-    check_kit_options(arguments)
+    if arguments.kit_codes and arguments.kit is None:
+        raise RunError("received --kit_codes without --kit, expected both; name the kit.")
+    if arguments.kit is not None:
+        check_kit_path(arguments.kit, "--kit")
+    if arguments.kit is not None and arguments.certificate is not None:
+        raise RunError(
+            "received --certificate and --kit, expected one of them; --certificate checks "
+            "what was verified before: leave one out."
+        )
     if arguments.certificate is not None and not pathlib.Path(arguments.certificate).exists():
         read_certificate(arguments.certificate)  # reports the missing file before any work
     cpu_fallback = {}
@@ -182,10 +196,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         return comparison.of_operators()
     if arguments.certificate is None:
         return comparison.of_codes(cpu_fallback)
-    exact = check_device_certificate(
-        arguments, target.tflite, options, comparison.quiet_pixels, console
-    )
-    return comparison.with_certificate() if exact is None else exact
+    if is_device_certificate(arguments.certificate):
+        return comparison.with_certificate_of_device()
+    return comparison.with_certificate()
 
 
 def _say_cpu_fallback(tflite: pathlib.Path, name: str, console: Console) -> list[str]:
@@ -202,7 +215,22 @@ def _say_cpu_fallback(tflite: pathlib.Path, name: str, console: Console) -> list
 
 # Few, because each operator is simulated for each kernel set.
 _IMAGES_OF_OPERATORS = 16
+# A slow machine runs 16 images in a moment, and 16 of noise reach nearly all codes.
+_IMAGES_OF_KIT = 16
+_QUIET = Console(quiet=True)  # notes on images are printed where the file is verified
 OPERATORS = "operators.csv"
+_OF_DEVICE: list[Column[DeviceCheck]] = [
+    Column("machine", lambda device: device.title),
+    Column("kernels", lambda device: device.kernels),
+    Column(
+        "codes differing",
+        lambda device: Marked(device.counted, "good" if device.is_exact else "bad"),
+        number=True,
+        wrap="never",
+    ),
+    Column("first that differs", lambda device: device.first_differing or "none", wrap="fold"),
+    Column("ms an image", lambda device: device.milliseconds, digits(".3g"), number=True),
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,9 +305,7 @@ class _Comparison:
             if out is not None:
                 certificate.write_overlay(folder / OVERLAY)
             if self.arguments.kit is not None:
-                write_device_kit(
-                    self.arguments, target.tflite, self.wanted, self.quiet_pixels, console
-                )
+                self._write_kit()
             return conclude(target.tflite, certificate.verdict, console)
 
     def with_certificate(self) -> bool:
@@ -312,9 +338,63 @@ class _Comparison:
         headline = severest([outcome.certificate.verdict, recorded.verdict])
         return conclude(certificate, headline, console)
 
-    def quiet_pixels(self, options: ImageOptions) -> Pixels:
-        """The images for the input of the file; their notes are printed where it is verified."""
-        return self._file_pixels(options, Console(quiet=True))
+    def _write_kit(self) -> None:
+        """Writes the proof kit, and says what to do with it."""
+        tflite, options = self.target.tflite, self.wanted
+        few = dataclasses.replace(options, num_images=options.num_images or _IMAGES_OF_KIT)
+        pixels = self._file_pixels(few, _QUIET)
+        kit = write_kit(
+            tflite,
+            pixels.images,
+            self.arguments.kit,
+            codes=self.arguments.kit_codes,
+            images_from=pixels.source,
+            progress=True,
+        )
+        again = f"--images {options.images} " if options.images else ""
+        behind = len(kit.not_compared)
+        left_out = f", {behind} behind float layers left out" if behind else ""
+        for line in (
+            f"Kit: {kit.path}, {kit.bytes / 1e6:.1f} MB, {kit.num_images} images, "
+            f"{len(kit.compared)} tensors{left_out}",
+            f"On the device: python {kit.path.name}, which needs NumPy and ai-edge-litert; then "
+            f"here: sat-tf verify {tflite} {again}--certificate certificate_MACHINE.json",
+        ):
+            say(self.console, line)
+
+    def with_certificate_of_device(self) -> bool:
+        """Checks the file against the certificate that a proof kit wrote on a device."""
+        tflite, console, certificate = self.target.tflite, self.console, self.arguments.certificate
+        if self.arguments.out is not None:
+            raise RunError(
+                "received --out with the certificate of a device, expected it without: there is "
+                "nothing to write; leave it out."
+            )
+        kit = read_device_certificate(certificate).kit
+        images = None
+        # A file of another shape cannot take the kit's images: the check reports that first.
+        if self.wanted.images is not None and read_subject(tflite).sha256 == kit.sha256:
+            options = self.wanted.again(kit.images_from, kit.num_images)
+            images = self._file_pixels(options, _QUIET).images
+        check, is_simulated = read_device_check(tflite, certificate, images)
+        console.print(Table(columns=_OF_DEVICE, rows=[check]).to_rich())
+        if check.delegate != "XNNPACK":
+            what = (
+                f"received the delegate {check.delegate}, expected XNNPACK, which files are exact "
+                "with"
+            )
+            say(console, in_one_line(f"{check.title}: {what}"), style="yellow")
+        held = (
+            "the codes that its kit expected are those of the simulation here"
+            if is_simulated
+            else "its kit is of this file; what it expected is not checked without its images: "
+            f"name them with --images ({kit.images_from.description})"
+        )
+        if not check.is_exact:
+            return conclude(certificate, Marked(f"codes differ there; {held}", "bad"), console)
+        style = "green" if is_simulated else "yellow"
+        say(console, in_one_line(f"{certificate}: nothing differs there; {held}"), style=style)
+        return True
 
     def _prove(self, certificate_path: pathlib.Path) -> Certificate:
         target, trust = self.target, self.arguments.trust_model
