@@ -63,11 +63,12 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
     certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
     fitted = Fitted.read(folder)
     differing = certificate.differing if certificate else results.differing if results else None
+    verb = "Reconstructed" if fitted and fitted.kept else "Calibrated"
     nothing = ("name", "curves", "weights_by", "epochs", "num_epochs", "environment", "config")
     values: dict[str, Any] = {
         **dict.fromkeys(nothing),  # a folder without a run has none of these to show
         "is_run": folder.holds_run,
-        "verb": "Reconstructed" if fitted and fitted.kept else "Calibrated",
+        "verb": "Trained" if of_run.get("num_epochs") else verb,
         "results": results,
         "accuracies": _accuracies(results) if results else "",
         "percent": percent(),
@@ -136,7 +137,6 @@ def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
         targets="the answers of the float model",
     )
     return {
-        "verb": "Trained",
         "curves": curves,
         "num_epochs": len(tuned.epochs) - 1,
         "epochs": epochs_table(tuned.epochs, metrics),

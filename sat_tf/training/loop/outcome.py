@@ -120,16 +120,16 @@ def write_results(run: Run) -> None:
 def write_report(folder: RunFolder, config: Config) -> None:
     """Writes report.html from the files of a run."""
     epochs = EpochMetrics.read(folder)
-    of_run: dict[str, Any] = {
-        "name": config.name,
-        "weights_by": _weights(config.policy),
-        "curves": learning_curves(epochs, EPOCHS, targets=_targets(config)) if epochs else [],
-        "num_epochs": len(epochs),
-        "epochs": epochs_table(epochs, EPOCHS),
-        "environment": folder.read_json(run_folder.ENVIRONMENT),
-        "config": folder.read_text(output_folder.CONFIG),
-    }
-    report.write_report(folder, **of_run, **({"verb": "Trained"} if epochs else {}))
+    report.write_report(
+        folder,
+        name=config.name,
+        weights_by=_weights(config.policy),
+        curves=learning_curves(epochs, EPOCHS, targets=_targets(config)) if epochs else [],
+        num_epochs=len(epochs),
+        epochs=epochs_table(epochs, EPOCHS),
+        environment=folder.read_json(run_folder.ENVIRONMENT),
+        config=folder.read_text(output_folder.CONFIG),
+    )
 
 
 def _weights(policy: BitPolicy) -> str:
