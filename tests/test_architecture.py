@@ -321,6 +321,7 @@ def test_the_proof_needs_nothing_of_what_makes_files():
     assert not _offenders(others)
 
 
+@pytest.mark.essential
 def test_lazy_names_are_not_used_inside_the_package():
     # They hide which module is needed, from readers and from the tests above.
     def lazy(name, tree):
@@ -465,6 +466,7 @@ def test_an_operation_is_asked_and_never_told_by_its_class():
     assert not _offenders(told)
 
 
+@pytest.mark.essential
 def test_there_is_one_keras():
     # The meaning of the others depends on what was imported first. Keras 3 itself is `keras`, in
     # the one part that is about it.
@@ -503,6 +505,7 @@ def _named_layers(tree):
                 yield name, node.lineno
 
 
+@pytest.mark.essential
 def test_layer_kinds_are_rows_of_the_registry_and_named_nowhere_else():
     def named(name, tree):
         known = NO_KINDS | NAMED_BESIDE.get(name, set())

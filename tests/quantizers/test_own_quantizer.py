@@ -182,6 +182,7 @@ def test_an_activation_quantizer_of_ones_own_goes_all_the_way_too(bits, tmp_path
     assert certificate.trained_differing < 0.02
 
 
+@pytest.mark.essential
 def test_a_policy_places_it_by_name_for_single_layers_and_explain_shows_its_line():
     policy = sat_tf.BitPolicy.mobile(
         4,
