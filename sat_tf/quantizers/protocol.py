@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
+from sat_tf.arguments import is_number
 from sat_tf.core.asymmetric import Reach
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate
 from sat_tf.core.grid import AUTOMATIC, LARGEST_INT8, is_bits
@@ -77,7 +78,7 @@ class Quantizer(abc.ABC):
     trains_float: bool = False
 
     def __post_init__(self) -> None:
-        """Checks options of dataclasses that are bool or Literal, and makes tuples of axes.
+        """Checks options of dataclasses that are bool, float or Literal, and makes tuples of axes.
 
         JSON has the axes as lists.
         """
@@ -88,6 +89,8 @@ class Quantizer(abc.ABC):
                 raise ValueError(f"{name}={value!r}: {did_you_mean(str(value), choices)}")
             if field.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{name}={value!r}: expected True or False.")
+            if field.type is float and not is_number(value):
+                raise ValueError(f"{name}={value!r}: expected a number.")
             if name.endswith("_axes") and value is not None:
                 setattr(self, name, tuple(value))
 

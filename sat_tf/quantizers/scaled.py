@@ -224,8 +224,8 @@ class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
                 return sat_tf.configs.round_half_up(latent / scales), scales
 
     With progressive bits `num_bits` is a tensor. `quantized` is straight-through: a quantizer with
-    another gradient, to its variables too, has its own. Options that are annotated `bool` or
-    `Literal` are checked.
+    another gradient, to its variables too, has its own. Options that are annotated `bool`, `float`
+    or `Literal` are checked.
     """
 
     def learnt(

@@ -11,7 +11,6 @@ the file have the basis that `snapped_basis` gives, of which every level is an i
 import dataclasses
 import functools
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -190,12 +189,11 @@ class LqNetsQuantizer(LevelsOfWeights):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_number = isinstance(self.momentum, numbers.Real) and not isinstance(self.momentum, bool)
-        if not is_number or not 0 <= self.momentum <= 1:
-            raise ValueError(
-                f"momentum={self.momentum!r}: expected a number from 0 to 1; the paper has 0.9."
-            )
         self.momentum = float(self.momentum)
+        if not 0.0 <= self.momentum <= 1.0:
+            raise ValueError(
+                f"momentum={self.momentum}: expected a number from 0 to 1; the paper has 0.9."
+            )
 
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
         return (math.prod(range_shape(kernel_shape, self.range_axes)), self.bits)

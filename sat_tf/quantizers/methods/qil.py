@@ -10,8 +10,7 @@ of the latent weights, so that a pretrained layer keeps its function, with or wi
 """
 
 import dataclasses
-import numbers
-import sys
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -122,12 +121,11 @@ class QilQuantizer(ScaledWithSurrogate):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        factor, is_number = self.gradient_factor, isinstance(self.gradient_factor, numbers.Real)
-        if isinstance(factor, bool) or not is_number or not 0 <= factor <= sys.float_info.max:
+        self.gradient_factor = float(self.gradient_factor)
+        if not 0.0 <= self.gradient_factor < math.inf:
             raise ValueError(
-                f"gradient_factor={factor!r}: expected a number of 0 or more, as 0.01."
+                f"gradient_factor={self.gradient_factor}: expected a number of 0 or more, as 0.01."
             )
-        self.gradient_factor = float(factor)
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         specs = super().variables(shape)
