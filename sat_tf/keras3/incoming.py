@@ -9,7 +9,7 @@ from sat_tf.files import expect_path
 from sat_tf.loading import trust
 from sat_tf.loading.load import bounded_weights, load_model, named_by_content
 from sat_tf.loading.model_file import open_model_file, read_model_file
-from sat_tf.messages import ProblemsError, reason_of, warn
+from sat_tf.messages import ProblemsError, reason_of, shown, warn
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -185,7 +185,7 @@ def _load(path: pathlib.Path, safe_mode: bool) -> Any:
         try:
             trust.check(file.config, keras3)
         except ValueError as error:
-            raise type(error)(f"{path}: {error}") from error
+            raise type(error)(shown(f"{path}: {error}")) from error
     try:
         with named_by_content(file) as name, bounded_weights(file.weight_bytes):
             return keras3.saving.load_model(name, compile=False, safe_mode=safe_mode)
