@@ -14,8 +14,8 @@ import tensorflow as tf
 from sat_tf.exact.litert.processes import usable_cores
 from sat_tf.exact.tflite.preprocessing import Preprocessing
 from sat_tf.files import read_bytes
-from sat_tf.messages import ReadingError
-from sat_tf.pictures import DECODER, Pictures, pixels_of, printable_name, spread_evenly
+from sat_tf.messages import ReadingError, in_one_line
+from sat_tf.pictures import DECODER, Pictures, pixels_of, spread_evenly
 from sat_tf.training.data.batches import (
     RANDOM,
     as_given,
@@ -42,11 +42,11 @@ class PictureFiles:
     """The pictures of a split in files, each identified by a row of tensors: its number."""
 
     def __init__(self, split: Pictures) -> None:
-        self.count = len(split.paths)
-        self._names = split.paths
+        self.count = len(split)
+        self._names = [os.path.join(split.folder, name) for name in split.names]
         with tf.device("CPU"):
             # Paths are bytes, because names need not be UTF-8.
-            self._paths = tf.constant([os.fsencode(path) for path in split.paths])
+            self._paths = tf.constant([os.fsencode(name) for name in self._names])
             self._labels = tf.constant(split.labels, tf.int32)
 
     def training_rows(self, order: Order) -> tf.data.Dataset:
@@ -83,7 +83,7 @@ class PictureFiles:
 
     def name(self, *row: Any) -> str:
         """Returns the name of a picture, for messages, by a row of arrays."""
-        return printable_name(self._names[row[0]])
+        return in_one_line(self._names[row[0]])
 
     def expect_readable(self, *row: Any) -> None:
         """Raises ReadingError where a picture cannot be read, whatever its pixels."""
@@ -180,7 +180,7 @@ class RecordFiles:
         return picture, tf.cast(label, tf.int32)
 
     def name(self, *row: Any) -> str:
-        return printable_name(row[0])
+        return in_one_line(os.fsdecode(row[0]))
 
     def expect_readable(self, *row: Any) -> None:
         name = self.name(*row)
@@ -210,7 +210,7 @@ def rows_of_files(paths: Sequence[pathlib.Path], counts: Sequence[int]) -> Read:
     others read as well.
     """
     ends = np.cumsum(counts)
-    names = [printable_name(path.name) for path in paths]
+    names = [in_one_line(path.name) for path in paths]
 
     def of_file(path: tf.Tensor, name: tf.Tensor, skip: tf.Tensor, take: tf.Tensor) -> Any:
         # `ignore_errors` would try forever to read the first record of a file that has gone.
