@@ -102,15 +102,16 @@ class Pictures(Sequence[Any]):
                 note = f"{of_each}a fifth is held out, by a hash of the names"
                 train = dataclasses.replace(train, notes=(note, *self.notes))
         empty = {
-            name
+            f"{subset.part}/{name}".lstrip("/")
             for subset in (self, self.held_out or self)
             for label, name in enumerate(subset.class_names)
             if subset.labels is not None and label not in subset.labels
         }
         if empty or not len(apart):
+            received = f"none of {first_ones(sorted(empty))}" if empty else "one of each class"
             raise ValueError(
-                f"{self.folder}: received no pictures to train on or to hold out of "
-                f"{first_ones(sorted(empty)) or 'any class'}; expected at least one ({_KINDS})."
+                f"{self.folder}: received {received}; expected pictures of each class to train on, "
+                f"and more to hold out ({_KINDS}); add some."
             )
         return train, apart
 
@@ -178,8 +179,7 @@ def open_pictures(
     Folders are classes, numbered from 0 in the order of their names; without folders there are no
     labels. A divided folder has train, with folders of classes, and maybe val, validation or test.
     A train that holds pictures itself is refused if folders other than these three hold pictures.
-    Hidden files and files of other names are passed over; subfolders of the classes, and links to
-    folders, are not.
+    Hidden files and those of other names are passed over; subfolders and linked folders are not.
     """
     root = pathlib.Path(path).expanduser()
     pictures = Pictures(root, shape=shape, preprocessing=preprocessing)

@@ -137,7 +137,7 @@ def test_a_class_may_be_called_as_a_part_is(tmp_path):
 @pytest.mark.parametrize("beside", [["bus", "car"], ["bus", "val"], ["bus/large"]])
 def test_a_train_that_may_be_a_class_or_a_part_is_refused(tmp_path, beside):
     touch(tmp_path, *(f"{name}/1.jpg" for name in ("train", *beside)))
-    with pytest.raises(ValueError, match=r"train: received pictures in it and the folders bus.* beside"):
+    with pytest.raises(ValueError, match=r"in it and the folders bus.* beside them"):
         open_pictures(tmp_path)
     parts = tmp_path / "divided" / "train"
     touch(parts, *(f"{name}/1.jpg" for name in ("bus", "car", "train")))
