@@ -84,6 +84,8 @@ def refuse(*found: str) -> None:
 def _lines(problem: Any, model: Any) -> list[str]:
     where, field, fields = _place(model, problem["loc"])
     category, value, cause = problem["type"], problem["input"], problem.get("ctx", {}).get("error")
+    if category == "json_invalid":
+        return [f"{problem['msg']}."]
     received = (
         f"{where}={shortened(repr(value))}" if where else f"received {shortened(repr(value))}"
     )

@@ -40,6 +40,7 @@ from sat_tf.report.report import of_training, write_file, write_layers, write_re
 from sat_tf.report.results import Results, of_certificate
 
 _BATCH_SIZE = 32
+_BACKUPS = "training_backup"  # a folder: an interrupted training, which no start moves aside
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class Quantization:
         self._expect_unfinished()
         begun, pictures, folder = time.monotonic(), self.pictures, self.folder
         unfinished = folder.file(output_folder.UNFINISHED)
-        backups = folder.file(output_folder.BACKUPS)
+        backups = folder.file(_BACKUPS)
         if self.arguments.resume is False:
             unfinished.unlink(missing_ok=True)
             remove_backups(backups)
@@ -139,13 +140,13 @@ class Quantization:
     def _expect_unfinished(self) -> None:
         """Refuses the folder of a run, and --resume without anything to resume."""
         folder = self.folder
-        if folder.holds_run:
+        if folder.file(output_folder.CONFIG).is_file():
             raise RunError(
                 f"{folder.path}: received the folder of a run, expected one for other files; name "
                 "one with --out."
             )
         is_reconstructing = self.steps and folder.file(output_folder.UNFINISHED).is_file()
-        is_training = self.arguments.epochs and folder.file(output_folder.BACKUPS).is_dir()
+        is_training = self.arguments.epochs and folder.file(_BACKUPS).is_dir()
         if self.arguments.resume and not (is_reconstructing or is_training):
             what = " or training" if self.arguments.epochs else ""
             raise RunError(
@@ -289,7 +290,7 @@ class Quantization:
                     learning_rate=self.arguments.learning_rate,
                     batch_size=batch_size,
                     seed=self.arguments.seed,
-                    folder=folder.file(output_folder.BACKUPS),
+                    folder=folder.file(_BACKUPS),
                     is_expected=bool(self.arguments.resume) and not self.steps,
                     finish=snap_biases,
                     say=functools.partial(say, self.console),

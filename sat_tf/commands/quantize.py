@@ -114,7 +114,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     # The smaller number of bits decides the loss of accuracy.
     arguments.bits = min(policy.weight_bits or 8, policy.activation_bits or 8)
     folder = OutputFolder(pathlib.Path(arguments.out or pathlib.Path("runs") / name))
-    folder.check_writable()
+    with folder.opened():
+        pass  # it can be written to
     say(console, f"Reading {path}")
     quiet_tensorflow()
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."

@@ -104,7 +104,8 @@ def train(
     config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
 ) -> bool:
     """Trains, exports and verifies, or finishes a run; prints the table of results."""
-    folder.check_writable()
+    with folder.opened():
+        pass  # it can be written to
     if resume is not False:
         expect_same_run(folder, config)
 
