@@ -23,7 +23,6 @@ from sat_tf.report.curves import epochs_table, learning_curves
 from sat_tf.report.layers import SAMPLE, layer_rows
 from sat_tf.report.report import write_file
 from sat_tf.report.results import Results, of_certificate
-from sat_tf.training import run_folder
 from sat_tf.training.config import Config
 from sat_tf.training.data.source import NO_LABEL
 from sat_tf.training.loop.stage import Run
@@ -123,11 +122,12 @@ def write_report(folder: RunFolder, config: Config) -> None:
     report.write_report(
         folder,
         name=config.name,
+        is_run=folder.holds_run,
         weights_by=_weights(config.policy),
         curves=learning_curves(epochs, EPOCHS, targets=_targets(config)) if epochs else [],
         num_epochs=len(epochs),
         epochs=epochs_table(epochs, EPOCHS),
-        environment=folder.read_json(run_folder.ENVIRONMENT),
+        environment=folder.environment,
         config=folder.read_text(output_folder.CONFIG),
     )
 
