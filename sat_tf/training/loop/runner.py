@@ -41,7 +41,7 @@ from sat_tf.training.loop.outcome import (
     write_results,
     write_tflite,
 )
-from sat_tf.training.loop.stage import Candidate, Run, held_out_metrics, train_stage
+from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
 from sat_tf.training.loop.start import (
     about_data,
     check_range,
@@ -105,7 +105,17 @@ def train(
         if writes and folder.holds_run and resume is not False:
             say(console, f"Resuming the run in {folder.path}.")
         elif writes:
-            _start_folder(config, pixels, folder, start_over=resume is False)
+            folder.start()
+            if resume is False:
+                folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
+            environment = describe_environment(config.seed)
+            environment["float_model"] = float_model_hash(config)
+            folder.write_json(run_folder.ENVIRONMENT, environment)
+            if pixels.class_names is not None:
+                folder.write_text(output_folder.LABELS, label_text(pixels.class_names))
+            folder.write_text(output_folder.PREPROCESSING, pixels.preprocessing.to_json())
+            # The configuration comes last: a folder that has one holds a run.
+            folder.write_text(output_folder.CONFIG, config_text(config))
         # The other workers read the folder that the first one has prepared.
         from_first_worker(strategy, [0])
         run = Run(
@@ -142,23 +152,6 @@ def _start_strategy(config: Config, console: Console) -> tf.distribute.Strategy:
         say(console, note, style="yellow")
     keras.utils.set_random_seed(config.seed)
     return strategy
-
-
-def _start_folder(
-    config: Config, source: ImageSource, folder: RunFolder, *, start_over: bool
-) -> None:
-    """Begins a run in a folder: writes what is known before it."""
-    folder.start()
-    if start_over:
-        folder.file(output_folder.UNFINISHED).unlink(missing_ok=True)
-    environment = describe_environment(config.seed)
-    environment["float_model"] = float_model_hash(config)
-    folder.write_json(run_folder.ENVIRONMENT, environment)
-    if source.class_names is not None:
-        folder.write_text(output_folder.LABELS, label_text(source.class_names))
-    folder.write_text(output_folder.PREPROCESSING, source.preprocessing.to_json())
-    # The configuration comes last: a folder that has one holds a run.
-    folder.write_text(output_folder.CONFIG, config_text(config))
 
 
 # -- the stages --------------------------------------------------------------------------------
@@ -258,8 +251,8 @@ def train_and_save(run: Run, name: str) -> None:
     run.say(f"{name:9}  done: held-out top-1 {100 * metrics['top1']:.2f} %{remark}")
 
 
-def _candidates(run: Run, name: str) -> Iterator[Candidate]:
-    """Yields the models that a stage can end with, the best guess first."""
+def _candidates(run: Run, name: str) -> Iterator[tuple[int | None, keras.Model]]:
+    """Yields the models that a stage can end with, as `train_stage` does, the best guess first."""
     start, trains, calibration = run.models[name], run.trains(name), run.config.calibration
     if name == "quantized" and (not trains or run.keeps_best(name)):
         # The start, which may be kept, is measured as it would be saved.

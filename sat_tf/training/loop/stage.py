@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from sat_tf.training.loop.callbacks import (
     kept_current,
     settling,
 )
-from sat_tf.training.recipes import stage_recipes
+from sat_tf.training.recipes import StageRecipes, stage_recipes
 from sat_tf.training.run_folder import (
     CHECKPOINTS,
     EPOCHS,
@@ -42,9 +42,6 @@ from sat_tf.training.run_folder import (
 )
 
 _HELD_OUT_BATCH_SIZE = 256
-
-# The epoch whose weights a model has where that was chosen, and the model; 0 is the start.
-Candidate = tuple[int | None, keras.Model]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,46 +98,19 @@ class Run:
         say(self.console, text, style=style)
 
 
-def train_stage(run: Run, name: str, model: keras.Model) -> Candidate:
+def train_stage(run: Run, name: str, model: keras.Model) -> tuple[int | None, keras.Model]:
     """Trains a model through one stage, or from the end of the last epoch that is saved.
 
     The trained model is neither compiled nor bound to the strategy, and is that of the last step,
-    or of the best epoch; see `Run.keeps_best`.
+    or of the best epoch, whose number is in front of it; 0 is the start. See `Run.keeps_best`.
     """
-    config, stage = run.config.training, run.config.stages.by_name()[name]
+    stage = run.config.stages.by_name()[name]
     steps_per_epoch = stage.steps_per_epoch(run.source.num_train)
     total_steps = stage.total_steps(steps_per_epoch)
     # Every worker has prepared its start by itself; they must be equal to the last bit.
     weights = from_first_worker(run.strategy, model.get_weights())
-    # Layers without a seed of their own take one here, independent of what ran before.
-    keras.utils.set_random_seed(zlib.crc32(f"{run.config.seed} {name}".encode()))
-    with run.strategy.scope():
-        trained = training_copy(
-            model,
-            weight_decay=stage.weight_decay,
-            precision=config.precision,
-            synchronized=config.synchronized_batch_normalization
-            and run.strategy.num_replicas_in_sync > 1,
-        )
-        trained.set_weights(weights)
-        recipes = stage_recipes(
-            run.config,
-            name,
-            trained,
-            total_steps=total_steps,
-            source=run.source,
-            folder=run.folder,
-            writes=run.writes,
-        )
-        learner = Learner(
-            trained,
-            batch_size=stage.batch_size,
-            image_loss=recipes.image_loss,
-            after_step=recipes.after_step,
-        )
-        optimizer = make_optimizer(stage, steps_per_epoch, precision=config.precision)
-        learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
-        learner.optimizer.build(trained.trainable_variables)
+    learner, recipes = _learner(run, name, model, weights)
+    trained = learner.student
     backup = Backup(run.folder.file(CHECKPOINTS) / name)
     done = int(from_first_worker(run.strategy, [backup.epochs])[0])
     if done != backup.epochs:
@@ -221,12 +191,11 @@ def train_stage(run: Run, name: str, model: keras.Model) -> Candidate:
                     )
                 done = epochs
     except KeyboardInterrupt as interrupt:
-        saved = f"no epoch of the {name} stage was finished: the same command begins it again"
-        if epochs := backup.epochs:
-            saved = (
-                f"epoch {epochs} of the {name} stage is saved: the same command resumes behind it"
-            )
-        raise type(interrupt)(saved) from None
+        raise type(interrupt)(
+            f"epoch {epochs} of the {name} stage is saved: the same command resumes behind it"
+            if (epochs := backup.epochs)
+            else f"no epoch of the {name} stage was finished: the same command begins it again"
+        ) from None
 
     if recipes.finish is not None:
         recipes.finish()
@@ -239,6 +208,44 @@ def train_stage(run: Run, name: str, model: keras.Model) -> Candidate:
     else:
         trained.set_weights(weights)
     return best.epoch, training_copy(trained)
+
+
+def _learner(
+    run: Run, name: str, model: keras.Model, weights: Sequence[np.ndarray]
+) -> tuple[Learner, StageRecipes]:
+    """A learner of a copy of the model with these weights, and the recipes of the stage."""
+    config, stage = run.config.training, run.config.stages.by_name()[name]
+    steps_per_epoch = stage.steps_per_epoch(run.source.num_train)
+    # Layers without a seed of their own take one here, independent of what ran before.
+    keras.utils.set_random_seed(zlib.crc32(f"{run.config.seed} {name}".encode()))
+    with run.strategy.scope():
+        trained = training_copy(
+            model,
+            weight_decay=stage.weight_decay,
+            precision=config.precision,
+            synchronized=config.synchronized_batch_normalization
+            and run.strategy.num_replicas_in_sync > 1,
+        )
+        trained.set_weights(weights)
+        recipes = stage_recipes(
+            run.config,
+            name,
+            trained,
+            total_steps=stage.total_steps(steps_per_epoch),
+            source=run.source,
+            folder=run.folder,
+            writes=run.writes,
+        )
+        learner = Learner(
+            trained,
+            batch_size=stage.batch_size,
+            image_loss=recipes.image_loss,
+            after_step=recipes.after_step,
+        )
+        optimizer = make_optimizer(stage, steps_per_epoch, precision=config.precision)
+        learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
+        learner.optimizer.build(trained.trainable_variables)
+    return learner, recipes
 
 
 def held_out_metrics(
