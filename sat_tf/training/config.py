@@ -316,9 +316,8 @@ def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
         train, _ = read_tree(path)
     except ValueError as error:
         raise RunError(f"--data: {error}") from error
-    count = len(train.paths)
-    size = size_of(count, median_side(train.paths))
-    return FolderChoice(run_name(path.name, "folder"), str(path), count, size)
+    size = size_of(len(train), median_side(train))
+    return FolderChoice(run_name(path.name, "folder"), str(path), len(train), size)
 
 
 def size_of(num_train: int, side: int | None) -> Size:

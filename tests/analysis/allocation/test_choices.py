@@ -215,6 +215,7 @@ def problems(draw):
     return knapsack(costs, usage, limits, levels=levels, tie=tie)
 
 
+@pytest.mark.essential
 @settings(max_examples=60, deadline=None)
 @given(problems())
 def test_the_solver_finds_what_trying_everything_finds(problem):
