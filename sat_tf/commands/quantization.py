@@ -56,8 +56,11 @@ class Quantization:
     steps: int  # Steps of reconstruction for each block; 0 for none.
     arguments: argparse.Namespace  # The arguments of the command.
 
-    def write(self) -> None:
-        """Quantizes the model, exports it, verifies the file, and writes results and a report."""
+    def write(self) -> tuple[Certificate, Results | None]:
+        """Quantizes the model, exports it, verifies the file, and writes results and a report.
+
+        Without labels and without training there are no results.
+        """
         self._expect_unfinished()
         begun, pictures, folder = time.monotonic(), self.pictures, self.folder
         unfinished = folder.file(output_folder.UNFINISHED)
@@ -69,9 +72,9 @@ class Quantization:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
             quantized = quantize_model(self.model, self.policy)
+        images = pictures.images
+        calibrate(quantized, images, num_images=len(images), keep_function=True)
         feed = feed_of(self.policy, self.model)
-        batches = fed_batches(pictures.images, feed)
-        calibrate(quantized, batches, num_images=len(pictures.images), keep_function=True)
         checkpoint = Checkpoint(
             unfinished,
             say=functools.partial(say, self.console),
@@ -90,16 +93,12 @@ class Quantization:
                 if fitted is not None:
                     fitted.write(folder)
                 certificate = self._export(quantized, is_trained=tuned is not None)
-                if (
-                    fitted is not None
-                    and fitted.kept
-                    and pictures.held_out.images is pictures.images
-                ):
+                if fitted is not None and fitted.kept and pictures.held_out.images is images:
                     self._note(
-                        "four in five of these pictures are those that it was fitted to; how it "
-                        "answers others stands above, behind its reconstruction."
+                        "the model was fitted to most of these pictures; the line of its "
+                        "reconstruction, above, tells how it answers others."
                     )
-                write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
+                write_layers(folder, layer_rows(quantized, feed(images[:SAMPLE])))
                 measured: dict[str, Any] = {}
                 has_labels = pictures.held_out.labels is not None
                 if tuned is not None:
@@ -133,6 +132,7 @@ class Quantization:
             raise type(interrupt)(f"{ending_of(interrupt)[0]}; {saved}") from None
         unfinished.unlink(missing_ok=True)
         remove_backups(backups)
+        return certificate, results if measured else None
 
     def _note(self, text: str) -> None:
         say(self.console, f"Note: {text}", style="yellow")
@@ -226,7 +226,7 @@ class Quantization:
             fitted = fit(
                 quantized,
                 self.model,
-                fed_batches(pictures.images, feed),
+                pictures.images,
                 num_images=len(pictures.images),
                 steps=self.steps,
                 seed=self.arguments.seed,

@@ -169,7 +169,7 @@ class Results(Displayed):
 
     @property
     def loss(self) -> Marked | None:
-        """The loss of the file against the float model, by `LOSS_RULE`; None without a file."""
+        """The loss of the file against the float model, by `rules.FLOAT`; None without a file."""
         if self.shipped is None:
             return None
         float_share = 1.0 if self.float_top1 is None else self.float_top1

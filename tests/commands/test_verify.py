@@ -59,6 +59,7 @@ def test_a_target_without_a_model_is_a_file_alone():
 # -- --target, from the plan over the file to what is checked of it --------------------------------
 
 
+@pytest.mark.essential
 def test_a_file_for_an_npu_is_planned_written_and_checked(files, tmp_path, said):
     target = ["--target", "ethos-u55"]
     assert main.main(["explain", str(files / "float.h5"), *target]) == 0
@@ -114,6 +115,7 @@ def folder(tmp_path_factory):
     return found
 
 
+@pytest.mark.essential
 def test_a_kit_goes_out_and_its_certificate_comes_back(folder, tmp_path):
     words = ("verify", "model.tflite", "--images", "images.npy")
     said = told_without_tensorflow(

@@ -29,6 +29,7 @@ def run(*arguments, folder, timeout=120):
     )
 
 
+@pytest.mark.essential
 def test_help_explains_every_flag(tmp_path):
     done = run("--help", folder=tmp_path)
     for flag in ("--config", "--set", "--run_dir", "--mode", "--seed"):

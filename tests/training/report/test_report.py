@@ -12,7 +12,7 @@ from sat_tf.messages import RunError
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.report import curves, report
 from sat_tf.report.layers import LayerRow
-from sat_tf.report.report import headline_of, write_layers
+from sat_tf.report.report import headline_of_folder, write_layers
 from sat_tf.report.results import Results
 from sat_tf.training import run_folder
 from sat_tf.training.config import config_text, parse_config
@@ -91,7 +91,7 @@ def test_what_is_lost_is_in_the_headline_that_ends_a_command(tmp_path, lost, ima
     folder.write_json(output_folder.RESULTS, results)
     certificate = json.loads(folder.read_text(output_folder.CERTIFICATE))
     folder.write_json(output_folder.CERTIFICATE, {**certificate, "float_outputs": []})
-    headline = headline_of(folder)
+    headline = headline_of_folder(folder)
     assert headline.kind == kind
     on = f"-3.10 points of top-1 beside the float model, on {images} held-out images"
     assert headline.words == on
