@@ -23,6 +23,10 @@ from sat_tf.exact.tflite.preprocessing import COVERING, Preprocessing
 from sat_tf.files import read_bytes
 from sat_tf.messages import first_ones, in_one_line, reason_of
 
+# The usual number of images that a model is calibrated on.
+CALIBRATION_IMAGES = 512
+# One picture in so many is held out where a folder is not divided; notes and guides say a fifth.
+_HELD_OUT_EVERY = 5
 TRAIN = "train"
 # The first one that exists is held out: "test" is last, because it often has no labels.
 HELD_OUT = ("val", "validation", "test")
@@ -117,14 +121,14 @@ class Pictures(Sequence[Any]):
 
     def _is_held_out(self) -> npt.NDArray[np.bool_]:
         if self.array is not None:
-            return np.arange(len(self)) % 5 == 2
+            return np.arange(len(self)) % _HELD_OUT_EVERY == 2
         is_held_out = np.zeros(len(self), bool)
         relative_names = (name.removeprefix(f"{self.part}/") for name in self.names)
         keys = [hashlib.sha256(os.fsencode(name)).digest() for name in relative_names]
         labels = np.zeros(len(self), np.int32) if self.labels is None else self.labels
         for label in np.unique(labels):
             members = sorted(np.flatnonzero(labels == label), key=keys.__getitem__)
-            count = min(max(1, round(0.2 * len(members))), len(members) - 1)
+            count = min(max(1, round(len(members) / _HELD_OUT_EVERY)), len(members) - 1)
             is_held_out[members[:count]] = True
         return is_held_out
 

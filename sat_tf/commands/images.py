@@ -23,7 +23,14 @@ from sat_tf.exact.tflite.preprocessing import COVERING
 from sat_tf.exact.tflite.tensors import Image
 from sat_tf.files import read_text
 from sat_tf.messages import ProblemsError, RunError, first_ones, say, value_errors_as_run_errors
-from sat_tf.pictures import DECODER, Pictures, open_again, open_pictures, spread_evenly
+from sat_tf.pictures import (
+    CALIBRATION_IMAGES,
+    DECODER,
+    Pictures,
+    open_again,
+    open_pictures,
+    spread_evenly,
+)
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.validation import Positive, option
 
@@ -285,7 +292,7 @@ def _cell(row: list[str], column: int) -> str:
 
 # -- images for a float model -------------------------------------------------------------------
 
-CALIBRATION_IMAGES, HELD_OUT_IMAGES = 512, 1024
+HELD_OUT_IMAGES = 1024
 # An .npy file of fewer images is not divided.
 _FEWEST = 5
 

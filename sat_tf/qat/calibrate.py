@@ -21,6 +21,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
+from sat_tf.pictures import CALIBRATION_IMAGES
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.images import Batch, Batches, Images, gather, images_at_once
 from sat_tf.qat.input_range_checks import (
@@ -126,7 +127,7 @@ def calibrate(
     model: keras.Model,
     dataset: Any,
     *,
-    num_images: int = 512,
+    num_images: int = CALIBRATION_IMAGES,
     clipping_levels: bool = True,
     batch_normalization: bool = True,
     keep_function: bool = False,
@@ -221,7 +222,9 @@ def calibrate(
     return model
 
 
-def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 512) -> keras.Model:
+def estimate_statistics(
+    model: keras.Model, dataset: Any, *, num_images: int = CALIBRATION_IMAGES
+) -> keras.Model:
     """Re-estimates the moving statistics of BatchNormalization, as `calibrate` does.
 
     They become the mean over batches with the current weights; moving averages still contain the
