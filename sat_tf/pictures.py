@@ -73,7 +73,7 @@ class Pictures(Sequence[Any]):
         if self.array is not None:
             return self.array[place]
         mode, turns = MODES[self.shape[2]], self.preprocessing.exif_orientation
-        return np.atleast_3d(image_of(self.encoded(place), mode, turns=turns))
+        return np.atleast_3d(np.asarray(image_of(self.encoded(place), mode, turns=turns)))
 
     def take(self, places: Iterable[int]) -> "Pictures":
         """Takes the pictures at some indices, in that order."""
