@@ -81,9 +81,11 @@ class FineTuned(tf.train.experimental.PythonState):
         return f"distance from the float model {words}" if words else ""
 
     def serialize(self) -> str:
+        """Returns what a training that goes on needs to know."""
         return json.dumps([self.epochs, self.kept_epoch, self.learning_rate, [*self.tried.items()]])
 
     def deserialize(self, text: str) -> None:
+        """Takes up what `serialize` has returned."""
         epochs, self.kept_epoch, self.learning_rate, tried = json.loads(text)
         self.epochs, self.tried = [Epoch(*row) for row in epochs], dict(tried)
 
@@ -231,10 +233,7 @@ class Backup(keras.callbacks.BackupAndRestore):
 
 
 class _Trainer(keras.Model):
-    """Trains a student by labels and, for a share of the loss, the answers of a teacher.
-
-    Backups hold its variables and its outcome, which are all that a training knows.
-    """
+    """Trains a student by labels and, for a share of the loss, the answers of a teacher."""
 
     def __init__(self, student: keras.Model, teacher: keras.Model, row: str, share: float) -> None:
         super().__init__(name=f"trainer_of_{student.name}")
@@ -246,6 +245,7 @@ class _Trainer(keras.Model):
         layers = [layer for layer in layers if not layer_kinds.kernels_of(layer)[0].depthwise]
         self._kernels = [layer_kinds.kernel_of(layer) for layer in layers]
         self._loss = keras.metrics.Mean("loss_of_step")
+        # Backups hold all that Keras tracks: these, the outcome, the student, the optimizer.
         self.best = [tf.Variable(weight, trainable=False) for weight in student.get_weights()]
         self.outcome = FineTuned()
         # Keras traces the steps only once, so that a schedule for each rate has the same variables.
