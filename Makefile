@@ -15,7 +15,7 @@ demo: $(VENV)/installed ## Train, quantize, export and verify a digits model; mi
 	$(BIN)/python examples/train_imagenet.py
 
 .PHONY: test
-test: lint types unit ## Lint, type check, and run the tests that catch nearly everything; 20 minutes on two cores
+test: lint types unit ## Lint, type check, and run the tests that catch nearly everything; 5 minutes on two cores
 
 .PHONY: test-all
 test-all: test arm backends thorough ## The same, and all other tests but those of minutes each; two hours
@@ -44,16 +44,20 @@ types: $(VENV)/installed-test ## Check types
 unit: $(VENV)/installed-test ## Run the fast tests, on all cores
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
+.PHONY: durations
+durations: $(VENV)/installed-test ## Measure the fast tests, and make those thorough that take too long
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --measure
+
 .PHONY: thorough
 thorough: $(VENV)/installed-test ## Run the tests that `make unit` leaves out, but those of minutes each
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'thorough and not slow'
 
 # Of another commit, other tests; the same of the same one.
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null)
-SHARE ?= 0.25
+SHARE ?= 0.1
 
 .PHONY: sample
-sample: $(VENV)/installed-test ## Run a quarter of the thorough tests, drawn by the commit's hash; SHARE=0.5: half of them
+sample: $(VENV)/installed-test ## Run a tenth of the thorough tests, drawn by the commit's hash; SHARE=0.5: half of them
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'thorough and not slow' --share $(SHARE) --draw '$(COMMIT)'
 
 .PHONY: test-slow

@@ -33,7 +33,7 @@ from rows import as_table, read_csv, write_csv
 
 import sat_tf
 from sat_tf import output_folder
-from sat_tf.analysis.allocation.allocation import make_problem
+from sat_tf.analysis.allocation.allocation import BitProblem
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices
 from sat_tf.planning.file_size import file_bytes
@@ -178,13 +178,16 @@ class _Task:
 
     def _searched(self, way: str) -> tuple[BitPolicy, int]:
         choices = ModelChoices(self.model, self.uniform, **self.choices)
-        problem = make_problem(choices, read_budget(self.budget))
-        bits = np.array([[weights or 0, read or 0] for _, (weights, read) in problem.options])
+        problem = BitProblem(choices, read_budget(self.budget))
+        bits = np.array(
+            [[one.weight_bits or 0, one.activation_bits or 0] for one in problem.options]
+        )
         half = len(self.images) // 2
         loss = CalibratedLoss(self.model, choices, self.images[:half], self.labels[:half])
 
         def evaluate(chosen: np.ndarray) -> float:
-            return loss(problem.chosen(chosen))
+            options = [problem.options[option] for option in chosen]
+            return loss({one.name: (one.weight_bits, one.activation_bits) for one in options})
 
         given = problem.knapsack, bits, evaluate
         times = {"evaluations": _EVALUATIONS.value}
@@ -194,7 +197,7 @@ class _Task:
             found = haq_searches.greedy_search(*given, **times)
         if found is None:
             raise RuntimeError(f"{way}: received a budget that no choice of bits keeps.")
-        return choices.policy_of(problem.chosen(found.chosen)), len(found.history)
+        return problem.policy_of(found.chosen), len(found.history)
 
 
 def _float_model(

@@ -83,10 +83,8 @@ def stepped(
     place = int(np.searchsorted(known, own)) + step
     if not 0 <= place < len(known):
         return None
-    tie = problem.tie[item]
-    together = [item]
-    if kind == ACTIVATIONS and tie >= 0:
-        together = list(np.flatnonzero(problem.tie == tie))
+    tied = np.flatnonzero(problem.tie == problem.tie[item])
+    together = list(tied) if kind == ACTIVATIONS else [item]
     moved = chosen.copy()
     for each in together:
         wanted = bits[chosen[each]].copy()
@@ -193,6 +191,5 @@ def _random_choice(problem: Knapsack, bits: np.ndarray, draw: np.random.Generato
         if tie in levels:
             options = options[problem.level[options] == levels[tie]]
         chosen[item] = draw.choice(options)
-        if tie >= 0:
-            levels.setdefault(tie, int(problem.level[chosen[item]]))
+        levels.setdefault(tie, int(problem.level[chosen[item]]))
     return chosen

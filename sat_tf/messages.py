@@ -130,8 +130,6 @@ REMOVED = {
     "allocate.ideal_bytes": "use average_weight_bits, which are 8 · ideal bytes / weights",
     "allocate.bit_operations": "use average_bits, or milliseconds of an npu",
     "allocate.compiled_bytes": "use milliseconds of the npu, or bytes of the .tflite file",
-    "allocate.latency": "use npu='ethos-u55-128', or another whose compiler estimates milliseconds",
-    "allocate.seconds": "use fewer weight_bits and activation_bits, which are proven sooner",
     "allocate.cost": "use sat_tf.allocate(model, cost=table) in Python for costs of your own",
     "Allocation.curve": _FOR_EACH_BUDGET,
     "Allocation.write_picture": _FOR_EACH_BUDGET,

@@ -37,12 +37,12 @@ STRICT = ConfigDict(strict=True, extra="forbid", arbitrary_types_allowed=True)
 
 
 def up_to(most: int, fix: str) -> Any:
-    """Returns the mark of positive integers up to `most`, with the fix for other values."""
+    """Returns the annotation of positive integers up to `most`, with the fix for other values."""
     return Field(ge=1, le=most, description=f"a positive integer up to {most:,}; {fix}")
 
 
 def one_of(names: Collection[Any], expected: str = "", *, none: str = "") -> Any:
-    """Returns the mark of a type whose values are some names, and None where `none` explains it."""
+    """Returns the annotation of values that are some names, and None where `none` explains it."""
     listed = ", ".join(map(str, names))
     words = (expected or f"one of {listed}") + (f", or None ({none})" if none else "")
 
@@ -84,6 +84,8 @@ def refuse(*found: str) -> None:
 def _lines(problem: Any, model: Any) -> list[str]:
     where, field, fields = _place(model, problem["loc"])
     category, value, cause = problem["type"], problem["input"], problem.get("ctx", {}).get("error")
+    if category == "json_invalid":
+        return [f"{problem['msg']}."]
     received = (
         f"{where}={shortened(repr(value))}" if where else f"received {shortened(repr(value))}"
     )

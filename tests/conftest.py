@@ -1,7 +1,10 @@
 """The setting of all tests: two logical CPUs for distribution strategies, and repeatable draws."""
 
+import csv
 import gc
 import hashlib
+import os
+import pathlib
 
 # TensorFlow's half a million objects stay: the garbage collector need not walk through them.
 gc.disable()
@@ -57,9 +60,22 @@ context.Context._set_global_seed = lambda eager, seed: _seeds.set(eager, seed)
 random_seed.get_seed = _seeds.drawing
 
 
+# The tests that take a processor longer than `MOST_SECONDS`. They are thorough, but for those that
+# are marked as essential.
+DURATIONS = pathlib.Path(__file__).parent / "durations.csv"
+MOST_SECONDS = 0.5
+
+
 def pytest_addoption(parser):
     parser.addoption("--share", type=float, default=1.0, help="run this share of the tests")
     parser.addoption("--draw", default="", help="the text that draws them: another, other tests")
+    parser.addoption("--measure", action="store_true", help=f"renew {DURATIONS.name}")
+
+
+def long_tests() -> dict[str, float]:
+    """The seconds of the tests that `DURATIONS` lists, by name."""
+    with DURATIONS.open(newline="", encoding="utf-8") as file:
+        return {row["test"]: float(row["seconds"]) for row in csv.DictReader(file)}
 
 
 def drawn(name: str, share: float, draw: str) -> bool:
@@ -68,7 +84,12 @@ def drawn(name: str, share: float, draw: str) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(config, items):
+    seconds = long_tests()
+    for item in items:
+        if item.nodeid in seconds and "essential" not in item.keywords:
+            item.add_marker(pytest.mark.thorough)
     share, draw = config.getoption("--share"), config.getoption("--draw")
     if not 0.0 < share <= 1.0:
         raise pytest.UsageError(f"--share: received {share}, expected above 0 and at most 1.")
@@ -79,9 +100,41 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
+    _clock.append(_processor_seconds())
     gc.freeze()
     gc.enable()
     gc.set_threshold(2_000, 10, 20)
+
+
+def _processor_seconds() -> float:
+    """The seconds of this process and its children, which do not depend on what else runs."""
+    return sum(os.times()[:4])
+
+
+_clock: list[float] = []  # the times at the end of each phase of a test
+_measured: dict[str, float] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    report = yield
+    _clock.append(_processor_seconds())
+    report.processor_seconds = _clock[-1] - _clock.pop(0)
+    return report
+
+
+def pytest_runtest_logreport(report):
+    _measured[report.nodeid] = _measured.get(report.nodeid, 0.0) + report.processor_seconds
+
+
+def pytest_sessionfinish(session):
+    if not session.config.getoption("--measure") or hasattr(session.config, "workerinput"):
+        return
+    seconds = {**long_tests(), **_measured}
+    rows = [row for row in sorted(seconds.items()) if row[1] > MOST_SECONDS]
+    with DURATIONS.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([("test", "seconds"), *((test, f"{most:.2f}") for test, most in rows)])
 
 
 def mirrored(count: int = 2) -> tf.distribute.Strategy:

@@ -4,14 +4,18 @@ import importlib
 import inspect
 import pathlib
 import pkgutil
+import re
 import subprocess
 import sys
 
+import keras as keras3  # noqa: TID251 -- methods are written in the names of its functions
 import pytest
 import tf_keras as keras
 
 import sat_tf
 import sat_tf.export
+from sat_tf import configs
+from sat_tf.core.tensors import namespace
 from sat_tf.exact.operations.graph_file import OPERATIONS
 from sat_tf.graph import layer_kinds, layers, operation_layers
 from sat_tf.quantizers.protocol import Quantizer
@@ -241,9 +245,36 @@ def test_imports_follow_the_arrows():
             return set()
         words = [imported.split(".") for imported in _imported(tree)]
         imported = {word[1] for word in words if word[0] == "sat_tf" and len(word) > 1} & parts
-        return imported - SHARED - MAY_IMPORT.get(_part(name), set()) - {_part(name)}
+        public = {"configs"} if name.startswith(METHODS) else set()
+        return imported - SHARED - MAY_IMPORT.get(_part(name), set()) - {_part(name)} - public
 
     assert not _offenders(against_the_arrows)
+
+
+# Methods of published tables are proof that what a page tells the author of a quantizer suffices.
+METHODS = "quantizers/methods/"
+AUTHORS_PAGE = PACKAGE.parent / "docs" / "extend" / "own_quantizer.md"
+
+
+def test_a_method_needs_what_the_author_of_a_quantizer_is_told_and_no_more():
+    modules = set(re.findall(r"sat_tf(?:\.\w+)+(?=`)", AUTHORS_PAGE.read_text(encoding="utf-8")))
+    names = {f"sat_tf.configs.{name}" for name in configs.__all__}
+    functions = {*dir(keras3.ops), *re.findall(r"^ {8}(\w+)\(", namespace.__doc__, re.MULTILINE)}
+
+    def untold(name, tree):
+        if not name.startswith(METHODS):
+            return set()
+        imported = set(_imported_modules(tree)) | {
+            name for name in _imported(tree) if name.startswith("sat_tf.configs.")
+        }
+        called = {
+            node.attr
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "n"
+        }
+        return (imported - modules - names) | (called - functions)
+
+    assert not _offenders(untold)
 
 
 # What users quantize with needs none of the pipeline that trains the paper's networks.
@@ -321,6 +352,7 @@ def test_the_proof_needs_nothing_of_what_makes_files():
     assert not _offenders(others)
 
 
+@pytest.mark.essential
 def test_lazy_names_are_not_used_inside_the_package():
     # They hide which module is needed, from readers and from the tests above.
     def lazy(name, tree):
@@ -465,6 +497,7 @@ def test_an_operation_is_asked_and_never_told_by_its_class():
     assert not _offenders(told)
 
 
+@pytest.mark.essential
 def test_there_is_one_keras():
     # The meaning of the others depends on what was imported first. Keras 3 itself is `keras`, in
     # the one part that is about it.
@@ -503,6 +536,7 @@ def _named_layers(tree):
                 yield name, node.lineno
 
 
+@pytest.mark.essential
 def test_layer_kinds_are_rows_of_the_registry_and_named_nowhere_else():
     def named(name, tree):
         known = NO_KINDS | NAMED_BESIDE.get(name, set())

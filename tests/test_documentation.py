@@ -21,6 +21,7 @@ import sat_tf
 import sat_tf.callbacks
 import sat_tf.export
 from docs import command_help
+from sat_tf import configs
 from sat_tf.commands.main import COMMANDS, command_parser
 from sat_tf.exact.litert.runtime import Runtime
 from sat_tf.training import data, models
@@ -33,7 +34,7 @@ NAMES = [
     *(f"sat_tf.{name}" for name in sat_tf.__all__),
     *(f"sat_tf.export.{name}" for name in sat_tf.export.__all__),
     *(f"sat_tf.callbacks.{name}" for name in sat_tf.callbacks.__all__),
-    "sat_tf.configs.LayerConfig",
+    *(f"sat_tf.configs.{name}" for name in configs.__all__ if name != "PlacedConfig"),
     *(f"sat_tf.training.data.{name}" for name in data.__all__ if name.startswith("load")),
     *(f"sat_tf.training.models.{name}" for name in models.__all__ if name.islower()),
 ]

@@ -70,6 +70,7 @@ def test_a_file_is_compared_with_a_float_model_of_keras_3(quantized, tmp_path):
     assert certificate.codes_differing == 0
 
 
+@pytest.mark.essential
 def test_what_measures_steps_of_tf_keras_says_so(quantized):
     images, labels = pixels_and_labels(16)
     quantized.compile("sgd", "sparse_categorical_crossentropy")

@@ -31,6 +31,7 @@ def test_a_page_has_whole_tables_and_no_template(path):
         assert len(lines) > 2, table
 
 
+@pytest.mark.essential
 def test_pages_are_what_make_tables_renders():
     for path, text in tables.pages():
         assert path.read_text(encoding="utf-8") == text, f"{path}: run `make tables`"

@@ -113,7 +113,7 @@ def test_links_to_folders_are_followed_once(tmp_path):
     assert open_pictures(tmp_path / "set").names == ["a/1.jpg", "a/more/2.jpg", "b/1.jpg"]
 
 
-def test_pipes_sockets_and_devices_are_passed_over_and_links_to_nothing_are_corrupt(tmp_path):
+def test_pipes_sockets_devices_and_links_to_nothing_are_corrupt(tmp_path):
     save(tmp_path / "good.png", picture(1))
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
@@ -123,11 +123,10 @@ def test_pipes_sockets_and_devices_are_passed_over_and_links_to_nothing_are_corr
         opened.bind(str(tmp_path / "socket.png"))
         images, pictures = read(tmp_path)
     assert len(images) == 1
-    corrupt, passed_over = pictures.notes
-    assert corrupt.startswith("2 of 3 files are no pictures, not whole, or too large: ")
-    assert "gone.png" in corrupt
-    assert "round.png" in corrupt
-    assert passed_over.endswith(": device.png, pipe.png, socket.png")
+    (corrupt,) = pictures.notes
+    assert corrupt.startswith("5 of 6 files are no pictures, not whole, or too large: ")
+    for name in ("device.png", "gone.png", "pipe.png", "round.png", "socket.png"):
+        assert name in corrupt
 
 
 def test_a_class_may_be_called_as_a_part_is(tmp_path):
@@ -138,7 +137,7 @@ def test_a_class_may_be_called_as_a_part_is(tmp_path):
 @pytest.mark.parametrize("beside", [["bus", "car"], ["bus", "val"], ["bus/large"]])
 def test_a_train_that_may_be_a_class_or_a_part_is_refused(tmp_path, beside):
     touch(tmp_path, *(f"{name}/1.jpg" for name in ("train", *beside)))
-    with pytest.raises(ValueError, match=r"received pictures in train itself and in bus.* beside"):
+    with pytest.raises(ValueError, match=r"in it and the folders bus.* beside them"):
         open_pictures(tmp_path)
     parts = tmp_path / "divided" / "train"
     touch(parts, *(f"{name}/1.jpg" for name in ("bus", "car", "train")))
@@ -224,10 +223,9 @@ def test_the_very_files_are_found_again_or_named(tmp_path):
     assert again.images()[0][:, 0, 0, 0].tolist() == [0, 1, 2]
     save(tmp_path / "a" / "1.png", picture(9))
     (tmp_path / "a" / "2.png").unlink()
-    with pytest.raises(ValueError, match="2 problems") as error:
+    expected = r"2 of 3 pictures that are not there or have changed \(a/1.png, a/2.png\)"
+    with pytest.raises(ValueError, match=expected):
         open_again(tmp_path, hashes, SHAPE)
-    assert "1 of 3 pictures are not there: a/2.png" in str(error.value)
-    assert "1 of 3 pictures have changed: a/1.png" in str(error.value)
 
 
 # What becomes of their pixels.
@@ -369,7 +367,7 @@ def test_a_jpeg_that_breaks_off_is_truncated(options):
     jpeg = encoded(photograph(203, 299), **options)
     for share in (0.3, 0.5, 0.9):
         for end in (b"", bytes(5000)):  # copies that broke off are often filled with zeros
-            with pytest.raises(ValueError, match="it is truncated"):
+            with pytest.raises(ValueError, match="truncated"):
                 image_of(jpeg[: int(share * len(jpeg))] + end, "RGB", turns=True)
     image_of(jpeg + b"\0" * 100 + b"what a camera writes behind it", "RGB", turns=True)
 
@@ -383,7 +381,7 @@ def test_a_preview_inside_does_not_hide_that_a_jpeg_breaks_off():
     image_of(jpeg, "RGB", turns=True)
     for share in (0.5, 0.9):
         cut = len(exif) + int(share * (len(jpeg) - len(exif)))
-        with pytest.raises(ValueError, match="it is truncated"):
+        with pytest.raises(ValueError, match="truncated"):
             image_of(jpeg[:cut] + bytes(len(jpeg) - cut), "RGB", turns=True)
 
 

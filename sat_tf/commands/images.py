@@ -23,7 +23,14 @@ from sat_tf.exact.tflite.preprocessing import COVERING
 from sat_tf.exact.tflite.tensors import Image
 from sat_tf.files import read_text
 from sat_tf.messages import ProblemsError, RunError, first_ones, say, value_errors_as_run_errors
-from sat_tf.pictures import DECODER, Pictures, open_again, open_pictures, spread_evenly
+from sat_tf.pictures import (
+    CALIBRATION_IMAGES,
+    DECODER,
+    Pictures,
+    open_again,
+    open_pictures,
+    spread_evenly,
+)
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.validation import Positive, option
 
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
     import tf_keras as keras
 
 _RANDOM_IMAGES, _RANDOM_SEED = 64, 0
-USUAL_IMAGES = 256  # The number taken from a folder.
+USUAL_IMAGES = 256  # The number of a folder that files and layers are measured with.
 _NOTHING = Metadata()
 
 
@@ -66,7 +73,7 @@ class ImageOptions:
     images: str | None = None  # A folder of pictures or an .npy file; None for random ones.
     num_images: int | None = None  # The most images, spread evenly; None takes the usual number.
     usual: int | None = USUAL_IMAGES  # The usual number from a folder; None takes all.
-    # The very files of the folder to take, if not any; see `ImagesFrom`.
+    # The names and hashes of the only files to take; all may be taken where it is empty.
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     labels: str | None = None  # A file with the class numbers of an .npy file's images.
 
@@ -285,8 +292,8 @@ def _cell(row: list[str], column: int) -> str:
 
 # -- images for a float model -------------------------------------------------------------------
 
-CALIBRATION_IMAGES, HELD_OUT_IMAGES = 512, 1024
-# Fewer arrays are not divided.
+HELD_OUT_IMAGES = 1024
+# An .npy file of fewer images is not divided.
 _FEWEST = 5
 
 
@@ -420,8 +427,8 @@ def _divided(
 ) -> tuple[Pictures, Pictures, int]:
     """The images to calibrate and train on, the held-out ones, and the number of classes.
 
-    Both are the same images where none are held out. Labels are left out unless they are those of
-    an output.
+    Where none are held out, the first two are the same. Labels are left out unless they are those
+    of an output.
     """
     shape, outputs = fixed_input_shape(model), [tuple(tensor.shape[1:]) for tensor in model.outputs]
     shapes = f"shapes {', '.join(map(str, outputs))}"

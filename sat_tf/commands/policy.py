@@ -83,7 +83,8 @@ def asked_policy(
 ) -> BitPolicy | None:
     """The policy from the options; None if no option sets one.
 
-    --bits changes the policy of a file or a run, KEY=VALUE both, and other options come last.
+    The policy of a file or of a run comes first; --bits, KEY=VALUE and the other options change it,
+    in this order.
     """
     words, asked_bits = arguments.policy, getattr(arguments, "bits", None)
     files = [word for word in words if "=" not in word]

@@ -41,6 +41,7 @@ from sat_tf.report.report import of_training, write_file, write_layers, write_re
 from sat_tf.report.results import Results, of_certificate
 
 _BATCH_SIZE = 32
+_BACKUPS = "training_backup"  # a folder: an interrupted training, which no start moves aside
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,12 +57,15 @@ class Quantization:
     steps: int  # Steps of reconstruction for each block; 0 for none.
     arguments: argparse.Namespace  # The arguments of the command.
 
-    def write(self) -> None:
-        """Quantizes the model, exports it, verifies the file, and writes results and a report."""
+    def write(self) -> tuple[Certificate, Results | None]:
+        """Quantizes the model, exports it, verifies the file, and writes results and a report.
+
+        Without labels and without training there are no results.
+        """
         self._expect_unfinished()
         begun, pictures, folder = time.monotonic(), self.pictures, self.folder
         unfinished = folder.file(output_folder.UNFINISHED)
-        backups = folder.file(output_folder.BACKUPS)
+        backups = folder.file(_BACKUPS)
 
         def forget() -> None:
             unfinished.unlink(missing_ok=True)
@@ -74,9 +78,9 @@ class Quantization:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
             quantized = quantize_model(self.model, self.policy)
+        images = pictures.images
+        calibrate(quantized, images, num_images=len(images), keep_function=True)
         feed = feed_of(self.policy, self.model)
-        batches = fed_batches(pictures.images, feed)
-        calibrate(quantized, batches, num_images=len(pictures.images), keep_function=True)
         checkpoint = Checkpoint(
             unfinished,
             say=functools.partial(say, self.console),
@@ -95,16 +99,12 @@ class Quantization:
                 if fitted is not None:
                     fitted.write(folder)
                 certificate = self._export(quantized, is_trained=tuned is not None)
-                if (
-                    fitted is not None
-                    and fitted.kept
-                    and pictures.held_out.images is pictures.images
-                ):
+                if fitted is not None and fitted.kept and pictures.held_out.images is images:
                     self._note(
-                        "four in five of these pictures are those that it was fitted to; how it "
-                        "answers others stands above, behind its reconstruction."
+                        "the model was fitted to most of these pictures; the line of its "
+                        "reconstruction, above, tells how it answers others."
                     )
-                write_layers(folder, layer_rows(quantized, feed(pictures.images[:SAMPLE])))
+                write_layers(folder, layer_rows(quantized, feed(images[:SAMPLE])))
                 measured: dict[str, Any] = {}
                 has_labels = pictures.held_out.labels is not None
                 if tuned is not None:
@@ -137,6 +137,7 @@ class Quantization:
                 saved = f"saved in {folder.path}: {checkpoint.saved}; the same command goes on"
             raise type(interrupt)(f"{ending_of(interrupt)[0]}; {saved}") from None
         forget()
+        return certificate, results if measured else None
 
     def _note(self, text: str) -> None:
         say(self.console, f"Note: {text}", style="yellow")
@@ -144,13 +145,13 @@ class Quantization:
     def _expect_unfinished(self) -> None:
         """Refuses the folder of a run, and --resume without anything to resume."""
         folder = self.folder
-        if folder.holds_run:
+        if folder.file(output_folder.CONFIG).is_file():
             raise RunError(
                 f"{folder.path}: received the folder of a run, expected one for other files; name "
                 "one with --out."
             )
         is_reconstructing = self.steps and folder.file(output_folder.UNFINISHED).is_file()
-        is_training = self.arguments.epochs and folder.file(output_folder.BACKUPS).is_dir()
+        is_training = self.arguments.epochs and folder.file(_BACKUPS).is_dir()
         if self.arguments.resume and not (is_reconstructing or is_training):
             what = " or training" if self.arguments.epochs else ""
             raise RunError(
@@ -230,7 +231,7 @@ class Quantization:
             fitted = fit(
                 quantized,
                 self.model,
-                fed_batches(pictures.images, feed),
+                pictures.images,
                 num_images=len(pictures.images),
                 steps=self.steps,
                 seed=self.arguments.seed,
@@ -294,7 +295,7 @@ class Quantization:
                     learning_rate=self.arguments.learning_rate,
                     batch_size=batch_size,
                     seed=self.arguments.seed,
-                    folder=folder.file(output_folder.BACKUPS),
+                    folder=folder.file(_BACKUPS),
                     is_expected=bool(self.arguments.resume) and not self.steps,
                     finish=snap_biases,
                     say=functools.partial(say, self.console),

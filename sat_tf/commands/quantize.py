@@ -14,7 +14,7 @@ from sat_tf.commands.options import OWN_TYPE, add_output_type, add_resume, add_t
 from sat_tf.commands.parser import Parser
 from sat_tf.commands.policy import add_quantization, usual_policy, with_input_range
 from sat_tf.commands.verification_table import conclude
-from sat_tf.exact.certificate.certificate import Certificate, read_certificate
+from sat_tf.exact.certificate.certificate import Certificate
 from sat_tf.exact.certificate.rules import sentence
 from sat_tf.messages import RunError, say, value_errors_as_run_errors
 from sat_tf.output_folder import TFLITE_MODEL, OutputFolder, run_name
@@ -114,7 +114,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     # The smaller number of bits decides the loss of accuracy.
     arguments.bits = min(policy.weight_bits or 8, policy.activation_bits or 8)
     folder = OutputFolder(pathlib.Path(arguments.out or pathlib.Path("runs") / name))
-    folder.check_writable()
+    with folder.opened():
+        pass  # it can be written to
     say(console, f"Reading {path}")
     quiet_tensorflow()
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
@@ -138,7 +139,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             images, model, policy, console, to_train=bool(epochs), labels=arguments.labels
         )
         policy = with_input_range(policy, model, str(path), pictures.held_out.sample, console)
-        Quantization(
+        certificate, results = Quantization(
             model=model,
             policy=policy,
             pictures=pictures,
@@ -148,8 +149,9 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             row=row,
             arguments=arguments,
         ).write()
-    print_ending(arguments.bits, folder, why_not, console)
-    return conclude(folder.file(TFLITE_MODEL), headline_of(folder), console)
+    headline = headline_of(certificate, results)
+    print_ending(arguments.bits, folder, certificate, results, headline, why_not, console)
+    return conclude(folder.file(TFLITE_MODEL), headline, console)
 
 
 def expect_float(path: pathlib.Path, model: "keras.Model") -> None:
@@ -176,15 +178,16 @@ def expect_float(path: pathlib.Path, model: "keras.Model") -> None:
 # -- the last lines: accuracy, size, verdict, what to do next, and the files --------------------
 
 
-def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console) -> None:
-    """Prints the last lines; nothing where the folder has no file yet."""
-    from sat_tf.report.report import headline_of
-
-    if not folder.file(output_folder.CERTIFICATE).exists():
-        return
-    certificate = read_certificate(folder.file(output_folder.CERTIFICATE))
-    has_results = folder.file(output_folder.RESULTS).exists()
-    results = Results.read(folder) if has_results else None
+def print_ending(
+    bits: int,
+    folder: OutputFolder,
+    certificate: Certificate,
+    results: Results | None,
+    headline: Marked,
+    why_not: str,
+    console: Console,
+) -> None:
+    """Prints the last lines."""
     names = (
         output_folder.TFLITE_MODEL,
         output_folder.CERTIFICATE_PAGE,
@@ -192,7 +195,6 @@ def print_ending(bits: int, folder: OutputFolder, why_not: str, console: Console
         output_folder.QUANTIZED_MODEL,
     )
     model, *companions = (folder.file(name) for name in names if folder.file(name).exists())
-    headline = headline_of(folder) or certificate.verdict
     # Nothing tells which answers are right without labels.
     is_measured = results is not None and results.gained is not None
     lines: dict[str, str | Marked] = {

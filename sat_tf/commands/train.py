@@ -104,7 +104,8 @@ def train(
     config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
 ) -> bool:
     """Trains, exports and verifies, or finishes a run; prints the table of results."""
-    folder.check_writable()
+    with folder.opened():
+        pass  # it can be written to
     if resume is not False:
         expect_same_run(folder, config)
 
@@ -124,9 +125,9 @@ def train(
 
 def conclude_folder(folder: RunFolder, console: Console) -> bool:
     """Ends a command that has filled a folder: `conclude` with the headline of what is in it."""
-    from sat_tf.report.report import headline_of
+    from sat_tf.report.report import headline_of_folder
 
-    return conclude(folder.file(TFLITE_MODEL), headline_of(folder), console)
+    return conclude(folder.file(TFLITE_MODEL), headline_of_folder(folder), console)
 
 
 _Result = TypeVar("_Result")

@@ -114,7 +114,7 @@ def quantize_weights(
     )
 
 
-def weight_codes(kernel: Tensor, magnitude: Tensor, num_bits: int) -> Tensor:
+def weight_codes(kernel: Tensor, magnitude: Tensor, num_bits: grids.Bits) -> Tensor:
     """The codes of `quantize_weights`, int32; NaN is an error."""
     n = namespace(kernel)
     units = in_float32(n, kernel) / weight_scale(magnitude, num_bits)

@@ -5,16 +5,6 @@ is `on_tensorflow.NAMESPACE`, with TensorFlow's own functions and kernels; that 
 is `on_keras.NAMESPACE`, with those of `keras.ops`, on JAX and PyTorch. Both hold the same names,
 which are those of `keras.ops` where it has the function; `on_tensorflow` explains the others. The
 one that is not used is not imported.
-
-A gradient of its own is a pair of functions of a module:
-
-    forward(n, *inputs, **settings)                             gives the value, and what to keep
-    backward(n, upstream, value, *inputs, *kept, **settings)    gives a gradient for each input
-
-and `n.with_gradient(forward, backward, inputs, **settings)` is the value with that gradient.
-The gradients of the operations that have made the value are never taken. A setting may be a
-tensor, which has no gradient. The others are numbers, names or tuples of them; TensorFlow registers
-each combination once, so they must not be as many as there are calls.
 """
 
 import sys
@@ -32,9 +22,17 @@ _PLAIN = (int, float, list, tuple, np.ndarray, np.generic)
 
 
 def namespace(x: Any) -> Namespace:
-    """The functions of whatever library a tensor belongs to.
+    """The functions of whatever library a tensor belongs to, under their names in `keras.ops`.
 
-    Arrays and numbers belong to TensorFlow where it is loaded, else to Keras 3.
+    Arrays and numbers belong to TensorFlow where it is loaded, else to Keras 3. Others than those
+    of `keras.ops` are
+
+        tensor(x, dtype)                      a variable, an array or a number as a tensor
+        in_widest(x)                          in float64, or the widest type that there is
+        sums_by_id(values, ids, size)         the sum of the values of each id, in that type
+        search_rows(ascending, rows, side)    `searchsorted` in each row
+        solve(matrices, right)                of symmetric, positive definite matrices
+        exact_divisor(number, like)           by which XLA divides, and does not multiply
     """
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and (isinstance(x, _PLAIN) or tensorflow.is_tensor(x)):
@@ -62,9 +60,17 @@ def computed_in_float32(
     inputs: Sequence[Any],
     **settings: Any,
 ) -> Tensor:
-    """`n.with_gradient` of inputs in float32, returned in the type of the first one.
+    """A value with a gradient of its own, in float32, returned in the type of the first input.
 
-    The types of mixed precision hold too few digits for codes of 8 bits and sums of gradients.
+    The types of mixed precision hold too few digits for codes of 8 bits and sums of gradients. Both
+    are functions of a module:
+
+        forward(n, *inputs, **settings)                             the value, and what to keep
+        backward(n, upstream, value, *inputs, *kept, **settings)    a gradient for each input
+
+    The gradients of the operations that have made the value are never taken. A setting may be a
+    tensor, which has no gradient. The others are numbers, names or tuples of them; TensorFlow
+    registers each combination once, so they must not be as many as there are calls.
     """
     n = namespace(inputs[0])
     first_input = n.tensor(inputs[0])

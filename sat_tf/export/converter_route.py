@@ -14,7 +14,7 @@ from sat_tf.exact.operations.graph import Graph
 from sat_tf.exact.operations.linear import Linear, map_linear
 from sat_tf.exact.operations.operation import Operation
 from sat_tf.exact.operations.windows import LinearKind, transposed_size
-from sat_tf.exact.tflite.tensors import Activation
+from sat_tf.exact.tflite.tensors import Activation, dequantized
 from sat_tf.export.lowering.float_layer import FloatLayer, run_converter
 from sat_tf.export.lowering.outputs import with_own_names
 from sat_tf.export.lowering.packing import FileSettings
@@ -65,7 +65,7 @@ def keras_of_graph(graph: Graph) -> keras.Model:
     for operation in filter(lambda operation: operation.is_float(graph), graph.operations):
         if operation.float_layer is not None or behind_float_layers.intersection(operation.inputs):
             behind_float_layers.add(operation.output)
-        elif len(operation.inputs) > 1 or type(operation) in _MIXING:
+        elif len(operation.inputs) > 1 or operation.averages:
             problems.append(
                 f"{operation.output}: received a float stream, which the converter quantizes on "
                 "scales of its own; requantize the model with stream_bits=8, or use "
@@ -126,8 +126,7 @@ class _FakeQuantized(keras.layers.Layer):
         operation, codes = self._operation, self._graph.tensors[self._operation.output].codes
         values = ON_REALS[type(operation)](operation, self._graph, *inputs)
         # Selected values keep their grid by themselves, except where several tensors are joined.
-        is_joined = operation.operators == ("CONCATENATION",)
-        if codes is None or (operation.selects and not is_joined):
+        if codes is None or (operation.selects and not operation.joins):
             return values
         fuses = type(operation) in _FUSING
         if fuses and codes.activation is Activation.RELU:
@@ -194,18 +193,18 @@ def _linear(op: Linear, graph: Graph, x: tf.Tensor) -> tf.Tensor:
 
 def _looked_up(op: native.Lookup, graph: Graph, x: tf.Tensor) -> tf.Tensor:
     source, output = graph.codes(op.inputs[0]), graph.codes(op.output)
-    values = (op.table.astype(np.float32) - output.zero_point) * output.scale
-    places = tf.cast(tf.round(x / source.scale), tf.int32)
-    return tf.gather(tf.constant(values), places + (source.zero_point + len(values) // 2))
+    places = tf.cast(tf.round(x / source.scale), tf.int32) + (
+        source.zero_point + len(op.table) // 2
+    )
+    return tf.gather(tf.constant(dequantized(op.table, output)), places)
 
 
 def _pair(op: pairs.Pair, graph: Graph, *tensors: tf.Tensor) -> tf.Tensor:
     if op.constant is None:
         return _FUNCTIONS[op.kind.value](*tensors)
-    values, grid = op.constant
+    values, grid = op.constant.real, op.constant.grid
     if grid:
-        scale = np.float32(grid.scale)
-        values = _on_one_scale(values[0] * scale, 127.0 * float(scale))
+        values = _on_one_scale(values[0], 127.0 * float(grid.scale))
     return _FUNCTIONS[op.kind.value](*tensors, values)
 
 
@@ -241,9 +240,6 @@ _FUNCTIONS: Mapping[str, Callable[..., tf.Tensor]] = {
     "PAD": tf.pad,
     "CONCATENATION": lambda *tensors, axis: tf.concat(tensors, axis),
 }
-# Operations on several values of one tensor: the converter chooses the grid of their float outputs,
-# as for operations that read several tensors.
-_MIXING = (pools.AveragePool, pools.ResizeBilinear, pools.Mean)
 _FUSING = (Linear, pairs.Pair)  # operations with a fused activation
 # The functions of the operations that layers become: from the operation, its graph and inputs.
 ON_REALS: dict[type[Operation], Callable[..., tf.Tensor]] = {

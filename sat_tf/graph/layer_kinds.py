@@ -41,7 +41,7 @@ _UNKNOWN = LayerKind(quantized=False)
 
 
 def find_support(layer: keras.layers.Layer) -> LayerKind:
-    """The row of a layer that sat-tf quantizes; an empty one for others, subclasses among them."""
+    """The row of a layer's own class, if sat-tf quantizes it; otherwise an empty one."""
     row = KINDS.get(type(layer), _UNKNOWN)
     return row if row.quantized else _UNKNOWN
 

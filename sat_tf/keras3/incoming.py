@@ -1,29 +1,21 @@
 """The conversion of Keras 3 models and files to tf_keras, with its proof."""
 
-import contextlib
-import operator
 import os
 import pathlib
-import sys
-import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sat_tf.files import expect_path
+from sat_tf.loading import trust
 from sat_tf.loading.load import bounded_weights, load_model, named_by_content
-from sat_tf.loading.model_file import ModelFile, Part, open_model_file, parts, read_model_file
-from sat_tf.loading.trust import UntrustedModelError, untrusted, vocabulary_problem
-from sat_tf.messages import ProblemsError, reason_of, warn
+from sat_tf.loading.model_file import open_model_file, read_model_file
+from sat_tf.messages import ProblemsError, reason_of, shown, warn
 
 if TYPE_CHECKING:
     import tf_keras as keras
 
     from sat_tf.keras3.proof import Proof
     from sat_tf.keras3.translator import Translated
-
-# Modules of Keras 3 that files name for its activations.
-_FUNCTION_MODULES = ("builtins", "keras.activations", "keras.ops", "keras.ops.nn")
-_OURS = "sat_tf>"
 
 
 class Conversion(NamedTuple):
@@ -182,9 +174,18 @@ def _load(path: pathlib.Path, safe_mode: bool) -> Any:
             f"{path}: {error}; expected a .keras file that Keras 3 saved; save the model with "
             "model.save('model.keras')."
         ) from error
-    _check_file(file, safe_mode)
+    if not file.is_keras3:
+        raise ValueError(
+            f"{path}: received a file that Keras {file.version or '2'} saved, expected one of "
+            "Keras 3; it needs no conversion: load it with tf_keras.models.load_model(path)."
+        )
     import keras as keras3
 
+    if safe_mode:
+        try:
+            trust.check(file.config, keras3)
+        except ValueError as error:
+            raise type(error)(shown(f"{path}: {error}")) from error
     try:
         with named_by_content(file) as name, bounded_weights(file.weight_bytes):
             return keras3.saving.load_model(name, compile=False, safe_mode=safe_mode)
@@ -194,102 +195,3 @@ def _load(path: pathlib.Path, safe_mode: bool) -> Any:
             f"({reason_of(error)}), expected one that it does; load it with the Keras that saved "
             "it, and pass the model."
         ) from error
-
-
-def _check_file(file: ModelFile, safe_mode: bool) -> None:
-    if not file.is_keras3:
-        raise ValueError(
-            f"{file.path}: received a file that Keras {file.version or '2'} saved, expected one of "
-            "Keras 3; it needs no conversion: load it with tf_keras.models.load_model(path)."
-        )
-    try:
-        entries = list(parts({**file.config, "compile_config": None}))
-    except ValueError as error:
-        raise ValueError(f"{file.path}: {error}") from error
-    from sat_tf.keras3.layer_table import PROGRAMS
-
-    problems, programs = [], []
-    for entry in entries:
-        if entry.class_name in (*PROGRAMS, "__lambda__"):
-            programs.append(f"{entry.name}: {entry.class_name}, which holds a program")
-        elif problem := vocabulary_problem(entry):
-            programs.append(f"{entry.name}: {problem}")
-        elif problem := _part_problem(entry):
-            problems.append(f"{entry.name}: received {problem}")
-    if problems:
-        raise ProblemsError(str(file.path), dict.fromkeys(problems))
-    if programs and safe_mode:
-        raise UntrustedModelError(f"{file.path}: {untrusted(programs)}")
-
-
-def _part_problem(entry: Part) -> str | None:
-    import keras as keras3
-
-    class_name, registered_name = entry.class_name, entry.registered_name
-    if class_name == "Lambda":
-        return (
-            "a Lambda layer, whose Python code cannot be shown to do the same in tf_keras; write "
-            "it with keras.ops or with layers; or as a layer class of your own, and quantize the "
-            "model in Python, with unsupported='float', which leaves it float."
-        )
-    # Keras looks for each of the two names, in the tables of registered classes first.
-    is_ours = class_name.startswith(_OURS) or (registered_name or "").startswith(_OURS)
-    resolved = keras3.saving.get_registered_object(registered_name) if registered_name else None
-    if is_ours and not (isinstance(resolved, type) and issubclass(resolved, keras3.layers.Layer)):
-        return (
-            f"{class_name}, which sat-tf does not train; if an earlier release exported it for "
-            "inference alone, use the quantized model that it was made of."
-        )
-    if class_name == "function":
-        return _function_problem(entry)
-    # Keras writes no module for classes that are registered, of its own or of others.
-    is_of_others = ">" in (registered_name or "") and not is_ours
-    if _is_registered(registered_name) or (entry.module in ("builtins", "") and not is_of_others):
-        return None
-    if entry.module.split(".")[0] == "keras" and not is_of_others:
-        if _is_class_of_keras(entry):
-            return None
-        return (
-            f"{class_name} of the module {entry.module}, expected a class of Keras; load the model "
-            "with the Keras that saved it, and pass the model."
-        )
-    return (
-        f"{class_name}, a class of your own ({registered_name}) that Keras 3 does not know yet; in "
-        "Python, import the module that registers it, and pass "
-        f"custom_layers={{{class_name!r}: its tf_keras class}} to sat_tf.from_keras3."
-    )
-
-
-def _is_class_of_keras(entry: Part) -> bool:
-    """Whether the module that a part names has a class of its name; imports nothing."""
-    import keras as keras3
-
-    place: Any = sys.modules.get(entry.module)
-    if place is None:
-        with contextlib.suppress(AttributeError):
-            place = operator.attrgetter(entry.module.partition(".")[2])(keras3)
-    return isinstance(place, types.ModuleType) and isinstance(
-        vars(place).get(entry.class_name), type
-    )
-
-
-def _function_problem(entry: Part) -> str | None:
-    from sat_tf.graph.layers.activations import OF_KERAS3
-
-    name = entry.config
-    if _is_registered(name):
-        return None
-    is_named_once = entry.registered_name in (None, name, "function")
-    if entry.module in _FUNCTION_MODULES and is_named_once and name in list(OF_KERAS3):
-        return None
-    where = f" of {entry.module}" if entry.module else ""
-    return (
-        f"the function {name!r}{where}, which is not an activation that tf_keras has too; load the "
-        "model with Keras 3, use a layer for the function, and pass the model."
-    )
-
-
-def _is_registered(name: Any) -> bool:
-    import keras as keras3
-
-    return isinstance(name, str) and keras3.saving.get_registered_object(name) is not None

@@ -128,8 +128,6 @@ _WITHOUT_EFFECT = (
 )
 
 
-# Layers of Keras 3 that hold programs: of PyTorch, JAX and TensorFlow.
-PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
 # The modules of both Kerases with layers of the same names and settings.
 _WITH_LAYERS = ("convnext", "inception_resnet_v2")
 

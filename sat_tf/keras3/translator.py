@@ -22,6 +22,7 @@ from sat_tf.keras3.values import (
     weights_of_keras3,
     without_initial_values,
 )
+from sat_tf.loading.trust import PROGRAMS
 from sat_tf.messages import ModelError, kind_of, name_problem, reason_of
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -159,7 +160,7 @@ class Translator:
             twin = keras.saving.deserialize_keras_object(dict(layer.twin))
             twin._name = layer.name
             return twin
-        if class_name in layer_table.PROGRAMS and is_built_in:
+        if class_name in PROGRAMS and is_built_in:
             raise ValueError(
                 f"received {class_name}, which holds a program, expected layers of Keras; use these"
             )

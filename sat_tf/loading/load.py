@@ -69,7 +69,7 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
             import tf_keras as keras
 
             if safe_mode:
-                trust.check(file.config)
+                trust.check(file.config, keras)
             with contextlib.nullcontext() if safe_mode else trust.trusted_maker():
                 model = keras.models.load_model(name, compile=False, safe_mode=safe_mode)
             # Keras gives back what it does not take for an object, such as one without its config.
@@ -298,7 +298,7 @@ def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
             f"({first_ones(missing) or variables.name})"
         )
     with _loading(sum(file.stat().st_size for file in files if ".data-" in file.name)):
-        trust.check(config)
+        trust.check(config, keras)
         # It is passed as text: SavedModels write tuples in a way of their own, which this reads.
         model = keras.models.model_from_json(json.dumps(config))
         try:

@@ -1,15 +1,16 @@
-"""Tells saved models that tf_keras may load without running code that came with them.
+"""Tells saved models that Keras may load without running code that came with them.
 
-tf_keras takes functions and classes out of a file by name: the Python code of a Lambda layer is in
-the file itself, any module that a file names is imported, and any function of TensorFlow can be
-called while the model is being built, including those that write files. `check` accepts what is
-known to only compute on tensors, and names everything else.
+Keras takes functions and classes out of a file by name: the Python code of a Lambda layer is in the
+file itself, a module that a file names is imported, by tf_keras and by Keras 3 before 3.9, and any
+function of TensorFlow can be called while the model is being built, including those that write
+files. `check` accepts what is known to only compute on tensors, and names everything else.
 """
 
 import contextlib
 import contextvars
 import operator
 import re
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,14 +22,15 @@ SWITCH = (
     "configuration training.trust_model: true)"
 )
 
-# The names of tf_keras are public in these modules.
+# The names of Keras are public in these modules; not each release has all of them.
 _SHARED_IN = ("initializers", "regularizers", "constraints", "losses", "metrics")
 _CLASSES_IN = (
     *("layers", "mixed_precision", "optimizers", "optimizers.schedules", "optimizers.legacy"),
+    *("dtype_policies", "quantizers", "random"),  # of Keras 3
     *_SHARED_IN,
 )
 _FUNCTIONS_IN = ("activations", *_SHARED_IN)
-# Classes that tf_keras knows and has no public name for, and the schedules of TFMOT's pruning.
+# Classes that Keras knows and has no public name for, and the schedules of TFMOT's pruning.
 _OTHER_CLASSES = frozenset(
     {
         *("Functional", "Sequential", "Model", "InputLayer", "InputSpec", "TFOpLambda"),
@@ -38,54 +40,51 @@ _OTHER_CLASSES = frozenset(
         *("GRUCellV1", "GRUCellV2", "LSTMCellV1", "LSTMCellV2", "CuDNNGRU", "CuDNNLSTM"),
     }
 )
-# Values have these classes: tensors, arrays, tuples, shapes.
+# Values have these classes: tensors, arrays, slices, tuples, shapes.
 _VALUES = frozenset(
     {
         *("__tensor__", "__numpy__", "__bytes__", "__tuple__", "__ellipsis__", "TensorShape"),
-        *("TypeSpec", "CompositeTensor", "__wrapped__"),
+        *("TypeSpec", "CompositeTensor", "__wrapped__", "__keras_tensor__", "__slice__"),
     }
 )
 _FUNCTION_MODULES = (
-    *("", "builtins"),
+    *("", "builtins", "keras.ops", "keras.ops.nn"),
     *(f"{keras}.{module}" for keras in ("keras", "tf_keras") for module in _FUNCTIONS_IN),
 )
 _NO_FUNCTIONS = frozenset({"get", "serialize", "deserialize"})
+# Layers of Keras 3 that hold programs: of PyTorch, JAX and TensorFlow.
+PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
 
 
 class UntrustedModelError(ValueError):
     """A model would run code that came with it; the message says which, and names the switch."""
 
 
-def check(config: Mapping[str, Any]) -> None:
-    """Raises UntrustedModelError where loading a configuration with tf_keras could run code."""
+def check(config: Mapping[str, Any], keras: types.ModuleType) -> None:
+    """Raises UntrustedModelError where loading a configuration with a Keras could run code."""
     # Keras does not read it with compile=False.
     config = {key: value for key, value in config.items() if key != "compile_config"}
-    keras_names = keras_classes()
+    keras_names = _keras_classes(keras)
     problems: dict[str, None] = {}  # each once
     for entry in parts(config):
-        if problem := _problem(entry, keras_names):
+        if problem := _problem(entry, keras, keras_names):
             problems[f"{entry.name}: {problem}" if entry.name else problem] = None
     if problems:
-        raise UntrustedModelError(untrusted(list(problems)))
+        raise UntrustedModelError(
+            f"received a model that runs code when it is loaded: {'; '.join(problems)}; expected "
+            f"layers of Keras and sat-tf, or classes that you have registered; {SWITCH}."
+        )
 
 
-def untrusted(problems: list[str]) -> str:
-    """The refusal, with all its reasons and the switch."""
-    return (
-        f"received a model that runs code when it is loaded: {'; '.join(problems)}; expected "
-        f"layers of Keras and sat-tf only; {SWITCH}."
-    )
-
-
-def _problem(entry: Part, keras_names: frozenset[str]) -> str | None:
-    """Says what is wrong with any of the ways in which tf_keras may read a part.
+def _problem(entry: Part, keras: types.ModuleType, keras_names: frozenset[str]) -> str | None:
+    """Says what is wrong with any of the ways in which Keras may read a part.
 
     Without a module, and in SavedModels, it looks for the class name; otherwise for the registered
     name first, then for the class name. Each of the two must be trusted.
     """
     class_name, registered_name = entry.class_name, entry.registered_name
     if class_name == "function":
-        return _function_problem(entry)
+        return _function_problem(entry, keras)
     if class_name in _VALUES and not entry.module and registered_name is None:
         return None
     for name in dict.fromkeys((class_name, registered_name)):
@@ -93,29 +92,37 @@ def _problem(entry: Part, keras_names: frozenset[str]) -> str | None:
         problem = check(entry) if check else None
         if problem is not None:
             return problem
-    resolved = _registered(registered_name)
+    resolved = _registered(registered_name, keras)
     if isinstance(resolved, type):
         if class_name in (registered_name, str(registered_name).split(">")[-1], resolved.__name__):
             return None
         return f"{class_name}, which is not what is registered as {registered_name}"
     if entry.module and entry.module.split(".")[0] not in ("keras", "tf_keras"):
-        return f"{class_name} of the module {entry.module}, which would be imported"
-    # A name without a module is looked up by tf_keras only in its own tables.
-    is_class = class_name in keras_names or isinstance(_registered(class_name), type)
-    if not is_class or registered_name not in (None, class_name):
+        return f"{class_name} of the module {entry.module}, which loading may import"
+    # A name without a module is looked up by Keras only in its own tables.
+    is_class = class_name in keras_names or isinstance(_registered(class_name, keras), type)
+    if registered_name not in (None, class_name):
+        return f"{class_name}, registered as {registered_name}, which Keras does not know"
+    if not (is_class or _is_operation(entry, keras)):
         return f"{class_name}, which is neither a class of Keras nor registered with it"
     return None
 
 
-def _function_problem(entry: Part) -> str | None:
+def _is_operation(entry: Part, keras: types.ModuleType) -> bool:
+    """Whether a part is an operation of Keras 3, which has no public name; imports nothing."""
+    named = getattr(sys.modules.get(entry.module), entry.class_name, None)
+    return isinstance(named, type) and issubclass(named, getattr(keras, "Operation", ()))
+
+
+def _function_problem(entry: Part, keras: types.ModuleType) -> str | None:
     name = entry.config
     if isinstance(name, str):
-        resolved = _registered(name)
+        resolved = _registered(name, keras)
         if resolved is not None and not isinstance(resolved, type):
             return None
         # A function that is not found by its name is looked for by its registered name.
         is_named_once = entry.registered_name in (None, name, "function")
-        functions = [vars(module).get(name) for module in _modules(_FUNCTIONS_IN)]
+        functions = [vars(module).get(name) for module in _modules(_FUNCTIONS_IN, keras)]
         is_known = name not in _NO_FUNCTIONS and any(map(callable, functions))
         if entry.module in _FUNCTION_MODULES and is_named_once and is_known:
             return None
@@ -132,19 +139,20 @@ def _operation_problem(entry: Part) -> str | None:
     return f"TensorFlow's function {name!r}, which may do more than compute on tensors"
 
 
-def vocabulary_problem(part: Part) -> str | None:
+def _vocabulary_problem(part: Part) -> str | None:
     """Says which file a layer would read its vocabulary from."""
     words = part.config.get("vocabulary") if isinstance(part.config, Mapping) else None
     return f"a vocabulary in the file {words!r}" if isinstance(words, str) else None
 
 
-# Classes of tf_keras that read more from a file than numbers.
+# Classes of Keras that read more from a file than numbers.
 _SPECIAL: dict[str, Callable[[Part], str | None]] = {
     "Lambda": lambda entry: "a Lambda layer, whose Python code is in the file",
     "__lambda__": lambda entry: "a Python lambda, whose code is in the file",
+    **dict.fromkeys(PROGRAMS, lambda entry: f"{entry.class_name}, which holds a program"),
     # A layer of sat-tf calls a function of TensorFlow by its name, too.
     **dict.fromkeys(("TFOpLambda", "SlicingOpLambda", "sat_tf>Operation"), _operation_problem),
-    **dict.fromkeys(("StringLookup", "IntegerLookup", "TextVectorization"), vocabulary_problem),
+    **dict.fromkeys(("StringLookup", "IntegerLookup", "TextVectorization"), _vocabulary_problem),
     **dict.fromkeys(
         (
             *("ClassMethod", "InstanceMethod", "InstanceProperty", "TensorFlowOpLayer"),
@@ -155,27 +163,25 @@ _SPECIAL: dict[str, Callable[[Part], str | None]] = {
 }
 
 
-def _registered(name: Any) -> Any:
+def _registered(name: Any, keras: Any) -> Any:
     """The class or function that running code has registered, or has in a scope; otherwise None."""
-    import tf_keras as keras
-
     return keras.saving.get_registered_object(name) if isinstance(name, str) else None
 
 
-def keras_classes() -> frozenset[str]:
-    """The names of the classes of tf_keras that may be in a file."""
+def _keras_classes(keras: types.ModuleType) -> frozenset[str]:
+    """The names of the classes of Keras that may be in a file."""
     return _OTHER_CLASSES | {
         name
-        for module in _modules(_CLASSES_IN)
+        for module in _modules(_CLASSES_IN, keras)
         for name, value in vars(module).items()
         if isinstance(value, type)
     }
 
 
-def _modules(names: tuple[str, ...]) -> list[types.ModuleType]:
-    import tf_keras as keras
-
-    return [operator.attrgetter(name)(keras) for name in names]
+def _modules(names: tuple[str, ...], keras: types.ModuleType) -> Iterator[types.ModuleType]:
+    for name in names:
+        with contextlib.suppress(AttributeError):
+            yield operator.attrgetter(name)(keras)
 
 
 # -- functions of TensorFlow -----------------------------------------------------------------------

@@ -341,7 +341,7 @@ def _number_text(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}" if value else _NONE
 
 
-# A layer and a whole plan have the same numbers; the CSV has those for which there is no room.
+# The numbers of a layer, and of a whole plan. Those of width 0 are in the CSV alone.
 _NUMBERS: tuple[Column[Any], ...] = tuple(
     Column(title, operator.attrgetter(field), _number_text, number=True, least_width=width)
     for title, field, width in (

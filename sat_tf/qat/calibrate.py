@@ -21,6 +21,7 @@ from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import Statistics
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import warn
+from sat_tf.pictures import CALIBRATION_IMAGES
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.qat.images import Batch, Batches, Images, gather, images_at_once
 from sat_tf.qat.input_range_checks import (
@@ -126,7 +127,7 @@ def calibrate(
     model: keras.Model,
     dataset: Any,
     *,
-    num_images: int = 512,
+    num_images: int = CALIBRATION_IMAGES,
     clipping_levels: bool = True,
     batch_normalization: bool = True,
     keep_function: bool = False,
@@ -136,7 +137,7 @@ def calibrate(
 
     The first pass over the images leaves activations float and sets every clipping level to the one
     with the smallest error, argmin_α E|q(x; α) - x|^p over x and the quantizer's grid, p = 2 up to
-    7 bits and 4 at 8 bits, measured behind a function if that alone reads x (see
+    7 bits and 4 at 8 bits; if a function alone reads x, the error is that of its results (see
     `sat_tf.quantizers.best_levels`). Here x is the tensor in inference, with quantized weights and
     moving statistics of BatchNormalization that fit them. The second pass quantizes activations and
     measures the statistics as the mean over batches. The last sets the ranges of outputs, and of
@@ -151,9 +152,9 @@ def calibrate(
     rounding. Statistics that fit the network before rounding are therefore not replaced, but moved
     by the effect of rounding on these images: means, and variances where that is more than 0.02
     standard deviations, as at 4 bits. Stale ones are replaced, with a warning, because the function
-    of the model changes; or left as they are, with a warning, by keep_function=True, for images
-    that need not be those that the model is for. With clipping_levels=False, as after training, all
-    are replaced.
+    of the model changes. With keep_function=True, for images that may differ from those that the
+    model is for, they are left as they are, with a warning. With clipping_levels=False, as after
+    training, all are replaced.
 
     Args:
         model: a model quantized by sat-tf; it is changed in place.
@@ -221,7 +222,9 @@ def calibrate(
     return model
 
 
-def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 512) -> keras.Model:
+def estimate_statistics(
+    model: keras.Model, dataset: Any, *, num_images: int = CALIBRATION_IMAGES
+) -> keras.Model:
     """Re-estimates the moving statistics of BatchNormalization, as `calibrate` does.
 
     They become the mean over batches with the current weights; moving averages still contain the
@@ -237,7 +240,7 @@ def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 5
 
 
 def _gathered(dataset: Any, num_images: int, network: Network, *, by: str) -> Images:
-    """The images of a data set; warns, in the name of a function, where they are too few."""
+    """The images of a data set; warns where they are too few, and names the function `by`."""
     images = gather(dataset, num_images, network)
     if len(images[0]) < _FEW_IMAGES:
         warn(f"{by}: {len(images[0])} images give unreliable statistics; use 64 or more.")

@@ -442,7 +442,7 @@ def observe_pixels(
     """Checks that images have the values of the model's input range, and records them.
 
     `compared` compares, for an input and its range, statistics of BatchNormalization with those of
-    the images. Where an error lists what is certainly wrong, nothing has changed.
+    the images. Raises ProblemsError with all that is certainly wrong; then nothing is recorded.
     """
     observations, problems = [], []
     for node in network:

@@ -27,8 +27,8 @@ from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.values import Function, SampledValues, itself
 
-# A layer is computed in parts where a tensor of it has more bytes: a part costs the time of a call,
-# and smaller tensors add nothing to the peak of a network.
+# A layer with a tensor of more bytes is computed in parts: a part costs the time of a call, and
+# smaller tensors add nothing to the peak of a network.
 _MOST_BYTES = 2**26
 # The most bytes of a part with more than one image.
 _BYTES_AT_ONCE = 2**24

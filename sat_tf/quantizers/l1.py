@@ -12,7 +12,7 @@ from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
 from sat_tf.core.grid import SMALLEST_SIZE, Bits, axes_within, grid_units
 from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
 from sat_tf.quantizers.scaled import ScaledWithSurrogate, WeightsOnGrid
-from sat_tf.quantizers.values import Variables, true_or_false
+from sat_tf.quantizers.values import Variables
 
 
 def weight_size(
@@ -130,10 +130,6 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
     # no difference. Under SGD it makes learning rates many times larger.
     over_size: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        true_or_false("over_size", self.over_size)
-
     def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
         return quantize_weights(
             latent,
@@ -144,8 +140,10 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
             surrogate=self.estimator,
         )
 
-    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        return weight_codes(latent, self.bits, self.grid, range_axes=self.range_axes)
+    def codes_and_scales(
+        self, latent: Tensor, variables: Variables, num_bits: Bits
+    ) -> tuple[Tensor, Tensor]:
+        return weight_codes(latent, num_bits, self.grid, range_axes=self.range_axes)
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
         size = weight_size(latent, self.bits, range_axes=self.range_axes)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from sat_tf.core.gradients import scaled_gradient
 from sat_tf.core.grid import FEWEST_SIGNED_BITS, scale_and_zero
 from sat_tf.core.lsq import lsq_code_ends
 from sat_tf.core.tensors import Tensor, in_float32, namespace
-from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.pact import BelowZero, UpToItsLevel
 from sat_tf.quantizers.protocol import (
     CLIPPING_LEVEL,
@@ -28,9 +27,6 @@ from sat_tf.quantizers.values import (
     CodeRange,
     SampledValues,
     Variables,
-    known_sizes,
-    true_or_false,
-    usual_deviation,
 )
 
 # The variable of weights, s · sqrt(highest code), and that of LSQ+, the distance that the lower end
@@ -39,12 +35,7 @@ MAGNITUDE, OFFSET = "magnitude", "offset"
 # No magnitude is lower: scales stay positive. Weights are dead long before.
 SMALLEST_MAGNITUDE = 1e-8
 # Scales start at the paper's, or at the smallest quantization error.
-_BEGINNINGS = ("mean", "error")
-
-
-def _check_beginning(start: Any) -> None:
-    if start not in _BEGINNINGS:
-        raise ValueError(f"start={start!r}: {did_you_mean(str(start), _BEGINNINGS)}")
+_Start = Literal["mean", "error"]
 
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
@@ -62,21 +53,16 @@ class LsqQuantizer(ScaledWithSurrogate):
     # "mean" has the scale of the paper, 2 mean|v| / sqrt(highest code), "error" the one with the
     # smallest quantization error, which is better without training: at 8 bits the paper's reaches
     # far beyond the largest weight.
-    start: str = "mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_bits is not None:
-            lsq_code_ends(self.num_bits)
-        _check_beginning(self.start)
+    start: _Start = "mean"
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         specs = super().variables(shape)
         if self.num_bits is None:
             return specs
         # 2 mean|v| of a kernel with a normal distribution, until `begin` sees this one.
-        usual = 2.0 * math.sqrt(2.0 / math.pi) * usual_deviation(known_sizes(shape))
-        return {**specs, MAGNITUDE: self.learnt(shape, start=usual, lowest=SMALLEST_MAGNITUDE)}
+        usual = 2.0 * math.sqrt(2.0 / math.pi)
+        magnitude = self.learnt(shape, deviations=usual, lowest=SMALLEST_MAGNITUDE)
+        return {**specs, MAGNITUDE: magnitude}
 
     def begin(self, kernel: Any, variables: Variables) -> None:
         """Sets magnitudes by the latent weights; a channel of zeros gets that of its layer."""
@@ -100,7 +86,6 @@ class LsqQuantizer(ScaledWithSurrogate):
             return
         old, new = before.variables.get(MAGNITUDE), variables[MAGNITUDE]
         if old is None or old.shape != new.shape:
-            self.begin(latent, variables)
             return
         old_start, new_start = (
             quantizer._first_magnitude(latent, old) for quantizer in (before.quantizer, self)
@@ -111,9 +96,11 @@ class LsqQuantizer(ScaledWithSurrogate):
         magnitude = variables[MAGNITUDE]
         return lsq.quantize_weights(latent, magnitude, num_bits, surrogate=self.estimator)
 
-    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        codes = lsq.weight_codes(latent, variables[MAGNITUDE], self.bits)
-        return codes, self.per_range(lsq.weight_scale(variables[MAGNITUDE], self.bits), codes)
+    def codes_and_scales(
+        self, latent: Tensor, variables: Variables, num_bits: grid.Bits
+    ) -> tuple[Tensor, Tensor]:
+        scale = lsq.weight_scale(variables[MAGNITUDE], num_bits)
+        return lsq.weight_codes(latent, variables[MAGNITUDE], num_bits), scale
 
     @property
     def code_ends(self) -> tuple[int, int]:
@@ -158,13 +145,8 @@ class LsqActivationQuantizer(UpToItsLevel):
     signed: bool = False
     # The level that the model's statistics and `calibrate` set: "mean" for the paper's scale
     # 2 mean|x| / sqrt(highest code), "error" for the smallest quantization error.
-    start: str = "mean"
+    start: _Start = "mean"
     counts_batch: bool = False  # See `lsq.level_factor`.
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_beginning(self.start)
-        true_or_false("counts_batch", self.counts_batch)
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
@@ -217,10 +199,6 @@ class LsqPlusQuantizer(BelowZero):
     has_own_gradient: ClassVar[bool] = True
 
     counts_batch: bool = False  # See `lsq.level_factor`.
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        true_or_false("counts_batch", self.counts_batch)
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:

@@ -13,8 +13,9 @@ import abc
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
+from sat_tf.arguments import is_number
 from sat_tf.core.asymmetric import Reach
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate
 from sat_tf.core.grid import AUTOMATIC, LARGEST_INT8, is_bits
@@ -77,8 +78,19 @@ class Quantizer(abc.ABC):
     trains_float: bool = False
 
     def __post_init__(self) -> None:
-        """Makes tuples of axes, which JSON has as lists, in quantizers that are dataclasses."""
-        for name, value in vars(self).items():
+        """Checks options of dataclasses that are bool, float or Literal, and makes tuples of axes.
+
+        JSON has the axes as lists.
+        """
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # a class is none yet
+            name, value = field.name, getattr(self, field.name)
+            choices = get_args(field.type) if get_origin(field.type) is Literal else (value,)
+            if value not in choices:
+                raise ValueError(f"{name}={value!r}: {did_you_mean(str(value), choices)}")
+            if field.type is bool and not isinstance(value, bool):
+                raise ValueError(f"{name}={value!r}: expected True or False.")
+            if field.type is float and not is_number(value):
+                raise ValueError(f"{name}={value!r}: expected a number.")
             if name.endswith("_axes") and value is not None:
                 setattr(self, name, tuple(value))
 
@@ -422,11 +434,17 @@ class WeightQuantizer(Quantizer):
         """Takes over what another quantizer of its kind has in its variables.
 
         Both have the same latent weights. Where the function has to stay, it makes up for what the
-        two do differently with them.
+        two do differently with them. What the other one lacks begins with these weights.
         """
-        for name, variable in variables.items():
-            if name in before.variables and before.variables[name].shape == variable.shape:
-                variable.assign(before.variables[name])
+        kept = {
+            name: old
+            for name, old in before.variables.items()
+            if name in variables and old.shape == variables[name].shape
+        }
+        if len(kept) < len(variables):
+            self.begin(latent, variables)
+        for name, old in kept.items():
+            variables[name].assign(old)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,13 @@ The last one has values from a variable that follows the weights, not from a gri
 
 import abc
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from sat_tf.core import dorefa, grid
-from sat_tf.core.grid import LARGEST_INT8, Bits, Grid, find_grid, range_shape
+from sat_tf.core.gradients import straight_through
+from sat_tf.core.grid import LARGEST_INT8, Bits, Grid, check_bits, find_grid, range_shape
 from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
 from sat_tf.quantizers.observers import when_training
 from sat_tf.quantizers.protocol import (
@@ -31,6 +33,18 @@ class RoundedWeights(WeightQuantizer):
     range_axes: tuple[int, ...] = ()  # Kernel axes with a scale of their own; () is one a layer.
     rescale: str | None = None  # A name of `dorefa.RESCALINGS`, or None.
     fan_out: int = 1  # The layer's n̂, for the rescaling.
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_bits is None:
+            return
+        check_bits(self.num_bits)
+        if self.num_bits < self.fewest_bits:
+            raise ValueError(
+                f"num_bits={self.num_bits}: {self.policy_name} weights exist at "
+                f"{self.fewest_bits} bits or more; give them as many, or use "
+                "weight_quantizer='dorefa' or 'l1'."
+            )
 
     @property
     def bits(self) -> int:
@@ -111,12 +125,19 @@ class ScaledQuantizer(RoundedWeights):
     method: ClassVar[str]
 
     @abc.abstractmethod
-    def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
-        """The quantized weights q before the rescaling, with their gradient."""
+    def codes_and_scales(
+        self, latent: Tensor, variables: Variables, num_bits: Bits
+    ) -> tuple[Tensor, Tensor]:
+        """The quantized weights q as integers of any type, and their scales, of ranges or one.
 
-    @abc.abstractmethod
-    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        """The quantized weights q as integers and float64 scales of the kernel's rank."""
+        A NaN among the codes is an error for those who need integers.
+        """
+
+    def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
+        """The quantized weights q before the rescaling, with their gradient: straight-through."""
+        held = namespace(latent).stop_gradient(latent)
+        codes, scales = self.codes_and_scales(held, variables, num_bits)
+        return straight_through(codes * scales, latent)
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         return {} if self.rescale is None else {GAIN: VariableSpec(start=1.0)}
@@ -124,7 +145,12 @@ class ScaledQuantizer(RoundedWeights):
     def __call__(self, inputs: Tensor, training: Any, variables: Variables) -> Tensor:
         values = inputs
         if self.num_bits is not None:
-            values = self.quantized(inputs, variables, bits_of(self.num_bits, variables))
+            n = namespace(inputs)
+            values = n.tensor(inputs)
+            # The types of mixed precision hold too few digits.
+            bits = bits_of(self.num_bits, variables)
+            quantized = self.quantized(in_float32(n, values), variables, bits)
+            values = n.cast(quantized, values.dtype)
         if self.rescale is None:
             return values
         return dorefa.without_size(values) * self._factor(values, variables)
@@ -137,10 +163,17 @@ class ScaledQuantizer(RoundedWeights):
         return factor * namespace(factor).tensor(variables[GAIN])
 
     def integer_weights(self, latent: Tensor, variables: Variables) -> IntegerWeights:
-        codes, scales = self.codes_and_scales(latent, variables)
+        n = namespace(latent)
+        latent = in_float32(n, latent)
+        codes, scales = self.codes_and_scales(latent, variables, self.bits)
+        problem = f"{self.policy_name}: NaN has no integer code"
+        codes = n.cast(n.check_numerics(in_float32(n, codes), problem), "int32")
+        scales = n.in_widest(scales)
+        if not len(scales.shape):
+            scales = n.reshape(scales, [1] * len(codes.shape))
         if self.rescale is not None:
             values = self.quantized(latent, variables, self.bits)
-            scales *= namespace(values).cast(self._factor(values, variables), "float64")
+            scales *= n.in_widest(self._factor(values, variables))
         return IntegerWeights(codes, scales)
 
     def rescale_constant(self, latent: Tensor, variables: Variables) -> float | None:
@@ -168,14 +201,44 @@ class ScaledQuantizer(RoundedWeights):
 
 @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
 class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
-    """A scaled quantizer that rounds to a grid, with a choice of surrogate gradient."""
+    """A base of weight quantizers with scales for the layer or its channels.
+
+    It has the bits, the ranges, the rescaling and the options `surrogate` and `surrogate_strength`:
+
+        @sat_tf.configs.weight_quantizer("largest")
+        @dataclasses.dataclass(kw_only=True, eq=False, repr=False)
+        class Largest(sat_tf.configs.ScaledWithSurrogate):
+            method = "largest"  # for people
+            fewest_bits = 2
+
+            @property
+            def largest_code(self):
+                return 2 ** (self.bits - 1) - 1
+
+            def codes_and_scales(self, latent, variables, num_bits):
+                n = sat_tf.configs.namespace(latent)
+                inner = sat_tf.configs.axes_within(len(latent.shape), self.range_axes)
+                largest = n.max(n.abs(latent), axis=tuple(inner), keepdims=True)
+                highest = sat_tf.configs.levels(num_bits, "narrow") / 2.0
+                scales = n.maximum(largest, 1e-12) / highest
+                return sat_tf.configs.round_half_up(latent / scales), scales
+
+    With progressive bits `num_bits` is a tensor. `quantized` is straight-through: a quantizer with
+    another gradient, to its variables too, has its own. Options that are annotated `bool`, `float`
+    or `Literal` are checked.
+    """
 
     def learnt(
-        self, kernel_shape: Sequence[int | None], *, start: float, lowest: float
+        self, kernel_shape: Sequence[int | None], *, deviations: float, lowest: float
     ) -> VariableSpec:
-        """A trainable variable, one number for each range, kept from `lowest` on."""
-        axes = self.range_axes
-        shape = range_shape(known_sizes(kernel_shape), axes) if axes else ()
+        """A trainable variable, one number for each range, kept from `lowest` on.
+
+        Until `begin` sees the kernel it has so many deviations of a usual one, sqrt(2 / n) with n
+        inputs of each output.
+        """
+        sizes, axes = known_sizes(kernel_shape), self.range_axes
+        start = deviations * math.sqrt(2.0 / math.prod(sizes[:-1]))
+        shape = range_shape(sizes, axes) if axes else ()
         return VariableSpec(shape=shape, start=start, trainable=True, lowest=lowest)
 
     def of_range_or_layer(self, own: Tensor, of_layer: Tensor, usual: Any, lowest: float) -> Tensor:
@@ -184,19 +247,15 @@ class ScaledWithSurrogate(WithSurrogate, ScaledQuantizer):
         of_layer = n.where(of_layer >= lowest, of_layer, n.tensor(usual))
         return n.where(own >= lowest, own, of_layer)
 
-    def per_range(self, scales: Tensor, codes: Tensor) -> Tensor:
-        """Learnt scales in the form of `codes_and_scales`."""
-        n = namespace(scales)
-        scales = n.cast(scales, "float64")
-        return scales if self.range_axes else n.reshape(scales, [1] * len(codes.shape))
-
     def describe(self) -> str:
         return super().describe() + self.estimator.describe()
 
 
 class LevelsOfWeights(ScaledQuantizer):
-    """A quantizer whose values are in a variable that follows the weights and is not trained.
+    """A base of weight quantizers with values from a variable that follows the weights, untrained.
 
+    A dataclass of its own names the variable and has `levels_shape`, `first_levels` and
+    `codes_and_scales`; where the variable changes in training, `follows` and `next_levels` as well.
     It is assigned in training steps, by every replica for itself: as all of them have the same
     latent weights, it stays the same on all. Codes are whatever int8 holds. While a floor keeps the
     bits above its own, weights are rounded to the narrow grid of the floor's bits.
@@ -215,9 +274,9 @@ class LevelsOfWeights(ScaledQuantizer):
     def first_levels(self, kernel: Tensor) -> Any:
         """The first values of the variable, from latent weights in float32."""
 
-    @abc.abstractmethod
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
-        """The quantized weights before the rescaling, with their gradient."""
+        """The quantized weights before the rescaling, with their gradient: straight-through."""
+        return super().quantized(latent, {self.levels_name: levels}, self.bits)
 
     @property
     def follows(self) -> bool:
@@ -253,7 +312,8 @@ class LevelsOfWeights(ScaledQuantizer):
         quantized = super().__call__(inputs, training, {**variables, self.levels_name: levels})
 
         def follow() -> Tensor:
-            next_levels = self.next_levels(n.stop_gradient(inputs), levels)
+            latent = in_float32(n, n.stop_gradient(inputs))
+            next_levels = self.next_levels(latent, levels)
             variables[self.levels_name].assign(next_levels)
             return n.tensor(0.0)
 
@@ -281,7 +341,8 @@ class LevelsOfWeights(ScaledQuantizer):
 
     def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
         """Takes over the gain, and the variable where it would start the same way."""
-        super().carry(latent, variables, before)
         old, new = before.quantizer.get_config(), self.get_config()
         if any(old.get(name) != new[name] for name in self.levels_settings):
-            self.begin(latent, variables)
+            kept = {name: v for name, v in before.variables.items() if name != self.levels_name}
+            before = dataclasses.replace(before, variables=kept)
+        super().carry(latent, variables, before)

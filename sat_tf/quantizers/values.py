@@ -1,13 +1,12 @@
 """The arguments and the results of quantizers, and the places in which they quantize outputs."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from sat_tf.core.grid import LARGEST_INT8, axes_within
+from sat_tf.core.grid import LARGEST_INT8
 from sat_tf.core.tensors import Tensor
 
 # The variables of a quantizer by name.
@@ -86,12 +85,6 @@ AROUND = "around"  # in front of the whole layer and behind: what it reads is on
 PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD, AROUND)
 
 
-def usual_deviation(kernel_shape: Sequence[int]) -> float:
-    """The deviation of a kernel of the usual size: sqrt(2 / n) with n inputs of each output."""
-    inner = math.prod(kernel_shape[axis] for axis in axes_within(len(kernel_shape), (-1,)))
-    return math.sqrt(2.0 / inner)
-
-
 def known_sizes(kernel_shape: Sequence[int | None]) -> tuple[int, ...]:
     """The shape of a kernel, all of which has to be known."""
     sizes = tuple(size for size in kernel_shape if size is not None)
@@ -101,9 +94,3 @@ def known_sizes(kernel_shape: Sequence[int | None]) -> tuple[int, ...]:
             "layer for an input whose channels are known."
         )
     return sizes
-
-
-def true_or_false(name: str, value: Any) -> None:
-    """Raises ValueError unless an option is True or False."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r}: expected True or False.")

@@ -147,20 +147,25 @@ def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
     }
 
 
-def headline_of(folder: OutputFolder) -> Marked | None:
-    """The verdict on the file in a folder: the worst of the headlines about it.
-
-    The certificate's headline is about the images of its verification, the report's about all
-    held-out ones. None without a file.
-    """
+def headline_of_folder(folder: OutputFolder) -> Marked | None:
+    """The `headline_of` the file in a folder; None without a file."""
     certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
     results = _of_file(folder, output_folder.RESULTS, Results, "results")
-    headlines = [certificate.verdict] if certificate else []
+    return headline_of(certificate, results) if certificate else None
+
+
+def headline_of(certificate: Certificate, results: Results | None) -> Marked:
+    """The verdict on a file: the worst of the headlines about it.
+
+    The certificate's headline is about the images of its verification, that of the results about
+    all held-out ones.
+    """
+    headlines = [certificate.verdict]
     if results and (loss := results.loss):
         of = f"{results.score.title} beside the float model"
         on = f"on {results.held_out_images:,} held-out images"
         headlines.append(Marked(f"{loss.words} of {of}, {on}", loss.kind))
-    return severest(headlines)
+    return severest(headlines) or certificate.verdict
 
 
 def _unlabelled(certificate: Certificate) -> Marked:

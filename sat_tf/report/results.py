@@ -32,9 +32,6 @@ _MODELS = {
     "tflite": "TFLite in LiteRT",
 }
 
-# Entries that earlier versions wrote, about a stage that runs no longer have.
-_OF_EARLIER_VERSIONS = ("deployed_top1", "deployed_top5", "deployed_agreement")
-
 
 class ModelAccuracy(NamedTuple):
     """The accuracy of one model of a run on held-out images."""
@@ -54,7 +51,8 @@ class ModelAccuracy(NamedTuple):
 class Results(Displayed):
     """The outcome of a run."""
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+    # Files of earlier versions have entries about a stage that runs no longer have.
+    __pydantic_config__: ClassVar = ConfigDict(extra="ignore")
 
     held_out_images: int  # How many images the Keras models were measured on.
     parameters: int  # The number of parameters of the float model.
@@ -109,9 +107,7 @@ class Results(Displayed):
     def read(cls, folder: OutputFolder) -> "Results":
         """The results of the finished run in a folder."""
         folder.require(output_folder.RESULTS)
-        return folder.read_values(
-            output_folder.RESULTS, cls, "results", left_out=_OF_EARLIER_VERSIONS
-        )
+        return folder.read_values(output_folder.RESULTS, cls, "results")
 
     @property
     def images_of_file(self) -> int | None:
@@ -173,7 +169,7 @@ class Results(Displayed):
 
     @property
     def loss(self) -> Marked | None:
-        """The loss of the file against the float model, by `LOSS_RULE`; None without a file."""
+        """The loss of the file against the float model, by `rules.FLOAT`; None without a file."""
         if self.shipped is None:
             return None
         float_share = 1.0 if self.float_top1 is None else self.float_top1

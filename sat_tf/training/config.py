@@ -21,6 +21,7 @@ from pydantic import (
 from sat_tf.files import read_text
 from sat_tf.messages import ProblemsError, RunError, did_you_mean, problems_of
 from sat_tf.output_folder import run_name
+from sat_tf.pictures import CALIBRATION_IMAGES
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config_sections import (
     DataConfig,
@@ -41,7 +42,7 @@ _FEWEST_CALIBRATION_IMAGES = 64
 class CalibrationConfig(Section):
     """Settings of calibration, which fits ranges and statistics without training on the images."""
 
-    num_images: Count = 512
+    num_images: Count = CALIBRATION_IMAGES
     clipping_levels: bool = True
     final_statistics: bool = False
     reconstruction_steps: Count = 0
@@ -316,9 +317,8 @@ def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
         train, _ = read_tree(path)
     except ValueError as error:
         raise RunError(f"--data: {error}") from error
-    count = len(train.paths)
-    size = size_of(count, median_side(train.paths))
-    return FolderChoice(run_name(path.name, "folder"), str(path), count, size)
+    size = size_of(len(train), median_side(train))
+    return FolderChoice(run_name(path.name, "folder"), str(path), len(train), size)
 
 
 def size_of(num_train: int, side: int | None) -> Size:

@@ -100,7 +100,8 @@ def run(
     A finished run in this folder is not repeated, and an interrupted one resumes; a float model is
     trained once for all rows that start from it.
     """
-    RunFolder(folder).check_writable()
+    with RunFolder(folder).opened():
+        pass  # it can be written to
     read_outcomes(results)
     folders: list[RunFolder] = []
     done: set[str] = set()
@@ -181,7 +182,7 @@ class Outcome(Row):
 def _outcome_of(job: Job, name: str, folder: RunFolder) -> Outcome:
     """The outcome in the files of a finished run."""
     results, stages = Results.read(folder), RunState.read(folder).stages
-    environment = folder.read_json(run_folder.ENVIRONMENT)
+    environment = folder.environment
 
     def percent(share: float | None) -> float | None:
         return None if share is None else round(100 * share, 3)

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Self
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from sat_tf import output_folder
 from sat_tf.messages import ProblemsError, RunError, first_ones
 from sat_tf.output_folder import CONFIG, FLOAT_MODEL, QUANTIZED_MODEL, REPORT, RESULTS, OutputFolder
 from sat_tf.presentation.tables import digits, percent
@@ -42,7 +41,7 @@ FILES = (
     FLOAT_MODEL,
     STATE,
     CHECKPOINTS,
-    *output_folder.FILES,
+    *OutputFolder.files,
 )
 
 
@@ -51,6 +50,16 @@ class RunFolder(OutputFolder):
 
     # Earlier versions drew the curves, which a run that starts over would seem to have.
     files = (*FILES, "curves.png")
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has been started here."""
+        return self.file(CONFIG).is_file()
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the run was started with; {} where no run has been."""
+        return self.read_values(ENVIRONMENT, dict[str, Any], "a JSON object")
 
     @property
     def is_finished(self) -> bool:
@@ -63,8 +72,7 @@ class RunFolder(OutputFolder):
 
         A file `.lock` stays in it. The system releases the lock however the process ends.
         """
-        self.make()
-        with contextlib.ExitStack() as stack:
+        with self.opened(), contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(FileLock(self.path / ".lock").acquire(blocking=wait))
             except Timeout as error:
@@ -209,7 +217,7 @@ def expect_same_run(folder: RunFolder, config: Config) -> None:
                 "Use the same settings, start over with --no-resume, or choose another folder.",
             )
         )
-    model_hash = folder.read_json(ENVIRONMENT).get("float_model")
+    model_hash = folder.environment.get("float_model")
     if model_hash is not None and float_model_hash(config) not in (None, model_hash):
         raise RunError(
             f"{config.training.float_model}: received another model than that which the run in "

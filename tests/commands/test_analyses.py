@@ -14,6 +14,7 @@ from tests.training.small import small_float_model
 LAYERS = ("stem", "depthwise", "pointwise", "classifier")
 
 
+@pytest.mark.essential
 def test_bits_are_chosen_for_a_saved_model(files, tmp_path, said):
     names = ("policy.yaml", "layers.csv")
     policy, table = (tmp_path / name for name in names)
@@ -54,6 +55,7 @@ def test_an_npu_has_milliseconds(files, tmp_path, said, monkeypatch):
     assert "pip install 'sat-tf[ethos]'" in said()
 
 
+@pytest.mark.essential
 def test_a_saved_model_is_measured_and_a_policy_suggested(files, tmp_path, said):
     table, picture, overlay = (tmp_path / f"layers.{kind}" for kind in ("csv", "svg", "json"))
     words = [str(files / "float.keras"), "--images", str(files / "images.npy"), "--bits", "3"]

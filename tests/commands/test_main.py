@@ -301,6 +301,7 @@ def test_verify_takes_a_model_and_a_file_with_given_or_random_images(tiny_run, t
     assert read_json(tmp_path / "certificate.json")["num_images"] == 3
 
 
+@pytest.mark.essential
 def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_path, capsys):
     from sat_tf.exact.certificate import comparison
 

@@ -18,7 +18,7 @@ from sat_tf.commands.parser import SHELLS
 from sat_tf.commands.train import unless_stopped
 from sat_tf.export.lowering import packing
 from sat_tf.messages import RunError
-from sat_tf.output_folder import OutputFolder
+from sat_tf.output_folder import OutputFolder, run_name
 from tests.commands.light import run_alone, told_without_tensorflow
 
 # -- commands and options that are not there, and packages that are missing ------------------------
@@ -110,6 +110,11 @@ def test_a_folder_is_created_with_its_parents(tmp_path):
         assert folder == tmp_path / "a" / "b"
         (folder / "index.html").write_text("")
     assert (tmp_path / "a" / "b" / "index.html").is_file()
+
+
+def test_folders_have_names_of_plain_letters():
+    assert run_name("my photos!", "folder") == "my_photos_"
+    assert run_name("...", "folder") == "folder"
 
 
 def test_a_new_folder_that_stays_empty_is_removed(tmp_path):

@@ -10,7 +10,6 @@ from sat_tf.core import asymmetric, dorefa, lsq
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, scaled_gradient, straight_through
 from sat_tf.core.tensors import is_tensor, namespace, sum_as
 from sat_tf.quantizers import l1
-from sat_tf.quantizers.methods import lq_nets
 from sat_tf.quantizers.methods.kmeans import KMeansQuantizer
 from sat_tf.quantizers.methods.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.methods.qil import QilQuantizer
@@ -32,13 +31,15 @@ def _qil(w, center, distance, bits, surrogate=STRAIGHT_THROUGH):
     return quantizer.quantized(w, interval, bits)
 
 
+def _codes(quantizer, w, variables):
+    return quantizer.integer_weights(w, variables).codes
+
+
 FUNCTIONS = {
     "dorefa": lambda w, bits=4: dorefa.quantize_weights(w, bits),
     "l1": lambda w, bits=4: l1.quantize_weights(w, bits),
-    "kmeans": lambda w, bits=1: KMeansQuantizer(num_bits=bits).values(w, _ids(w)),
-    "lq_nets": lambda w: LqNetsQuantizer(num_bits=2).values(w, BASIS),
-    "first_basis": lq_nets.first_basis,
-    "levels": lambda w, bits: lq_nets.levels_of(np.zeros((1, bits), np.float32)),
+    "kmeans": lambda w, bits=1: KMeansQuantizer(num_bits=bits)(w, False, {"cluster_ids": _ids(w)}),
+    "lq_nets": lambda w: LqNetsQuantizer(num_bits=2)(w, False, {"basis": BASIS}),
     "lsq": lambda w, bits=4: lsq.quantize_weights(w, 1.0, bits),
     "lsq_plus": lambda x, bits=4: lsq.quantize_with_offset(x, 1.0, -0.3, bits),
     "qil": lambda w, bits=4: _qil(w, np.float32(1.0), np.float32(1.0), bits),
@@ -47,12 +48,10 @@ FUNCTIONS = {
 CODES = {
     "dorefa": lambda w: dorefa.weight_codes(w, 4),
     "l1": lambda w: l1.weight_codes(w, 4),
-    "kmeans": lambda w: KMeansQuantizer(num_bits=1).codes_and_scales(w, {"cluster_ids": _ids(w)})[
-        0
-    ],
-    "lq_nets": lambda w: LqNetsQuantizer(num_bits=2).codes_and_scales(w, {"basis": BASIS})[0],
+    "kmeans": lambda w: _codes(KMeansQuantizer(num_bits=1), w, {"cluster_ids": _ids(w)}),
+    "lq_nets": lambda w: _codes(LqNetsQuantizer(num_bits=2), w, {"basis": BASIS}),
     "lsq": lambda w: lsq.weight_codes(w, 0.5, 4),
-    "qil": lambda w: QilQuantizer(num_bits=4).codes_and_scales(w, INTERVAL)[0],
+    "qil": lambda w: _codes(QilQuantizer(num_bits=4), w, INTERVAL),
 }
 # Functions of weights and of what they learn beside them.
 LEARNING = {
@@ -64,9 +63,7 @@ SPECIAL = np.float32([np.nan, np.inf, -np.inf, 0.3, -0.2])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(
-    "name", [name for name in FUNCTIONS if name not in ("first_basis", "levels")]
-)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_it_returns_the_type_it_got(name, dtype):
     given = tensor(np.ones(3), dtype)
     assert FUNCTIONS[name](given).dtype == given.dtype

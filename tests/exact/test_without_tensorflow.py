@@ -64,6 +64,7 @@ def python(tmp_path_factory):
     return place / "bin" / "python"
 
 
+@pytest.mark.essential
 def test_a_file_is_proved_in_an_environment_without_tensorflow(python, tmp_path):
     path, images = tmp_path / "model.tflite", tmp_path / "images.npy"
     model = zoo.quantized("bottleneck")

@@ -29,6 +29,7 @@ def run(*arguments, folder, timeout=120):
     )
 
 
+@pytest.mark.essential
 def test_help_explains_every_flag(tmp_path):
     done = run("--help", folder=tmp_path)
     for flag in ("--config", "--set", "--run_dir", "--mode", "--seed"):
@@ -47,7 +48,7 @@ def test_help_explains_every_flag(tmp_path):
         (["--mode=evaluate", "--seed=3"], "received --seed 3 with --mode=evaluate, expected none"),
         (["--mode=fly"], "flag --mode=fly"),
         (["digits"], "expected flags such as --config=FILE"),
-        (["--run_dir=/dev/null/run"], "/dev/null is a file"),
+        (["--run_dir=/dev/null/run"], "/dev/null/run: Not a directory"),
     ],
 )
 def test_bad_input_is_one_error_without_a_traceback(tmp_path, arguments, expected):

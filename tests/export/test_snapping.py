@@ -176,6 +176,7 @@ def assert_same(model, other):
     np.testing.assert_equal(model.get_weights(), other.get_weights())
 
 
+@pytest.mark.essential
 def test_an_export_gives_the_model_the_biases_of_its_file_and_says_so(path):
     model = trained_model()
     report = sat_tf.export_tflite(model, path, snap_biases=True)

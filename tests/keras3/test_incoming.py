@@ -33,6 +33,7 @@ def classifier():
     return model, *convert(model)
 
 
+@pytest.mark.essential
 def test_a_classifier_comes_over_with_names_weights_and_outputs(classifier):
     model, converted, proof = classifier
     assert isinstance(converted, keras.Model)

@@ -64,6 +64,7 @@ def test_a_keras_3_model_becomes_a_keras_3_model_with_the_plan_of_its_twin(netwo
     assert sat_tf.explain(quantized).policy.weight_bits == 4
 
 
+@pytest.mark.essential
 def test_it_computes_the_codes_of_its_twin(calibrated):
     images, _ = pixels_and_labels(32)
     found, expected = numpy(calibrated(images)), twin.twin_of(calibrated)(images).numpy()

@@ -82,6 +82,7 @@ def test_float_layers_and_float_operators_are_those_that_the_export_reports(poli
     assert set(plan.notes) == set(seen)
 
 
+@pytest.mark.essential
 @pytest.mark.filterwarnings("ignore:.*not exported")
 @pytest.mark.parametrize(
     "make",

@@ -37,6 +37,7 @@ def exported(model, policy, path, pack="auto"):
     return sat_tf.export_tflite(quantized, path, pack=pack).bytes
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("pack", ["auto", "int4"])
 @pytest.mark.parametrize("name", SMALL_FIRST)
 def test_the_bytes_are_those_of_the_file(name, pack, tmp_path):

@@ -247,6 +247,7 @@ def test_one_bit_has_a_best_clipping_level():
     assert best_clipping_level(SampledValues([0.0, 0.0, 1.0], 1.0), 1, signed=False) == 1.0
 
 
+@pytest.mark.essential
 def test_statistics_are_those_of_the_quantized_network(quantized):
     images = float_models.images(64)
     sat_tf.calibrate(quantized, images)

@@ -74,6 +74,7 @@ def test_a_training_that_destroys_the_model_gives_back_its_start():
     np.testing.assert_equal(start, model.get_weights())
 
 
+@pytest.mark.essential
 def test_the_model_is_that_of_the_epoch_with_the_highest_score():
     model = _calibrated()
     tuned = _tuned(model, epochs=3)

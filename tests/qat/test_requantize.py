@@ -35,6 +35,7 @@ def _by_name(model):
     }
 
 
+@pytest.mark.essential
 def test_everything_learnt_is_carried_over():
     learnt = _learnt(policy=BitPolicy.mobile(4, requantize_streams=True))
     fewer = sat_tf.requantize(learnt, BitPolicy.mobile(2, requantize_streams=True))

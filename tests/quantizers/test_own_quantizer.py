@@ -1,8 +1,10 @@
+import dataclasses
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -10,7 +12,14 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.quantizers.table import ACTIVATION_QUANTIZERS, QUANTIZERS, WEIGHT_QUANTIZERS
+from sat_tf.quantizers.protocol import WeightRequest
+from sat_tf.quantizers.scaled import ScaledWithSurrogate
+from sat_tf.quantizers.table import (
+    ACTIVATION_QUANTIZERS,
+    QUANTIZERS,
+    WEIGHT_QUANTIZERS,
+    make_weight_quantizer,
+)
 from tests.keras3.processes import run_on
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -110,6 +119,21 @@ print("the same")
     assert "with the quantizer 'power_of_two', which is not registered" in runs[1].stderr
 
 
+def test_the_example_of_a_base_is_a_quantizer():
+    (block,) = re.findall(r"(?m)(?:^ {8}.*\n|^\n(?= {8}))+", ScaledWithSurrogate.__doc__)
+    exec(textwrap.dedent(block), {"sat_tf": sat_tf, "dataclasses": dataclasses})
+    kernel = np.random.default_rng(0).normal(size=(3, 3, 2, 4)).astype(np.float32)
+    for range_, channels in (("layer", 1), ("channel", 4)):
+        quantizer = make_weight_quantizer("largest", WeightRequest(num_bits=4, range=range_))
+        found = quantizer.integer_weights(kernel, {})
+        assert found.scales.shape == (1, 1, 1, channels)
+        assert np.abs(found.codes).max() == quantizer.largest_code == 7
+        effective = quantizer(kernel, False, {}).numpy()
+        np.testing.assert_allclose(found.codes.numpy() * found.scales, effective, rtol=1e-6)
+        fine = quantizer(kernel, False, {"bit_floor": tf.constant(8)})
+        assert np.abs(fine - kernel).max() < np.abs(effective - kernel).max() / 4
+
+
 _IN_FOLDER = """
 import os, sys
 os.chdir(sys.argv[1])
@@ -182,6 +206,7 @@ def test_an_activation_quantizer_of_ones_own_goes_all_the_way_too(bits, tmp_path
     assert certificate.trained_differing < 0.02
 
 
+@pytest.mark.essential
 def test_a_policy_places_it_by_name_for_single_layers_and_explain_shows_its_line():
     policy = sat_tf.BitPolicy.mobile(
         4,

@@ -106,11 +106,7 @@ _OTHERS = {
     "highest": 8,
     "grid": "narrow",
     "start": "mean",
-    "counts_batch": False,
-    "over_size": True,
     "initialization": "linear",
-    "keep_zeros": False,
-    "reassign": False,
 }
 
 
@@ -118,7 +114,9 @@ _OTHERS = {
 def test_quantizers_differ_where_an_argument_does(quantizer):
     for name in quantizer.get_config():
         other = _OTHERS.get(name, [0] if name.endswith("_axes") else 0.125)
-        if name == "surrogate":
+        if isinstance(quantizer.get_config()[name], bool):
+            other = not quantizer.get_config()[name]
+        elif name == "surrogate":
             other = "ewgs" if quantizer.surrogate == "dsq" else "dsq"
         assert type(quantizer)(**{**quantizer.get_config(), name: other}) != quantizer, name
     assert quantizer != "a quantizer"

@@ -19,7 +19,8 @@ from sat_tf.training.run_folder import EpochMetrics, RunFolder, RunState, expect
 
 @pytest.mark.parametrize("below", ["", "runs/one"])
 def test_checking_a_folder_leaves_no_trace_whether_it_is_there_or_not(tmp_path, below):
-    RunFolder(tmp_path / below).check_writable()
+    with RunFolder(tmp_path / below).opened():
+        pass
     assert list(tmp_path.iterdir()) == []
 
 

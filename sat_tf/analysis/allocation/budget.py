@@ -10,12 +10,13 @@ subject to  Σ y[k] = 1                         over the options k of each item
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from sat_tf.arguments import is_number
 from sat_tf.messages import ProblemsError, instead_of
+from sat_tf.validation import PositiveNumber, find_problems, plain
 
 # HiGHS keeps limits to a part in a million. It stops within that distance of the optimum, which is
 # negligible for costs up to this; with larger ones it has to repair its solutions.
@@ -32,10 +33,6 @@ class Limit:
     meaning: str  # The explanation for errors and help.
     form: str = ",.0f"  # The format of values.
 
-    def show(self, value: float | None) -> str:
-        """Returns a value as readers see it."""
-        return "-" if value is None else format(value, self.form)
-
 
 LIMITS: dict[str, Limit] = {
     "bytes": Limit("file bytes", "bytes of the .tflite file that `export_tflite` writes"),
@@ -50,6 +47,10 @@ LIMITS: dict[str, Limit] = {
 # Short names for several limits of the same value.
 SHORT = {"average_bits": ("average_weight_bits", "average_activation_bits")}
 NAMES = (*LIMITS, *SHORT)
+_Amount = Annotated[
+    PositiveNumber | Annotated[str, Field(pattern=r"^\d+(\.\d+)?%$")],
+    Field(description="a number above 0, or a share such as '60%'"),
+]
 
 
 def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
@@ -59,32 +60,25 @@ def read_budget(budget: Any, *, npu: bool = False) -> dict[str, float | str]:
             f"budget={budget!r}: expected a mapping with at least one limit of {', '.join(NAMES)}; "
             "write budget={'bytes': 500_000}, or {'average_bits': 4}."
         )
+    known = {name: (value, _Amount) for name, value in budget.items() if name in NAMES}
+    problems = [
+        f"{name!r} is not a limit{instead_of(f'allocate.{name}', NAMES)}"
+        for name in budget
+        if name not in NAMES
+    ] + find_problems(**known)
+    if "milliseconds" in budget and not npu:
+        problems.append(
+            f"milliseconds={budget['milliseconds']!r}: received no `npu`, expected the Ethos-U "
+            "whose compiler estimates them; name its configuration, such as 'ethos-u55-128'."
+        )
     limits: dict[str, float | str] = {}
-    problems: list[str] = []
     for name, value in budget.items():
-        is_share = isinstance(value, str) and value.endswith("%")
-        try:
-            number = float(value[:-1] if is_share else value) if is_share or is_number(value) else 0
-        except ValueError:
-            number = 0.0
-        names = SHORT.get(name, (name,))
-        if name not in NAMES:
-            problems.append(f"{name!r} is not a limit{instead_of(f'allocate.{name}', NAMES)}")
-        elif not 0.0 < number < math.inf:
-            problems.append(
-                f"{name}={value!r}: expected a number above 0, or a share such as '60%'."
-            )
-        elif name == "milliseconds" and not npu:
-            problems.append(
-                f"{name}={value!r}: received no `npu`, expected the Ethos-U whose compiler "
-                "estimates them; name its configuration, such as 'ethos-u55-128'."
-            )
         problems += [
             f"{limit}: received two limits, by it and by average_bits, expected one; leave one out."
-            for limit in names
+            for limit in SHORT.get(name, (name,))
             if limit in limits
         ]
-        limits |= dict.fromkeys(names, value if is_share else number)
+        limits |= dict.fromkeys(SHORT.get(name, (name,)), plain(value))
     if problems:
         raise ProblemsError("budget", problems)
     return limits
@@ -96,29 +90,28 @@ class Knapsack:
 
     item: np.ndarray  # (n,) from 0, ascending: the item of each option.
     cost: np.ndarray  # (n,) float64, finite.
-    usage: Mapping[str, np.ndarray]  # (n,) float64 each: how much of a quantity the options use.
+    usage: Mapping[str, np.ndarray]  # (n,) integers each: how much of a quantity the options use.
     limits: Mapping[str, float]  # The limits on some quantities.
     level: np.ndarray  # (n,) the level of each option, for ties.
-    # (items,) items with the same number of 0 or more choose the same level; -1 are free.
-    tie: np.ndarray
+    tie: np.ndarray  # (items,) items with the same number choose the same level.
 
     def options(self, item: int) -> np.ndarray:
         """Returns the options of one item."""
         return np.flatnonzero(self.item == item)
 
-    def used(self, chosen: np.ndarray) -> dict[str, float]:
+    def used(self, chosen: np.ndarray) -> dict[str, int]:
         """Returns how much of each quantity a choice, an option of each item, uses."""
-        return {name: math.fsum(usage[chosen]) for name, usage in self.usage.items()}
+        return {name: int(np.sum(usage[chosen])) for name, usage in self.usage.items()}
 
     def within(self, chosen: np.ndarray) -> bool:
         """Returns whether a choice keeps all limits."""
         used = self.used(chosen)
         return all(used[name] <= limit * (1.0 + _ROUNDING) for name, limit in self.limits.items())
 
-    def ends(self, name: str) -> tuple[float, float]:
+    def ends(self, name: str) -> tuple[int, int]:
         """Returns the least and the most that options use of a quantity, each item by itself."""
         usage = [self.usage[name][self.options(item)] for item in range(len(self.tie))]
-        return math.fsum(uses.min() for uses in usage), math.fsum(uses.max() for uses in usage)
+        return int(sum(uses.min() for uses in usage)), int(sum(uses.max() for uses in usage))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,14 +133,11 @@ class Solution:
         return "within the gap" if self.gap else "optimal"
 
 
-def solve(problem: Knapsack, *, lowered: float = 0.0) -> Solution | None:
-    """Returns the cheapest choice within the limits; None where no choice is within them.
-
-    Limits on integers are kept exactly. Where the choice oversteps another limit by less than HiGHS
-    sees, the problem is solved once more with limits that are lowered by that.
-    """
+def solve(problem: Knapsack, **limits: float) -> Solution | None:
+    """Returns the cheapest choice within the limits, some of which change; None without one."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
+    problem = dataclasses.replace(problem, limits={**problem.limits, **limits})
     options = [problem.options(item) for item in range(len(problem.tie))]
     # The least cost of an item changes no choice, and its digits would crowd out others.
     least = np.array([problem.cost[indices].min() for indices in options])
@@ -155,21 +145,17 @@ def solve(problem: Knapsack, *, lowered: float = 0.0) -> Solution | None:
     unit = float(above.max()) / _LARGEST_COST or 1.0
     of_items = np.equal.outer(np.arange(len(options)), problem.item).astype(float)
     constraints = [LinearConstraint(of_items, 1.0, 1.0)]
-    for tie in np.unique(problem.tie[problem.tie >= 0]):
+    for tie in np.unique(problem.tie):
         of_tie = of_items[problem.tie == tie]
         for level in np.unique(problem.level):
             differences = np.diff(of_tie * (problem.level == level), axis=0)
             if np.any(differences):
                 constraints.append(LinearConstraint(differences, 0.0, 0.0))
-    for name, limit in problem.limits.items():  # scaled so that HiGHS keeps them
-        usage = problem.usage[name]
-        largest = float(np.abs(usage).max())
-        scale, margin = largest or 1.0, 0.0
-        if np.all(usage == np.rint(usage)):  # halfway to the next integer
-            scale, margin = float(np.gcd.reduce(usage.astype(np.int64))) or 1.0, 0.5
-            limit = scale * math.floor(limit / scale * (1.0 + _ROUNDING))
-        top = limit / scale + margin - lowered * largest / scale
-        constraints.append(LinearConstraint(usage[np.newaxis] / scale, -np.inf, top))
+    for name, limit in problem.limits.items():
+        # HiGHS keeps a limit that is halfway to the next value of the sum.
+        step = int(np.gcd.reduce(problem.usage[name])) or 1
+        top = np.floor(limit / step * (1.0 + _ROUNDING)) + 0.5
+        constraints.append(LinearConstraint(problem.usage[name][np.newaxis] / step, -np.inf, top))
     result = milp(
         above / unit,
         integrality=np.ones(len(above)),
@@ -179,15 +165,10 @@ def solve(problem: Knapsack, *, lowered: float = 0.0) -> Solution | None:
     )
     if result.status == 2:
         return None
-    if result.status != 0:
+    choice = np.array([indices[np.argmax(result.x[indices])] for indices in options])
+    if result.status != 0 or not problem.within(choice):
         raise RuntimeError(f"the solver found no proof: {result.message}")
     bound = math.fsum(least) + float(result.mip_dual_bound) * unit
-    choice = np.array([indices[np.argmax(result.x[indices])] for indices in options])
-    if not problem.within(choice) and lowered:
-        raise RuntimeError("the solver oversteps a limit in its last digits; change it a little.")
-    if not problem.within(choice):
-        solution = solve(problem, lowered=2 * _TOLERANCE)
-        return solution and dataclasses.replace(solution, bound=bound)
     cost = math.fsum(problem.cost[choice])
     is_optimal = cost - bound <= 2 * _TOLERANCE * unit
     return Solution(choice, cost, cost if is_optimal else bound)

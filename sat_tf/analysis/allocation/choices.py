@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tf_keras as keras
+from scipy.sparse.csgraph import connected_components
 
 from sat_tf.exact.targets.ethos_u import TARGET_OF, compile_file, compiler_options
 from sat_tf.export.export import export_tflite
-from sat_tf.export.lowering.packing import NothingPackedError
 from sat_tf.graph import layer_kinds
-from sat_tf.messages import ModelError, first_ones
+from sat_tf.messages import ModelError, ProblemsError, first_ones, warn
 from sat_tf.planning.deployment import assume_ranges
 from sat_tf.planning.explain import Source, plan_of, read_source
 from sat_tf.planning.file_size import FileSizes
@@ -25,12 +26,9 @@ from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.validation import argument_problems
 
 Choice = tuple[int | None, int | None]  # weight bits and activation bits; None is float
-
-# The bits of two policies that differ wherever bits are left to be chosen.
-_PROBES = (2, 3)
-_NPU_ARGUMENTS = ("configuration", "system_config", "memory_mode", "config")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,14 +38,13 @@ class LayerChoices:
     name: str  # The layer's name.
     kind: str  # Its class.
     num_weights: int  # The number of weights in its kernel.
-    usual_bits: int | None  # Its weight bits in the policy; None if the kernel is not rounded.
-    # The weight bits to choose from; the usual ones where the policy settles them.
+    # The weight bits to choose from; those of the policy where it settles them; None is float.
     weight_bits: tuple[int | None, ...]
     activation_bits: tuple[int | None, ...]  # Bits of its input to choose from; None is float.
     chooses_weights: bool  # Whether its weight bits are chosen.
     chooses_activations: bool  # Whether its activation bits are chosen.
     reads_settled: bool  # Whether some call of it reads bits that the policy settles.
-    tie: int  # Number of the grid that it shares with others; -1 if it shares none.
+    tie: int  # Number of the grid that it reads, which others may share.
     # The number of values that count for the mean of activation bits; None if unknown.
     values_read: int | None
 
@@ -75,16 +72,15 @@ class ModelChoices:
         *,
         pack: str = "auto",
     ) -> None:
-        self.policy = policy
+        self.policy, self.pack = policy, pack
         source = read_source(model, processor=policy.processor)
         self.layers = _layers(source, policy, tuple(weight_bits), tuple(activation_bits))
         if all(layer.chosen == "neither" for layer in self.layers):
             raise ModelError(
                 model.name,
                 f"received {len(self.layers)} quantized linear layers, whose bits the policy "
-                "settles all, expected some that follow its weight_bits or "
-                "activation_bits: layers beside the first and the last one, or "
-                "first_last_weight_bits=None, and no overrides of their bits.",
+                "settles all, expected some that follow its weight_bits or activation_bits, beside "
+                "the ends, unless first_last_weight_bits=None, and without overrides of them.",
             )
         for bits in weight_bits:  # a grid or a quantizer may not have them
             uniform = self.policy_at(bits, min(activation_bits))
@@ -95,35 +91,30 @@ class ModelChoices:
             self.sizes = FileSizes(
                 source, lambda bits: self.policy_at(bits, most_bits), weight_bits, pack=pack
             )
-        except NothingPackedError:
-            raise
         except ValueError as error:
-            if pack not in ("auto", "none"):  # both fit a model without packed kernels, too
-                raise ValueError(
-                    f"pack={pack!r}: received a model without a file, of which nothing can be "
-                    f"packed, expected one that can be exported; use pack='auto', or: {error}"
-                ) from error
+            if pack not in ("auto", "none"):  # which fit a model without a file, too
+                raise
             self.file_problem = str(error)
 
     def policy_of(self, chosen: Mapping[str, Choice]) -> BitPolicy:
         """Returns the policy with the bits of some layers; None leaves the policy's bits."""
-        overrides: dict[str, Any] = self.policy.to_dict()["overrides"]
+        policy = self.policy
+        overrides: dict[str, Any] = policy.to_dict()["overrides"]
         for layer in self.layers:
             weight_bits, activation_bits = chosen.get(layer.name, (None, None))
             fields: dict[str, Any] = {}
-            if layer.chooses_weights and weight_bits not in (None, layer.usual_bits):
+            if layer.chooses_weights and weight_bits not in (None, policy.weight_bits):
                 fields["weight_bits"] = weight_bits
-            usual = self.policy.activation_bits
-            if layer.chooses_activations and activation_bits not in (None, usual):
+            if layer.chooses_activations and activation_bits not in (None, policy.activation_bits):
                 fields["activation_bits"] = activation_bits
-                if layer.reads_settled and not self.policy.requantize_streams:
+                if layer.reads_settled and not policy.requantize_streams:
                     # Bits that are given for a layer would hold for the streams that it reads too.
                     fields["requantize_streams"] = False
             if fields:
                 pattern = glob.escape(layer.name)
                 # New overrides come after the policy's own, because later patterns win.
                 overrides[pattern] = {**overrides.pop(pattern, {}), **fields}
-        return _changed(self.policy, overrides=overrides)
+        return _changed(policy, overrides=overrides)
 
     def policy_at(self, weight_bits: int | None, activation_bits: int | None) -> BitPolicy:
         """Returns the policy with the same bits in all layers whose bits are chosen."""
@@ -142,57 +133,48 @@ def _layers(
     weight_bits: tuple[int, ...],
     activation_bits: tuple[int, ...],
 ) -> tuple[LayerChoices, ...]:
-    """Returns the choices of each layer, by three plans: bits that follow the policy's differ."""
+    """Returns the choices of each layer: bits that follow the policy's differ under another one."""
     rounded = [
         name for name in ("weight_bits", "activation_bits") if getattr(policy, name) is not None
     ]
-    probes = [_changed(policy, **dict.fromkeys(rounded, bits)) for bits in _PROBES]
-    usual, low, high = plans = [plan_of(source, variant) for variant in (policy, *probes)]
+    other_bits = {name: 3 if getattr(policy, name) == 2 else 2 for name in rounded}
+    other_policy = _changed(policy, **other_bits)
+    usual, other = plans = [plan_of(source, policy), plan_of(source, other_policy)]
     for plan in plans:
         if plan.problems:
             raise ModelError(plan.model, plan.problems)
     calls: dict[str, list[LayerPlan]] = {}
-    for row in low.layers:
+    for row in other.layers:
         if row.weights is not None:
             calls.setdefault(source.network[row.name].layer.name, []).append(row)
-    following = {
-        name: [row for row in rows if row.reading_bits != high[row.name].reading_bits]
+    free = {
+        name: [row for row in rows if row.reading_bits != usual[row.name].reading_bits]
         for name, rows in calls.items()
     }
-    groups: list[tuple[set[str], set[str]]] = []  # layers, and the tensors that they read
-    for name, rows in following.items():
-        readers, tensors = {name}, {_quantized_source(low, row).name for row in rows}
-        for group in [group for group in groups if group[1] & tensors]:
-            groups.remove(group)
-            readers, tensors = readers | group[0], tensors | group[1]
-        groups.append((readers, tensors))
-    shared = [readers for readers, _ in groups if len(readers) > 1]
-    ties = {name: number for number, readers in enumerate(shared) for name in readers}
+    tensors = [{_maker(other, row).name for row in rows} for rows in free.values()]
+    shared = np.array([[bool(reads & others) for others in tensors] for reads in tensors])
     layers: list[LayerChoices] = []
-    for name, rows in calls.items():
-        call_name, free = rows[0].name, following[name]
-        planned = [plan[call_name].weights for plan in plans]
-        bits, *of_probes = [weights.bits if weights else None for weights in planned]
-        follows = of_probes[0] != of_probes[1]
+    for (name, rows), tie in zip(calls.items(), connected_components(shared)[1], strict=True):
+        first = rows[0].name
+        bits, changed = (getattr(plan[first].weights, "bits", None) for plan in plans)
         layers.append(
             LayerChoices(
                 name=name,
                 kind=rows[0].kind,
-                num_weights=math.prod(layer_kinds.kernel_of(source.network[call_name].layer).shape),
-                usual_bits=bits,
-                weight_bits=weight_bits if follows else (bits,),
-                activation_bits=activation_bits if free else (usual[call_name].reading_bits,),
-                chooses_weights=follows,
-                chooses_activations=bool(free),
-                reads_settled=len(free) < len(rows),
-                tie=ties.get(name, -1),
-                values_read=_values_read(source, low, rows),
+                num_weights=math.prod(layer_kinds.kernel_of(source.network[first].layer).shape),
+                weight_bits=weight_bits if bits != changed else (bits,),
+                activation_bits=activation_bits if free[name] else (usual[first].reading_bits,),
+                chooses_weights=bits != changed,
+                chooses_activations=bool(free[name]),
+                reads_settled=len(free[name]) < len(rows),
+                tie=int(tie),
+                values_read=_values_read(other, rows),
             )
         )
     return tuple(layers)
 
 
-def _quantized_source(plan: Plan, row: LayerPlan) -> LayerPlan:
+def _maker(plan: Plan, row: LayerPlan) -> LayerPlan:
     """Returns the row whose quantizer made the codes that a layer reads, past data movement."""
     source = plan[row.reads[0]]
     while source.activation is None and source.reads:
@@ -200,30 +182,24 @@ def _quantized_source(plan: Plan, row: LayerPlan) -> LayerPlan:
     return source
 
 
-def _values_read(source: Source, plan: Plan, rows: Sequence[LayerPlan]) -> int | None:
+def _values_read(plan: Plan, rows: Sequence[LayerPlan]) -> int | None:
     """Returns the number of activations that the rows read, without images and streams."""
-    shapes = []
+    values = 0
     for row in rows:
-        quantized = _quantized_source(plan, row)
-        is_activation = quantized.activation is not None and not quantized.activation.stream
-        if is_activation and all(plan[name].fate is not Fate.INPUT for name in quantized.reads):
-            network = source.network
-            shapes.append(network[network[row.name].inputs[0]].shape)
-    if any(None in shape for shape in shapes):
-        return None
-    return sum(math.prod(size or 0 for size in shape) for shape in shapes)
+        maker, shape = _maker(plan, row), plan[row.reads[0]].shape
+        is_image = any(plan[name].fate is Fate.INPUT for name in maker.reads)
+        if maker.activation is not None and not maker.activation.stream and not is_image:
+            if None in shape:
+                return None
+            values += math.prod(size or 0 for size in shape)
+    return values
 
 
 def read_npu(npu: Any, policy: BitPolicy) -> tuple[dict[str, Any], BitPolicy]:
     """Returns the arguments of `compile_file` that name an NPU, and the policy with its target."""
-    arguments = {"configuration": npu} if isinstance(npu, str) else npu
-    if not isinstance(arguments, Mapping) or not (
-        {"configuration"} <= arguments.keys() <= {*_NPU_ARGUMENTS}
-    ):
-        raise ValueError(
-            f"npu={npu!r}: expected a configuration of an Ethos-U, such as 'ethos-u55-128', or a "
-            f"mapping with {', '.join(_NPU_ARGUMENTS)}, as `compile_file` takes them."
-        )
+    arguments = dict(npu) if isinstance(npu, Mapping) else {"configuration": npu}
+    if problems := argument_problems(compiler_options, arguments):
+        raise ProblemsError("npu", problems)
     compiler_options(**arguments)
     target = TARGET_OF[arguments["configuration"]]
     if policy.target not in (None, target):
@@ -231,7 +207,7 @@ def read_npu(npu: Any, policy: BitPolicy) -> tuple[dict[str, Any], BitPolicy]:
             f"npu={arguments['configuration']!r}: received a policy with target={policy.target!r}, "
             f"expected {target!r}; give the policy that target."
         )
-    return dict(arguments), dataclasses.replace(policy, target=target)
+    return arguments, dataclasses.replace(policy, target=target)
 
 
 def milliseconds_of(
@@ -263,13 +239,11 @@ def milliseconds_of(
         overhead = max(overhead, compiled.milliseconds - sum(of_bits[bits].values()))
     seen = compiled.encoded_weight_bytes_of.keys()
     unseen = [name for name, names in tensors.items() if not seen & {*names}]
-    for names, where in ((compiled.on_cpu, "left to the CPU"), (unseen, "not told of")):
-        if names:
-            warnings.warn(
-                f"npu: received {first_ones(names, 4)} that the compiler has {where}, which count "
-                "as taking no time at any number of bits.",
-                stacklevel=3,
-            )
+    if untimed := [*compiled.on_cpu, *unseen]:
+        warn(
+            f"npu: received {first_ones(untimed, 4)} that the compiler has left to the CPU, which "
+            "count as taking no time at any number of bits."
+        )
     return [
         of_bits.get(bits, of_bits[weight_bits[0]])[layer.name] + (overhead if index == 0 else 0.0)
         for index, layer in enumerate(choices.layers)

@@ -46,7 +46,7 @@ class Total:
 
     def show(self, field: str) -> str:
         """Returns one of the values as readers see it."""
-        return LIMITS[self.name].show(getattr(self, field))
+        return digits(LIMITS[self.name].form, _NONE)(getattr(self, field))
 
 
 _LAYER: list[Column[AllocatedLayer]] = [
@@ -94,11 +94,12 @@ class Allocation(RowTable):
     pack: str
 
     def __getitem__(self, name: str) -> AllocatedLayer:
-        for layer in self.layers:
-            if layer.name == name:
-                return layer
-        hint = did_you_mean(name, [layer.name for layer in self.layers])
-        raise KeyError(f"{name!r} is not a quantized linear layer. {hint}")
+        layers = {layer.name: layer for layer in self.layers}
+        if name not in layers:
+            raise KeyError(
+                f"{name!r} is not a quantized linear layer. {did_you_mean(name, layers)}"
+            )
+        return layers[name]
 
     def policy_yaml(self) -> str:
         """Returns the policy as YAML; `BitPolicy(**yaml.safe_load(text))` is the policy."""

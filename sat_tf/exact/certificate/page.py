@@ -55,7 +55,7 @@ def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Ta
     def differing(row: _Runtime) -> Cell:
         name, count = row
         # Only XNNPACK's count must be 0.
-        colour = rules.CODES.rules[0].headline if name == "xnnpack" else rules.AMBER
+        colour = rules.CODES.rules[0].headline if name == "xnnpack" else rules.RUNTIMES.note
         words = rules.sentence("counted", count.codes_differing, count.codes_compared)
         return Marked(words, colour if count.codes_differing else rules.CODES.rules[1].headline)
 
@@ -64,7 +64,7 @@ def runtime_table(certificate: CertificateRecord, *, titled: bool = False) -> Ta
         if not count.own:
             return "simulated" if count.is_simulated else ""
         words = rules.sentence("counted", count.own_differing, count.own_compared)
-        return Marked(words, rules.AMBER if count.own_differing else rules.GREEN)
+        return Marked(words, rules.RUNTIMES.note if count.own_differing else rules.GREEN)
 
     def largest_error(row: _Runtime) -> float:
         values = [output.values for output in row[1].outputs if output.values is not None]

@@ -149,9 +149,9 @@ def prove(
 ) -> Certificate:
     """Runs a file on images and counts every difference; writes the certificate, and its page.
 
-    Labels are those of each of `subject.outputs`. With `trained`, the Keras model gives the outputs
-    to compare with; where codes differ, `has_biases_of_file` says if it took the file's biases.
-    The outputs are also compared with those of a float model, where there is one.
+    `labels` has an item for each of `subject.outputs`. With `trained`, the Keras model gives the
+    outputs to compare with; where codes differ, `has_biases_of_file` says if it took the file's
+    biases. The outputs are also compared with those of a float model, where there is one.
     """
     if certificate_path is not None:
         check_certificate_path(certificate_path)

@@ -121,7 +121,7 @@ class RuntimeCount:
     largest_float_difference: float = 0.0
     # The number of outputs that differ where no tensors are kept, as a phone runs the file.
     outputs_differing: int = 0
-    # The part that XNNPACK takes over where no tensors are kept; None where LiteRT does not run it.
+    # The operators that XNNPACK takes over where no tensors are kept; None if LiteRT does not run.
     delegation: Delegation | None = None
     # The agreement of the outputs with the reference; see `CertificateRecord`.
     agreement: float | None
@@ -184,7 +184,7 @@ class CertificateRecord:
     # The layers that are left float; tensors after them are compared given the runtime's outputs
     # of these layers.
     float_layers: Annotated[list[str], _formerly("float_layers", "islands")]
-    versions: dict[str, str]  # The versions of the packages and the platform.
+    versions: dict[str, str]  # The versions of the packages, and the name of the platform.
     num_images: Annotated[int, pydantic.Field(ge=1)]  # The number of images that were run.
     images_sha256: str  # The hash of the images' bytes.
     images_from: ImagesFrom  # The origin of the images.

@@ -7,6 +7,7 @@ The sentences are in `sentences.jinja`: pages, terminals, notebooks and reports 
 import functools
 import pathlib
 import re
+import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,10 +33,6 @@ _KINDS = NONE, PLAIN, GREEN, AMBER, RED = "", "plain", "good", "watch", "bad"
 COLOURS = {RED: "red", AMBER: "amber", GREEN: "green"}
 _POINT, _POINTS, _SATURATED, _UNEXPLAINED = (
     f"{100 * share:g}" for share in (ONE_POINT, FEW_POINTS, MOST_SATURATED, MOST_UNEXPLAINED)
-)
-LOSS_RULE = (
-    f"A loss beside the float model is amber where it is more than {_POINT} point, and red where "
-    f"it is more than {_POINTS}: of accuracy or, without labels, of images with its class."
 )
 VALUE_RULE = (
     f"Values are off by a channel that differs by more than {MOST_ERROR:g} of its standard "
@@ -80,13 +77,16 @@ def severest(headlines: Iterable[Marked]) -> Marked | None:
 
 
 def kind_of_loss(lost: float, images: int = FEWEST_IMAGES) -> str:
-    """Returns the kind of a `Marked` loss of accuracy, as a share of images; see `LOSS_RULE`.
+    """Returns the kind of a `Marked` loss of accuracy, as a share of images, by `FLOAT`.
 
     >>> [kind_of_loss(lost) for lost in (-0.05, 0.01, 0.02, 0.3, float("nan"))]
     ['good', 'good', 'watch', 'bad', 'bad']
     """
-    worst = RED if images >= FEWEST_IMAGES else AMBER
-    return GREEN if lost <= ONE_POINT else AMBER if lost <= FEW_POINTS else worst
+    is_few = images < FEWEST_IMAGES
+    measured: Any = types.SimpleNamespace(
+        lost=lambda _: lost, has_few_answers=lambda _: is_few, is_random=False
+    )
+    return next(rule.headline for rule in FLOAT.rules if rule.is_met(measured, None))
 
 
 class Rule(NamedTuple):
@@ -331,6 +331,12 @@ CPU_FALLBACK = Topic(
 WARNINGS = Topic(
     "warning", lambda certificate: certificate.warnings, [Rule("there is a note", NONE, AMBER)]
 )
+# The page colours the counts in its table of runtimes by this rule, and XNNPACK's by `CODES`.
+RUNTIMES = Rule(
+    "another runtime than XNNPACK computes other codes than the simulation, or one other codes "
+    "than its own rules, in the table of runtimes",
+    *(NONE, AMBER),
+)
 
 BESIDE_KERAS = (ANSWERS, TIES, SATURATION, CODES_OF_KERAS, UNEXPLAINED)
 _ON_RUNTIMES = (INPUT_RANGES, REFUSED, PORTABILITY, MACHINE, NPU, CPU_FALLBACK, WARNINGS)
@@ -374,7 +380,8 @@ def few_images(certificate: CertificateRecord) -> str:
 
 def portability_in_words(claims: list[PortabilityClaim]) -> Marked:
     """Returns the sentence on the processors that compute the same codes of a file."""
-    colour = GREEN if are_portable(claims) else AMBER
+    *_, differs, same = PORTABILITY.rules
+    colour = (same if are_portable(claims) else differs).note
     return Marked(sentence("portability", None, claims), colour)
 
 
@@ -389,6 +396,6 @@ def rule_table() -> Table[Rule]:
         Column("the headline is", lambda rule: colour(rule.headline)),
         Column("its sentence is", lambda rule: colour(rule.note)),
     ]
-    rules = [rule for topic in TOPICS for rule in topic.rules]
+    rules = [*(rule for topic in TOPICS for rule in topic.rules), RUNTIMES]
     coloured = [rule for rule in rules if {rule.headline, rule.note} & COLOURS.keys()]
     return Table(columns=columns, rows=coloured)

@@ -42,7 +42,7 @@ def _gelu(x: np.ndarray, *, approximate: bool) -> np.ndarray:
 
 
 def _by(rule_of: Callable[[KernelSet], FunctionRule]) -> Rule:
-    """Returns the rule of an operator whose kernels have rules on codes."""
+    """Returns the rule of an operator for which kernel sets have functions on codes."""
 
     def rule(call: Call) -> np.ndarray:
         output = call.output

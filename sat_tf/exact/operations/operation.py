@@ -94,6 +94,7 @@ class Operation(abc.ABC):
     # Whether its arithmetic is known; otherwise a runtime has to give its values.
     is_simulated: ClassVar[bool] = True
     makes_probabilities: ClassVar[bool] = False  # Whether it is a softmax.
+    averages: ClassVar[bool] = False  # Whether it makes means of values of its input.
     reshapes: ClassVar[bool] = False  # Whether it only changes the shape of values.
     moves: ClassVar[bool] = False  # Whether layers of data movement become it.
 
@@ -143,8 +144,8 @@ class Operation(abc.ABC):
         return graph.tensors[self.output].codes is None
 
     @property
-    def mixes(self) -> bool:
-        """Whether it computes with several values of its inputs."""
+    def joins(self) -> bool:
+        """Whether it puts tensors together to one, whatever their number."""
         return False
 
     @property

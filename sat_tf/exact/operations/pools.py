@@ -85,6 +85,7 @@ class AveragePool(_Pool):
     operator = Operator("AVERAGE_POOL_2D", 2, "Pool2DOptions")
     keeps_grid = True
     same_because = "XNNPACK leaves it to the builtin kernels, which divide integers alike"
+    averages = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """Divides the sum of the values in each window by their number, which excludes padding."""
@@ -114,6 +115,7 @@ class ResizeBilinear(Operation):
     num_constants = 1  # the size
     rounds = True
     keeps_grid = True
+    averages = True
 
     def grids(self, graph: Tensors) -> tuple[Grid, Grid]:
         """Returns how the result's rows and columns lie over the input's."""
@@ -198,6 +200,7 @@ class Mean(Operation):
     operator = Operator("MEAN", 2, "ReducerOptions")
     num_constants = 1  # the axes
     rounds = True
+    averages = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`: an exact sum, rounded as the kernels do."""

@@ -78,7 +78,7 @@ class Row(NamedTuple):
     # Why all kernels of XNNPACK give it the same codes; "" where that is not known.
     same_because: str = ""
     makes_several: bool = False
-    of_one_value: bool = False  # Whether it makes each code from one, so that 256 codes tell all.
+    of_one_value: bool = False  # Whether each code depends on one code, so that all can be tried.
     pads: bool = False  # Whether it puts zeros around the values.
     grid: Codes | None = None  # The grid of the output, where TFLite fixes it.
     written: Written | None = None  # The form in sat-tf's files; None for other tools' operators.

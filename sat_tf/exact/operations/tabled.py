@@ -55,6 +55,10 @@ class Tabled(Operation):
         return (self.name,)
 
     @property
+    def joins(self) -> bool:
+        return self.row.written is not None and self.row.written.joins
+
+    @property
     def operands(self) -> tuple[Constant | None, ...]:
         """Its operands in order: constants, and None for each input."""
         return self.constants or (None,) * len(self.inputs)
@@ -124,7 +128,7 @@ class Tabled(Operation):
         super().expect_own_form(operator)
         written, constants = self.row.written, self.operands[len(self.inputs) :]
         expected = len(written.constants) if written else 0
-        is_one = len(self.inputs) == 1 or (written is not None and written.joins)
+        is_one = len(self.inputs) == 1 or self.joins
         if not is_one or len(constants) != expected or None in constants:
             raise NotUnderstoodError(f"it does not read a tensor and {expected} constants")
         if any(constant.grid and constant.grid.zero_point for constant in constants if constant):

@@ -18,8 +18,8 @@ class Processor:
     # Whether it is an NPU, which computes functions, pools and resizing by integer operators of its
     # own, and leaves unknown operators to the CPU.
     native: bool = False
-    # The runtime that computes a specification to which many processors keep, and takes part in
-    # every certificate of its files; None for a processor.
+    # For a specification, which many processors follow: the runtime that computes it, in every
+    # certificate of its files. None for a processor.
     confirmed_by: str | None = None
 
     def packing(self, pack: str) -> str:

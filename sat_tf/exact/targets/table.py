@@ -14,7 +14,7 @@ from sat_tf.presentation.tables import Marked
 
 @dataclasses.dataclass(frozen=True)
 class CpuFallback:
-    """An operator of a file that a target's processor leaves to the CPU."""
+    """An operator of a file that a target does not compute: an NPU leaves it to the CPU."""
 
     operator: str  # The operator's name.
     tensor: str  # The tensor that it makes.
@@ -100,7 +100,7 @@ class Target(Processor):
                 reason, fix = constraint(operator)
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
                 # The file lacks tensors or options, or has them in another shape.
-                return "it has not the tensors or the options of its kind", "convert it again"
+                return "it lacks tensors or options that its kernels read", "convert it again"
             if reason:
                 return reason, fix
         return "", ""
@@ -295,9 +295,10 @@ _MICRO: Mapping[str, tuple[Constraint, ...]] = {
     "FULLY_CONNECTED": (constraints.no_packed_products,),
 }
 
-# The operators that a processor computes, each with its own constraints, and the constraints of all
-# operators. Processors with None, and processors not listed, compute all of TFLite's operators.
+# The operators that each processor computes, with their own constraints, and the constraints of all
+# of them. A processor with None computes all of TFLite's operators.
 _OPERATORS: Mapping[str, tuple[Mapping[str, Sequence[Constraint]] | None, Sequence[Constraint]]] = {
+    "litert": (None, ()),
     "micro": (_MICRO, ()),
     "ethos-u55": (_U55, (_ETHOS_TYPES,)),
     "ethos-u65": (_U55, (_ETHOS_TYPES,)),
@@ -307,5 +308,5 @@ _OPERATORS: Mapping[str, tuple[Mapping[str, Sequence[Constraint]] | None, Sequen
 TARGETS: Mapping[str, Target] = {
     name: Target(**vars(processor), operators=operators, constraints=of_all)
     for name, processor in PROCESSORS.items()
-    for operators, of_all in [_OPERATORS.get(name, (None, ()))]
+    for operators, of_all in [_OPERATORS[name]]
 }

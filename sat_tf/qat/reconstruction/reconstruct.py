@@ -15,6 +15,7 @@ from sat_tf.exact.tflite.input_range import InputRange
 from sat_tf.files import check_writable
 from sat_tf.graph.network import Network
 from sat_tf.messages import ProblemsError
+from sat_tf.pictures import CALIBRATION_IMAGES
 from sat_tf.presentation.progress_bar import Progress, image_bar
 from sat_tf.presentation.tables import Column, RowTable, Table, digits, percent
 from sat_tf.qat.calibrate import call_node, measure_statistics, observe_ranges
@@ -145,7 +146,7 @@ def reconstruct(
     float_model: keras.Model,
     dataset: Any,
     *,
-    num_images: int = 512,
+    num_images: int = CALIBRATION_IMAGES,
     steps: int = STEPS,
     seed: int = 0,
     progress: bool = True,

@@ -6,17 +6,22 @@ minimum is found exactly.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from sat_tf.core.grid import Bits, Grid, axes_within, find_grid, is_bits, range_shape
-from sat_tf.core.tensors import Tensor, in_float32, is_tensor, namespace
+from sat_tf.configs import (
+    LevelsOfWeights,
+    ScaledWithSurrogate,
+    Tensor,
+    Variables,
+    axes_within,
+    find_grid,
+    namespace,
+    range_shape,
+)
 from sat_tf.quantizers import l1
-from sat_tf.quantizers.protocol import WeightRequest
-from sat_tf.quantizers.scaled import LevelsOfWeights, ScaledWithSurrogate
-from sat_tf.quantizers.values import Variables, true_or_false
 
 # Rounding of float64 may have moved a comparison by this share of the sum of all errors.
 _ROUNDING = 1e-12
@@ -53,17 +58,16 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        are_bits = is_bits(self.lowest) and is_bits(self.highest)
-        if not are_bits or self.lowest > self.highest:
+        are_integers = type(self.lowest) is type(self.highest) is int
+        if not are_integers or not 1 <= self.lowest <= self.highest <= _ALL_BITS:
             raise ValueError(
                 f"lowest={self.lowest!r}, highest={self.highest!r}: expected integers from 1 to 8, "
                 "and lowest to be no more."
             )
         find_grid(self.grid, self.lowest)
-        true_or_false("over_size", self.over_size)
 
     @classmethod
-    def asked(cls, request: WeightRequest) -> dict[str, Any]:
+    def asked(cls, request: Any) -> dict[str, Any]:
         # Channels of different bits have scales of their own, whatever the range.
         return {**super().asked(request), "range_axes": request.channel_axes}
 
@@ -86,8 +90,12 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
             return range(self.lowest, self.highest + 1)
         return range(self.bits, self.bits + 1)
 
-    def _rows(self, bits: Iterable[int]) -> list[tuple[int, Grid]]:
-        return [(int(width), find_grid(self.grid, int(width))) for width in bits]
+    def _codes(self, bits: Iterable[int]) -> Iterator[range]:
+        """The codes at each of these numbers of bits."""
+        for width in map(int, bits):
+            row = find_grid(self.grid, width)
+            low, high = row.code_ends(width)
+            yield range(low, high + 1, row.codes_per_unit)
 
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
         return range_shape(kernel_shape, self.range_axes)
@@ -102,32 +110,23 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         bits = least_error_bits(np.asarray(errors), possible[0], self.bits)
         return bits.reshape(shape).astype(np.uint8)
 
-    def values(self, latent: Tensor, levels: Tensor) -> Tensor:
+    def quantized(self, latent: Tensor, variables: Variables, num_bits: Any) -> Tensor:
+        """The weights; while a floor is above the mean, channels have no fewer bits than that."""
+        n = namespace(latent)
+        bits, floor = (n.cast(bits, "int32") for bits in (variables[self.levels_name], num_bits))
         return l1.quantize_weights(
             latent,
-            namespace(levels).cast(levels, "int32"),
+            n.where(floor > self.bits, n.maximum(bits, floor), bits),
             self.grid,
             range_axes=self.range_axes,
             over_size=self.over_size,
             surrogate=self.estimator,
         )
 
-    def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
-        """`values`; while a floor is above the mean, channels have no fewer bits than that."""
-        levels = self._levels(variables)
-        if is_tensor(num_bits):
-            n = namespace(levels)
-            floor = n.cast(num_bits, "int32")
-            levels = n.where(floor > self.bits, n.maximum(levels, floor), levels)
-        return self.values(latent, levels)
-
-    def _levels(self, variables: Variables) -> Tensor:
-        levels = variables[self.levels_name]
-        n = namespace(levels)
-        return n.cast(n.tensor(levels), "int32")
-
-    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        levels = self._levels(variables)
+    def codes_and_scales(
+        self, latent: Tensor, variables: Variables, num_bits: Any
+    ) -> tuple[Tensor, Tensor]:
+        levels = namespace(latent).cast(variables[self.levels_name], "int32")
         return l1.weight_codes(latent, levels, self.grid, range_axes=self.range_axes)
 
     @property
@@ -140,35 +139,30 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     def code_ends_of(self, kernel: Tensor) -> tuple[int, int]:
         """The smallest and the largest code of the bits that the channels of a kernel get."""
-        return self._ends(np.unique(self.first_levels(in_float32(namespace(kernel), kernel))))
+        return self._ends(np.unique(self.first_levels(kernel)))
 
     def _ends(self, bits: Iterable[int]) -> tuple[int, int]:
-        ends = [row.code_ends(width) for width, row in self._rows(bits)]
-        return min(low for low, _ in ends), max(high for _, high in ends)
+        codes = set().union(*self._codes(bits))
+        return min(codes), max(codes)
 
     @property
     def top_unit(self) -> int:
         return 2 * self.largest_code
 
     def code_count(self, variables: Variables) -> int:
-        codes: set[int] = set()
-        for bits, row in self._rows(np.unique(variables[self.levels_name])):
-            low, high = row.code_ends(bits)
-            codes.update(range(low, high + 1, row.codes_per_unit))
-        return len(codes)
+        return len(set().union(*self._codes(np.unique(variables[self.levels_name]))))
 
     @property
     def grid_name(self) -> str:
         """The name of the grid; for an automatic one, that of its grid if all channels share it."""
         if self.num_bits is None:
             return self.grid
-        names = {row.name for _, row in self._rows(self._possible)}
+        names = {find_grid(self.grid, width).name for width in self._possible}
         return names.pop() if len(names) == 1 else self.grid
 
     @property
     def holds_zero(self) -> bool:
-        rows = [] if self.num_bits is None else self._rows(self._possible)
-        return all(row.codes_per_unit == 1 for _, row in rows)
+        return self.num_bits is None or all(0 in codes for codes in self._codes(self._possible))
 
     def describe(self) -> str:
         line = super().describe()
@@ -185,7 +179,7 @@ def squared_errors(
     NaN and infinite weights are left out. The result is (channels, highest - lowest + 1).
     """
     n = namespace(kernel)
-    latent = in_float32(n, kernel)
+    latent = n.cast(n.tensor(kernel), "float32")
     inner = tuple(axes_within(len(latent.shape), channel_axes))
     finite = n.isfinite(latent)
     columns = []

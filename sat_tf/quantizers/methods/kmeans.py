@@ -1,27 +1,29 @@
 """Shared values: the weights of a layer have 2^b values, which k-means finds; Deep Compression.
 
 Han et al., "Deep Compression", ICLR 2016, section 3. Which weights share one is found once, by
-`cluster_ids`. From then on the value of a cluster is the mean of its
-latent weights, rounded to an int8 code, so that a file holds exactly what was trained.
+`cluster_ids`. From then on the value of a cluster is the mean of its latent weights, rounded to an
+int8 code, so that a file holds exactly what was trained.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from sat_tf.core.grid import LARGEST_INT8, SMALLEST_SIZE, check_bits, round_half_up
-from sat_tf.core.tensors import Namespace, Tensor, computed_in_float32, in_float32, namespace
-from sat_tf.messages import did_you_mean
-from sat_tf.quantizers.scaled import LevelsOfWeights
-from sat_tf.quantizers.values import Variables, true_or_false
+from sat_tf.configs import (
+    LevelsOfWeights,
+    Tensor,
+    Variables,
+    computed_in_float32,
+    namespace,
+    round_half_up,
+)
 
 
-def _means(
-    n: Namespace, kernel: Tensor, ids: Tensor, num_bits: int, keep_zeros: bool
-) -> tuple[Tensor, Tensor]:
+def _means(kernel: Tensor, ids: Tensor, num_bits: int, keep_zeros: bool) -> tuple[Tensor, Tensor]:
     """The mean of each cluster, float32, 0 where there is no weight; and how many there are."""
+    n = namespace(kernel)
     finite, clusters = n.isfinite(kernel), 2**num_bits
     totals = n.sums_by_id(n.where(finite, kernel, 0.0), ids, clusters)
     counts = n.sums_by_id(finite, ids, clusters)
@@ -31,29 +33,20 @@ def _means(
     return means, counts
 
 
-def _codes(
-    n: Namespace, kernel: Tensor, ids: Tensor, num_bits: int, keep_zeros: bool
-) -> tuple[Tensor, Tensor]:
+def _codes(kernel: Tensor, ids: Tensor, num_bits: int, keep_zeros: bool) -> tuple[Tensor, Tensor]:
     """The code of each cluster, float32, and the scale: round(C / s) and s = max|C| / 127."""
-    means, _ = _means(n, kernel, ids, num_bits, keep_zeros)
+    n = namespace(kernel)
+    means, _ = _means(kernel, ids, num_bits, keep_zeros)
     largest = n.max(n.abs(means))
     # If all are smaller, 1 takes the place of the largest, and all codes are 0.
-    size = n.where(largest >= SMALLEST_SIZE, largest, 1.0)
+    size = n.where(largest >= 2.0**-63, largest, 1.0)
     # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
-    scale = size / (float(LARGEST_INT8) + 0.0 * size)
+    scale = size / (127.0 + 0.0 * size)
     return round_half_up(means / scale), scale
 
 
-def _forward(
-    n: Namespace, latent: Tensor, *, ids: Tensor, num_bits: int, keep_zeros: bool, each: bool
-) -> tuple[Tensor, tuple[()]]:
-    codes, scale = _codes(n, latent, ids, num_bits, keep_zeros)
-    quantized = n.take(codes * scale, ids, axis=0)
-    return n.where(n.isnan(latent), latent, quantized), ()
-
-
-def _backward(
-    n: Namespace,
+def _shared_gradient(
+    n: Any,
     upstream: Tensor,
     value: Tensor,
     latent: Tensor,
@@ -97,38 +90,31 @@ class KMeansQuantizer(LevelsOfWeights):
     # Channels of a layer share its values.
     range_axes: ClassVar[tuple[int, ...]] = ()  # type: ignore[misc]
 
-    initialization: str = "linear"  # The start of the centroids, a row of `INITIALIZATIONS`.
+    # The start of the centroids, a row of `INITIALIZATIONS`.
+    initialization: Literal["linear", "density"] = "linear"
     # Weights that are 0 stay 0, as in a pruned model; the value of cluster 0 is 0.
     keep_zeros: bool = False
     # Weights move to the nearest cluster in every training step. Each has its own gradient then;
     # weights of a cluster that share one would keep their distances forever.
     reassign: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.initialization not in INITIALIZATIONS:
-            hint = did_you_mean(str(self.initialization), INITIALIZATIONS)
-            raise ValueError(f"initialization={self.initialization!r}: {hint}")
-        true_or_false("keep_zeros", self.keep_zeros)
-        true_or_false("reassign", self.reassign)
-
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
         return kernel_shape
 
     def first_levels(self, kernel: Tensor) -> Any:
-        start, keep_zeros = self.initialization, self.keep_zeros
-        return cluster_ids(kernel.numpy(), self.bits, initialization=start, keep_zeros=keep_zeros)
+        return cluster_ids(kernel, self.bits, self.initialization, self.keep_zeros)
 
     def values(self, latent: Tensor, levels: Tensor) -> Tensor:
-        return computed_in_float32(
-            _forward,
-            _backward,
+        latent = computed_in_float32(
+            lambda n, latent, **settings: (latent, ()),
+            _shared_gradient,
             [latent],
             ids=namespace(latent).cast(levels, "int32"),
             num_bits=self.bits,
             keep_zeros=self.keep_zeros,
             each=self.reassign,
         )
+        return super().values(latent, levels)
 
     @property
     def follows(self) -> bool:
@@ -139,9 +125,8 @@ class KMeansQuantizer(LevelsOfWeights):
 
         Weights that are not finite stay where they are, and with `keep_zeros` those of cluster 0.
         """
-        n = namespace(latent)
-        latent, ids = in_float32(n, latent), n.cast(levels, "int32")
-        means, counts = _means(n, latent, ids, self.bits, self.keep_zeros)
+        n, ids = namespace(latent), namespace(latent).cast(levels, "int32")
+        means, counts = _means(latent, ids, self.bits, self.keep_zeros)
         usable, stays = counts > 0.0, ~n.isfinite(latent)
         if self.keep_zeros:
             usable = usable & (n.arange(2**self.bits) != 0)
@@ -154,19 +139,17 @@ class KMeansQuantizer(LevelsOfWeights):
         nearest = n.cast(n.reshape(n.take(order, place, axis=0), ids.shape), "int32")
         return n.cast(n.where(stays, ids, nearest), self.levels_type)
 
-    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        n = namespace(latent)
-        latent, ids = in_float32(n, latent), n.cast(variables[self.levels_name], "int32")
-        codes, scale = _codes(n, latent, ids, self.bits, self.keep_zeros)
-        codes = n.where(n.isnan(latent), latent, n.take(codes, ids, axis=0))
-        codes = n.check_numerics(codes, "kmeans: NaN has no integer code")
-        return n.cast(codes, "int32"), n.reshape(n.in_widest(scale), [1] * len(codes.shape))
+    def codes_and_scales(
+        self, latent: Tensor, variables: Variables, num_bits: Any
+    ) -> tuple[Tensor, Tensor]:
+        n, ids = namespace(latent), namespace(latent).cast(variables[self.levels_name], "int32")
+        codes, scale = _codes(latent, ids, self.bits, self.keep_zeros)
+        return n.where(n.isnan(latent), latent, n.take(codes, ids, axis=0)), scale
 
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
         """The clusters; those that have the same code count as the first of them."""
-        n = namespace(latent)
-        ids = n.cast(variables[self.levels_name], "int32")
-        codes, _ = _codes(n, in_float32(n, latent), ids, self.bits, self.keep_zeros)
+        n, ids = namespace(latent), namespace(latent).cast(variables[self.levels_name], "int32")
+        codes, _ = _codes(latent, ids, self.bits, self.keep_zeros)
         first_ids = n.argmax(n.cast(codes[:, None] == codes[None, :], "int32"), axis=1)
         return n.cast(n.take(first_ids, ids, axis=0), "float32")
 
@@ -198,7 +181,7 @@ INITIALIZATIONS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 def cluster_ids(
-    kernel: np.ndarray, num_bits: int, *, initialization: str = "linear", keep_zeros: bool = False
+    kernel: Tensor, num_bits: int, initialization: str = "linear", keep_zeros: bool = False
 ) -> np.ndarray:
     """The clusters of k-means in one dimension, by Lloyd's iterations.
 
@@ -209,7 +192,6 @@ def cluster_ids(
     The result is uint8, shaped like the kernel, and larger for larger weights. Only with
     `keep_zeros` cluster 0 is that of zeros: of weights of exactly 0, and no others; 2^b - 1 remain.
     """
-    check_bits(num_bits)
     weights = np.asarray(kernel, np.float64)
     count = 2**num_bits - keep_zeros
     ordered = np.sort(weights[np.isfinite(weights) & ~(keep_zeros & (weights == 0.0))])

@@ -12,21 +12,17 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from sat_tf.arguments import is_number
-from sat_tf.core.gradients import straight_through
-from sat_tf.core.grid import (
-    LARGEST_INT8,
-    SMALLEST_SIZE,
+from sat_tf.configs import (
+    LevelsOfWeights,
+    Tensor,
+    Variables,
     axes_within,
-    check_bits,
+    namespace,
     range_shape,
     round_half_up,
 )
-from sat_tf.core.tensors import Namespace, Tensor, in_float32, namespace
-from sat_tf.quantizers.scaled import LevelsOfWeights
-from sat_tf.quantizers.values import Variables
 
 # The ridge, by which v stays as it is where the weights do not determine it.
 _RIDGE = 1e-4
@@ -38,7 +34,6 @@ _FIRST_FITS = 8
 @functools.cache
 def lq_patterns(num_bits: int) -> list[list[float]]:
     """All e in {-1, 1}^b, one a row, by which LQ-Nets adds up a basis."""
-    check_bits(num_bits)
     return [
         [1.0 if number >> place & 1 else -1.0 for place in range(num_bits)]
         for number in range(2**num_bits)
@@ -59,8 +54,8 @@ def snapped_basis(basis: Tensor) -> tuple[Tensor, Tensor]:
     size = n.abs(basis)
     reach = n.sum(size, axis=-1, keepdims=True)
     # A basis that is not finite counts as zeros too, because codes are sorted and NaN has no order.
-    is_zero = ~(n.isfinite(reach) & (reach >= SMALLEST_SIZE))
-    largest_sum = 2.0 * LARGEST_INT8
+    is_zero = ~(n.isfinite(reach) & (reach >= 2.0**-63))
+    largest_sum = 2.0 * 127
     reach = n.where(is_zero, 1.0, reach)
     unit = reach / n.exact_divisor(largest_sum - bits / 2.0, reach)
     count = round_half_up(size / unit)
@@ -80,7 +75,7 @@ def levels_of(basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Returned with them are the rows of `lq_patterns` that make them, and the scales.
     """
     n = namespace(basis)
-    patterns = n.constant(lq_patterns(basis.shape[-1]), "float32")
+    patterns = n.tensor(lq_patterns(basis.shape[-1]), "float32")
     integers, scale = snapped_basis(basis)
     codes = n.matmul(integers, n.transpose(patterns)) / 2.0
     order = n.argsort(codes, axis=-1)
@@ -112,7 +107,7 @@ def next_basis(
     sums, counts = (n.take_along_axis(by_id, back, axis=-1) for by_id in of_ids)
     total = n.maximum(n.sum(counts, axis=-1, keepdims=True), 1.0)
     sums, counts = sums / total, counts / total
-    signs = n.in_widest(n.constant(lq_patterns(size), "float32"))
+    signs = n.in_widest(n.tensor(lq_patterns(size), "float32"))
     products = n.reshape(signs[:, :, None] * signs[:, None, :], [number, -1])
     gram = n.reshape(n.matmul(counts, products), [ranges, size, size])
     old = n.in_widest(basis)
@@ -124,12 +119,11 @@ def next_basis(
 
 def first_basis(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     """A basis that fits a kernel: 2^(k-1) times the number of least error, and QEM from there."""
-    check_bits(num_bits)
     n = namespace(kernel)
     kernel = n.where(n.isfinite(kernel), kernel, 0.0)
     rows = _rows(n, kernel, range_axes)
     intervals = 2.0**num_bits - 1.0
-    powers = n.constant([2.0**place / intervals for place in range(num_bits)], "float32")
+    powers = n.tensor([2.0**place / intervals for place in range(num_bits)], "float32")
     largest = n.max(n.abs(rows), axis=-1, keepdims=True)
     best, smallest = largest, float("inf")
     for share in _FIRST_REACHES:
@@ -148,7 +142,7 @@ def first_basis(kernel: Tensor, num_bits: int, *, range_axes: tuple[int, ...] = 
 
 
 def _nearest(
-    n: Namespace, kernel: Tensor, codes: Tensor, scale: Tensor, range_axes: tuple[int, ...]
+    n: Any, kernel: Tensor, codes: Tensor, scale: Tensor, range_axes: tuple[int, ...]
 ) -> Tensor:
     """The places of the nearest levels, int32, one range a row."""
     middle = (codes[:, 1:] + codes[:, :-1]) * (0.5 * scale)
@@ -160,16 +154,14 @@ def _kept_first(rank: int, range_axes: tuple[int, ...]) -> list[int]:
     return [axis for axis in range(rank) if axis not in within] + within
 
 
-def _rows(n: Namespace, kernel: Tensor, range_axes: tuple[int, ...]) -> Tensor:
+def _rows(n: Any, kernel: Tensor, range_axes: tuple[int, ...]) -> Tensor:
     """The weights of each range in a row."""
     order = _kept_first(len(kernel.shape), range_axes)
     ranges = math.prod(range_shape(kernel.shape, range_axes))
     return n.reshape(n.transpose(kernel, order), [ranges, -1])
 
 
-def _unrows(
-    n: Namespace, rows: Tensor, shape: Sequence[int], range_axes: tuple[int, ...]
-) -> Tensor:
+def _unrows(n: Any, rows: Tensor, shape: Sequence[int], range_axes: tuple[int, ...]) -> Tensor:
     order = _kept_first(len(shape), range_axes)
     tensor = n.reshape(rows, [shape[axis] for axis in order])
     return n.transpose(tensor, [order.index(axis) for axis in range(len(order))])
@@ -197,11 +189,11 @@ class LqNetsQuantizer(LevelsOfWeights):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_number(self.momentum) or not 0 <= self.momentum <= 1:
-            raise ValueError(
-                f"momentum={self.momentum!r}: expected a number from 0 to 1; the paper has 0.9."
-            )
         self.momentum = float(self.momentum)
+        if not 0.0 <= self.momentum <= 1.0:
+            raise ValueError(
+                f"momentum={self.momentum}: expected a number from 0 to 1; the paper has 0.9."
+            )
 
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
         return (math.prod(range_shape(kernel_shape, self.range_axes)), self.bits)
@@ -209,29 +201,17 @@ class LqNetsQuantizer(LevelsOfWeights):
     def first_levels(self, kernel: Tensor) -> Tensor:
         return first_basis(kernel, self.bits, range_axes=self.range_axes)
 
-    def values(self, latent: Tensor, levels: Tensor) -> Tensor:
-        n = namespace(latent)
-        tensor = n.tensor(latent)
-        latent, basis = in_float32(n, tensor), n.stop_gradient(in_float32(n, levels))
-        held = n.stop_gradient(latent)
-        codes, _, scale = levels_of(basis)
-        places = _nearest(n, held, codes, scale, self.range_axes)
-        values = n.take_along_axis(codes * scale, places, axis=-1)
-        values = _unrows(n, values, latent.shape, self.range_axes)
-        values = straight_through(n.where(n.isnan(held), held, values), latent)
-        return n.cast(values, tensor.dtype)
-
     def next_levels(self, latent: Tensor, levels: Tensor) -> Tensor:
         return next_basis(latent, levels, range_axes=self.range_axes, momentum=self.momentum)
 
-    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
+    def codes_and_scales(
+        self, latent: Tensor, variables: Variables, num_bits: Any
+    ) -> tuple[Tensor, Tensor]:
         n, axes = namespace(latent), self.range_axes
-        latent = in_float32(n, latent)
         codes, _, scale = levels_of(n.tensor(variables[self.levels_name]))
         nearest = n.take_along_axis(codes, _nearest(n, latent, codes, scale, axes), axis=-1)
         nearest = n.where(n.isnan(latent), latent, _unrows(n, nearest, latent.shape, axes))
-        nearest = n.cast(n.check_numerics(nearest, "lq_nets: NaN has no integer code"), "int32")
-        return nearest, n.in_widest(n.reshape(scale, range_shape(latent.shape, axes)))
+        return nearest, n.reshape(scale, range_shape(latent.shape, axes))
 
     @property
     def holds_zero(self) -> bool:
@@ -241,7 +221,6 @@ class LqNetsQuantizer(LevelsOfWeights):
     def units(self, latent: Tensor, variables: Variables) -> Tensor:
         """The places 0..2^b - 1 of the weights' levels; equal levels have the first one's place."""
         n = namespace(latent)
-        latent = in_float32(n, latent)
         codes, _, scale = levels_of(n.tensor(variables[self.levels_name]))
         places = _nearest(n, latent, codes, scale, self.range_axes)
         units = n.search_rows(codes, n.take_along_axis(codes, places, axis=-1), side="left")

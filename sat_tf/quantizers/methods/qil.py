@@ -14,33 +14,19 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from sat_tf.arguments import is_number
-from sat_tf.core import grid as grids
-from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate, passed_back
-from sat_tf.core.grid import FEWEST_SIGNED_BITS, Bits, axes_within, check_bits
-from sat_tf.core.tensors import (
-    Namespace,
+from sat_tf.configs import (
+    ScaledWithSurrogate,
     Tensor,
+    Variables,
+    VariableSpec,
+    axes_within,
     computed_in_float32,
-    in_float32,
-    is_tensor,
+    levels,
     namespace,
+    passed_back,
+    round_half_up,
     sum_as,
 )
-from sat_tf.quantizers.protocol import Predecessor, VariableSpec
-from sat_tf.quantizers.scaled import ScaledWithSurrogate
-from sat_tf.quantizers.values import Variables, known_sizes, usual_deviation
-
-
-def qil_largest_code(num_bits: int) -> int:
-    """The highest code of QIL's weights, 2^(b-1) - 1; the lowest is its negative."""
-    check_bits(num_bits)
-    if num_bits < FEWEST_SIGNED_BITS:
-        raise ValueError(
-            f"num_bits={num_bits}: QIL's weights have the code 0 alone at 1 bit; give them "
-            f"{FEWEST_SIGNED_BITS} bits or more, or use weight_quantizer='dorefa' or 'l1'."
-        )
-    return 2 ** (num_bits - 1) - 1
 
 
 def first_end(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
@@ -51,40 +37,38 @@ def first_end(kernel: Tensor, *, range_axes: tuple[int, ...] = ()) -> Tensor:
     return n.max(finite, axis=axes, keepdims=bool(range_axes))
 
 
-def _highest(num_bits: Bits) -> Any:
-    """`qil_largest_code`, a number, or a float32 tensor where the bits are one."""
-    if is_tensor(num_bits):
-        return grids.levels(num_bits, "narrow") / 2.0
-    return float(qil_largest_code(num_bits))
+def _highest(num_bits: Any) -> Any:
+    """The highest code, 2^(b-1) - 1; a tensor where the bits are one."""
+    return levels(num_bits, "narrow") / 2.0
 
 
-def _position(n: Namespace, latent: Tensor, center: Tensor, distance: Tensor) -> Tensor:
+def _position(n: Any, latent: Tensor, center: Tensor, distance: Tensor) -> Tensor:
     """The transformed magnitude t, before it is clipped."""
     return (n.abs(latent) - center) / (2.0 * distance) + 0.5
 
 
-def _codes(n: Namespace, latent: Tensor, position: Tensor, highest: Any) -> Tensor:
+def _codes(n: Any, latent: Tensor, position: Tensor, highest: Any) -> Tensor:
     clipped = n.maximum(n.minimum(position, 1.0), 0.0)
-    codes = n.sign(latent) * grids.round_half_up(highest * clipped)
+    codes = n.sign(latent) * round_half_up(highest * clipped)
     return n.where(n.isnan(latent), latent, codes)
 
 
 def _scale(center: Tensor, distance: Tensor, highest: Any) -> Tensor:
     """The real value of one code, (c + d) / h."""
-    end = in_float32(namespace(center), center) + distance
+    end = center + distance
     # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
     return end / (highest + 0.0 * end)
 
 
 def _forward(
-    n: Namespace, latent: Tensor, center: Tensor, distance: Tensor, *, highest: Any, **settings: Any
+    n: Any, latent: Tensor, center: Tensor, distance: Tensor, *, highest: Any, **settings: Any
 ) -> tuple[Tensor, tuple[()]]:
     codes = _codes(n, latent, _position(n, latent, center, distance), highest)
     return codes * _scale(center, distance, highest), ()
 
 
 def _backward(
-    n: Namespace,
+    n: Any,
     upstream: Tensor,
     value: Tensor,
     latent: Tensor,
@@ -93,14 +77,13 @@ def _backward(
     *,
     highest: Any,
     gradient_factor: float,
-    surrogate: Surrogate,
+    surrogate: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     position = _position(n, latent, center, distance)
     in_interval = (position > 0.0) & (position < 1.0)
     sign = n.sign(latent)
-    if surrogate != STRAIGHT_THROUGH:
-        error = sign * highest * position - _codes(n, latent, position, highest)
-        upstream = passed_back(upstream, error, 2.0 * highest, surrogate)
+    error = sign * highest * position - _codes(n, latent, position, highest)
+    upstream = passed_back(upstream, error, 2.0 * highest, surrogate)
     slopes = n.where(in_interval, upstream * (center + distance) / (2.0 * distance), 0.0)
     outwards = n.where(in_interval, -gradient_factor * slopes * sign, 0.0)
     from_center = n.where(in_interval, (n.abs(latent) - center) / distance, 0.0)
@@ -132,54 +115,40 @@ class QilQuantizer(ScaledWithSurrogate):
 
     policy_name: ClassVar[str] = "qil"
     method: ClassVar[str] = "QIL"
-    fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
+    fewest_bits: ClassVar[int] = 2  # At 1 bit there is the code 0 alone.
 
     gradient_factor: float = 0.01  # The factor on the gradients of c and d, sums over all weights.
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_bits is not None:
-            qil_largest_code(self.num_bits)
-        factor = self.gradient_factor
-        if not is_number(factor) or not 0 <= factor < math.inf:
+        self.gradient_factor = float(self.gradient_factor)
+        if not 0.0 <= self.gradient_factor < math.inf:
             raise ValueError(
-                f"gradient_factor={factor!r}: expected a number of 0 or more, as 0.01."
+                f"gradient_factor={self.gradient_factor}: expected a number of 0 or more, as 0.01."
             )
-        self.gradient_factor = float(factor)
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         specs = super().variables(shape)
         if self.num_bits is None:
             return specs
-        # Three deviations of a usual kernel, until `begin` sees this one.
-        half = 1.5 * usual_deviation(known_sizes(shape))
-        interval = {
-            name: self.learnt(shape, start=half, lowest=lowest)
-            for name, lowest in ((CENTER, 0.0), (DISTANCE, SMALLEST_DISTANCE))
-        }
-        return {**specs, **interval}
+        # Three deviations from end to end, until `begin` sees the kernel.
+        for name, lowest in ((CENTER, 0.0), (DISTANCE, SMALLEST_DISTANCE)):
+            specs[name] = self.learnt(shape, deviations=1.5, lowest=lowest)
+        return specs
 
     def begin(self, kernel: Any, variables: Variables) -> None:
         """Lets the interval of each range, or else its layer, go from 0 to the largest weight."""
         if CENTER not in variables:
             return
-        latent = in_float32(namespace(kernel), kernel)
+        n = namespace(kernel)
+        latent = n.cast(n.tensor(kernel), "float32")
         of_range, of_layer = (
             first_end(latent, range_axes=axes) / 2.0 for axes in (self.range_axes, ())
         )
         for variable in (variables[CENTER], variables[DISTANCE]):
             variable.assign(self.of_range_or_layer(of_range, of_layer, variable, SMALLEST_DISTANCE))
 
-    def carry(self, latent: Tensor, variables: Variables, before: Predecessor) -> None:
-        """Takes over the gain and the interval, except an interval of other ranges."""
-        super().carry(latent, variables, before)
-        if CENTER not in variables or not isinstance(before.quantizer, QilQuantizer):
-            return
-        old = before.variables.get(CENTER)
-        if old is None or old.shape != variables[CENTER].shape:
-            self.begin(latent, variables)
-
-    def quantized(self, latent: Tensor, variables: Variables, num_bits: Bits) -> Tensor:
+    def quantized(self, latent: Tensor, variables: Variables, num_bits: Any) -> Tensor:
         return computed_in_float32(
             _forward,
             _backward,
@@ -189,14 +158,14 @@ class QilQuantizer(ScaledWithSurrogate):
             surrogate=self.estimator,
         )
 
-    def codes_and_scales(self, latent: Tensor, variables: Variables) -> tuple[Tensor, Tensor]:
-        n, highest = namespace(latent), _highest(self.bits)
-        values = (latent, variables[CENTER], variables[DISTANCE])
-        latent, center, distance = (in_float32(n, value) for value in values)
+    def codes_and_scales(
+        self, latent: Tensor, variables: Variables, num_bits: Any
+    ) -> tuple[Tensor, Tensor]:
+        n, highest = namespace(latent), _highest(num_bits)
+        center, distance = n.tensor(variables[CENTER]), n.tensor(variables[DISTANCE])
         codes = _codes(n, latent, _position(n, latent, center, distance), highest)
-        codes = n.cast(n.check_numerics(codes, "qil: NaN has no integer code"), "int32")
-        return codes, self.per_range(_scale(center, distance, highest), codes)
+        return codes, _scale(center, distance, highest)
 
     @property
     def largest_code(self) -> int:
-        return qil_largest_code(self.bits)
+        return 2 ** (self.bits - 1) - 1

@@ -1,10 +1,12 @@
 """The square crop that a model is trained on, made in the graph from an encoded picture."""
 
+import io
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from PIL import ExifTags, Image
 
 from sat_tf.pictures import image_of
 from sat_tf.training.data.batches import RANDOM
@@ -32,7 +34,7 @@ def training_crop(
     seed: tf.Tensor,
     image_size: int,
     *,
-    turns: bool = False,
+    is_turned: tf.Tensor | None = None,
     crops: TrainingCrops = INCEPTION,
 ) -> tf.Tensor:
     """Returns the random crop of a picture that a seed gives, two integers: resized, or mirrored.
@@ -41,6 +43,8 @@ def training_crop(
     Crops at least twice as large as the result are reduced by averaging, which libjpeg does while
     it decodes; bilinear interpolation does the remaining factor below 2, at which it skips no
     pixels. A filter with antialiasing would take longer than everything else together.
+
+    `is_turned` is `is_turned_jpeg` of the picture; with None, EXIF orientation is ignored.
     """
 
     # One node in the graph of most JPEGs, where every node of a branch that is not taken costs
@@ -48,19 +52,28 @@ def training_crop(
     @tf.function(autograph=False, experimental_attributes={"_noinline": True})
     def crop_by_pillow(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         pixels = tf.numpy_function(
-            lambda content: whole_picture(content, turns), [encoded], tf.uint8
+            lambda content: whole_picture(content, is_turned is not None), [encoded], tf.uint8
         )
         pixels = tf.ensure_shape(pixels, (None, None, 3))
         return training_crop_of_pixels(pixels, seed, image_size, crops)
 
     is_upright_jpeg = tf.io.is_jpeg(encoded)
-    if turns:
-        is_upright_jpeg &= ~jpeg_may_be_turned(encoded)
+    if is_turned is not None:
+        is_upright_jpeg &= ~is_turned
     return tf.cond(
         is_upright_jpeg,
         lambda: _crop_of_jpeg(encoded, seed, image_size, crops),
         lambda: crop_by_pillow(encoded, seed),
     )
+
+
+def is_turned_jpeg(content: bytes) -> bool:
+    """Returns whether a picture is a JPEG whose EXIF or XMP data turn it."""
+    try:
+        with Image.open(io.BytesIO(content), formats=["JPEG"]) as picture:
+            return picture.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+    except Exception:  # another format, or a damaged file, whose decoder says what is wrong
+        return False
 
 
 def whole_picture(encoded: Any, turns: bool) -> np.ndarray:
@@ -148,27 +161,3 @@ def _finished(
     pixels = tf.ensure_shape(tf.cast(tf.round(resized), tf.uint8), (image_size, image_size, 3))
     # `reverse` moves whole pixels; slices with a negative step move bytes, in 20 times the time.
     return tf.cond(is_mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
-
-
-# EXIF data are in a segment at the beginning of a JPEG; a segment has 64 KiB.
-_SEARCHED = 2**16 + 2**10
-# The entry of an orientation other than upright, of either byte order, or another place of it.
-# \C is any byte, where a dot would be a character of UTF-8.
-_MAYBE = (
-    r"\C*(\x12\x01[\x03\x04]\x00\x01\x00\x00\x00[\x02-\x08]"
-    r"|\x01\x12\x00(\x03\x00\x00\x00\x01|\x04\x00\x00\x00\x01\x00\x00)\x00[\x02-\x08]"
-    r"|tiff:Orientation)\C*"
-)
-# The first bytes are searched for the names of the segments that may hold an orientation or stand
-# before one that does: searching all would take a tenth of the time of a crop.
-_BEGINNING = 2**11
-_SEGMENTS = r"\C*(Exif\x00|ICC_PROFILE|Photoshop|ns\.adobe\.com)\C*"
-
-
-def jpeg_may_be_turned(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns whether a JPEG can have an orientation other than upright, without any Python."""
-    return tf.cond(
-        tf.strings.regex_full_match(tf.strings.substr(encoded, 0, _BEGINNING), _SEGMENTS),
-        lambda: tf.strings.regex_full_match(tf.strings.substr(encoded, 0, _SEARCHED), _MAYBE),
-        lambda: tf.constant(False),
-    )

@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import statistics
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from sat_tf.exact.tflite.preprocessing import (
     Preprocessing,
     Ratio,
 )
-from sat_tf.files import MOST_BYTES, read_bytes
+from sat_tf.files import MOST_BYTES
 from sat_tf.messages import ProblemsError, first_ones
 from sat_tf.pictures import HELD_OUT, TRAIN, Pictures, open_pictures, opened, spread_evenly
 from sat_tf.training.data.source import (
@@ -107,11 +106,11 @@ def load_folder_tree(
     )
 
 
-def median_side(paths: Sequence[str]) -> int | None:
+def median_side(pictures: Pictures) -> int | None:
     """The median of the shorter sides of pictures, of some spread evenly, in pixels."""
     sides = []
-    for index in spread_evenly(len(paths), _OPENED):
-        with contextlib.suppress(OSError, ValueError), opened(read_bytes(paths[index])) as picture:
+    for place in spread_evenly(len(pictures), _OPENED):
+        with contextlib.suppress(OSError, ValueError), opened(pictures.encoded(place)) as picture:
             sides.append(min(picture.size))
     return int(statistics.median_low(sides)) if sides else None
 

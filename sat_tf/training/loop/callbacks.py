@@ -71,8 +71,7 @@ class BestEpoch(keras.callbacks.Callback):
         weights = self.model.student.get_weights()
         if self._writes:
             folder = OutputFolder(self.folder)
-            folder.make()
-            with folder.written(self._file.name) as temporary:
+            with folder.opened(), folder.written(self._file.name) as temporary:
                 np.savez(temporary, *weights)
 
     def restore(self) -> None:

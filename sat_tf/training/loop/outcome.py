@@ -138,7 +138,7 @@ def write_report(folder: RunFolder, config: Config) -> None:
         "curves": learning_curves(epochs, EPOCHS, targets=_targets(config)) if epochs else [],
         "num_epochs": len(epochs),
         "epochs": epochs_table(epochs, EPOCHS),
-        "environment": folder.read_json(run_folder.ENVIRONMENT),
+        "environment": folder.environment,
         "config": folder.read_text(output_folder.CONFIG),
     }
     if results is not None and (results.rate() or results.kept()):

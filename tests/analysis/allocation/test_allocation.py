@@ -8,7 +8,11 @@ import tf_keras as keras
 import yaml
 
 import sat_tf
-from sat_tf.analysis.allocation.allocation import costs_of_sensitivity, costs_of_table, make_problem
+from sat_tf.analysis.allocation.allocation import (
+    BitProblem,
+    costs_of_table,
+    table_of_sensitivity,
+)
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import ModelChoices, milliseconds_of
 from sat_tf.exact.targets.ethos_u import compile_file
@@ -101,7 +105,7 @@ def test_no_choice_whose_file_keeps_a_limit_costs_less_than_the_bound():
 
 def test_no_other_choice_within_the_budget_costs_less(model, found):
     choices = ModelChoices(model, BitPolicy.mobile(), *BITS.values())
-    problem = make_problem(choices, read_budget(SMALL)).knapsack
+    problem = BitProblem(choices, read_budget(SMALL)).knapsack
     problem.cost[:] = costs_of_table(costs_of(model), choices.layers)
     best = np.inf
     free = [problem.options(item) for item in range(len(problem.tie))]
@@ -116,8 +120,7 @@ def test_no_other_choice_within_the_budget_costs_less(model, found):
 def _is_tied(problem, chosen):
     ties = {}
     for item, option in enumerate(chosen):
-        if problem.tie[item] >= 0:
-            ties.setdefault(problem.tie[item], set()).add(problem.level[option])
+        ties.setdefault(problem.tie[item], set()).add(problem.level[option])
     return all(len(levels) == 1 for levels in ties.values())
 
 
@@ -199,9 +202,9 @@ def test_measured_costs_fall_with_bits(model):
     assert found.cost_kind == "sensitivity"
     measured = sat_tf.sensitivity(model, images_for(model), BitPolicy.mobile(2), num_images=64)
     layers = ModelChoices(model, BitPolicy.mobile(), range(2, 9), range(2, 9)).layers
-    costs = iter(costs_of_sensitivity(measured, layers))
+    losses = table_of_sensitivity(measured, layers)
     for layer in layers:
-        of_layer = [next(costs) for _ in layer.choices]
+        of_layer = [losses[layer.name][choice] for choice in layer.choices]
         table = np.reshape(of_layer, (len(layer.weight_bits), len(layer.activation_bits)))
         assert np.all(np.diff(table, axis=0) <= 0.0)
         assert np.all(np.diff(table, axis=1) <= 0.0)
@@ -318,9 +321,10 @@ def test_limits_that_exclude_each_other_are_all_listed(model):
     milliseconds = [9.0 if (layer.name, own) == ("four", 2) else 1.0 for layer, own in options]
     budget = {"milliseconds": len(choices.layers), "average_weight_bits": 2.5}
     limits = read_budget(budget, npu=True)
-    problem = make_problem(choices, limits, milliseconds)
-    assert problem.cheapest(np.inf) is None
-    message = str(problem.refusal())
+    problem = BitProblem(choices, limits, milliseconds)
+    with pytest.raises(ValueError, match="received limits that no choice") as refusal:
+        problem.fitting(model)
+    message = str(refusal.value)
     assert "milliseconds=7: the smallest possible is 7, without the others." in message
     assert "average_weight_bits=2.500: the smallest possible is 2" in message
 

@@ -359,6 +359,7 @@ def certificates(files, images):
     }
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize("pack", ["none", "int4"])
 def test_runtimes_here_have_the_codes_of_their_own_kernels(certificates, pack):
     found = certificates[pack]

@@ -289,6 +289,7 @@ def of_streams() -> keras.Model:
     return keras.Model(image, L.Dense(3, name="numbers")(hidden))
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize(
     "policy",
     [

@@ -109,7 +109,7 @@ def assert_as_in_litert(content: bytes, images: list[tuple[np.ndarray, ...]]) ->
             runtime.run(images[0])
         except ValueError as error:
             # Some runtimes have no kernel of an operator, and TFLite Micro not in every form.
-            assert runtime_name == "micro" or "find op for builtin" in str(error)  # noqa: PT017
+            assert runtime_name == "micro" or "find op for builtin" in str(error), error  # noqa: PT017
             continue
         is_left = runtime_name == "xnnpack" and 0 not in runtime.delegated
         rules = builtin_of_this_machine() if is_left else kernels

@@ -232,6 +232,7 @@ def test_the_converter_carries_float_layers_too(half, path):
     assert np.all(np.isfinite(output))
 
 
+@pytest.mark.essential
 def test_the_converters_file_reads_the_same_pixels_and_gives_the_same_classes(tmp_path):
     model = Specimen(lambda: chain((8, 8, 3), *block(convolution(8)), *head())).quantized()
     images = images_for(model)

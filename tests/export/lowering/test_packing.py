@@ -280,6 +280,7 @@ def test_dead_channels_of_packed_kernels_have_biases_within_that_room():
         assert np.max(reach) <= operation.largest_sum
 
 
+@pytest.mark.essential
 def test_packed_codes_fill_their_storage_and_no_more(model):
     for operation in _linear(deployed_graph(Network(model), pack="int4")).values():
         largest = np.max(np.abs(operation.kernel))

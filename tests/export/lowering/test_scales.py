@@ -375,6 +375,7 @@ def gated() -> keras.Model:
     return layer_models.MODELS["squeeze_and_excitation"].quantized()
 
 
+@pytest.mark.essential
 def test_the_file_of_a_model_is_portable(gated, path):
     exact, file = trained_graph(Network(gated)), deployed_graph(Network(gated))
     for operation in file.operations:

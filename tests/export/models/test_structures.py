@@ -145,6 +145,7 @@ def _pixels():
     return [given["a"].astype(np.uint8), given["b"].astype(np.uint8)]
 
 
+@pytest.mark.essential
 def test_structure_and_order_of_inputs_and_outputs_are_kept(detector):
     assert [tensor.name for tensor in detector.inputs] == ["right", "left"]
     outputs = detector(_given())

@@ -62,6 +62,7 @@ def test_a_gradient_reaches_every_variable(quantized):
     assert all(np.any(found != 0.0) for found in kernels)
 
 
+@pytest.mark.essential
 def test_a_saved_model_loads_as_it_was(quantized, tmp_path):
     quantized.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")

@@ -326,6 +326,7 @@ def test_every_block_ends_at_tensors_of_one_shape(name):
         assert network[node].shape == reference[known].shape
 
 
+@pytest.mark.essential
 @pytest.mark.filterwarnings("ignore")
 def test_a_front_holds_what_is_still_read_and_computes_what_the_model_does(monkeypatch):
     monkeypatch.setattr(qat_images, "MOST_BYTES_IN_MEMORY", 2000)

@@ -17,10 +17,9 @@ def _run(latent, ids, bits, upstream=None, mode="eager", **options):
 
 
 def _codes(latent, ids, bits, **options):
-    codes, scales = KMeansQuantizer(num_bits=bits, **options).codes_and_scales(
-        tensor(latent), {"cluster_ids": ids}
-    )
-    return array(codes).tolist(), array(scales).item()
+    quantizer = KMeansQuantizer(num_bits=bits, **options)
+    found = quantizer.integer_weights(tensor(latent), {"cluster_ids": ids})
+    return array(found.codes).tolist(), array(found.scales).item()
 
 
 def _nearest(latent, ids, bits, **options):

@@ -271,7 +271,8 @@ def test_clusters_are_ordered_and_codes_times_the_scale_are_the_weights(
     ).all()
     assert not keep_zeros or ((ids == 0) == (weights == 0)).all()
     quantizer = KMeansQuantizer(num_bits=bits, **choice)
-    codes, scale = quantizer.codes_and_scales(weights, {"cluster_ids": ids})
+    found = quantizer.integer_weights(weights, {"cluster_ids": ids})
+    codes, scale = found.codes, found.scales.numpy().item()
     value = quantizer.values(weights, ids).numpy()
     np.testing.assert_array_equal(value, codes.numpy().astype(np.float32) * np.float32(scale))
     assert np.abs(codes).max() <= 127

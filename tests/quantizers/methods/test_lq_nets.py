@@ -41,7 +41,8 @@ def _values(latent, basis, range_axes=()):
 
 def _codes(latent, basis, range_axes=()):
     quantizer = LqNetsQuantizer(num_bits=basis.shape[-1], range_axes=range_axes)
-    return quantizer.codes_and_scales(latent, {"basis": basis})
+    found = quantizer.integer_weights(latent, {"basis": basis})
+    return found.codes, found.scales
 
 
 def _units(latent, basis, range_axes=()):

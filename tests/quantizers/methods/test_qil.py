@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from sat_tf.core.gradients import STRAIGHT_THROUGH, Surrogate
 from sat_tf.quantizers.methods import qil
-from sat_tf.quantizers.methods.qil import SMALLEST_DISTANCE, QilQuantizer, qil_largest_code
+from sat_tf.quantizers.methods.qil import SMALLEST_DISTANCE, QilQuantizer
 from sat_tf.quantizers.protocol import Predecessor, WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
 from tests import reference
@@ -39,7 +39,8 @@ def _weights(latent, center, distance, bits, upstream=None, mode="eager", **opti
 
 def _codes_and_scale(latent, center, distance, bits):
     quantizer, variables = QilQuantizer(num_bits=bits), _interval(center, distance)
-    return map(array, quantizer.codes_and_scales(tensor(latent), variables))
+    found = quantizer.integer_weights(tensor(latent), variables)
+    return array(found.codes), array(found.scales)
 
 
 # 3 bits: codes -3..3, c = 2 and d = 1: from 1 to 3, one code is 1 of 3. The upstream gradient is 1.
@@ -56,7 +57,7 @@ def test_3_bit_weights_worked_by_hand(mode):
     value, by_w, by_c, by_d = _weights(w, 2.0, 1.0, 3, mode=mode)
     codes = [-3, -3, -2, 0, 0, 0, 0, 0, 0, 1, 2, 3]
     assert value.tolist() == codes
-    assert next(_codes_and_scale(w, 2.0, 1.0, 3)).tolist() == codes
+    assert _codes_and_scale(w, 2.0, 1.0, 3)[0].tolist() == codes
     assert by_w.tolist() == [0, 0, 1.5, 1.5, 0, 0, 0, 0, 0, 1.5, 1.5, 0]
     assert by_c == pytest.approx(0.0, abs=1e-6)
     assert by_d == pytest.approx(0.75 - 1.2 + 0.9, abs=1e-6)
@@ -108,7 +109,7 @@ def test_weights_and_gradients_are_those_of_the_reference(bits, axes, mode):
 )
 def test_codes_fit_their_bits_keep_the_sign_and_prune_and_clip(bits, center, distance, latent):
     codes, scale = _codes_and_scale(latent, center, distance, bits)
-    largest = qil_largest_code(bits)
+    largest = QilQuantizer(num_bits=bits).largest_code
     assert np.abs(codes).max() <= largest
     assert (codes * np.sign(latent) >= 0).all()
     assert (codes[np.abs(latent) < center - 1.01 * distance] == 0).all()
@@ -127,7 +128,7 @@ def test_it_starts_at_the_largest_weight(bits, axes):
     largest = np.max(np.abs(latent), axis=(0, 1, 2) if axes else None, keepdims=True)
     np.testing.assert_array_equal(np.ravel(half), np.ravel(largest) / 2)
     value, by_w, _, _ = _weights(latent, half, half, bits)
-    step = largest / qil_largest_code(bits)
+    step = largest / QilQuantizer(num_bits=bits).largest_code
     assert (np.abs(value - latent) <= 0.5001 * step).all()
     inner = (np.abs(latent) > 0.0) & (np.abs(latent) < 0.999 * largest)
     np.testing.assert_allclose(by_w[inner], 1.0, rtol=1e-6)

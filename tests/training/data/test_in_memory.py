@@ -46,6 +46,7 @@ SHIFTED = ArraySource(IMAGES, shift_pixels=2)
 labels_of = functools.partial(contract.labels_of, batch_size=16, seed=5)
 
 
+@pytest.mark.essential
 def test_the_same_seed_gives_the_same_batches():
     first, second = (SHIFTED.training_batches(batch_size=16, seed=5) for _ in range(2))
     contract.assert_same(pieces(first, 10), pieces(second, 10))

@@ -64,6 +64,7 @@ def _model(bits=2):
     return sat_tf.quantize_model(small_float_model(), BitPolicy.mobile(bits).of_one_kind())
 
 
+@pytest.mark.essential
 def test_a_weight_that_oscillates_is_frozen_at_its_average_code_and_stays_there():
     model = _model()
     oscillation = Oscillation(

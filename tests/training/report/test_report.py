@@ -1,4 +1,5 @@
 import functools
+import json
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from sat_tf.messages import RunError
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.report import curves, report
 from sat_tf.report.layers import LayerRow
-from sat_tf.report.report import headline_of, write_layers
+from sat_tf.report.report import headline_of_folder, write_layers
 from sat_tf.report.results import Results
 from sat_tf.training import run_folder
 from sat_tf.training.config import config_text, parse_config
@@ -44,7 +45,7 @@ def test_the_report_holds_all_there_is_to_know(tmp_path):
 def test_results_of_earlier_versions_are_read_without_their_deployed_model(tmp_path):
     folder = fill(RunFolder(tmp_path))
     results = Results.read(folder)
-    written = folder.read_json(output_folder.RESULTS)
+    written = json.loads(folder.read_text(output_folder.RESULTS))
     folder.write_json(
         output_folder.RESULTS, {**written, "deployed_top1": 0.5, "deployed_top5": None}
     )
@@ -71,7 +72,7 @@ def test_the_headline_is_amber_behind_a_point_lost_and_red_behind_three(
     tmp_path, lost, kind, words
 ):
     folder = fill(RunFolder(tmp_path))
-    results = folder.read_json(output_folder.RESULTS)
+    results = json.loads(folder.read_text(output_folder.RESULTS))
     folder.write_json(
         output_folder.RESULTS, {**results, "float_top1": results["tflite_top1"] + lost}
     )
@@ -84,13 +85,13 @@ def test_the_headline_is_amber_behind_a_point_lost_and_red_behind_three(
 @pytest.mark.parametrize(("lost", "images", "kind"), [(0.031, 539, "bad"), (0.031, 29, "watch")])
 def test_what_is_lost_is_in_the_headline_that_ends_a_command(tmp_path, lost, images, kind):
     folder = fill(RunFolder(tmp_path))
-    results = folder.read_json(output_folder.RESULTS)
+    results = json.loads(folder.read_text(output_folder.RESULTS))
     results |= {"held_out_images": images, "tflite_images": images}
     results |= {"float_top1": results["tflite_top1"] + lost}
     folder.write_json(output_folder.RESULTS, results)
-    certificate = folder.read_json(output_folder.CERTIFICATE)
+    certificate = json.loads(folder.read_text(output_folder.CERTIFICATE))
     folder.write_json(output_folder.CERTIFICATE, {**certificate, "float_outputs": []})
-    headline = headline_of(folder)
+    headline = headline_of_folder(folder)
     assert headline.kind == kind
     on = f"-3.10 points of top-1 beside the float model, on {images} held-out images"
     assert headline.words == on
@@ -111,7 +112,7 @@ def _without_labels(tmp_path, *agreements):
     folder = fill(RunFolder(tmp_path))
     for name in (output_folder.CONFIG, run_folder.METRICS, output_folder.RESULTS):
         folder.file(name).unlink()
-    certificate = folder.read_json(output_folder.CERTIFICATE)
+    certificate = json.loads(folder.read_text(output_folder.CERTIFICATE))
     outputs = zip(certificate["float_outputs"], agreements, strict=False)
     certificate["float_outputs"] = [{**one, "agreement": share} for one, share in outputs]
     folder.write_json(output_folder.CERTIFICATE, certificate)
@@ -146,7 +147,9 @@ def test_how_a_given_model_was_trained_is_said(tmp_path):
         "tried_learning_rates": distances,
         "kept_epoch": 2,
     }
-    folder.write_json(output_folder.RESULTS, {**folder.read_json(output_folder.RESULTS), **found})
+    folder.write_json(
+        output_folder.RESULTS, {**json.loads(folder.read_text(output_folder.RESULTS)), **found}
+    )
     text = outline(shown(folder)).text
     for words in (
         "The float model may have been trained on these very images.",

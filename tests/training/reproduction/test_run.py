@@ -379,7 +379,7 @@ def test_every_row_trains_for_two_steps(row, run_dir):
     (job,) = plan([row], data="digits", changes=TWO_STEPS)
     assert _run([job], run_dir)
     finished = RunFolder(run_dir / job.config.name)
-    stages = finished.read_json(run_folder.STATE)["stages"]
+    stages = json.loads(finished.read_text(run_folder.STATE))["stages"]
     quantized = entries()[row].row.measures == "quantized"
     assert ("quantized" in stages) == quantized
     assert finished.file(output_folder.TFLITE_MODEL).is_file() == quantized

@@ -80,7 +80,7 @@ def test_two_replicas_train_like_one_device(tmp_path, batch_size):
     for strategy in (None, mirrored()):
         source = ArraySource(small_images(), shift_pixels=1)
         run = make_run(tmp_path / str(len(rows)), *settings, strategy=strategy, source=source)
-        run.folder.make()
+        run.folder.path.mkdir()
         weights.append(
             train_stage(run, "quantized", small_quantized_model())[1].trainable_variables
         )
@@ -107,7 +107,7 @@ def test_two_replicas_follow_the_statistics_of_one_device(tmp_path, name):
     statistics = []
     for strategy in (None, mirrored()):
         run = make_run(tmp_path / str(len(statistics)), settings, strategy=strategy)
-        run.folder.make()
+        run.folder.path.mkdir()
         model = small_float_model() if name == "float" else small_quantized_model()
         _, trained = train_stage(run, name, model)
         statistics.append({v.name: v.numpy() for v in trained.weights if "moving_" in v.name})
