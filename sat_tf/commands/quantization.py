@@ -66,14 +66,10 @@ class Quantization:
         begun, pictures, folder = time.monotonic(), self.pictures, self.folder
         unfinished = folder.file(output_folder.UNFINISHED)
         backups = folder.file(_BACKUPS)
-
-        def forget() -> None:
+        if self.arguments.resume is False:
             unfinished.unlink(missing_ok=True)
             if backups.is_dir():
                 shutil.rmtree(backups)
-
-        if self.arguments.resume is False:
-            forget()
         say(self.console, f"Calibrating on {len(pictures.images):,} images")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
@@ -136,7 +132,8 @@ class Quantization:
             if checkpoint.saved:
                 saved = f"saved in {folder.path}: {checkpoint.saved}; the same command goes on"
             raise type(interrupt)(f"{ending_of(interrupt)[0]}; {saved}") from None
-        forget()
+        unfinished.unlink(missing_ok=True)
+        shutil.rmtree(backups, ignore_errors=True)
         return certificate, results if measured else None
 
     def _note(self, text: str) -> None:
