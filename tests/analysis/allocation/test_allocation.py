@@ -349,6 +349,15 @@ def test_a_file_that_fits_is_not_left_out_because_the_sum_over_layers_is_too_lon
         by_table(model, policy=policy, budget={"bytes": smallest - 1})
 
 
+@pytest.mark.thorough
+def test_the_smallest_file_keeps_its_limit_with_measured_costs(model):
+    choices = ModelChoices(model, BitPolicy.mobile(4), *BITS.values())
+    smallest = file_bytes(model, choices.policy_at(2, 8))
+    images = images_for(model, 16)
+    found = sat_tf.allocate(model, images, 4, budget={"bytes": smallest}, num_images=16, **BITS)
+    assert found.totals["bytes"].value == smallest
+
+
 # -- the time on an NPU ----------------------------------------------------------------------------
 
 _FLASH = {

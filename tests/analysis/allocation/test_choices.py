@@ -125,8 +125,9 @@ def test_open_image_sizes_leave_values_unknown():
 
 
 def test_numbers_and_shares_are_read():
-    found = read_budget({"bytes": 10, "average_bits": "30%"})
-    assert found == {"bytes": 10.0, **dict.fromkeys(SHORT["average_bits"], "30%")}
+    found = read_budget({"bytes": np.int64(10), "average_bits": "62.5%"})
+    assert found == {"bytes": 10, **dict.fromkeys(SHORT["average_bits"], "62.5%")}
+    assert type(found["bytes"]) is int
 
 
 def test_average_bits_are_those_of_weights_and_of_activations():
