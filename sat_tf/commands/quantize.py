@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)
     from sat_tf.commands.quantization import Quantization
-    from sat_tf.qat.finetune import row_of
+    from sat_tf.qat.reconstruction.fit import row_of
     from sat_tf.qat.reconstruction.reconstruct import STEPS
     from sat_tf.report.report import headline_of
 

@@ -20,7 +20,7 @@ from sat_tf.export.verify import verify_tflite
 from sat_tf.messages import first_ones
 from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, render
-from sat_tf.qat.finetune import FineTuned, distances_in_words
+from sat_tf.qat.finetune import FineTuned
 from sat_tf.qat.reconstruction.fitted import Fitted
 from sat_tf.report.curves import CHARTS, HELD_OUT, LOSS, Metric, epochs_table, learning_curves
 from sat_tf.report.layers import LayerRow
@@ -138,7 +138,7 @@ def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
         "verb": "Trained",
         "training": {
             "Learning rate": results.rate(),
-            "Trial": distances_in_words(tuned.tried) if tuned.tried else "",
+            "Trial": tuned.trial,
             "Weights of epoch": results.kept(),
         },
         "curves": curves,
