@@ -23,6 +23,9 @@ from sat_tf.messages import reason_of
 if TYPE_CHECKING:
     import numpy as np
 
+# The most bytes that a file of weights has besides them: heads of arrays, and a few other values.
+BYTES_BESIDE_WEIGHTS = 2**26
+
 
 def expect_path(path: Any) -> pathlib.Path:
     """Returns `path` as a pathlib.Path; raises ValueError, with the fix, unless it is a path."""

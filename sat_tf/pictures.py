@@ -73,7 +73,7 @@ class Pictures(Sequence[Any]):
         if self.array is not None:
             return self.array[place]
         mode, turns = MODES[self.shape[2]], self.preprocessing.exif_orientation
-        return np.atleast_3d(image_of(self.encoded(place), mode, turns=turns))
+        return np.atleast_3d(np.asarray(image_of(self.encoded(place), mode, turns=turns)))
 
     def take(self, places: Iterable[int]) -> "Pictures":
         """Takes the pictures at some indices, in that order."""
@@ -168,9 +168,12 @@ class Pictures(Sequence[Any]):
         return read_bytes(self.folder / self.names[place])
 
     def hashes(self) -> dict[str, str]:
-        """Returns the SHA-256 of the file of each picture, by its name."""
-        contents = ((name, self.encoded(place)) for place, name in enumerate(self.names))
-        return {name: hashlib.sha256(content).hexdigest() for name, content in contents}
+        """Returns the SHA-256 of the file of each picture that can be read, by its name."""
+        hashes = {}
+        for place, name in enumerate(self.names):
+            with contextlib.suppress(OSError):
+                hashes[name] = hashlib.sha256(self.encoded(place)).hexdigest()
+        return hashes
 
 
 def open_pictures(

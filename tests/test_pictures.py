@@ -398,6 +398,7 @@ def test_damaged_pictures_are_left_out_and_named(tmp_path):
         f"{len(DAMAGED)} of {len(DAMAGED) + 2} files are no pictures, "
     )
     (tmp_path / "dog" / "z.png").unlink()
+    assert list(pictures.hashes()) == ["cat/a.png"]
     with pytest.raises(
         ValueError, match=r"no picture that can be read \(\d+ of \d+ files are no pictures"
     ):

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import shutil
 import time
 import warnings
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.presentation.tables import Marked, marked_text
 from sat_tf.qat.calibrate import calibrate
-from sat_tf.qat.finetune import FineTuned, finetune, remove_backups
+from sat_tf.qat.finetune import FineTuned, finetune
 from sat_tf.qat.images import fed_batches
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
@@ -52,7 +53,7 @@ class Quantization:
     pictures: QuantizationImages
     folder: OutputFolder
     console: Console
-    row: str  # The kind of the float model's outputs: see `finetune.row_of`.
+    row: str  # The kind of the float model's outputs: see `row_of`.
     steps: int  # Steps of reconstruction for each block; 0 for none.
     arguments: argparse.Namespace  # The arguments of the command.
 
@@ -67,7 +68,8 @@ class Quantization:
         backups = folder.file(_BACKUPS)
         if self.arguments.resume is False:
             unfinished.unlink(missing_ok=True)
-            remove_backups(backups)
+            if backups.is_dir():
+                shutil.rmtree(backups)
         say(self.console, f"Calibrating on {len(pictures.images):,} images")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
@@ -131,7 +133,7 @@ class Quantization:
                 saved = f"saved in {folder.path}: {checkpoint.saved}; the same command goes on"
             raise type(interrupt)(f"{ending_of(interrupt)[0]}; {saved}") from None
         unfinished.unlink(missing_ok=True)
-        remove_backups(backups)
+        shutil.rmtree(backups, ignore_errors=True)
         return certificate, results if measured else None
 
     def _note(self, text: str) -> None:

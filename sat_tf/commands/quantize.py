@@ -114,14 +114,13 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     # The smaller number of bits decides the loss of accuracy.
     arguments.bits = min(policy.weight_bits or 8, policy.activation_bits or 8)
     folder = OutputFolder(pathlib.Path(arguments.out or pathlib.Path("runs") / name))
-    with folder.opened():
-        pass  # it can be written to
-    say(console, f"Reading {path}")
+    with folder.opened():  # which refuses a folder that cannot be written to
+        say(console, f"Reading {path}")
     quiet_tensorflow()
     advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
     model = read_keras_model(path, advice, trust=arguments.trust_model)
     from sat_tf.commands.quantization import Quantization
-    from sat_tf.qat.finetune import row_of
+    from sat_tf.qat.reconstruction.fit import row_of
     from sat_tf.qat.reconstruction.reconstruct import STEPS
     from sat_tf.report.report import headline_of
 

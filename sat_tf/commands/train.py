@@ -104,10 +104,9 @@ def train(
     config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
 ) -> bool:
     """Trains, exports and verifies, or finishes a run; prints the table of results."""
-    with folder.opened():
-        pass  # it can be written to
-    if resume is not False:
-        expect_same_run(folder, config)
+    with folder.opened():  # which refuses a folder that cannot be written to
+        if resume is not False:
+            expect_same_run(folder, config)
 
     def work() -> Results | None:
         quiet_tensorflow()

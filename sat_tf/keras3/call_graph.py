@@ -1,5 +1,6 @@
 """A view of a Keras 3 model as a list of calls, in an order in which they can be made."""
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Callable, Mapping
@@ -7,7 +8,7 @@ from typing import Any
 
 import keras as keras3
 import tensorflow as tf
-import tf_keras as keras
+from tf_keras.src.mixed_precision import policy as policies  # Keras has no public name
 
 from sat_tf.graph import operations
 from sat_tf.graph.operations.operation import NewLayer
@@ -62,15 +63,12 @@ class Call:
 
     def twin(self) -> Callable[..., Any]:
         """The tf_keras layer for the operation, with its name, or a function of its arguments."""
-        dtype, policy = self.outputs[0].dtype, keras.mixed_precision.global_policy()
+        dtype, precision = self.outputs[0].dtype, contextlib.nullcontext()
         if dtype in LOWER_PRECISIONS:  # layers then compute in this type, as operations do
-            keras.mixed_precision.set_global_policy(f"mixed_{dtype}")
-        try:
+            precision = policies.policy_scope(f"mixed_{dtype}")
+        with precision:
             twin, name = self.row.twin(self), self.operation.name
             return twin.layer(name=name) if isinstance(twin, NewLayer) else twin
-        finally:
-            if dtype in LOWER_PRECISIONS:
-                keras.mixed_precision.set_global_policy(policy)
 
     def symbolic_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with the symbolic tensors themselves."""

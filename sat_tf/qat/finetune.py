@@ -8,11 +8,9 @@ same model, except for what layers such as Dropout draw.
 
 import contextlib
 import dataclasses
-import functools
-import hashlib
+import json
 import math
 import pathlib
-import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +23,7 @@ from sat_tf.exact.tflite.input_range import PIXELS
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import network_of_layers
-from sat_tf.messages import ProblemsError, RunError, reason_of
+from sat_tf.messages import RunError, reason_of
 from sat_tf.pictures import Pictures
 from sat_tf.qat.calibrate import calibrate, estimate_statistics
 from sat_tf.qat.images import BATCH_SIZE, TrainingBatches, TrainingImages, fed, held_out_batches
@@ -34,10 +32,10 @@ from sat_tf.qat.reconstruction.fit import (
     TEMPERATURE,
     key_of,
     logits_of,
-    rows_of_classes,
+    row_of,
     soft_divergence,
 )
-from sat_tf.qat.wrapper import ConstantWeights, weight_quantizer
+from sat_tf.qat.wrapper import constant_weights, weight_quantizer
 
 # The rates that are tried go from steps that change nearly nothing to those of a fresh network.
 TRIED_RATES = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03)
@@ -47,7 +45,6 @@ _WARMUP_SHARE = 0.1
 _MOMENTUM, _WEIGHT_DECAY = 0.9, 4e-5
 # The teacher's share of the loss where there are labels, whose share is the other half.
 _TEACHERS_SHARE = 0.5
-_KEY_LENGTH = 16
 RESTART = "start over with --no-resume"
 
 
@@ -61,32 +58,36 @@ class Epoch(NamedTuple):
     held_out_loss: float  # The cross-entropy of the classes of held-out images.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FineTuned:
-    """The outcome of a training."""
+@dataclasses.dataclass(eq=False)
+class FineTuned(tf.train.experimental.PythonState):
+    """The outcome of a training, which its backups hold as far as it has got."""
 
-    epochs: tuple[Epoch, ...]  # The start, and each epoch that was trained.
-    kept_epoch: int  # The epoch whose weights the model has; 0 is the start.
-    learning_rate: float  # The highest rate of the training.
+    # The start, and each epoch that was trained.
+    epochs: list[Epoch] = dataclasses.field(default_factory=list)
+    kept_epoch: int = 0  # The epoch whose weights the model has; 0 is the start.
+    learning_rate: float = math.nan  # The highest rate of the training.
     # How far the model was from the float one after a few steps at each rate of the trial, or None
     # where it diverged; empty where the rate was given.
-    tried: dict[float, float | None]
+    tried: dict[float, float | None] = dataclasses.field(default_factory=dict)
     passed_over: tuple[int, ...] = ()  # The places of images that could not be read.
 
+    @property
+    def trial(self) -> str:
+        """What was tried, in words; "" where the rate was given."""
+        words = ", ".join(
+            f"{'diverged' if far is None else f'{far:.3g}'} at {rate:g}"
+            for rate, far in self.tried.items()
+        )
+        return f"distance from the float model {words}" if words else ""
 
-def row_of(float_model: keras.Model) -> tuple[str, str]:
-    """Tells what a row of a model's only output holds, "logits" or "probabilities".
+    def serialize(self) -> str:
+        """Returns what a training that goes on needs to know."""
+        return json.dumps([self.epochs, self.kept_epoch, self.learning_rate, [*self.tried.items()]])
 
-    If the quantized form of the model cannot be fine-tuned, it returns "" and the reason, in words.
-    """
-    if len(float_model.outputs) > 1:
-        return "", f"a model of {len(float_model.outputs)} outputs"
-    network = network_of_layers(float_model)
-    shape = network[network.output].shape
-    if len(shape) == 1 and (row := rows_of_classes(network, network.output, shape)):
-        return row, ""
-    sizes = tuple(float_model.output_shape[1:])
-    return "", f"a model with outputs of shape {sizes} that are no row of classes"
+    def deserialize(self, text: str) -> None:
+        """Takes up what `serialize` has returned."""
+        epochs, self.kept_epoch, self.learning_rate, tried = json.loads(text)
+        self.epochs, self.tried = [Epoch(*row) for row in epochs], dict(tried)
 
 
 def finetune(
@@ -117,83 +118,95 @@ def finetune(
     removed; without one, the training begins anew, or fails if a backup `is_expected`.
     """
     row, reason = row_of(float_model)
-    problems = []
-    if not row:
-        problems.append(f"received {reason}, expected one row of logits or probabilities.")
-    if not quantized.trainable_variables:
-        problems.append("received a frozen model, expected one to train; set trainable=True.")
-    if len(images) < batch_size:
-        problems.append(f"received {len(images)} images, expected {batch_size} or more, a batch.")
-    if labels is not None and len(labels) != len(images):
-        problems.append(
-            f"received {len(labels)} labels, expected {len(images)}, one of each image."
+    if reason or not quantized.trainable_variables:
+        raise ValueError(
+            f"finetune: received {reason or 'a frozen model'}, expected one to train, of one row "
+            "of logits or probabilities; set trainable=True where it is frozen."
         )
-    if problems:
-        raise ProblemsError("finetune", problems)
     network, title = Network(quantized), "agreement" if labels is None else "top-1"
     feed = input_ranges(network).get(network.input, PIXELS).fed
     classes = np.zeros(len(images), np.int32) if labels is None else np.asarray(labels, np.int32)
     backup = None
     if folder is not None:
         settings = {"epochs": epochs, "rate": learning_rate, "batch_size": batch_size, "seed": seed}
-        reference = network_of_layers(float_model)
+        files = images.hashes() if isinstance(images, Pictures) else {}
         arrays = (sample, classes, *(array for array in held_out if array is not None))
-        key = key_of(network, reference, arrays, title=title, files=_hashes(images), **settings)
-        backup = Backup(folder / key[:_KEY_LENGTH])
+        arrays = arrays if files else (*arrays, *images)
+        reference = network_of_layers(float_model)
+        key = key_of(network, reference, arrays, title=title, files=files, **settings)
+        backup = Backup(folder / key)
         if is_expected and not backup.epochs:
             raise RunError(
                 f"--resume: {folder}: received no unfinished training of this model with these "
                 "images and settings, expected one; leave out --resume to begin a new one."
             )
-        remove_backups(folder, but=backup.folder.name)
-        backup.folder.mkdir(parents=True, exist_ok=True)
-        if backup.epochs:
-            say(f"going on behind epoch {backup.epochs} of {epochs}, which {backup.folder} holds")
 
     keras.utils.set_random_seed(seed)
     batches = TrainingBatches(images, classes, held_out[0].shape[1:], feed, batch_size, seed)
-    share = 1.0 if labels is None else _TEACHERS_SHARE
-    trainer = _Trainer(quantized, float_model, row, share, epochs)
+    trainer = _Trainer(quantized, float_model, row, 1.0 if labels is None else _TEACHERS_SHARE)
     trainer.compile(
-        keras.optimizers.SGD(0.0, momentum=_MOMENTUM, nesterov=True),
+        keras.optimizers.SGD(trainer.rates, momentum=_MOMENTUM, nesterov=True),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         [keras.metrics.SparseCategoricalAccuracy("score")],
     )
     validation = held_out_batches(*held_out, feed=feed, teacher=trainer.teacher)
-    measure = functools.partial(trainer.measure, validation, sample, finish)
-    start = measure(0, math.nan)
-    say(f"before training: held-out {title} {100 * start.score:.2f} %")
-    if learning_rate is not None:
-        trainer.peak.assign(learning_rate)
-    elif backup is None or not backup.epochs:
-        low, high = TRIED_RATES[0], TRIED_RATES[-1]
-        say(f"trying learning rates from {low:g} to {high:g}, for {_TRIED_STEPS} steps each")
-        trainer.distances.assign(_tried(trainer, batches, sample[:_TRIED_IMAGES]))
-        # The lowest rate is taken where all have diverged.
-        trainer.peak.assign(TRIED_RATES[int(np.argmin(trainer.distances))])
-        say(f"learning rate {float(trainer.peak):g}: {distances_in_words(trainer.tried)}")
+    outcome = trainer.outcome
 
-    def end_epoch(epoch: int, logs: Mapping[str, float]) -> None:
-        done = measure(epoch + 1, logs["loss"])
-        score = f"held-out {title} {100 * done.score:.2f} %"
-        say(f"epoch {done.epoch}/{epochs}: loss {done.loss:.4g}, {score}")
+    def measure(epoch: int, logs: Mapping[str, float]) -> None:
+        """Measures the model as it would be shipped, and keeps the best: by score, then by loss.
+
+        Statistics and ranges are measured again, and `finish` is called; training goes on from the
+        model as it was.
+        """
+        epoch += 1  # Keras counts from 0.
+        before = quantized.get_weights()
+        # A model that cannot be finished is measured as it is.
+        with contextlib.suppress(ValueError), warnings.catch_warnings():
+            if epoch:
+                warnings.simplefilter("ignore")  # the calibration before has said it
+                settings = {"clipping_levels": False, "progress": False}
+                calibrate(quantized, sample, num_images=len(sample), **settings)
+            finish(quantized)
+        with constant_weights(quantized):
+            held = trainer.evaluate(validation, verbose=0, return_dict=True)
+        rate = float(trainer.optimizer.learning_rate)
+        outcome.epochs.append(Epoch(epoch, rate, logs["loss"], held["score"], held["loss"]))
+        sound = [row for row in outcome.epochs if not row.epoch or math.isfinite(row.held_out_loss)]
+        outcome.kept_epoch = max(sound, key=lambda row: (row.score, -row.held_out_loss)).epoch
+        if outcome.kept_epoch == epoch:
+            for best, weight in zip(trainer.best, quantized.get_weights(), strict=True):
+                best.assign(weight)
+        quantized.set_weights(before)
+        when = f"epoch {epoch}/{epochs}: loss {logs['loss']:.4g}," if epoch else "before training:"
+        say(f"{when} held-out {title} {100 * held['score']:.2f} %")
+
+    if backup is not None and backup.epochs:
+        say(f"going on behind epoch {backup.epochs} of {epochs}, which {folder} holds")
+        backup.set_model(trainer)
+        backup.on_train_begin()
+    else:
+        measure(-1, {"loss": math.nan})
+        if learning_rate is None:
+            say(f"trying {len(TRIED_RATES)} learning rates, for {_TRIED_STEPS} steps each")
+            outcome.tried = trainer.tried(batches, sample[:_TRIED_IMAGES])
+            distances = {rate: far for rate, far in outcome.tried.items() if far is not None}
+            learning_rate = min(distances, key=distances.__getitem__, default=TRIED_RATES[0])
+            say(f"learning rate {learning_rate:g}: {outcome.trial}")
+        outcome.learning_rate = learning_rate
 
     total = epochs * batches.steps
     warmup = min(round(_WARMUP_SHARE * total), total - 1)
-    schedule = _schedule(trainer, batches, trainer.peak, total_steps=total, warmup_steps=warmup)
-    measuring = keras.callbacks.LambdaCallback(on_epoch_end=end_epoch)
-    course = [schedule, keras.callbacks.TerminateOnNaN(), measuring]
+    # It is in float32, as Keras has learning rates.
+    trainer.rates.warmup_target.assign(float(np.float32(outcome.learning_rate)))
+    trainer.rates.warmup_steps.assign(warmup)
+    trainer.rates.decay_steps.assign(total - warmup)
+    measuring = keras.callbacks.LambdaCallback(on_epoch_end=measure)
+    course = [batches, keras.callbacks.TerminateOnNaN(), measuring]
     course += [*([] if backup is None else [backup]), *callbacks]
     trainer.fit(batches.dataset, epochs=epochs, callbacks=course, verbose=0)
     quantized.set_weights([weight.numpy() for weight in trainer.best])
-    rows = enumerate(trainer.rows.numpy().tolist())
-    return FineTuned(
-        epochs=tuple(Epoch(epoch, *row) for epoch, row in rows if not math.isnan(row[0])),
-        kept_epoch=int(trainer.best_epoch),
-        learning_rate=float(str(trainer.peak.numpy())),  # of float32, the shortest that is the same
-        tried=trainer.tried,
-        passed_over=tuple(sorted(batches.passed_over)),
-    )
+    outcome.passed_over = tuple(sorted(batches.passed_over))
+    return outcome
 
 
 class Backup(keras.callbacks.BackupAndRestore):
@@ -218,80 +231,30 @@ class Backup(keras.callbacks.BackupAndRestore):
                 f"of this run; {RESTART}."
             ) from error
 
-    def _backup(self, epoch: int, batch: int = 0) -> None:
-        try:
-            super()._backup(epoch, batch)
-        except (tf.errors.OpError, OSError):
-            for path in self.folder.glob("*/*temp*"):
-                shutil.rmtree(path, ignore_errors=True)
-                path.unlink(missing_ok=True)
-            raise
-
-
-def _hashes(images: TrainingImages) -> list[str]:
-    """Returns a hash of each image, or of its file; "" of one that cannot be read."""
-    hashes = [""] * len(images)
-    for place in range(len(images)):
-        with contextlib.suppress(OSError, ValueError):
-            if isinstance(images, Pictures) and images.array is None:
-                content = images.encoded(place)
-            else:
-                pixels = np.ascontiguousarray(images[place])
-                content = repr((pixels.shape, pixels.dtype.str)).encode() + pixels.tobytes()
-            hashes[place] = hashlib.sha256(content).hexdigest()
-    return hashes
-
-
-def remove_backups(folder: pathlib.Path, but: str = "") -> None:
-    """Removes the backups in a folder, if any, and the folder if that was all."""
-    for place in folder.glob("[0-9a-f]" * _KEY_LENGTH):
-        if place.name != but:
-            shutil.rmtree(place)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def distances_in_words(tried: Mapping[float, float | None]) -> str:
-    """How far a model was from the float one after a few steps at each learning rate."""
-    words = [
-        f"{'diverged' if distance is None else f'{distance:.3g}'} at {rate:g}"
-        for rate, distance in tried.items()
-    ]
-    return f"distance from the float model {', '.join(words)}"
-
 
 class _Trainer(keras.Model):
-    """Trains a student by labels and, for a share of the loss, the answers of a teacher.
+    """Trains a student by labels and, for a share of the loss, the answers of a teacher."""
 
-    Its variables are all that a training knows besides weights and momentum; backups hold them.
-    """
-
-    def __init__(
-        self, student: keras.Model, teacher: keras.Model, row: str, share: float, epochs: int
-    ) -> None:
+    def __init__(self, student: keras.Model, teacher: keras.Model, row: str, share: float) -> None:
         super().__init__(name=f"trainer_of_{student.name}")
+        self.built = True  # Keras' backup warns of a model that is not
         self.student, self._row, self._share = student, row, share
         # A function hides it from Keras, so that it is in no backup.
         self.teacher = lambda images: logits_of(teacher(images, training=False), row)
-        self._kernels = [
-            layer_kinds.kernel_of(layer.layer)
-            for layer in student.layers
-            if weight_quantizer(layer) is not None
-            and not any(kernel.depthwise for kernel in layer_kinds.find_kind(layer.layer).kernels)
-        ]
+        layers = [layer.layer for layer in student.layers if weight_quantizer(layer) is not None]
+        layers = [layer for layer in layers if not layer_kinds.kernels_of(layer)[0].depthwise]
+        self._kernels = [layer_kinds.kernel_of(layer) for layer in layers]
         self._loss = keras.metrics.Mean("loss_of_step")
-        new_variable = functools.partial(tf.Variable, trainable=False)
-        self.best = [new_variable(weight) for weight in student.get_weights()]
-        self.best_epoch = new_variable(0, dtype=tf.int64)  # that has these weights
-        self.peak = new_variable(0.0)
-        self.distances = new_variable(tf.fill(len(TRIED_RATES), math.nan))
-        self.rows = new_variable(tf.fill((epochs + 1, len(Epoch._fields) - 1), math.nan))
-
-    @property
-    def tried(self) -> dict[float, float | None]:
-        """The distance of each rate that was tried; None where the model diverged."""
-        pairs = zip(TRIED_RATES, self.distances.numpy().tolist(), strict=True)
-        return {r: None if math.isinf(far) else far for r, far in pairs if not math.isnan(far)}
+        # Backups hold all that Keras tracks: these, the outcome, the student, the optimizer.
+        self.best = [tf.Variable(weight, trainable=False) for weight in student.get_weights()]
+        self.outcome = FineTuned()
+        # Keras traces the steps only once, so that a schedule for each rate has the same variables.
+        self.rates = keras.optimizers.schedules.CosineDecay(
+            np.float64(0.0),
+            tf.Variable(1),
+            warmup_target=tf.Variable(np.float64(0.0)),
+            warmup_steps=tf.Variable(0),
+        )
 
     def call(self, images: tf.Tensor, training: Any = None) -> tf.Tensor:
         return logits_of(self.student(images, training=training), self._row)
@@ -309,100 +272,29 @@ class _Trainer(keras.Model):
         self._loss.update_state(losses)
         return {"loss": self._loss.result()}
 
-    def measure(
-        self,
-        validation: tf.data.Dataset,
-        sample: np.ndarray,
-        finish: Callable[[keras.Model], object],
-        epoch: int,
-        loss: float,
-    ) -> Epoch:
-        """Measures the student as it would be shipped, and keeps the best: by score, then by loss.
+    def tried(self, batches: TrainingBatches, images: np.ndarray) -> dict[float, float | None]:
+        """How far the student is from its teacher after a few steps at each of `TRIED_RATES`.
 
-        Statistics and ranges are measured again, and `finish` is called; training goes on from the
-        model as it was.
+        The distance is the mean divergence Σ p log(p / q) of the teacher's probabilities p from the
+        student's q, with statistics measured first; it is None where the student is no longer
+        finite. The loss of the steps is no guide: a model that leaves all that it knows behind for
+        the batches at hand lowers it fastest. The student has its weights again afterwards.
         """
-        before, effective = self.student.get_weights(), ConstantWeights(self.student)
-        # A model that cannot be finished is measured as it is.
-        with contextlib.suppress(ValueError), warnings.catch_warnings():
-            if epoch:
-                warnings.simplefilter("ignore")  # the calibration before has said it
-                settings = {"clipping_levels": False, "progress": False}
-                calibrate(self.student, sample, num_images=len(sample), **settings)
-            finish(self.student)
-        effective.fill()
-        logs = self.evaluate(validation, verbose=0, return_dict=True)
-        effective.clear()
-        rate = float(self.optimizer.learning_rate)
-        done = Epoch(epoch, rate, loss, logs["score"], logs["loss"])
-        self.rows[epoch].assign(done[1:])
-        # In the precision in which they are kept, so that equal ones stay equal.
-        (score, lost), (best, least) = self.rows.numpy()[[epoch, int(self.best_epoch)], 2:]
-        if not epoch or (np.isfinite(lost) and (score, -lost) > (best, -least)):
-            self.best_epoch.assign(epoch)
-            for best_weight, weight in zip(self.best, self.student.get_weights(), strict=True):
-                best_weight.assign(weight)
-        self.student.set_weights(before)
-        return done
-
-
-def warmup_cosine(
-    n: Any, step: Any, *, first: float, peak: float, warmup_steps: int, total_steps: int
-) -> Any:
-    """The learning rate at step i = 0, 1, ... of T, of which the first w warm up.
-
-    first + (peak - first) · i / w                  for i < w
-    peak · (1 + cos(π · (i - w) / (T - w))) / 2     for w <= i < T
-    0                                               from T on
-
-    It is computed by the functions of `n`, which is NumPy or TensorFlow.
-    """
-    warming = first + (peak - first) * step / max(warmup_steps, 1)
-    done = (step - warmup_steps) / (total_steps - warmup_steps)
-    cooling = peak * 0.5 * (1.0 + n.cos(math.pi * n.minimum(done, 1.0)))
-    return n.where(step < warmup_steps, warming, cooling)
-
-
-def _schedule(
-    trainer: _Trainer, batches: TrainingBatches, peak: float | tf.Variable, **steps: int
-) -> keras.callbacks.Callback:
-    """Sets the learning rate of each step by `warmup_cosine`, and begins the batches of epochs."""
-
-    def begin(batch: int, logs: Any) -> None:
-        optimizer = trainer.optimizer
-        share = warmup_cosine(np, int(optimizer.iterations), first=0.0, peak=1.0, **steps)
-        optimizer.learning_rate = float(peak) * float(share)
-
-    return keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: batches.begin(epoch), on_batch_begin=begin
-    )
-
-
-def _tried(trainer: _Trainer, batches: TrainingBatches, images: np.ndarray) -> list[float]:
-    """How far a model is from its teacher after a few steps at each of `TRIED_RATES`.
-
-    The distance is the mean divergence Σ p log(p / q) of the teacher's probabilities p from the
-    model's q, with statistics measured first; it is infinite where the model is no longer finite.
-    The loss of the steps is no guide: a model that leaves all that it knows behind for the batches
-    at hand lowers it fastest. The student has its weights again afterwards.
-    """
-    student, weights = trainer.student, trainer.student.get_weights()
-    pieces = np.array_split(images, -(-len(images) // BATCH_SIZE))
-    scaled = [fed(piece, batches.feed) for piece in pieces]
-    answers = [trainer.teacher(piece) for piece in scaled]
-    distances = []
-    for rate in TRIED_RATES:
-        schedule = _schedule(trainer, batches, rate, total_steps=_TRIED_STEPS, warmup_steps=0)
-        steps = batches.dataset.repeat()
-        trainer.fit(steps, steps_per_epoch=_TRIED_STEPS, callbacks=[schedule], verbose=0)
-        distance = math.inf
-        with contextlib.suppress(ValueError):  # an activation is not finite
-            estimate_statistics(student, images, num_images=len(images))
-            pairs = zip(answers, (trainer(piece, training=False) for piece in scaled), strict=True)
-            far = tf.concat([soft_divergence(*pair, temperature=1.0) for pair in pairs], axis=0)
-            distance = float(tf.reduce_mean(far))
-        distances.append(distance if math.isfinite(distance) else math.inf)
-        student.set_weights(weights)
-        for variable in trainer.optimizer.variables:
-            variable.assign(tf.zeros_like(variable))
-    return distances
+        weights, distances = self.student.get_weights(), dict[float, float | None]()
+        pieces = np.array_split(fed(images, batches.feed), -(-len(images) // BATCH_SIZE))
+        steps = {"steps_per_epoch": _TRIED_STEPS, "callbacks": [batches], "verbose": 0}
+        self.rates.decay_steps.assign(_TRIED_STEPS)
+        for rate in TRIED_RATES:
+            self.rates.warmup_target.assign(rate)
+            self.fit(batches.dataset.repeat(), **steps)
+            distance = math.inf
+            with contextlib.suppress(ValueError):  # an activation is not finite
+                estimate_statistics(self.student, images, num_images=len(images))
+                pairs = [(self.teacher(piece), self(piece, training=False)) for piece in pieces]
+                far = tf.concat([soft_divergence(*pair, temperature=1.0) for pair in pairs], axis=0)
+                distance = float(tf.reduce_mean(far))
+            distances[rate] = distance if math.isfinite(distance) else None
+            self.student.set_weights(weights)
+            for variable in self.optimizer.variables:
+                variable.assign(tf.zeros_like(variable))
+        return distances

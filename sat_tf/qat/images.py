@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 from PIL import Image
 
 from sat_tf.arguments import is_integer
@@ -315,7 +316,7 @@ Feed = Callable[[np.ndarray], np.ndarray]  # Turns pixels into the values that a
 
 
 @dataclasses.dataclass(eq=False)
-class TrainingBatches:
+class TrainingBatches(keras.callbacks.Callback):
     """The training batches of one epoch, in an order and with cuts that its number decides."""
 
     images: TrainingImages
@@ -326,12 +327,13 @@ class TrainingBatches:
     seed: int  # The seed of the orders and of the cuts.
 
     def __post_init__(self) -> None:
+        super().__init__()
         self.steps = len(self.images) // self.batch_size
         self.passed_over: set[int] = set()
-        self.begin(0)
+        self.on_epoch_begin(0)
         self.dataset = _dataset(self._batch, self.steps, self.shape)
 
-    def begin(self, epoch: int) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begins an epoch, in an order of its own."""
         self._epoch = epoch
         self._order = np.random.default_rng((self.seed, epoch)).permutation(len(self.images))

@@ -20,7 +20,7 @@ from sat_tf.export.verify import verify_tflite
 from sat_tf.messages import first_ones
 from sat_tf.output_folder import OutputFolder
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, render
-from sat_tf.qat.finetune import FineTuned, distances_in_words
+from sat_tf.qat.finetune import FineTuned
 from sat_tf.qat.reconstruction.fitted import Fitted
 from sat_tf.report.curves import CHARTS, HELD_OUT, LOSS, Metric, epochs_table, learning_curves
 from sat_tf.report.layers import LayerRow
@@ -64,7 +64,7 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
     fitted = Fitted.read(folder)
     differing = certificate.differing if certificate else results.differing if results else None
     verb = "Reconstructed" if fitted and fitted.kept else "Calibrated"
-    nothing = ("name", "is_run", "curves", "epochs", "num_epochs", "weights_by")
+    nothing = ("name", "is_run", "curves", "epochs", "num_epochs", "trial", "weights_by")
     values: dict[str, Any] = {
         # A folder without a run has none of these to show.
         **dict.fromkeys((*nothing, "environment", "config")),
@@ -82,7 +82,6 @@ def write_report(folder: OutputFolder, **of_run: Any) -> None:
         "differing": differing,
         "rules": rules,
         "first_ones": first_ones,
-        "distances_in_words": distances_in_words,
         "saved_processor": saved_processor,
     }
     page = render("report/report.html", **(values | of_run))
@@ -137,6 +136,7 @@ def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
         targets="the answers of the float model",
     )
     return {
+        "trial": tuned.trial,
         "curves": curves,
         "num_epochs": len(tuned.epochs) - 1,
         "epochs": epochs_table(tuned.epochs, metrics),

@@ -1,6 +1,7 @@
 """The model for `fit`, which trains another one by the rules of a run, and its optimizer."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,6 @@ from sat_tf.exact.top_k import comes_before
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.layers.normalization import synchronized_class
-from sat_tf.qat.finetune import warmup_cosine
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, graphs_go_with
 from sat_tf.training.config_sections import StageConfig
@@ -231,7 +231,12 @@ class Learner(keras.Model):
 @keras.utils.register_keras_serializable(package="sat_tf")
 @dataclasses.dataclass(eq=False, kw_only=True)
 class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
-    """The paper's learning rate: `sat_tf.qat.finetune.warmup_cosine`."""
+    """The paper's learning rate at step i = 0, 1, ... of T, of which the first w warm up.
+
+    first + (peak - first) · i / w                  for i < w
+    peak · (1 + cos(π · (i - w) / (T - w))) / 2     for w <= i < T
+    0                                               from T on
+    """
 
     first_learning_rate: float
     peak_learning_rate: float
@@ -240,15 +245,13 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: Any) -> tf.Tensor:
         """The learning rate at a step, a float32 scalar."""
-        return warmup_cosine(
-            tf,
-            # float32 counts steps exactly up to 2^24, more than 16 million.
-            tf.cast(step, tf.float32),
-            first=self.first_learning_rate,
-            peak=self.peak_learning_rate,
-            warmup_steps=self.warmup_steps,
-            total_steps=self.total_steps,
-        )
+        # float32 counts steps exactly up to 2^24, more than 16 million.
+        step, warmup = tf.cast(step, tf.float32), self.warmup_steps
+        first, peak = self.first_learning_rate, self.peak_learning_rate
+        warming = first + (peak - first) * step / max(warmup, 1)
+        done = (step - warmup) / (self.total_steps - warmup)
+        cooling = peak * 0.5 * (1.0 + tf.cos(math.pi * tf.minimum(done, 1.0)))
+        return tf.where(step < warmup, warming, cooling)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

@@ -321,7 +321,7 @@ def test_training_chooses_its_rate_and_keeps_the_softmax_of_the_model(told, file
     status, said = told("softmax.keras", "photos", *words)
     assert status in DONE, said
     assert "epoch 1/1: loss " in said
-    assert "trying learning rates from 0.0001 to 0.03, for 16 steps each" in said
+    assert "trying 6 learning rates, for 16 steps each" in said
     assert "before training: held-out top-1" in said
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert str(results["learning_rate"]) in results["tried_learning_rates"]
@@ -416,16 +416,16 @@ def test_training_that_is_stopped_goes_on_behind_its_last_epoch(told, tmp_path, 
     status, said = told(*words, "--resume")
     assert status == 2
     assert "received no unfinished reconstruction or training, expected one" in said
-    measure, count = sat_tf.qat.finetune._Trainer.measure, []
+    evaluate, count = sat_tf.qat.finetune._Trainer.evaluate, []
 
-    def stopped(*arguments):
+    def stopped(*arguments, **options):
         count.append(1)
         if len(count) == 3:  # the start, and an epoch
             os.kill(os.getpid(), signal.SIGINT)
-        return measure(*arguments)
+        return evaluate(*arguments, **options)
 
     with monkeypatch.context() as stopping:
-        stopping.setattr(sat_tf.qat.finetune._Trainer, "measure", stopped)
+        stopping.setattr(sat_tf.qat.finetune._Trainer, "evaluate", stopped)
         status, said = told(*words, "--no-resume")
         assert status == 130
         assert "1 of 3 epochs of the training; the same command goes on" in said

@@ -233,7 +233,11 @@ def test_operations_in_mixed_precision_compute_what_those_of_keras_3_do(precisio
         keras.config.set_dtype_policy("float32")
     assert sum(isinstance(layer, QuantizedLayer) for layer in quantized.layers) >= 8
     assert {layer.dtype for layer in quantized.layers[1:-1]} == {"float32"}
-    assert tf_keras.mixed_precision.global_policy().name == "float32"
+    try:  # None is set, so that it is that of floats
+        tf_keras.backend.set_floatx("float64")
+        assert tf_keras.mixed_precision.global_policy().name == "float64"
+    finally:
+        tf_keras.backend.set_floatx("float32")
 
 
 def test_its_settings_in_training_stay_those_of_keras_3():

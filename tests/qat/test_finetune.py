@@ -1,12 +1,15 @@
 """A quantized model is fine-tuned at a rate that a trial finds, and never ends below its start."""
 
+import re
+
 import numpy as np
 import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat.finetune import TRIED_RATES, finetune, row_of, warmup_cosine
+from sat_tf.qat.finetune import TRIED_RATES, finetune
 from sat_tf.qat.images import cut
+from sat_tf.qat.reconstruction.fit import row_of
 from tests.training.small import small_float_model, small_images
 
 IMAGES = small_images(train=64, test=33)
@@ -58,7 +61,7 @@ def test_the_trial_takes_the_rate_that_leaves_the_model_nearest_to_the_float_one
     assert tuple(tuned.tried) == TRIED_RATES
     assert all(distance is None or distance >= 0 for distance in tuned.tried.values())
     assert tuned.tried[tuned.learning_rate] == min(filter(None, tuned.tried.values()))
-    assert said[1] == "trying learning rates from 0.0001 to 0.03, for 16 steps each"
+    assert said[1] == "trying 6 learning rates, for 16 steps each"
     assert said[2].startswith(f"learning rate {tuned.learning_rate:g}: distance from the float")
 
 
@@ -165,19 +168,27 @@ def test_what_is_no_picture_is_not_cut():
 
 
 def test_the_rate_rises_and_falls_to_nothing_on_half_a_cosine():
-    steps = {"first": 0.0, "peak": 0.5, "warmup_steps": 2, "total_steps": 6}
-    rates = [warmup_cosine(np, step, **steps) for step in range(7)]
-    np.testing.assert_allclose(rates, [0.0, 0.25, 0.5, 0.426777, 0.25, 0.073223, 0.0], atol=1e-6)
+    rates = []
+
+    class Noted(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            rates.append(float(self.model.optimizer.learning_rate))
+
+    tuned = _tuned(_calibrated(), epochs=5, learning_rate=0.5, callbacks=[Noted()])
+    # Two of the 20 steps warm up.
+    falling = [0.25 * (1 + np.cos(np.pi * step / 18)) for step in range(18)]
+    np.testing.assert_allclose(rates, [0.0, 0.25, *falling], rtol=1e-6)
+    assert [epoch.learning_rate for epoch in tuned.epochs] == [0.0, *rates[3::4]]
 
 
-def test_what_cannot_be_trained_is_refused_with_all_problems():
+def test_what_cannot_be_trained_is_refused():
     model = _calibrated()
     model.trainable = False
-    with pytest.raises(ValueError, match="frozen") as raised:
-        _tuned(model, labels=TRAIN[1][:3], batch_size=100)
-    assert "received 64 images, expected 100 or more" in str(raised.value)
-    assert "received 3 labels, expected 64" in str(raised.value)
+    with pytest.raises(ValueError, match="finetune: received a frozen model, expected one to"):
+        _tuned(model)
     values = keras.Sequential([keras.layers.Dense(1, input_shape=(4,))])
     refused = "a model with outputs of shape (1,) that are no row of classes"
     assert row_of(values) == ("", refused)
+    with pytest.raises(ValueError, match=re.escape(refused)):
+        _tuned(_calibrated(), float_model=values)
     assert row_of(small_float_model())[1] == ""

@@ -74,17 +74,17 @@ def find_reference(
     quantized = [node for node in network if isinstance(node.layer, QuantizedLayer)]
     annotated = [inner_layer(node.layer).name for node in quantized]
     candidates: list[tuple[Network, list[str]]] = []
-    # A model with annotations of some layers alone was rewritten in part.
-    for names in (None, annotated):
-        try:
-            check_model(float_model)
-            reference = Network(rewritten(float_model, names, processor=processor).model)
-        except ValueError as error:
-            return None, [f"float_model: {error}"]
-        reference = _renamed(reference, network)
-        candidates.append((reference, _differences(network, reference)))
-        if not candidates[-1][1]:
-            break
+    try:
+        check_model(float_model)
+        # A model with annotations of some layers alone was rewritten in part.
+        for names in (None, annotated):
+            rewriting = rewritten(float_model, names, processor=processor)
+            reference = _renamed(Network(rewriting.model), network)
+            candidates.append((reference, _differences(network, reference)))
+            if not candidates[-1][1]:
+                break
+    except ValueError as error:
+        return None, [f"float_model: {error}"]
     return min(candidates, key=lambda candidate: len(candidate[1]))
 
 

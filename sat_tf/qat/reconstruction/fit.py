@@ -20,9 +20,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.exact.top_k import classes_of
-from sat_tf.files import read_arrays, renamed_when_done
+from sat_tf.files import BYTES_BESIDE_WEIGHTS, read_arrays, renamed_when_done
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
+from sat_tf.graph.rewrite import network_of_layers
 from sat_tf.messages import RunError, warn
 from sat_tf.presentation.progress_bar import Progress
 from sat_tf.qat.images import BATCH_SIZE, Images, Rows
@@ -39,9 +40,9 @@ _IMAGES_A_STEP = 32
 _LEVEL_CODES, _LATENT_SHARE = 2.0, 6.0
 # The time after which a fit under way is saved again.
 _SECONDS_BETWEEN = 30.0
-# The most bytes of a file: for each weight of the model itself, two values and two moments, in
-# float64 at most; and the next images and the heads of arrays.
-_BYTES_A_WEIGHT, _BYTES_BESIDE = 5 * 8, 2**26
+# For each weight, a file has at most that of the model itself, two values and two moments, in
+# float64 at most.
+_BYTES_A_WEIGHT = 5 * 8
 # The errors that reading a damaged file raises.
 _DAMAGES = (OSError, ValueError, LookupError, TypeError, MemoryError, RecursionError)
 
@@ -135,6 +136,21 @@ def rows_of_classes(network: Network, name: str, shape: tuple[int | None, ...]) 
         return _PROBABILITIES if maker.shape[-1] == size else ""
     is_linear = layer_kinds.activation_name(maker.layer) == "linear"
     return _LOGITS if is_linear and size is not None and size > 1 else ""
+
+
+def row_of(float_model: keras.Model) -> tuple[str, str]:
+    """Tells what a row of a model's only output holds, "logits" or "probabilities".
+
+    If the quantized form of the model cannot be fine-tuned, it returns "" and the reason, in words.
+    """
+    if len(float_model.outputs) > 1:
+        return "", f"a model of {len(float_model.outputs)} outputs"
+    network = network_of_layers(float_model)
+    shape = network[network.output].shape
+    if len(shape) == 1 and (row := rows_of_classes(network, network.output, shape)):
+        return row, ""
+    sizes = tuple(float_model.output_shape[1:])
+    return "", f"a model with outputs of shape {sizes} that are no row of classes"
 
 
 class Aim(NamedTuple):
@@ -265,7 +281,7 @@ class Checkpoint:
 
     def _take_up(self, path: pathlib.Path) -> None:
         try:
-            most_bytes = _BYTES_A_WEIGHT * self._model.count_params() + _BYTES_BESIDE
+            most_bytes = _BYTES_A_WEIGHT * self._model.count_params() + BYTES_BESIDE_WEIGHTS
             text, *arrays = read_arrays(path, most_bytes)
             values, unread = json.loads(str(text)), iter(arrays)
             if values["key"] == self._key:

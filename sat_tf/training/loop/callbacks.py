@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.exact.tflite.input_range import PIXELS, InputRange
-from sat_tf.files import read_arrays
+from sat_tf.files import BYTES_BESIDE_WEIGHTS, read_arrays
 from sat_tf.messages import RunError, first_ones, reason_of
 from sat_tf.output_folder import OutputFolder
 from sat_tf.qat.finetune import RESTART, Backup
@@ -26,8 +26,7 @@ from sat_tf.training.run_folder import EPOCHS, METRICS, EpochMetrics, RunFolder,
 
 _PROBED_IMAGES = 16
 _MOST_NAMED = 3
-# The most bytes that a file of weights has for each, in float64, and for the heads of its arrays.
-_BYTES_A_WEIGHT, _BYTES_OF_HEADS = 8, 2**26
+_BYTES_A_WEIGHT = 8  # in float64 at most
 
 
 class BestEpoch(keras.callbacks.Callback):
@@ -78,7 +77,7 @@ class BestEpoch(keras.callbacks.Callback):
     def restore(self) -> None:
         """Gives the model the weights of the best epoch."""
         student = self.model.student
-        most_bytes = _BYTES_A_WEIGHT * student.count_params() + _BYTES_OF_HEADS
+        most_bytes = _BYTES_A_WEIGHT * student.count_params() + BYTES_BESIDE_WEIGHTS
         try:
             student.set_weights(read_arrays(self._file, most_bytes))
         except Exception as error:  # Keras has many types for arrays of another model.
