@@ -145,13 +145,13 @@ PYTHON = {
 # The most lines that each room may have, so that one head can hold the house. Nobody raises one of
 # these numbers without lowering others by as much; whoever makes a room smaller lowers its number.
 MOST_LINES = {
-    "analysis": 2300,
+    "analysis": 2200,
     "commands": 3800,
     "core": 2400,
     "exact": 12500,
     "export": 4500,
     "graph": 5000,
-    "keras3": 2700,
+    "keras3": 2600,
     "loading": 900,
     "planning": 1600,
     "presentation": 700,
@@ -159,7 +159,7 @@ MOST_LINES = {
     "quantizers": 4100,
     "report": 800,
     "training": 8400,
-    ".": 2100,  # the modules beside the rooms, together
+    ".": 2000,  # the modules beside the rooms, together
 }
 
 # Packages whose names are loaded when they are first used: that is for those who use the package.

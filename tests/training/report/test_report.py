@@ -79,7 +79,7 @@ def test_the_headline_is_amber_behind_a_point_lost_and_red_behind_three(
     page = shown(folder)
     assert f'<p class="verdict {kind}">{words}</p>' in page
     assert f'<span class="{kind}">{-100 * lost:+.2f} points</span>' in page
-    assert "A loss beside the float model is amber where it is more than 1 point" in page
+    assert "amber where more than 1 point is lost of the float model" in page
 
 
 @pytest.mark.parametrize(("lost", "images", "kind"), [(0.031, 539, "bad"), (0.031, 29, "watch")])
