@@ -60,7 +60,7 @@ class Pictures(Sequence[Any]):
     labels: npt.NDArray[np.int32] | None = None  # Class numbers, int32 (n,); None without classes.
     class_names: tuple[str, ...] = ()  # The names of classes, by label; empty without classes.
     part: str = ""  # The subfolder of all pictures in a divided folder; else "".
-    held_out: "Pictures | None" = None  # Those in val, validation or test, of those in train.
+    held_out: "Pictures | None" = None  # The held-out pictures that belong to those of `train`.
     shape: tuple[int, ...] = ()  # The input's rows, columns and channels (1 or 3).
     preprocessing: Preprocessing = COVERING  # How a picture becomes an image of that shape.
     notes: tuple[str, ...] = ()  # Notes for the user, such as the files that were passed over.

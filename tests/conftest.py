@@ -124,7 +124,9 @@ def pytest_runtest_makereport():
 
 
 def pytest_runtest_logreport(report):
-    _measured[report.nodeid] = _measured.get(report.nodeid, 0.0) + report.processor_seconds
+    _measured[report.nodeid] = _measured.get(report.nodeid, 0.0) + getattr(
+        report, "processor_seconds", 0.0
+    )
 
 
 def pytest_sessionfinish(session):

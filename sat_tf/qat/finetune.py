@@ -73,7 +73,7 @@ class FineTuned(tf.train.experimental.PythonState):
 
     @property
     def trial(self) -> str:
-        """What was tried, in words; "" where the rate was given."""
+        """The outcome of the trial, in words; "" where the rate was given."""
         words = ", ".join(
             f"{'diverged' if far is None else f'{far:.3g}'} at {rate:g}"
             for rate, far in self.tried.items()

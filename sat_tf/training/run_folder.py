@@ -58,7 +58,7 @@ class RunFolder(OutputFolder):
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What the run was started with; {} where no run has been."""
+        """The software and the settings that the run was started with; {} without a run."""
         return self.read_values(ENVIRONMENT, dict[str, Any], "a JSON object")
 
     @property
