@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             row=row,
             arguments=arguments,
         ).write()
-    headline = headline_of(certificate, results)
+    headline = headline_of(certificate, results) or certificate.verdict
     print_ending(arguments.bits, folder, certificate, results, headline, why_not, console)
     return conclude(folder.file(TFLITE_MODEL), headline, console)
 

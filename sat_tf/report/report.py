@@ -144,24 +144,24 @@ def of_training(tuned: FineTuned, results: Results) -> dict[str, Any]:
 
 
 def headline_of_folder(folder: OutputFolder) -> Marked | None:
-    """The `headline_of` the file in a folder; None without a file."""
+    """The `headline_of` the file in a folder."""
     certificate = _of_file(folder, output_folder.CERTIFICATE, Certificate, "a certificate")
     results = _of_file(folder, output_folder.RESULTS, Results, "results")
-    return headline_of(certificate, results) if certificate else None
+    return headline_of(certificate, results)
 
 
-def headline_of(certificate: Certificate, results: Results | None) -> Marked:
-    """The verdict on a file: the worst of the headlines about it.
+def headline_of(certificate: Certificate | None, results: Results | None) -> Marked | None:
+    """The verdict on a file: the worst of the headlines about it; None without any.
 
     The certificate's headline is about the images of its verification, that of the results about
     all held-out ones.
     """
-    headlines = [certificate.verdict]
+    headlines = [certificate.verdict] if certificate else []
     if results and (loss := results.loss):
         of = f"{results.score.title} beside the float model"
         on = f"on {results.held_out_images:,} held-out images"
         headlines.append(Marked(f"{loss.words} of {of}, {on}", loss.kind))
-    return severest(headlines) or certificate.verdict
+    return severest(headlines)
 
 
 def _unlabelled(certificate: Certificate) -> Marked:
