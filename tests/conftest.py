@@ -63,7 +63,7 @@ random_seed.get_seed = _seeds.drawing
 # The tests that take a processor longer than `MOST_SECONDS`. They are thorough, but for those that
 # are marked as essential.
 DURATIONS = pathlib.Path(__file__).parent / "durations.csv"
-MOST_SECONDS = 0.5
+MOST_SECONDS = 0.3
 
 
 def pytest_addoption(parser):
