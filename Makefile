@@ -42,11 +42,11 @@ types: $(VENV)/installed-test ## Check types
 
 .PHONY: unit
 unit: $(VENV)/installed-test ## Run the fast tests, on all cores
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 .PHONY: durations
 durations: $(VENV)/installed-test ## Measure the fast tests, and make those thorough that take too long
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal --measure
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --measure
 
 .PHONY: thorough
 thorough: $(VENV)/installed-test ## Run the tests that `make unit` leaves out, but those of minutes each

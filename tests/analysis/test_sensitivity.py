@@ -124,7 +124,6 @@ def test_activations_are_quantized_on_the_way_into_one_layer_only():
     assert rows["b"].activation_bits == rows["c"].activation_bits == 3
 
 
-@pytest.mark.essential
 def test_the_models_own_bits_are_measured_whatever_its_latent_start(model, digits):
     images = digits.train_images[:32]
     policies = [BitPolicy.mobile(3, latent_start=start) for start in ("as_is", "keep_function")]

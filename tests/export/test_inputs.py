@@ -245,7 +245,6 @@ def _of_file(path):
     return inputs, run
 
 
-@pytest.mark.essential
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 def test_ids_of_an_embedding_reach_the_file_unchanged(dtype, tmp_path):
     path, ids = tmp_path / "net.tflite", IDS.astype(dtype)

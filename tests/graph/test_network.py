@@ -176,7 +176,6 @@ def counted(monkeypatch):
     return count
 
 
-@pytest.mark.essential
 def test_a_model_is_read_once(counted, tmp_path):
     # A network is made of the user's model, and of each model that is built from it; so are checks.
     model, path = float_models.build("mobile_block"), tmp_path / "model.tflite"

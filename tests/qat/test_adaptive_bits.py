@@ -275,7 +275,6 @@ class _Scaled(keras.losses.Loss):
         )
 
 
-@pytest.mark.essential
 def test_a_loss_of_the_users_own_is_taken_as_it_is(two_widths, data):
     losses = []
     for factor in (1.0, 100.0):

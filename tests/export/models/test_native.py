@@ -216,7 +216,6 @@ def test_a_model_that_is_saved_keeps_its_operators(tmp_path):
     assert sat_tf.export_tflite(fewer, tmp_path / "fewer.tflite").target == POLICY.target
 
 
-@pytest.mark.essential
 def test_a_model_of_keras_3_has_the_same_placement(tmp_path):
     keras3 = pytest.importorskip("keras")
     image = keras3.Input((12, 12, 3))

@@ -104,6 +104,7 @@ def test_xnnpack_computes_the_simulated_integers_of_every_model(exported):
     assert delegation.partitions <= left
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("runtime", ["builtin", "reference"])
 def test_other_runtimes_compute_the_codes_of_their_own_kernels(runtime, exported):
     if exported.functions:

@@ -70,6 +70,7 @@ def test_no_block_is_worse_on_the_held_out_images(fitted):
     assert len(found.blocks) > 2
 
 
+@pytest.mark.thorough
 def test_the_result_is_a_table_and_rows(fitted):
     *_, found = fitted
     assert isinstance(found, reconstruct.Reconstruction)
