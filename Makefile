@@ -54,10 +54,10 @@ thorough: $(VENV)/installed-test ## Run the tests that `make unit` leaves out, b
 
 # Of another commit, other tests; the same of the same one.
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null)
-SHARE ?= 0.1
+SHARE ?= 0.06
 
 .PHONY: sample
-sample: $(VENV)/installed-test ## Run a tenth of the thorough tests, drawn by the commit's hash; SHARE=0.5: half of them
+sample: $(VENV)/installed-test ## Run a sixteenth of the thorough tests, drawn by the commit's hash; SHARE=0.5: half of them
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'thorough and not slow' --share $(SHARE) --draw '$(COMMIT)'
 
 .PHONY: test-slow
