@@ -253,7 +253,7 @@ def train_and_save(run: Run, name: str) -> None:
 
 def _candidates(run: Run, name: str) -> Iterator[tuple[int | None, keras.Model]]:
     """Yields the models that a stage can end with, as `train_stage` does, the best guess first."""
-    start, trains, calibration = run.models[name], run.trains(name), run.config.calibration
+    start, trains = run.models[name], run.trains(name)
     if name == "quantized" and (not trains or run.keeps_best(name)):
         # The start, which may be kept, is measured as it would be saved.
         _snap_biases(run, start)
@@ -263,7 +263,7 @@ def _candidates(run: Run, name: str) -> Iterator[tuple[int | None, keras.Model]]
     epoch, model = train_stage(run, name, start)
     if epoch != 0:
         final = training_copy(model) if epoch else model
-        if calibration.num_images and calibration.final_statistics:
+        if run.measures_again:
             _measure_statistics_again(run, name, final)
         if name == "quantized":
             _snap_biases(run, final)

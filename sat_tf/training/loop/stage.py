@@ -79,6 +79,12 @@ class Run:
         return name != "float" and self.config.training.keep == "best"
 
     @property
+    def measures_again(self) -> bool:
+        """Whether statistics are measured again on trained weights."""
+        calibration = self.config.calibration
+        return calibration.num_images > 0 and calibration.final_statistics
+
+    @property
     def num_held_out(self) -> int:
         """How many held-out images have a label."""
         return int(self.state.stages["float"].get("images", self.source.num_test))
@@ -121,9 +127,7 @@ def train_stage(run: Run, name: str, model: keras.Model) -> tuple[int | None, ke
         )
     log = EpochLog(run.folder, name, run.rows, epochs=done, writes=run.writes)
     around_measuring = [*recipes.callbacks]
-    calibration = run.config.calibration
-    measures_again = calibration.num_images and calibration.final_statistics
-    if run.keeps_best(name) and measures_again:
+    if run.keeps_best(name) and run.measures_again:
 
         def measure_again(model: keras.Model) -> None:
             # The end of the stage does the same. A model whose activations are non-finite is
